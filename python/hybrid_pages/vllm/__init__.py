@@ -1,0 +1,18 @@
+"""The vLLM plugin: one flag turns it on.
+
+Importing this package imports neither torch nor vLLM; the entry point of
+``vllm.general_plugins`` names :func:`register`, which vLLM calls in each of its processes.
+"""
+
+CONNECTOR = "HybridPagesConnector"
+"""The name to give as ``kv_connector`` in ``--kv-transfer-config``."""
+
+_MODULE = "hybrid_pages.vllm.connector"
+
+
+def register() -> None:
+    """Makes :data:`CONNECTOR` known to vLLM. Safe to call any number of times."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)

@@ -1,0 +1,260 @@
+"""``HybridPagesConnector``: vLLM's connector interface, handed on to the two halves.
+
+Contract: ``vllm/distributed/kv_transfer/kv_connector/v1/base.py``. Importing this module needs
+vLLM and torch, but no GPU and no CUDA library.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.version import __version__ as vllm_version
+
+from hybrid_pages.vllm.support import require_config, require_version
+
+require_version(vllm_version)
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+from vllm.logger import init_logger  # noqa: E402
+from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
+
+from hybrid_pages.vllm.layout import block_grid, require_groups  # noqa: E402
+from hybrid_pages.vllm.messages import StepMetadata  # noqa: E402
+from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
+from hybrid_pages.vllm.scheduler import SchedulerHalf  # noqa: E402
+from hybrid_pages.vllm.settings import Settings  # noqa: E402
+from hybrid_pages.vllm.worker import WorkerHalf  # noqa: E402
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+
+class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
+    """Keeps pages and checkpoints of hybrid models in host memory and brings them back.
+
+    Args:
+        vllm_config: the engine's configuration; settings are in
+            ``kv_transfer_config.kv_connector_extra_config``.
+        role: which half this process needs.
+        kv_cache_config: vLLM's plan of the KV cache.
+
+    Raises:
+        SettingsError: an unknown or impossible setting.
+        UnsupportedError: a feature of this engine that has not been shown to work.
+    """
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        role: KVConnectorRole,
+        kv_cache_config: "KVCacheConfig",
+    ) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        require_config(vllm_config)
+        require_groups(kv_cache_config)
+        grid = block_grid(kv_cache_config)
+        # vLLM's default kills a request whose load failed; here it is recomputed. The scheduler
+        # reads this only after it has made its connector.
+        self._kv_transfer_config.kv_load_failure_policy = "recompute"
+        self.scheduler: SchedulerHalf | None = None
+        self.worker: WorkerHalf | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            ranks = vllm_config.parallel_config.tensor_parallel_size
+            self.scheduler = SchedulerHalf(settings, grid, ranks)
+        else:
+            self.worker = WorkerHalf(settings, vllm_config, kv_cache_config)
+
+    # ---- both
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: a store that does not happen is a later miss."""
+        return False
+
+    def shutdown(self) -> None:
+        """Ends every copy."""
+        if self.worker is not None:
+            self.worker.shutdown()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Counted in the scheduler half alone; the workers report to it."""
+        return self.scheduler.take_stats() if self.scheduler is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        """Stats from their serialised form."""
+        return HybridPagesStats(data) if data is not None else HybridPagesStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        """The connector's Prometheus metrics."""
+        return HybridPagesPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # ---- worker
+
+    def _worker(self) -> WorkerHalf:
+        if self.worker is None:
+            raise RuntimeError("a worker's call reached the scheduler half")
+        return self.worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Takes this rank's KV buffers."""
+        self._worker().register(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        """Sleep mode: lets go of the buffers."""
+        self._worker().unregister()
+
+    def restore_kv_caches(self) -> None:
+        """Wake-up: takes the buffers again."""
+        self._worker().restore()
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """This rank's geometry."""
+        return self._worker().handshake()
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Starts this step's loads. They are asynchronous: nothing in this step reads them."""
+        self._worker().start_loads(self._step())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads end between steps; no layer waits."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: "AttentionMetadata",
+        **kwargs: Any,
+    ) -> None:
+        """Stores start after the forward pass; recurrent layers never come by here."""
+
+    def wait_for_save(self) -> None:
+        """Starts this step's stores, and in ``step`` mode ends them."""
+        self._worker().start_stores(self._step())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that ended. A failed one is also a received one: vLLM then recomputes it."""
+        received, failed = self._worker().collect(self._step())
+        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Outcomes of this rank's copies."""
+        return self._worker().take_metadata()
+
+    def _step(self) -> StepMetadata:
+        metadata = self._connector_metadata
+        return metadata if isinstance(metadata, StepMetadata) else StepMetadata()
+
+    # ---- scheduler
+
+    def _scheduler(self) -> SchedulerHalf:
+        if self.scheduler is None:
+            raise RuntimeError("a scheduler's call reached the worker half")
+        return self.scheduler
+
+    def set_xfer_handshake_metadata(
+        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Takes every rank's geometry and makes arena and cache for it."""
+        self._scheduler().connect({(0, rank): item for rank, item in metadata.items()})
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """Takes the block pool whose blocks are pinned while they are copied."""
+        self._scheduler().bind_pool(gpu_block_pool)
+
+    def on_new_request(self, request: "Request") -> None:
+        """Follows a request from its arrival."""
+        self._guarded("lookup", lambda: self._scheduler().track(request))
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens restorable beyond the local hit; always loaded asynchronously."""
+        tokens = self._guarded(
+            "lookup", lambda: self._scheduler().match(request, num_computed_tokens)
+        )
+        return (tokens, True) if tokens else (0, False)
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        """Plans the load into the allocated blocks."""
+        self._scheduler().allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        """This step's stores and loads."""
+        return self._scheduler().step(scheduler_output)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """Publishes what every rank has copied."""
+        self._scheduler().finished(
+            connector_output.kv_connector_worker_meta, connector_output.finished_recving or ()
+        )
+
+    def request_finished(
+        self, request: "Request", block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Lets go of the request; pins, not requests, keep source blocks alive."""
+        self._scheduler().forget(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As :meth:`request_finished`."""
+        return self.request_finished(request, [])
+
+    def has_pending_block_frees(self) -> bool:
+        """Pinned blocks come free soon: waiting for them beats preempting."""
+        return self._scheduler().stores_in_flight
+
+    def has_pending_push_work(self) -> bool:
+        """Keeps an idle engine stepping until its stores have ended."""
+        return self._scheduler().stores_in_flight
+
+    def reset_cache(self) -> bool | None:
+        """Forgets every page and checkpoint."""
+        self._scheduler().reset()
+        return True
+
+    def _guarded(self, reason: str, call: Any) -> Any:
+        """A failure of the index is a miss: counted, logged, never the engine's end."""
+        try:
+            return call()
+        except Exception:
+            logger.exception("hybrid-pages: %s failed; the request is computed", reason)
+            self._scheduler().interval.count("failures", label=reason)
+            return None

@@ -1,0 +1,343 @@
+"""vLLM's KV cache, read as this package's geometry and as places in memory.
+
+Two sources have to agree before a byte is trusted: the ``KVCacheConfig`` (what vLLM planned) and
+the tensors it registered (what it allocated). Layout facts: ``vllm/v1/kv_cache_interface.py``,
+``KVCacheTensor`` and ``create_kv_cache_views``.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    KVQuantMode,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from hybrid_pages import Geometry, GeometryError, Group, Layer, LayerMap, Segment
+from hybrid_pages.vllm.support import UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
+_MAX_RUNS = 4096
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """How vLLM cuts token sequences: N tokens a block, a hash every ``N // stride`` tokens."""
+
+    block_tokens: int
+    stride: int
+
+
+def block_grid(config: KVCacheConfig, hash_block_size: int | None = None) -> BlockGrid:
+    """The one block size that all groups share, and how many hashes a block has.
+
+    Raises:
+        UnsupportedError: groups of different block sizes, or a hash granularity that does not
+            divide the block.
+    """
+    sizes = sorted({group.kv_cache_spec.block_size for group in config.kv_cache_groups})
+    if len(sizes) != 1:
+        raise UnsupportedError(
+            "KV cache groups: expected one block size for all of them, found "
+            f"{', '.join(map(str, sizes)) or 'no group'} tokens"
+        )
+    block_tokens = sizes[0]
+    hash_tokens = hash_block_size or config.hash_block_size or block_tokens
+    if block_tokens % hash_tokens:
+        raise UnsupportedError(
+            f"prefix match unit: expected a divisor of the block size {block_tokens}, found "
+            f"{hash_tokens} tokens"
+        )
+    return BlockGrid(block_tokens, block_tokens // hash_tokens)
+
+
+def require_groups(config: KVCacheConfig) -> None:
+    """Refuses kinds of KV cache that have not been shown to work, naming layer and kind.
+
+    Raises:
+        UnsupportedError: with what was found and what is accepted.
+    """
+    for index, group in enumerate(config.kv_cache_groups):
+        for name in group.layer_names:
+            spec = _layer_spec(group, name)
+            if group.is_eagle_group:
+                raise UnsupportedError(f"group {index}, layer {name!r}: draft-model layers")
+            if group.host_resident or not group.enable_kv_transfer:
+                raise UnsupportedError(f"group {index}, layer {name!r}: not a transferable group")
+            if isinstance(spec, MambaSpec):
+                if spec.mamba_cache_mode != "align":
+                    raise UnsupportedError(
+                        f"layer {name!r}: mamba_cache_mode: expected 'align', found "
+                        f"{spec.mamba_cache_mode!r} (pass --mamba-cache-mode align)"
+                    )
+                if spec.num_speculative_blocks:
+                    raise UnsupportedError(
+                        f"layer {name!r}: speculative state blocks: expected 0, found "
+                        f"{spec.num_speculative_blocks}"
+                    )
+            elif type(spec) in (*_ATTENTION, SlidingWindowSpec):
+                if spec.kv_quant_mode != KVQuantMode.NONE:
+                    raise UnsupportedError(
+                        f"layer {name!r}: quantised KV cache ({spec.kv_quant_mode.name}): expected "
+                        "none"
+                    )
+                if spec.tokens_per_state != 1:
+                    raise UnsupportedError(
+                        f"layer {name!r}: tokens_per_state: expected 1, found "
+                        f"{spec.tokens_per_state}"
+                    )
+            else:
+                raise UnsupportedError(
+                    f"layer {name!r}: {type(spec).__name__}: expected full attention, MLA, sliding "
+                    "window or a recurrent state"
+                )
+
+
+def read_layout(
+    config: "VllmConfig",
+    kv_cache_config: KVCacheConfig,
+    kv_caches: Mapping[str, torch.Tensor],
+    *,
+    hash_block_size: int | None = None,
+) -> tuple[Geometry, list[LayerMap]]:
+    """The geometry of an engine and where its blocks lie in this process.
+
+    Args:
+        config: the engine's configuration; its identity goes into the fingerprint.
+        kv_cache_config: vLLM's plan.
+        kv_caches: the registered tensors by layer name: attention ``[blocks, heads, tokens, K|V]``,
+            possibly in kernel blocks; recurrent ``[blocks, 1, 1, bytes]`` int8.
+        hash_block_size: tokens a prefix hash covers, if not the plan's own.
+
+    Raises:
+        GeometryError: a tensor that does not match its spec: layer, expected, found.
+        UnsupportedError: memory or a kind of cache this connector does not handle.
+    """
+    require_groups(kv_cache_config)
+    grid = block_grid(kv_cache_config, hash_block_size)
+    placements = {
+        name: (tensor, index)
+        for tensor in kv_cache_config.kv_cache_tensors
+        for index, name in enumerate(tensor.layers)
+    }
+    groups, maps, kernels = [], [], []
+    for group_index, group in enumerate(kv_cache_config.kv_cache_groups):
+        layers = []
+        for layer_index, name in enumerate(group.layer_names):
+            spec = _layer_spec(group, name)
+            view = _LayerView.of(name, spec, kv_caches, kv_cache_config.num_blocks)
+            view.require_placement(*placements.get(name, (None, 0)))
+            layers.append(Layer(name, view.segments()))
+            maps.append(
+                LayerMap(
+                    group=group_index,
+                    layer=layer_index,
+                    address=view.address,
+                    nbytes=view.region_bytes,
+                    block_stride=view.block_stride,
+                    runs=view.runs(),
+                )
+            )
+            kernels.append(view.kernel_tokens)
+        groups.append(_group(group, layers))
+    geometry = Geometry(
+        block_tokens=grid.block_tokens,
+        groups=groups,
+        ranks=config.parallel_config.tensor_parallel_size,
+        identity=_identity(config, kv_cache_config, kernels),
+    )
+    return geometry, maps
+
+
+def _layer_spec(group: KVCacheGroupSpec, layer: str) -> KVCacheSpec:
+    spec = group.kv_cache_spec
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _group(group: KVCacheGroupSpec, layers: list[Layer]) -> Group:
+    spec = _layer_spec(group, group.layer_names[0])
+    if isinstance(spec, MambaSpec):
+        return Group("recurrent", layers)
+    if isinstance(spec, SlidingWindowSpec):
+        window = spec.sliding_window + spec.extra_retained_tokens
+        return Group("window", layers, window_tokens=window)
+    return Group("attention", layers)
+
+
+def _identity(
+    config: "VllmConfig", kv_cache_config: KVCacheConfig, kernels: Iterable[int]
+) -> dict[str, str]:
+    """Everything the bytes depend on that their shapes do not say."""
+    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+    model, cache = config.model_config, config.cache_config
+    recurrent = {
+        spec.mamba_type.name
+        for group in kv_cache_config.kv_cache_groups
+        for spec in (_layer_spec(group, name) for name in group.layer_names)
+        if isinstance(spec, MambaSpec)
+    }
+    return {
+        "model": str(model.model),
+        "revision": str(model.revision),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "cache_dtype": str(cache.cache_dtype),
+        "layout": str(kv_cache_config.kv_cache_layout),
+        "conv_state_layout": get_conv_state_layout(),
+        "recurrent_kinds": ",".join(sorted(recurrent)),
+        "kernel_block_tokens": ",".join(map(str, kernels)),
+        "attention_backend": str(config.attention_config.backend),
+        "hash": str(cache.prefix_caching_hash_algo),
+    }
+
+
+@dataclass(frozen=True)
+class _LayerView:
+    """One layer's registered tensor, checked against its spec."""
+
+    name: str
+    spec: KVCacheSpec
+    tensor: torch.Tensor
+    kernel_blocks: int
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        spec: KVCacheSpec,
+        kv_caches: Mapping[str, torch.Tensor],
+        num_blocks: int,
+    ) -> "_LayerView":
+        tensor = kv_caches.get(name)
+        if not isinstance(tensor, torch.Tensor):
+            found = "nothing" if tensor is None else f"a {type(tensor).__name__}"
+            raise GeometryError(f"layer {name!r}: expected one registered tensor, found {found}")
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                f"layer {name!r}: expected its cache in CPU memory, found it on {tensor.device}: "
+                "this version has no copy engine for that device"
+            )
+        if isinstance(spec, MambaSpec):
+            dtype, content = torch.int8, (1, 1, spec.state_content_size_bytes)
+        else:
+            dtype = spec.dtype
+            content = (
+                spec.num_heads,
+                spec.num_states,
+                spec.state_content_size_bytes // dtype.itemsize,
+            )
+        if tensor.dtype != dtype:
+            raise GeometryError(f"layer {name!r}: dtype: expected {dtype}, found {tensor.dtype}")
+        blocks, split = tensor.shape[0] if tensor.dim() else 0, 0
+        if blocks and blocks % num_blocks == 0:
+            split = blocks // num_blocks
+        expected = (num_blocks * split, content[0], content[1] // max(split, 1), content[2])
+        if not split or content[1] % split or tuple(tensor.shape) != expected:
+            raise GeometryError(
+                f"layer {name!r}: shape: expected {(num_blocks, *content)} or the same in kernel "
+                f"blocks, found {tuple(tensor.shape)}"
+            )
+        return cls(name, spec, tensor, split)
+
+    @property
+    def kernel_tokens(self) -> int:
+        return self.spec.block_size // self.kernel_blocks
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
+
+    @property
+    def region_bytes(self) -> int:
+        storage = self.tensor.untyped_storage()
+        return storage.data_ptr() + storage.nbytes() - self.address
+
+    @property
+    def block_stride(self) -> int:
+        return self.tensor.stride(0) * self.tensor.element_size() * self.kernel_blocks
+
+    def require_placement(self, planned: KVCacheTensor | None, index: int) -> None:
+        """Refuses a tensor that does not lie where vLLM's plan puts it."""
+        if planned is None:
+            raise GeometryError(
+                f"layer {self.name!r}: expected in a kv_cache_tensor, found in none"
+            )
+        offset = self.address - self.tensor.untyped_storage().data_ptr()
+        checks = (
+            ("block stride", planned.block_stride, self.block_stride),
+            ("offset", planned.offset + index * planned.layer_stride, offset),
+        )
+        for what, expected, found in checks:
+            if expected != found:
+                raise GeometryError(
+                    f"layer {self.name!r}: {what}: expected {expected} bytes, found {found}"
+                )
+
+    def _dims(self) -> list[tuple[int, int]]:
+        """(extent, stride in bytes) of one block, outermost first in memory, dense ones merged."""
+        item = self.tensor.element_size()
+        sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
+        dims = [
+            (size, stride * item)
+            for size, stride in zip(sizes, self.tensor.stride(), strict=True)
+            if size > 1
+        ]
+        dims.sort(key=lambda dim: -dim[1])
+        merged: list[tuple[int, int]] = []
+        for size, stride in dims:
+            if merged and merged[-1][1] == size * stride:
+                merged[-1] = (merged[-1][0] * size, stride)
+            else:
+                merged.append((size, stride))
+        return merged
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Contiguous (offset, bytes) of one block, in memory order; padding is in none of them."""
+        dims = self._dims()
+        item = self.tensor.element_size()
+        length = item
+        if dims and dims[-1][1] == item:
+            length = dims.pop()[0] * item
+        if prod(size for size, _ in dims) > _MAX_RUNS:
+            raise UnsupportedError(
+                f"layer {self.name!r}: expected at most {_MAX_RUNS} contiguous pieces a block, "
+                f"found {prod(size for size, _ in dims)}: choose a layout with whole pages"
+            )
+        offsets = [0]
+        for size, stride in dims:
+            offsets = [offset + i * stride for offset in offsets for i in range(size)]
+        return [(offset, length) for offset in offsets]
+
+    def segments(self) -> list[Segment]:
+        """What a block of this layer is made of, in the order its bytes lie in memory."""
+        if isinstance(self.spec, MambaSpec):
+            names = ("conv", "ssm") if len(self.spec.shapes) == 2 else ()
+            return [
+                Segment(names[i] if names else f"state{i}", _dtype_name(dtype), list(shape))
+                for i, (shape, dtype) in enumerate(
+                    zip(self.spec.shapes, self.spec.dtypes, strict=True)
+                )
+            ]
+        sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
+        order = sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
+        name = "latent" if isinstance(self.spec, MLAAttentionSpec) else "kv"
+        return [Segment(name, _dtype_name(self.tensor.dtype), [sizes[dim] for dim in order])]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,85 @@
+"""What travels between the scheduler half and the worker halves; all of it pickles."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+StoreEntry = tuple[int, list[int], list[int]]
+"""(class index, arena slots, engine block ids in the order of the class's groups)."""
+
+LoadEntry = tuple[int, list[int], list[int], list[int]]
+"""A :data:`StoreEntry` with the checksum of each rank's part."""
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    """A worker's geometry as it found it in its tensors, in canonical JSON."""
+
+    rank: int
+    geometry: str
+
+
+@dataclass(frozen=True)
+class StoreJob:
+    """Entries to copy out of the engine and publish together."""
+
+    job: int
+    entries: list[StoreEntry]
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """Entries to copy into the blocks of a waiting request; ``refused`` fails it unread."""
+
+    request: str
+    entries: list[LoadEntry]
+    refused: str | None = None
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """One step's work for the workers."""
+
+    arena: str | None = None
+    stores: list[StoreJob] = field(default_factory=list)
+    loads: list[LoadJob] = field(default_factory=list)
+    idle: bool = False
+    """No tokens run in this step: waiting for a copy delays nobody."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank's copies of one job ended."""
+
+    rank: int
+    error: str | None = None
+    reason: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+    checksums: list[int] = field(default_factory=list)
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    """Ended jobs of one step: stores by job, loads by request, an outcome a rank."""
+
+    stores: dict[int, list[Outcome]] = field(default_factory=dict)
+    loads: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
+        """Both ranks' outcomes, side by side."""
+        if not isinstance(other, WorkerMetadata):
+            raise TypeError(f"expected WorkerMetadata, found {type(other).__name__}")
+        merged = WorkerMetadata(
+            {job: list(outcomes) for job, outcomes in self.stores.items()},
+            {request: list(outcomes) for request, outcomes in self.loads.items()},
+        )
+        for job, outcomes in other.stores.items():
+            merged.stores.setdefault(job, []).extend(outcomes)
+        for request, outcomes in other.loads.items():
+            merged.loads.setdefault(request, []).extend(outcomes)
+        return merged

@@ -1,0 +1,128 @@
+"""What the connector counts, as vLLM connector stats and as Prometheus metrics.
+
+Counters hold what happened since they were last taken; gauges hold how things stand. A key is a
+metric's name, or ``name:label`` where the metric has a label.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
+
+COUNTERS = {
+    "lookups": (None, "Requests whose prefix was looked up at admission."),
+    "lookup_tokens": (None, "Prompt tokens of the requests looked up."),
+    "hit_tokens": ("source", "Tokens not recomputed, by source: local (vLLM's own) or host."),
+    "missing_state_tokens": (
+        None,
+        "Tokens whose attention pages were there but no recurrent state to resume from.",
+    ),
+    "stored_bytes": (None, "Bytes copied out of the engine."),
+    "stored_seconds": (None, "Seconds of copying out, summed over ranks."),
+    "stored_entries": ("kind", "Entries published, by kind."),
+    "loaded_bytes": (None, "Bytes copied back into the engine."),
+    "loaded_seconds": (None, "Seconds of copying back, summed over ranks."),
+    "skipped_entries": ("reason", "Entries not stored, by reason."),
+    "failures": ("reason", "Transfers or lookups that failed; each ended in recompute."),
+    "evicted_entries": ("kind", "Entries evicted, by kind."),
+}
+GAUGES = {
+    "resident_entries": ("kind", "Entries in host memory, by kind."),
+    "resident_bytes": ("kind", "Bytes of entries in host memory, by kind."),
+    "free_bytes": (None, "Bytes of the budget that hold nothing."),
+    "leased_bytes": (None, "Bytes held by transfers under way."),
+    "metadata_bytes": (None, "Memory of index and policy."),
+}
+
+
+@dataclass
+class HybridPagesStats(KVConnectorStats):
+    """Counters and gauges of an interval; ``data`` is plain and serialises."""
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything counted so far."""
+        self.data: dict[str, dict[str, float]] = {"counters": {}, "gauges": {}}
+
+    def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
+        """Adds to a counter of :data:`COUNTERS`; nothing is noted for an amount of zero."""
+        if amount:
+            key = _key(COUNTERS, name, label)
+            counters = self.data["counters"]
+            counters[key] = counters.get(key, 0) + amount
+
+    def gauge(self, name: str, value: float, label: str | None = None) -> None:
+        """Sets a gauge of :data:`GAUGES`."""
+        self.data["gauges"][_key(GAUGES, name, label)] = value
+
+    def aggregate(self, other: KVConnectorStats) -> "HybridPagesStats":
+        """Adds the counters of a later interval and takes over its gauges."""
+        counters = self.data["counters"]
+        for key, amount in other.data.get("counters", {}).items():
+            counters[key] = counters.get(key, 0) + amount
+        self.data["gauges"].update(other.data.get("gauges", {}))
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """One flat line for vLLM's log."""
+        return {**self.data["counters"], **self.data["gauges"]}
+
+    def is_empty(self) -> bool:
+        """Whether nothing happened in the interval."""
+        return not self.data["counters"]
+
+
+def _key(metrics: dict[str, tuple[str | None, str]], name: str, label: str | None) -> str:
+    if (metrics[name][0] is None) != (label is None):
+        raise ValueError(f"metric {name}: expected label {metrics[name][0]}, found {label}")
+    return name if label is None else f"{name}:{label}"
+
+
+class HybridPagesPromMetrics(KVConnectorPromMetrics):
+    """The same figures under ``vllm:hybrid_pages_*``."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._metrics = {
+            name: self._counter_cls(
+                name=f"vllm:hybrid_pages_{name}",
+                documentation=text,
+                labelnames=[*labelnames, label] if label else labelnames,
+            )
+            for name, (label, text) in COUNTERS.items()
+        } | {
+            name: self._gauge_cls(
+                name=f"vllm:hybrid_pages_{name}",
+                documentation=text,
+                labelnames=[*labelnames, label] if label else labelnames,
+                multiprocess_mode="mostrecent",
+            )
+            for name, (label, text) in GAUGES.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Adds an interval's counters and sets its gauges."""
+        for key, amount in transfer_stats_data.get("counters", {}).items():
+            self._child(key, engine_idx).inc(amount)
+        for key, value in transfer_stats_data.get("gauges", {}).items():
+            self._child(key, engine_idx).set(value)
+
+    def _child(self, key: str, engine_idx: int) -> Any:
+        name, _, label = key.partition(":")
+        values = self.per_engine_labelvalues[engine_idx]
+        return self._metrics[name].labels(*values, *([label] if label else []))

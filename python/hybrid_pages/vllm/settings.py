@@ -1,0 +1,93 @@
+"""The settings a user may give in ``kv_connector_extra_config``, each typed and checked."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+GIB = 1 << 30
+
+StoreMode = Literal["step", "background"]
+Policy = Literal["lru"]
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown, of the wrong type or impossible."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the connector can be told; every field has a default that works."""
+
+    host_gb: float = 4.0
+    """Host memory for pages and checkpoints of all ranks of this engine, in GiB."""
+
+    policy: Policy = "lru"
+    """Which entries stay when the budget is full."""
+
+    copy_threads: int = min(4, os.cpu_count() or 1)
+    """Threads a worker copies with."""
+
+    store_mode: StoreMode = "step"
+    """``step``: a step's stores end before the step does. ``background``: they run beside the next
+    steps, and the engine's source blocks stay pinned until they end."""
+
+    verify_on_load: bool = False
+    """Recompute each entry's checksum before its bytes go back into the engine; a mismatch is a
+    failed load, which vLLM recomputes."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            object.__setattr__(
+                self, field.name, _checked(field.name, hints[field.name], getattr(self, field.name))
+            )
+        if not 0 < self.host_gb < 1 << 20:
+            raise SettingsError(
+                f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"
+            )
+        if not 1 <= self.copy_threads <= 256:
+            raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")
+
+    @property
+    def host_bytes(self) -> int:
+        """The budget in bytes."""
+        return int(self.host_gb * GIB)
+
+    @classmethod
+    def parse(cls, extra_config: Mapping[str, Any]) -> "Settings":
+        """Reads ``kv_connector_extra_config``.
+
+        Raises:
+            SettingsError: an unknown key (with the nearest valid one), a wrong type, an impossible
+                value.
+        """
+        known = {field.name for field in fields(cls)}
+        for key in extra_config:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise SettingsError(
+                    f"kv_connector_extra_config has the unknown key {key!r}: {hint}"
+                    f"valid keys are {', '.join(sorted(known))}"
+                )
+        return cls(**extra_config)
+
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    choices = get_args(hint)
+    if choices:
+        if value in choices and isinstance(value, str):
+            return value
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        suggestion = f" (did you mean {near[0]!r}?)" if near else ""
+        raise SettingsError(
+            f"{name}: expected one of {', '.join(map(repr, choices))}, found {value!r}{suggestion}"
+        )
+    accepted = (int, float) if hint is float else (hint,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise SettingsError(
+            f"{name}: expected {hint.__name__}, found {value!r} of type {type(value).__name__}"
+        )
+    return hint(value)

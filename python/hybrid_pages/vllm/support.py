@@ -1,0 +1,121 @@
+"""What is refused at start, by name: whatever no test has shown to be right."""
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SUPPORTED = ((0, 32), (0, 34))
+"""The vLLM versions that work: from the first, up to but without the second."""
+
+
+class UnsupportedError(RuntimeError):
+    """This engine, or this configuration of it, has not been shown to work."""
+
+
+def supported_range() -> str:
+    """The supported versions as a requirement: ``>=0.32,<0.34``."""
+    low, high = (".".join(map(str, version)) for version in SUPPORTED)
+    return f">={low},<{high}"
+
+
+def is_supported(version: str) -> bool:
+    """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return bool(numbers) and SUPPORTED[0] <= tuple(map(int, numbers.groups())) < SUPPORTED[1]
+
+
+def require_version(version: str) -> None:
+    """Refuses a vLLM outside the supported window.
+
+    Raises:
+        UnsupportedError: names the window and what was found.
+    """
+    if not is_supported(version):
+        raise UnsupportedError(
+            f"hybrid-pages works with vllm{supported_range()}, found {version}: "
+            f"install one of those, or start without HybridPagesConnector"
+        )
+
+
+def require_config(config: "VllmConfig") -> None:
+    """Refuses every feature of the engine that has not been shown to work together with this cache.
+
+    Raises:
+        UnsupportedError: one line for each refused feature, with what was found and what to set.
+    """
+    refused = list(_refusals(config))
+    if refused:
+        raise UnsupportedError(
+            "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(refused)
+        )
+
+
+def _refusals(config: "VllmConfig") -> list[str]:
+    transfer, parallel, cache = (
+        config.kv_transfer_config,
+        config.parallel_config,
+        config.cache_config,
+    )
+    checks = [
+        (
+            transfer.kv_role != "kv_both",
+            f"kv_role: expected 'kv_both', found {transfer.kv_role!r} (disaggregated prefill and "
+            "decode are not supported)",
+        ),
+        (
+            transfer.enable_permute_local_kv,
+            "enable_permute_local_kv: expected false, found true",
+        ),
+        (
+            config.speculative_config is not None,
+            "speculative decoding: expected none, found a speculative_config (remove it)",
+        ),
+        (
+            parallel.pipeline_parallel_size != 1,
+            f"pipeline_parallel_size: expected 1, found {parallel.pipeline_parallel_size}",
+        ),
+        (
+            parallel.prefill_context_parallel_size != 1,
+            "prefill_context_parallel_size: expected 1, found "
+            f"{parallel.prefill_context_parallel_size}",
+        ),
+        (
+            parallel.decode_context_parallel_size != 1,
+            "decode_context_parallel_size: expected 1, found "
+            f"{parallel.decode_context_parallel_size}",
+        ),
+        (
+            parallel.data_parallel_size != 1,
+            f"data_parallel_size: expected 1, found {parallel.data_parallel_size} (start one "
+            "engine a replica)",
+        ),
+        (
+            parallel.nnodes != 1,
+            f"nnodes: expected 1, found {parallel.nnodes} (the arena is shared memory of one node)",
+        ),
+        (
+            not cache.enable_prefix_caching,
+            "prefix caching: expected on, found off (pass --enable-prefix-caching: its block "
+            "hashes name the pages)",
+        ),
+        (
+            config.scheduler_config.disable_hybrid_kv_cache_manager is True,
+            "hybrid KV cache manager: expected on, found off (drop "
+            "--disable-hybrid-kv-cache-manager)",
+        ),
+        (
+            config.model_config.is_encoder_decoder,
+            "encoder-decoder models: not supported",
+        ),
+        (
+            cache.use_replayssm,
+            "use_replayssm: expected false, found true (its state is a base plus a ring of inputs)",
+        ),
+        (
+            config.ec_transfer_config is not None,
+            "encoder cache transfer: expected none, found an ec_transfer_config",
+        ),
+    ]
+    return [message for refused, message in checks if refused]

@@ -1,0 +1,197 @@
+"""The worker half: one rank's KV buffers, and the copies between them and the arena.
+
+It decides nothing: every job names its slots and blocks. A job that fails is reported with its
+reason and leaves the engine running.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from hybrid_pages import Arena, Completion, Geometry, HostEngine, LayerMap
+from hybrid_pages.vllm.layout import read_layout
+from hybrid_pages.vllm.messages import (
+    Handshake,
+    LoadJob,
+    Outcome,
+    StepMetadata,
+    StoreJob,
+    WorkerMetadata,
+)
+from hybrid_pages.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+_IDLE_WAIT_SECONDS = 0.002
+
+
+@dataclass
+class _Results:
+    """What ended since the last report."""
+
+    metadata: WorkerMetadata = field(default_factory=WorkerMetadata)
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+class WorkerHalf:
+    """One rank. Lives in the worker's process.
+
+    Args:
+        settings: checked settings.
+        config: the engine's configuration.
+        kv_cache_config: vLLM's plan of this worker's KV cache.
+    """
+
+    def __init__(
+        self, settings: Settings, config: "VllmConfig", kv_cache_config: KVCacheConfig
+    ) -> None:
+        self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
+        self.rank: int = config.parallel_config.rank
+        self.geometry: Geometry | None = None
+        self.engine: HostEngine | None = None
+        self._maps: list[LayerMap] = []
+        self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._arena_path: str | None = None
+        self._stores: dict[int, int] = {}
+        self._loads: dict[int, str] = {}
+        self._results = _Results()
+
+    # ---- registration
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Reads the geometry out of the registered tensors.
+
+        Raises:
+            GeometryError: a tensor that does not match its spec.
+            UnsupportedError: a cache this connector does not handle.
+        """
+        self.unregister()
+        self._kv_caches = dict(kv_caches)
+        self.geometry, self._maps = read_layout(
+            self._config, self._kv_cache_config, self._kv_caches
+        )
+
+    def unregister(self) -> None:
+        """Ends every copy and touches the buffers no more, until :meth:`restore`."""
+        if self.engine is not None:
+            self.engine.close()
+            self._collect()
+            self.engine = None
+        self._arena_path = None
+
+    def restore(self) -> None:
+        """Reads the buffers anew after wake-up."""
+        if self._kv_caches:
+            self.register(self._kv_caches)
+
+    def handshake(self) -> Handshake | None:
+        """What the scheduler half has to know of this rank."""
+        if self.geometry is None:
+            return None
+        return Handshake(self.rank, self.geometry.to_json())
+
+    def _open(self, path: str | None) -> HostEngine:
+        if self.engine is not None and path == self._arena_path:
+            return self.engine
+        if path is None or self.geometry is None:
+            raise RuntimeError("expected an arena and registered KV caches, found none")
+        arena = Arena.open(path, self.geometry)
+        self.engine = HostEngine(
+            self.geometry,
+            arena,
+            rank=self.rank,
+            num_blocks=self._kv_cache_config.num_blocks,
+            layers=self._maps,
+            threads=self.settings.copy_threads,
+            owners=self._kv_caches,
+        )
+        self._arena_path = path
+        return self.engine
+
+    # ---- a step
+
+    def start_loads(self, step: StepMetadata) -> None:
+        """Starts this step's loads; each ends in a later :meth:`collect`."""
+        for job in step.loads:
+            try:
+                self._loads[self._submit_load(step, job)] = job.request
+            except Exception as error:
+                logger.exception("load of request %s could not start", job.request)
+                reason = "load_plan" if job.refused else "load_start"
+                self._end_load(job.request, Outcome(self.rank, str(error), reason))
+
+    def _submit_load(self, step: StepMetadata, job: LoadJob) -> int:
+        if job.refused is not None:
+            raise ValueError(job.refused)
+        verify = self.settings.verify_on_load
+        return self._open(step.arena).load(
+            [
+                (item, slots, blocks, checksums[self.rank] if verify else None)
+                for item, slots, blocks, checksums in job.entries
+            ]
+        )
+
+    def start_stores(self, step: StepMetadata) -> None:
+        """Starts this step's stores, after its forward pass."""
+        for job in step.stores:
+            try:
+                self._stores[self._submit_store(step, job)] = job.job
+            except Exception as error:
+                logger.exception("store %d could not start", job.job)
+                self._end_store(job.job, Outcome(self.rank, str(error), "store_start"))
+        if self.settings.store_mode == "step" and self.engine is not None:
+            for ticket in self._stores:
+                self.engine.wait(ticket)
+
+    def _submit_store(self, step: StepMetadata, job: StoreJob) -> int:
+        return self._open(step.arena).store(job.entries)
+
+    def collect(self, step: StepMetadata | None) -> tuple[set[str], set[str]]:
+        """Requests whose loads ended since the last call, and those of them that failed."""
+        if step is not None and step.idle and self.engine is not None and self._loads:
+            self.engine.wait(next(iter(self._loads)), _IDLE_WAIT_SECONDS)
+        self._collect()
+        received, self._results.received = self._results.received, set()
+        failed, self._results.failed = self._results.failed, set()
+        return received, failed
+
+    def take_metadata(self) -> WorkerMetadata | None:
+        """What ended since the last call, for the scheduler half."""
+        metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
+        return metadata if metadata.stores or metadata.loads else None
+
+    def _poll(self) -> list[Completion]:
+        return self.engine.poll() if self.engine is not None else []
+
+    def _collect(self) -> None:
+        for done in self._poll():
+            if (request := self._loads.pop(done.ticket, None)) is not None:
+                self._end_load(request, self._outcome(done, "load"))
+            elif (job := self._stores.pop(done.ticket, None)) is not None:
+                self._end_store(job, self._outcome(done, "store"))
+
+    def _outcome(self, done: Completion, reason: str) -> Outcome:
+        if done.ok:
+            return Outcome(self.rank, None, "", done.bytes, done.seconds, list(done.checksums))
+        return Outcome(self.rank, done.error or "no reason given", reason)
+
+    def _end_load(self, request: str, outcome: Outcome) -> None:
+        self._results.metadata.loads.setdefault(request, []).append(outcome)
+        self._results.received.add(request)
+        if outcome.error is not None:
+            self._results.failed.add(request)
+
+    def _end_store(self, job: int, outcome: Outcome) -> None:
+        self._results.metadata.stores.setdefault(job, []).append(outcome)
+
+    def shutdown(self) -> None:
+        """Ends every copy."""
+        self.unregister()

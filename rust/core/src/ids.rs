@@ -1,0 +1,76 @@
+//! Names for the small integers and keys that travel between modules.
+
+use crate::error::{Error, Result};
+
+/// A fixed-size place in an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// An interned identity under which prefix keys are unique: an engine's fingerprint plus whatever
+/// else its tokens depend on (a LoRA adapter, a tenant).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NamespaceId(pub u32);
+
+/// The engine's chained hash of every token up to a boundary: 8 to 32 bytes, compared whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefixKey {
+    bytes: [u8; PrefixKey::MAX_BYTES],
+    len: u8,
+}
+
+impl PrefixKey {
+    /// Shortest accepted hash: below this, collisions are not negligible.
+    pub const MIN_BYTES: usize = 8;
+    /// Longest accepted hash (SHA-256).
+    pub const MAX_BYTES: usize = 32;
+
+    /// Takes a hash as the engine made it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless it is 8 to 32 bytes long.
+    pub fn new(hash: &[u8]) -> Result<Self> {
+        if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&hash.len()) {
+            return Err(Error::InvalidArgument(format!(
+                "prefix key: expected {} to {} bytes, found {}",
+                Self::MIN_BYTES,
+                Self::MAX_BYTES,
+                hash.len()
+            )));
+        }
+        let mut bytes = [0; Self::MAX_BYTES];
+        bytes[..hash.len()].copy_from_slice(hash);
+        Ok(Self { bytes, len: hash.len() as u8 })
+    }
+
+    /// The hash as given.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl std::hash::Hash for PrefixKey {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        // The key is already uniform: eight of its bytes are hash enough. Equality compares all.
+        state.write(&self.bytes[..Self::MIN_BYTES]);
+    }
+}
+
+/// What the layers of a class keep: decides which of its entries a prefix needs to be resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ClassKind {
+    /// Full attention: a page of every block from the first.
+    Attention,
+    /// Sliding-window attention: only the pages of the last window.
+    Window,
+    /// A recurrence: only the checkpoint at the boundary itself.
+    Recurrent,
+}
+
+/// The bytes of one class at one block (a page or a checkpoint), wherever its slots lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EntryId(pub u32);
+
+/// A boundary known to the prefix index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
