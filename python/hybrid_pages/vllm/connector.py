@@ -189,24 +189,23 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
         """Takes every rank's geometry and makes arena and cache for it."""
-        self._scheduler().connect({(0, rank): item for rank, item in metadata.items()})
+        self._scheduler().connect(metadata)
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """Takes the block pool whose blocks are pinned while they are copied."""
         self._scheduler().bind_pool(gpu_block_pool)
 
-    def on_new_request(self, request: "Request") -> None:
-        """Follows a request from its arrival."""
-        self._guarded("lookup", lambda: self._scheduler().track(request))
-
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Tokens restorable beyond the local hit; always loaded asynchronously."""
-        tokens = self._guarded(
-            "lookup", lambda: self._scheduler().match(request, num_computed_tokens)
-        )
-        return (tokens, True) if tokens else (0, False)
+        try:
+            tokens = self._scheduler().match(request, num_computed_tokens)
+        except Exception:
+            logger.exception("the lookup of request %s failed", request.request_id)
+            self._scheduler().figures.count("failures", label="lookup")
+            tokens = 0
+        return tokens, tokens > 0
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -239,22 +238,13 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_block_frees(self) -> bool:
         """Pinned blocks come free soon: waiting for them beats preempting."""
-        return self._scheduler().stores_in_flight
+        return self._scheduler().storing
 
     def has_pending_push_work(self) -> bool:
         """Keeps an idle engine stepping until its stores have ended."""
-        return self._scheduler().stores_in_flight
+        return self._scheduler().storing
 
     def reset_cache(self) -> bool | None:
         """Forgets every page and checkpoint."""
         self._scheduler().reset()
         return True
-
-    def _guarded(self, reason: str, call: Any) -> Any:
-        """A failure of the index is a miss: counted, logged, never the engine's end."""
-        try:
-            return call()
-        except Exception:
-            logger.exception("hybrid-pages: %s failed; the request is computed", reason)
-            self._scheduler().interval.count("failures", label=reason)
-            return None

@@ -4,6 +4,8 @@ Counters hold what happened since they were last taken; gauges hold how things s
 metric's name, or ``name:label`` where the metric has a label.
 """
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetric,
     PromMetricT,
 )
+
+KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
+"""Entries of a class of groups, as they are counted."""
 
 COUNTERS = {
     "lookups": (None, "Requests whose prefix was looked up at admission."),
@@ -85,6 +90,45 @@ def _key(metrics: dict[str, tuple[str | None, str]], name: str, label: str | Non
     if (metrics[name][0] is None) != (label is None):
         raise ValueError(f"metric {name}: expected label {metrics[name][0]}, found {label}")
     return name if label is None else f"{name}:{label}"
+
+
+class Figures:
+    """Counts for one engine: an interval that vLLM takes step by step, and all since the start."""
+
+    def __init__(self) -> None:
+        self._interval, self._total = HybridPagesStats(), HybridPagesStats()
+        self._evicted = dict.fromkeys(KINDS.values(), 0)
+
+    def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
+        """Adds to a counter of :data:`COUNTERS`."""
+        self._interval.count(name, amount, label)
+
+    def observe(self, cache: Mapping[str, int]) -> None:
+        """Brings ``Cache.stats()`` into the interval."""
+        interval = self._interval
+        sizes = ("page_bytes", "window_bytes", "checkpoint_bytes")
+        for kind, size in zip(KINDS.values(), sizes, strict=True):
+            evicted = cache[f"evicted_{kind}"]
+            interval.count("evicted_entries", evicted - self._evicted[kind], kind)
+            self._evicted[kind] = evicted
+            interval.gauge("resident_entries", cache[kind], kind)
+            interval.gauge("resident_bytes", cache[size], kind)
+        interval.gauge("free_bytes", cache["free_slots"] * cache["slot_bytes"])
+        interval.gauge("leased_bytes", cache["leased_slots"] * cache["slot_bytes"])
+        interval.gauge("metadata_bytes", cache["metadata_bytes"])
+
+    def take(self) -> HybridPagesStats | None:
+        """The interval so far, which then starts anew; None if nothing happened in it."""
+        if self._interval.is_empty():
+            return None
+        taken, self._interval = self._interval, HybridPagesStats()
+        self._total.aggregate(taken)
+        return taken
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """Everything since the start."""
+        total = HybridPagesStats(copy.deepcopy(self._total.data))
+        return total.aggregate(self._interval).data
 
 
 class HybridPagesPromMetrics(KVConnectorPromMetrics):

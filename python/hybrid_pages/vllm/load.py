@@ -1,0 +1,137 @@
+"""Loads: from a lookup to restored blocks.
+
+A lookup takes a read lease, vLLM allocates blocks, every rank copies, vLLM resumes the request, the
+lease goes. A failure anywhere makes vLLM compute the request, and its entries are dropped.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from hybrid_pages import Cache, Geometry, ReadLease
+from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.tracking import Lookup, Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+
+class Loads:
+    """Looks prefixes up, plans their loads and ends them."""
+
+    def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
+        self.geometry, self.cache, self.grid, self.figures = geometry, cache, grid, figures
+        self._in_flight: dict[str, ReadLease | None] = {}
+        self._planned: list[LoadJob] = []
+
+    def match(self, tracked: Tracked, local_tokens: int) -> int:
+        """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
+
+        At least the last token is left to compute, so its transition is applied once.
+        """
+        tracked.drop_lease()
+        tracked.lookup = None
+        request, n, stride = tracked.request, self.grid.block_tokens, self.grid.stride
+        if request.skip_reading_prefix_cache or local_tokens % n:
+            return 0
+        limit = (request.num_tokens - 1) // n
+        keys = request.block_hashes
+        hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
+        tracked.lookup = Lookup(local_tokens, hit.blocks * n, hit.pages * n)
+        if tracked.refused or hit.blocks * n <= local_tokens:
+            return 0
+        tracked.lease = self.cache.acquire(
+            tracked.namespace, keys, stride=stride, first=local_tokens // n, limit=limit
+        )
+        return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
+
+    def allocated(
+        self, request: "Request", tracked: Tracked | None, tables: Sequence[Sequence[int]], n: int
+    ) -> None:
+        """Plans the load of ``n`` tokens into a request's blocks, and counts its lookup."""
+        lease = None
+        if tracked is not None:
+            self._count(tracked, n)
+            lease, tracked.lease = tracked.lease, None
+        if not n:
+            if lease is not None:
+                lease.release()
+            return
+        self._in_flight[request.request_id] = lease
+        try:
+            job = LoadJob(request.request_id, self._entries(lease, tables, n))
+        except Exception as error:
+            logger.exception("the load of request %s could not be planned", request.request_id)
+            job = LoadJob(request.request_id, [], refused=str(error))
+        self._planned.append(job)
+
+    def _entries(
+        self, lease: ReadLease | None, tables: Sequence[Sequence[int]], n: int
+    ) -> list[LoadEntry]:
+        held = (lease.blocks - lease.first) * self.grid.block_tokens if lease else 0
+        if lease is None or held != n:
+            raise ValueError(f"external tokens: expected the {held} looked up, found {n}")
+        entries: list[LoadEntry] = []
+        for entry in lease.entries:
+            item = self.geometry.classes[entry.class_index]
+            targets = [tables[group][entry.block_index] for group in item.groups]
+            if not any(targets) and item.kind == "window":
+                continue  # vLLM gives no block to a window page that the request will not read
+            if not all(targets):
+                raise ValueError(
+                    f"{item.kind} block {entry.block_index}: expected allocated blocks, found "
+                    f"{targets}"
+                )
+            entries.append((entry.class_index, entry.slots, targets, entry.checksums))
+        return entries
+
+    def _count(self, tracked: Tracked, loading: int) -> None:
+        lookup, tracked.lookup = tracked.lookup, None
+        if lookup is None:
+            return
+        self.figures.count("lookups")
+        self.figures.count("lookup_tokens", tracked.request.num_tokens)
+        self.figures.count("hit_tokens", lookup.local, "local")
+        self.figures.count("hit_tokens", loading, "host")
+        resumed = max(lookup.restorable, lookup.local)
+        self.figures.count("missing_state_tokens", max(0, lookup.paged - resumed))
+
+    def take_planned(self) -> list[LoadJob]:
+        """Loads planned since the last call, for this step's metadata."""
+        planned, self._planned = self._planned, []
+        return planned
+
+    def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
+        """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
+        for this request."""
+        failed = [outcome for outcome in outcomes if outcome.error is not None]
+        for outcome in outcomes:
+            if outcome.error is None:
+                self.figures.count("loaded_bytes", outcome.nbytes)
+                self.figures.count("loaded_seconds", outcome.seconds)
+            else:
+                logger.warning(
+                    "the load of request %s failed on rank %d and is recomputed: %s",
+                    request_id,
+                    outcome.rank,
+                    outcome.error,
+                )
+        if not failed:
+            return
+        self.figures.count("failures", label=failed[0].reason)
+        if tracked is not None:
+            tracked.refused = True
+        lease = self._in_flight.get(request_id)
+        if lease is not None:
+            self.cache.invalidate(lease)
+
+    def released(self, request_id: str) -> None:
+        """Every rank has ended the load: its slots may be evicted again."""
+        lease = self._in_flight.pop(request_id, None)
+        if lease is not None:
+            lease.release()

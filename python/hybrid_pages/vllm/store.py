@@ -1,0 +1,171 @@
+"""Stores: from filled blocks to published entries.
+
+Blocks fill, their entries are reserved, the engine's source blocks are pinned, every rank copies,
+the lease commits, the pins go. A failure anywhere costs the store and nothing else.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from hybrid_pages import Cache, Geometry, PageClass, WriteLease
+from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
+from hybrid_pages.vllm.metrics import KINDS, Figures
+from hybrid_pages.vllm.tracking import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import KVConnectorBlockState
+
+logger = init_logger(__name__)
+
+Offers = Iterable[tuple[int, int, int]]
+"""(group, block id, boundary in tokens): vLLM's ``boundary_state_offloads`` of one request."""
+
+
+@dataclass
+class _Store:
+    """Entries on their way out of the engine."""
+
+    lease: WriteLease
+    kinds: list[str]
+    pins: "list[KVCacheBlock]"
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+
+class Stores:
+    """Plans stores and publishes what every rank has copied."""
+
+    def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
+        self.geometry, self.cache, self.grid, self.figures = geometry, cache, grid, figures
+        self.pool: BlockPool | None = None
+        self._in_flight: dict[int, _Store] = {}
+        self._next_job = 0
+
+    def __len__(self) -> int:
+        """Stores whose source blocks are pinned."""
+        return len(self._in_flight)
+
+    def plan(
+        self, tracked: Tracked, new_tokens: int, state: "KVConnectorBlockState"
+    ) -> StoreJob | None:
+        """What this step completes: pages of filled blocks, and the state if it ends on a boundary.
+
+        Nothing stays reserved or pinned when it raises.
+        """
+        request, n = tracked.request, self.grid.block_tokens
+        tables = state.get_block_ids(request.request_id)
+        if tables is None:
+            return None
+        end = request.num_computed_tokens + new_tokens
+        ready = min(end // n, len(request.block_hashes) // self.grid.stride)
+        sources = self._pages(tables, tracked.stored_blocks, ready)
+        if ready and end == ready * n:
+            offers = state.boundary_state_offloads.get(request.request_id, ())
+            sources |= self._checkpoint(end, ready - 1, offers)
+        tracked.stored_blocks = max(tracked.stored_blocks, ready)
+        if not sources:
+            return None
+        lease = self.cache.reserve(
+            tracked.namespace, request.block_hashes, list(sources), stride=self.grid.stride
+        )
+        for reason, count in lease.skipped.items():
+            if reason != "resident":
+                self.figures.count("skipped_entries", count, reason)
+        if not lease.entries:
+            lease.abort()
+            return None
+        try:
+            return self._start(lease, sources)
+        except BaseException:
+            lease.abort()
+            raise
+
+    def _pages(
+        self, tables: Sequence[Sequence[int]], first: int, end: int
+    ) -> dict[tuple[int, int], list[int]]:
+        """Source blocks by (class, block index) of the pages filled in [first, end)."""
+        sources = {}
+        for item in self.geometry.classes:
+            if item.kind != "recurrent":
+                for block in range(first, end):
+                    ids = [tables[group][block] for group in item.groups]
+                    if all(ids):  # a window group has no block where the window has passed
+                        sources[item.index, block] = ids
+        return sources
+
+    def _checkpoint(
+        self, boundary: int, block: int, offers: Offers
+    ) -> dict[tuple[int, int], list[int]]:
+        """Source blocks of the state at the boundary where this step ends, if all are offered.
+
+        vLLM also offers states again that it has just loaded, and states inside a step: only a
+        step's end proves that a block holds the state of exactly that boundary.
+        """
+        offered = {group: block_id for group, block_id, tokens in offers if tokens == boundary}
+        sources = {}
+        for item in self.geometry.classes:
+            if item.kind == "recurrent":
+                ids = [offered.get(group, 0) for group in item.groups]
+                if all(ids):
+                    sources[item.index, block] = ids
+                elif any(ids):
+                    self.figures.count("skipped_entries", label="partial_state")
+        return sources
+
+    def _start(self, lease: WriteLease, sources: dict[tuple[int, int], list[int]]) -> StoreJob:
+        if self.pool is None:
+            raise RuntimeError("vLLM bound no block pool: expected bind_gpu_block_pool at start")
+        entries: list[StoreEntry] = []
+        pins: list[KVCacheBlock] = []
+        for entry in lease.entries:
+            ids = sources[entry.class_index, entry.block_index]
+            entries.append((entry.class_index, entry.slots, ids))
+            pins += (self.pool.blocks[block] for block in ids)
+        classes: Sequence[PageClass] = self.geometry.classes
+        kinds = [KINDS[classes[entry.class_index].kind] for entry in lease.entries]
+        self.pool.touch(pins)
+        job, self._next_job = self._next_job, self._next_job + 1
+        self._in_flight[job] = _Store(lease, kinds, pins)
+        return StoreJob(job, entries)
+
+    def ended(self, job: int, outcomes: Iterable[Outcome]) -> None:
+        """Takes ranks' outcomes of a job; publishes it when all of them have copied."""
+        store = self._in_flight.get(job)
+        if store is None:
+            logger.error("a worker reported store %d, which is not in flight", job)
+            self.figures.count("failures", label="worker_metadata")
+            return
+        store.outcomes.update((outcome.rank, outcome) for outcome in outcomes)
+        if len(store.outcomes) < self.geometry.ranks:
+            return
+        del self._in_flight[job]
+        try:
+            self._publish(store)
+        except Exception:
+            logger.exception("publishing store %d failed", job)
+            self.figures.count("failures", label="publish")
+        finally:
+            store.lease.abort()  # of no effect after a commit
+            if self.pool is not None:
+                self.pool.free_blocks(store.pins)
+
+    def _publish(self, store: _Store) -> None:
+        ordered = [store.outcomes[rank] for rank in range(self.geometry.ranks)]
+        failed = [outcome for outcome in ordered if outcome.error is not None]
+        for outcome in failed:
+            logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)
+        if failed:
+            self.figures.count("failures", label=failed[0].reason)
+            return
+        checksums = zip(*(outcome.checksums for outcome in ordered), strict=True)
+        store.lease.commit([list(entry) for entry in checksums])
+        for outcome in ordered:
+            self.figures.count("stored_bytes", outcome.nbytes)
+            self.figures.count("stored_seconds", outcome.seconds)
+        for kind in store.kinds:
+            self.figures.count("stored_entries", label=kind)
