@@ -1,0 +1,1 @@
+"""The parts of engine_overhead.py."""

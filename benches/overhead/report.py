@@ -1,0 +1,162 @@
+"""The tables a person reads and the JSON a program reads."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overhead.samples import (
+    COLD,
+    LOCAL,
+    NONE,
+    OURS,
+    PHASES,
+    RESTORED,
+    RIVAL,
+    STEP_KINDS,
+    Results,
+    paired,
+    percentile,
+    spread,
+)
+
+
+def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]) -> None:
+    _table("time to first token, ms", _first_token(results, variants, cases))
+    _table("restored: tokens that came from the connector", _restored(results, variants, cases))
+    _table("scheduler: schedule + update_from_output, us a step", _steps(results, variants))
+    _table(
+        "connector: all calls of the scheduler into it, us a run",
+        _connector(results, variants, cases),
+    )
+    print(
+        f"\n{results.compared} pairs of runs resumed at the same boundary; largest difference of "
+        f"log-probabilities: {results.max_logprob_difference:g}"
+    )
+    for problem in results.problems:
+        print(f"PROBLEM {problem}")
+
+
+def _first_token(
+    results: Results, variants: Sequence[str], cases: Sequence[str]
+) -> Iterator[list[str]]:
+    yield ["prompt", "phase", *variants, "ours / vLLM's"]
+    for case in cases:
+        cells = {(v, p): results.samples[v, case, p].ttft_ms for v in variants for p in PHASES}
+        for phase in PHASES:
+            medians = [f"{statistics.median(cells[v, phase]):.1f}" for v in variants]
+            yield [case, phase, *medians, _against(variants, cells, phase)]
+        speedups = [
+            f"{statistics.median(cells[v, COLD]) / statistics.median(cells[v, RESTORED]):.1f}x"
+            for v in variants
+        ]
+        yield ["", "cold / restored", *speedups, ""]
+
+
+def _against(
+    variants: Sequence[str], cells: Mapping[tuple[str, str], Sequence[float]], phase: str
+) -> str:
+    if OURS not in variants or RIVAL not in variants:
+        return "-"
+    return paired(cells[OURS, phase], cells[RIVAL, phase])
+
+
+def _restored(
+    results: Results, variants: Sequence[str], cases: Sequence[str]
+) -> Iterator[list[str]]:
+    yield ["prompt", *variants, "vLLM's local hit"]
+    for case in cases:
+        external = [spread(results.samples[v, case, RESTORED].external) for v in variants]
+        yield [case, *external, spread(results.samples[variants[0], case, LOCAL].cached)]
+
+
+def _steps(results: Results, variants: Sequence[str]) -> Iterator[list[str]]:
+    yield ["step", "variant", "count", "median", "p99", "connector median", "connector p99"]
+    for kind in STEP_KINDS:
+        for variant in variants:
+            if times := results.steps.get((variant, kind)):
+                cells = [
+                    f"{figure(column):.0f}"
+                    for column in zip(*times, strict=True)
+                    for figure in (statistics.median, lambda c: percentile(c, 0.99))
+                ]
+                yield [kind, variant, str(len(times)), *cells]
+
+
+def _connector(
+    results: Results, variants: Sequence[str], cases: Sequence[str]
+) -> Iterator[list[str]]:
+    both = [v for v in variants if v != NONE]
+    yield ["prompt", "phase", *both, "ours / vLLM's", "whole steps: ours / vLLM's"]
+    for case in cases:
+        inside = {(v, p): results.samples[v, case, p].connector_us for v in both for p in PHASES}
+        whole = {(v, p): results.samples[v, case, p].step_us for v in both for p in PHASES}
+        for phase in PHASES:
+            medians = [f"{statistics.median(inside[v, phase]):.0f}" for v in both]
+            ratios = [_against(both, inside, phase), _against(both, whole, phase)]
+            yield [case, phase, *medians, *ratios]
+
+
+def _table(title: str, rows: Iterator[list[str]]) -> None:
+    table = list(rows)
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    print(f"\n{title}")
+    for number, row in enumerate(table):
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  " + "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+        if number == 0:
+            print("  " + "-" * (sum(widths) + 2 * (len(widths) - 1)))
+
+
+def as_json(
+    results: Results, options: Mapping[str, Any], engine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Every sample of every run; of the steps, their distribution."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": _machine(),
+        "python": platform.python_version(),
+        "engine": dict(engine),
+        "options": dict(options),
+        "runs": [
+            {"variant": variant, "prompt": case, "phase": phase}
+            | {name: [round(value, 2) for value in values] for name, values in vars(found).items()}
+            for (variant, case, phase), found in results.samples.items()
+        ],
+        "steps": [
+            {
+                "variant": variant,
+                "kind": kind,
+                "count": len(times),
+                "scheduler_us": _distribution([whole for whole, _ in times]),
+                "connector_us": _distribution([inside for _, inside in times]),
+            }
+            for (variant, kind), times in results.steps.items()
+        ],
+        "compared": results.compared,
+        "max_logprob_difference": results.max_logprob_difference,
+        "problems": results.problems,
+    }
+
+
+def _distribution(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 2),
+        "p99": round(percentile(values, 0.99), 2),
+        "mean": round(statistics.fmean(values), 2),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    """The machine's class, not the machine."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {"cpu": names[0] if names else platform.machine(), "cores": os.cpu_count()}
