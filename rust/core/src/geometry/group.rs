@@ -1,0 +1,172 @@
+//! Layers, and the groups of layers that share a block table.
+
+use crate::error::{Error, Result};
+use crate::ids::ClassKind;
+
+use super::segment::Segment;
+use super::{check_count, check_name, check_unique};
+
+/// One layer's share of a page or checkpoint on one rank: its segments, densely in order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Layer {
+    name: String,
+    segments: Vec<Segment>,
+    bytes: usize,
+}
+
+impl Layer {
+    /// Most segments a layer may have.
+    pub const MAX_SEGMENTS: usize = 64;
+
+    /// A layer of at least one segment.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] on an empty name, no segments, repeated names or a size beyond memory.
+    pub fn new(name: impl Into<String>, segments: Vec<Segment>) -> Result<Self> {
+        let name = name.into();
+        check_name("layer", &name)?;
+        check_count(
+            &format!("layer {name:?}"),
+            "segments",
+            segments.len(),
+            Self::MAX_SEGMENTS,
+        )?;
+        check_unique(
+            &format!("layer {name:?}: segment"),
+            segments.iter().map(Segment::name),
+        )?;
+        let bytes = sum(segments.iter().map(Segment::bytes))
+            .ok_or_else(|| Error::Geometry(format!("layer {name:?}: its bytes exceed memory")))?;
+        Ok(Self {
+            name,
+            segments,
+            bytes,
+        })
+    }
+
+    /// Its name, unique in the geometry.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its segments in payload order.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Bytes of one block of this layer on one rank.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Layers that share a block table.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Group {
+    kind: ClassKind,
+    window_tokens: Option<usize>,
+    layers: Vec<Layer>,
+    bytes: usize,
+}
+
+impl Group {
+    /// Most layers a group may have.
+    pub const MAX_LAYERS: usize = 4096;
+
+    /// A group of at least one layer.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] on no layers, a size beyond memory, or a window where the kind has
+    /// none (or none where it has).
+    pub fn new(kind: ClassKind, layers: Vec<Layer>, window_tokens: Option<usize>) -> Result<Self> {
+        let name = kind_name(kind);
+        match (kind, window_tokens) {
+            (ClassKind::Window, None | Some(0)) => {
+                return Err(Error::Geometry(format!(
+                    "window group: expected window_tokens of at least 1, found {window_tokens:?}"
+                )));
+            }
+            (ClassKind::Attention | ClassKind::Recurrent, Some(found)) => {
+                return Err(Error::Geometry(format!(
+                    "{name} group: expected no window_tokens, found {found}"
+                )));
+            }
+            _ => {}
+        }
+        check_count(
+            &format!("{name} group"),
+            "layers",
+            layers.len(),
+            Self::MAX_LAYERS,
+        )?;
+        let bytes = sum(layers.iter().map(Layer::bytes))
+            .ok_or_else(|| Error::Geometry(format!("{name} group: its bytes exceed memory")))?;
+        Ok(Self {
+            kind,
+            window_tokens,
+            layers,
+            bytes,
+        })
+    }
+
+    /// What its pages are.
+    #[must_use]
+    pub fn kind(&self) -> ClassKind {
+        self.kind
+    }
+
+    /// How many tokens a layer of a window group sees, itself included.
+    #[must_use]
+    pub fn window_tokens(&self) -> Option<usize> {
+        self.window_tokens
+    }
+
+    /// Its layers in payload order.
+    #[must_use]
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Bytes of one block of this group on one rank.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// The name a kind has in canonical JSON, errors and the Python binding.
+#[must_use]
+pub fn kind_name(kind: ClassKind) -> &'static str {
+    match kind {
+        ClassKind::Attention => "attention",
+        ClassKind::Window => "window",
+        ClassKind::Recurrent => "recurrent",
+    }
+}
+
+/// The kind of that name.
+///
+/// # Errors
+/// [`Error::Geometry`] listing the known names.
+pub fn parse_kind(name: &str) -> Result<ClassKind> {
+    match name {
+        "attention" => Ok(ClassKind::Attention),
+        "window" => Ok(ClassKind::Window),
+        "recurrent" => Ok(ClassKind::Recurrent),
+        _ => Err(Error::Geometry(format!(
+            "group kind: expected attention, window or recurrent, found {name:?}"
+        ))),
+    }
+}
+
+/// A sum that stays within what one allocation can hold.
+pub(super) fn sum(parts: impl Iterator<Item = usize>) -> Option<usize> {
+    let mut total = 0_usize;
+    for part in parts {
+        total = total.checked_add(part)?;
+    }
+    isize::try_from(total).is_ok().then_some(total)
+}

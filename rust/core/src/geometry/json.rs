@@ -1,0 +1,131 @@
+//! Canonical JSON: fields sorted by name, no whitespace. What the fingerprint is taken of.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+use super::Geometry;
+use super::fingerprint::FORMAT_VERSION;
+use super::group::{Group, Layer, kind_name, parse_kind};
+use super::segment::{Dtype, Segment};
+
+// The fields stand in alphabetical order, because that is the order in which they are written.
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GeometryDocument {
+    block_tokens: usize,
+    format_version: u32,
+    groups: Vec<GroupDocument>,
+    identity: BTreeMap<String, String>,
+    ranks: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GroupDocument {
+    kind: String,
+    layers: Vec<LayerDocument>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    window_tokens: Option<usize>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LayerDocument {
+    name: String,
+    segments: Vec<SegmentDocument>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SegmentDocument {
+    dtype: String,
+    name: String,
+    shape: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    format_version: u32,
+}
+
+pub(super) fn write(
+    block_tokens: usize,
+    groups: &[Group],
+    ranks: usize,
+    identity: &BTreeMap<String, String>,
+) -> Result<String> {
+    let document = GeometryDocument {
+        block_tokens,
+        format_version: FORMAT_VERSION,
+        groups: groups.iter().map(group_document).collect(),
+        identity: identity.clone(),
+        ranks,
+    };
+    serde_json::to_string(&document)
+        .map_err(|error| Error::Geometry(format!("cannot be written as JSON: {error}")))
+}
+
+pub(super) fn read(text: &str) -> Result<Geometry> {
+    let malformed = |error| Error::Geometry(format!("JSON: expected a geometry, found {error}"));
+    // Another version may have other fields: it is asked for first, and alone.
+    let Version { format_version } = serde_json::from_str(text).map_err(malformed)?;
+    if format_version != FORMAT_VERSION {
+        return Err(Error::Foreign(format!(
+            "geometry: expected format version {FORMAT_VERSION}, found {format_version}"
+        )));
+    }
+    let document: GeometryDocument = serde_json::from_str(text).map_err(malformed)?;
+    let groups = document
+        .groups
+        .into_iter()
+        .map(group)
+        .collect::<Result<_>>()?;
+    Geometry::new(
+        document.block_tokens,
+        groups,
+        document.ranks,
+        document.identity,
+    )
+}
+
+fn group_document(group: &Group) -> GroupDocument {
+    GroupDocument {
+        kind: kind_name(group.kind()).to_owned(),
+        layers: group.layers().iter().map(layer_document).collect(),
+        window_tokens: group.window_tokens(),
+    }
+}
+
+fn layer_document(layer: &Layer) -> LayerDocument {
+    let segment = |segment: &Segment| SegmentDocument {
+        dtype: segment.dtype().name().to_owned(),
+        name: segment.name().to_owned(),
+        shape: segment.shape().to_vec(),
+    };
+    LayerDocument {
+        name: layer.name().to_owned(),
+        segments: layer.segments().iter().map(segment).collect(),
+    }
+}
+
+fn group(document: GroupDocument) -> Result<Group> {
+    let layers = document
+        .layers
+        .into_iter()
+        .map(layer)
+        .collect::<Result<_>>()?;
+    Group::new(parse_kind(&document.kind)?, layers, document.window_tokens)
+}
+
+fn layer(document: LayerDocument) -> Result<Layer> {
+    let segments = document
+        .segments
+        .into_iter()
+        .map(|segment| Segment::new(segment.name, Dtype::parse(&segment.dtype)?, segment.shape))
+        .collect::<Result<_>>()?;
+    Layer::new(document.name, segments)
+}

@@ -1,0 +1,226 @@
+//! What a page and a checkpoint are made of.
+//!
+//! Pure data, checked where it is made: whoever holds a [`Geometry`] need not check it again.
+//! The payload of an entry is rank after rank; inside a rank, group after group of the class,
+//! layer after layer, segment after segment, without gaps.
+
+mod class;
+mod difference;
+mod fingerprint;
+mod group;
+mod json;
+mod segment;
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::error::{Error, Result};
+
+pub use class::PageClass;
+pub use fingerprint::{FORMAT_VERSION, Fingerprint};
+pub use group::{Group, Layer, kind_name, parse_kind};
+pub use segment::{Dtype, Segment};
+
+/// Groups, their layers and what else an engine's bytes depend on. Equal when fingerprints are.
+#[derive(Debug, Clone)]
+pub struct Geometry {
+    block_tokens: usize,
+    ranks: usize,
+    groups: Vec<Group>,
+    classes: Vec<PageClass>,
+    identity: BTreeMap<String, String>,
+    canonical: String,
+    fingerprint: Fingerprint,
+}
+
+impl Geometry {
+    /// Most groups a geometry may have.
+    pub const MAX_GROUPS: usize = 64;
+    /// Most tensor-parallel ranks.
+    pub const MAX_RANKS: usize = 1024;
+    /// Smallest slot that [`Geometry::suggest_slot_bytes`] proposes.
+    pub const MIN_SUGGESTED_SLOT: usize = 512;
+    /// Largest slot that [`Geometry::suggest_slot_bytes`] proposes.
+    pub const MAX_SUGGESTED_SLOT: usize = 2 << 20;
+
+    /// A geometry whose layers' names are unique. `identity` names whatever else the bytes
+    /// depend on: model, revision, layout, backend.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] saying which number or name is impossible.
+    pub fn new(
+        block_tokens: usize,
+        groups: Vec<Group>,
+        ranks: usize,
+        identity: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        if block_tokens == 0 {
+            return Err(Error::Geometry(
+                "block_tokens: expected at least 1, found 0".into(),
+            ));
+        }
+        check_count("geometry", "ranks", ranks, Self::MAX_RANKS)?;
+        check_count("geometry", "groups", groups.len(), Self::MAX_GROUPS)?;
+        let layers = groups.iter().flat_map(Group::layers);
+        check_unique("geometry: layer", layers.map(Layer::name))?;
+        if identity.contains_key("") {
+            return Err(Error::Geometry(
+                "identity: expected named keys, found an empty one".into(),
+            ));
+        }
+        let classes = class::classify(&groups, block_tokens, ranks)?;
+        let canonical = json::write(block_tokens, &groups, ranks, &identity)?;
+        let fingerprint = Fingerprint::of(&canonical);
+        Ok(Self {
+            block_tokens,
+            ranks,
+            groups,
+            classes,
+            identity,
+            canonical,
+            fingerprint,
+        })
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// Tensor-parallel ranks, each holding the same number of an entry's bytes.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The groups as given.
+    #[must_use]
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Attention first, then windows from the narrowest, then recurrent: those that exist.
+    #[must_use]
+    pub fn classes(&self) -> &[PageClass] {
+        &self.classes
+    }
+
+    /// The class at that index.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is none.
+    pub fn class(&self, index: usize) -> Result<&PageClass> {
+        self.classes.get(index).ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "class: expected an index below {}, found {index}",
+                self.classes.len()
+            ))
+        })
+    }
+
+    /// What else the bytes depend on.
+    #[must_use]
+    pub fn identity(&self) -> &BTreeMap<String, String> {
+        &self.identity
+    }
+
+    /// Digest of everything above and the format version.
+    #[must_use]
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// Canonical JSON: the same text for equal geometries.
+    #[must_use]
+    pub fn to_json(&self) -> &str {
+        &self.canonical
+    }
+
+    /// Reads what [`Geometry::to_json`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] on anything malformed, [`Error::Foreign`] on another format version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        json::read(text)
+    }
+
+    /// One line naming the first thing that differs, this side being the expected one.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        difference::difference(self, other)
+    }
+
+    /// Slots that one entry of a class takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on an unknown class or empty slots.
+    pub fn slots_per_entry(&self, class_index: usize, slot_bytes: usize) -> Result<usize> {
+        let class = self.class(class_index)?;
+        if slot_bytes == 0 {
+            return Err(Error::InvalidArgument(
+                "slot_bytes: expected at least 1, found 0".into(),
+            ));
+        }
+        Ok(class.entry_bytes.div_ceil(slot_bytes))
+    }
+
+    /// The largest power of two whose rounding wastes at most 1/64 of one entry of each class.
+    #[must_use]
+    pub fn suggest_slot_bytes(&self) -> usize {
+        let used: u128 = self
+            .classes
+            .iter()
+            .map(|class| class.entry_bytes as u128)
+            .sum();
+        let wasted = |slot: usize| -> u128 {
+            let rounding = |bytes: usize| bytes.next_multiple_of(slot) - bytes;
+            self.classes
+                .iter()
+                .map(|class| rounding(class.entry_bytes) as u128)
+                .sum()
+        };
+        let mut slot = Self::MAX_SUGGESTED_SLOT;
+        while slot > Self::MIN_SUGGESTED_SLOT && wasted(slot) * 64 > used {
+            slot /= 2;
+        }
+        slot
+    }
+}
+
+impl PartialEq for Geometry {
+    fn eq(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+}
+
+impl Eq for Geometry {}
+
+fn check_name(what: &str, name: &str) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::Geometry(format!(
+            "{what}: expected a name, found an empty one"
+        )));
+    }
+    Ok(())
+}
+
+fn check_count(of: &str, what: &str, found: usize, most: usize) -> Result<()> {
+    if !(1..=most).contains(&found) {
+        return Err(Error::Geometry(format!(
+            "{of}: expected 1 to {most} {what}, found {found}"
+        )));
+    }
+    Ok(())
+}
+
+fn check_unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(Error::Geometry(format!(
+                "{what} {name:?}: expected once, found twice"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The first bytes of an arena: what its slots hold and how they are cut.
+//!
+//! ```text
+//! 0        8         12             16           24      32            64      header_bytes
+//! | magic  | version | header_bytes | slot_bytes | slots | fingerprint | zeros | slot 0 | slot 1 ...
+//! ```
+//! Integers are little-endian; the header fills whole pages, so that slots start on one.
+
+use crate::error::{Error, Result};
+use crate::geometry::{FORMAT_VERSION, Fingerprint, Geometry};
+
+const MAGIC: [u8; 8] = *b"HYBPAGES";
+
+/// A decoded header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) header_bytes: usize,
+    pub(super) slot_bytes: usize,
+    pub(super) slots: usize,
+    pub(super) fingerprint: Fingerprint,
+}
+
+impl Header {
+    pub(super) const ENCODED_BYTES: usize = 64;
+
+    /// Size of an arena with this header, unless it exceeds memory.
+    pub(super) fn total_bytes(&self) -> Option<usize> {
+        let slots = self.slots.checked_mul(self.slot_bytes)?;
+        let total = slots.checked_add(self.header_bytes)?;
+        isize::try_from(total).is_ok().then_some(total)
+    }
+
+    pub(super) fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.header_bytes as u32).to_le_bytes());
+        bytes[16..24].copy_from_slice(&(self.slot_bytes as u64).to_le_bytes());
+        bytes[24..32].copy_from_slice(&(self.slots as u64).to_le_bytes());
+        bytes[32..].copy_from_slice(self.fingerprint.as_bytes());
+        bytes
+    }
+
+    /// Reads a header of this format, made for this geometry.
+    pub(super) fn decode(bytes: &[u8; Self::ENCODED_BYTES], geometry: &Geometry) -> Result<Self> {
+        if bytes[..8] != MAGIC {
+            return Err(Error::Foreign(format!(
+                "arena: expected a header that begins with {}, found {}",
+                MAGIC.escape_ascii(),
+                bytes[..8].escape_ascii()
+            )));
+        }
+        let version = number(&bytes[8..12]);
+        if version != u64::from(FORMAT_VERSION) {
+            return Err(Error::Foreign(format!(
+                "arena: expected format version {FORMAT_VERSION}, found {version}"
+            )));
+        }
+        let fingerprint = Fingerprint::from_bytes(std::array::from_fn(|i| bytes[32 + i]));
+        if fingerprint != *geometry.fingerprint() {
+            return Err(Error::Foreign(format!(
+                "arena: expected fingerprint {}, found {fingerprint}: it was made for another \
+                 geometry",
+                geometry.fingerprint()
+            )));
+        }
+        let word = |range: std::ops::Range<usize>| usize::try_from(number(&bytes[range])).ok();
+        let header = || {
+            Some(Self {
+                header_bytes: word(12..16)?,
+                slot_bytes: word(16..24)?,
+                slots: word(24..32)?,
+                fingerprint,
+            })
+        };
+        header()
+            .filter(|h| h.header_bytes >= Self::ENCODED_BYTES && h.slot_bytes > 0 && h.slots > 0)
+            .ok_or_else(|| {
+                Error::Arena("header: expected slots of at least 1 byte, found none".into())
+            })
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

@@ -1,0 +1,45 @@
+//! In place of the Linux mapping: every arena is refused.
+
+use std::ptr::NonNull;
+
+use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+
+use super::header::Header;
+
+/// Cannot be made here.
+#[derive(Debug)]
+pub(super) enum Mapping {}
+
+impl Mapping {
+    pub(super) fn create(_: &Header) -> Result<Self> {
+        Err(unsupported())
+    }
+
+    pub(super) fn open(_: &str, _: &Geometry) -> Result<(Self, Header)> {
+        Err(unsupported())
+    }
+
+    pub(super) fn path(&self) -> &str {
+        match *self {}
+    }
+
+    pub(super) fn address(&self) -> NonNull<u8> {
+        match *self {}
+    }
+}
+
+pub(super) fn page_bytes() -> usize {
+    4096
+}
+
+pub(super) fn physical_memory() -> usize {
+    usize::MAX
+}
+
+fn unsupported() -> Error {
+    Error::Arena(format!(
+        "expected Linux, whose memfd it needs, found {}",
+        std::env::consts::OS
+    ))
+}

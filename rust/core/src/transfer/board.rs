@@ -1,0 +1,101 @@
+//! Tickets given out and how their transfers ended.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+use super::engine::{Completion, Ticket};
+use super::lock;
+
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    issued: u64,
+    running: BTreeSet<Ticket>,
+    completions: Vec<Completion>,
+    closed: bool,
+}
+
+impl Board {
+    /// The next ticket; it runs until [`Board::finish`].
+    pub(super) fn start(&self) -> Result<Ticket> {
+        let mut state = lock(&self.state);
+        if state.closed {
+            return Err(Error::Transfer(
+                "expected an open engine, found it closed".into(),
+            ));
+        }
+        state.issued += 1;
+        let ticket = Ticket(state.issued);
+        state.running.insert(ticket);
+        Ok(ticket)
+    }
+
+    pub(super) fn finish(&self, completion: Completion) {
+        let mut state = lock(&self.state);
+        state.running.remove(&completion.ticket);
+        state.completions.push(completion);
+        self.ended.notify_all();
+    }
+
+    pub(super) fn poll(&self) -> Vec<Completion> {
+        std::mem::take(&mut lock(&self.state).completions)
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        lock(&self.state).running.len()
+    }
+
+    pub(super) fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
+        // A deadline beyond the clock is none at all.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut state = lock(&self.state);
+        if !(1..=state.issued).contains(&ticket.0) {
+            return Err(Error::InvalidArgument(format!(
+                "ticket: expected one of the {} given out, found {}",
+                state.issued, ticket.0
+            )));
+        }
+        while state.running.contains(&ticket) {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            state = self.pause(state, left);
+        }
+        Ok(true)
+    }
+
+    /// Gives out no more tickets and returns when none runs.
+    pub(super) fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        while !state.running.is_empty() {
+            state = self.pause(state, None);
+        }
+    }
+
+    fn pause<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        at_most: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        match at_most {
+            Some(left) => match self.ended.wait_timeout(state, left) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            },
+            None => self
+                .ended
+                .wait(state)
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        }
+    }
+}

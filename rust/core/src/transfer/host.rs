@@ -1,0 +1,137 @@
+//! The host engine: copies by threads of its own.
+
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, unbounded};
+
+use crate::error::{Error, Result};
+
+use super::board::Board;
+use super::engine::{Completion, Engine, Ticket};
+use super::job::{Job, Message, Shared};
+use super::layout::Layout;
+use super::lock;
+use super::plan::{Direction, Entry, Plan};
+use super::region::SlotMemory;
+
+/// Copies between host memory and an arena. Dropping it waits for the transfers in flight.
+pub struct HostEngine {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    process: u32,
+}
+
+impl HostEngine {
+    /// Most copy threads.
+    pub const MAX_THREADS: usize = 256;
+
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
+    /// an impossible number of threads, [`Error::Transfer`] if they cannot be started.
+    pub fn new(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
+        let (expected, found) = (layout.geometry().fingerprint(), memory.fingerprint());
+        if expected != found {
+            return Err(Error::Foreign(format!(
+                "arena: expected fingerprint {expected}, found {found}"
+            )));
+        }
+        if !(1..=Self::MAX_THREADS).contains(&threads) {
+            let most = Self::MAX_THREADS;
+            return Err(Error::InvalidArgument(format!(
+                "threads: expected 1 to {most}, found {threads}"
+            )));
+        }
+        let (queue, messages) = unbounded();
+        let shared = Arc::new(Shared {
+            layout,
+            memory,
+            board: Board::default(),
+            queue,
+        });
+        let engine = Self {
+            shared,
+            threads: Mutex::new(Vec::new()),
+            process: std::process::id(),
+        };
+        for index in 0..threads {
+            // On failure the drop of `engine` stops those that were started.
+            lock(&engine.threads).push(spawn(index, messages.clone())?);
+        }
+        Ok(engine)
+    }
+
+    /// A forked child inherits the engine but none of its threads: nothing would ever end there.
+    fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    fn check_own(&self) -> Result<()> {
+        if self.is_inherited() {
+            return Err(Error::Transfer(format!(
+                "expected the process that made the engine, {}, found a fork of it: make an \
+                 engine after forking",
+                self.process
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Engine for HostEngine {
+    fn submit(&self, direction: Direction, entries: Vec<Entry>) -> Result<Ticket> {
+        self.check_own()?;
+        let plan = Plan::new(&self.shared.layout, &self.shared.memory, direction, entries)?;
+        Job::start(Arc::clone(&self.shared), plan)
+    }
+
+    fn poll(&self) -> Vec<Completion> {
+        self.shared.board.poll()
+    }
+
+    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
+        self.check_own()?;
+        self.shared.board.wait(ticket, timeout)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.shared.board.in_flight()
+    }
+
+    fn close(&self) {
+        if self.is_inherited() {
+            return;
+        }
+        self.shared.board.close();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for _ in &threads {
+            let told = self.shared.queue.send(Message::Stop);
+            debug_assert!(told.is_ok(), "no thread has left yet");
+        }
+        for thread in threads {
+            let left = thread.join();
+            debug_assert!(left.is_ok(), "steps catch their panics");
+        }
+    }
+}
+
+impl Drop for HostEngine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn spawn(index: usize, messages: Receiver<Message>) -> Result<JoinHandle<()>> {
+    let copy = move || {
+        while let Ok(Message::Run(job, step)) = messages.recv() {
+            job.run(step);
+        }
+    };
+    Builder::new()
+        .name(format!("hybrid-pages-{index}"))
+        .spawn(copy)
+        .map_err(|error| Error::Transfer(format!("copy thread {index} cannot start: {error}")))
+}

@@ -1,0 +1,252 @@
+//! Where the blocks of one rank lie in the engine's memory.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::geometry::{Geometry, PageClass};
+
+use super::region::Region;
+
+/// A stretch of one layer's block, relative to the block's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// From the block's start.
+    pub offset: usize,
+    /// In bytes.
+    pub length: usize,
+}
+
+/// Where one layer's blocks lie: block `b` starts at `region + b * block_stride`, and its bytes
+/// are the runs, in payload order. What lies between runs is padding and never moves.
+#[derive(Debug, Clone)]
+pub struct LayerMap {
+    /// Index of the group in the geometry.
+    pub group: usize,
+    /// Index of the layer in the group.
+    pub layer: usize,
+    /// The engine's memory; other layers may lie in it, too.
+    pub region: Region,
+    /// From a block's start to the next one's.
+    pub block_stride: usize,
+    /// The block's bytes in payload order.
+    pub runs: Vec<Run>,
+}
+
+/// Where every layer of a geometry lies on one rank. Bounds hold for every block below
+/// `num_blocks`, so a block id is all that is left to check.
+#[derive(Debug)]
+pub struct Layout {
+    geometry: Arc<Geometry>,
+    rank: usize,
+    num_blocks: usize,
+    spans: Vec<Vec<Span>>,
+}
+
+/// Bytes of a class that are adjacent both in the payload and in every block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    region: Region,
+    offset: usize,
+    block_stride: usize,
+    /// Position of the group in its class: which of an entry's block ids applies.
+    pub(super) group: usize,
+    /// Position in the rank's part of the payload.
+    pub(super) start: usize,
+    pub(super) length: usize,
+}
+
+impl Span {
+    /// Where the next span starts in the rank's part.
+    pub(super) fn end(&self) -> usize {
+        self.start + self.length
+    }
+
+    /// Its first byte in a block.
+    pub(super) fn in_block(&self, block: usize) -> *mut u8 {
+        self.region.at(self.offset + block * self.block_stride)
+    }
+
+    /// Whether `next` can be copied in one go with this span, in every block.
+    fn continues_with(&self, next: &Self, num_blocks: usize) -> bool {
+        let end = self.region.at(self.offset + self.length).addr();
+        let last = self.offset + (num_blocks - 1) * self.block_stride + self.length;
+        self.group == next.group
+            && self.block_stride == next.block_stride
+            && end == next.region.at(next.offset).addr()
+            && last + next.length <= self.region.nbytes()
+    }
+}
+
+impl Layout {
+    /// Checks exactly one map for each layer of the geometry.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on a rank, group or layer that does not exist, is mapped twice
+    /// or not at all; [`Error::Geometry`] on runs that do not fit the layer, the stride or the
+    /// region.
+    pub fn new(
+        geometry: Arc<Geometry>,
+        rank: usize,
+        num_blocks: usize,
+        maps: &[LayerMap],
+    ) -> Result<Self> {
+        if rank >= geometry.ranks() {
+            return Err(Error::InvalidArgument(format!(
+                "rank: expected below {}, found {rank}",
+                geometry.ranks()
+            )));
+        }
+        if num_blocks == 0 {
+            return Err(Error::InvalidArgument(
+                "num_blocks: expected at least 1, found 0".into(),
+            ));
+        }
+        let maps = by_layer(&geometry, maps)?;
+        for (group, layers) in geometry.groups().iter().zip(&maps) {
+            for (layer, map) in group.layers().iter().zip(layers) {
+                check(layer.name(), layer.bytes(), map, num_blocks)?;
+            }
+        }
+        let spans = geometry
+            .classes()
+            .iter()
+            .map(|c| spans(c, &maps, num_blocks))
+            .collect();
+        Ok(Self {
+            geometry,
+            rank,
+            num_blocks,
+            spans,
+        })
+    }
+
+    /// What the bytes are.
+    #[must_use]
+    pub fn geometry(&self) -> &Arc<Geometry> {
+        &self.geometry
+    }
+
+    /// Whose part of each entry lies here.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Block ids are below this.
+    #[must_use]
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    pub(super) fn spans(&self, class: usize) -> &[Span] {
+        &self.spans[class]
+    }
+}
+
+fn by_layer<'a>(geometry: &Geometry, maps: &'a [LayerMap]) -> Result<Vec<Vec<&'a LayerMap>>> {
+    let mut table: Vec<Vec<Option<&LayerMap>>> = geometry
+        .groups()
+        .iter()
+        .map(|group| vec![None; group.layers().len()])
+        .collect();
+    for map in maps {
+        let (group, layer) = (map.group, map.layer);
+        let place = table
+            .get_mut(group)
+            .and_then(|layers| layers.get_mut(layer));
+        let place = place.ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "layer map: expected a layer of the geometry, found group {group} layer {layer}"
+            ))
+        })?;
+        if place.replace(map).is_some() {
+            return Err(Error::InvalidArgument(format!(
+                "layer map: expected one for group {group} layer {layer} ('{}'), found two",
+                geometry.groups()[group].layers()[layer].name()
+            )));
+        }
+    }
+    let missing = |group: usize, layer: usize| {
+        Error::InvalidArgument(format!(
+            "layer map: expected one for group {group} layer {layer} ('{}'), found none",
+            geometry.groups()[group].layers()[layer].name()
+        ))
+    };
+    let complete = |(group, layers): (usize, Vec<Option<&'a LayerMap>>)| {
+        let layers = layers.into_iter().enumerate();
+        layers
+            .map(|(layer, map)| map.ok_or_else(|| missing(group, layer)))
+            .collect()
+    };
+    table.into_iter().enumerate().map(complete).collect()
+}
+
+fn check(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Result<()> {
+    let refuse = |what: String| Err(Error::Geometry(format!("layer '{name}': {what}")));
+    let mut ends = Vec::with_capacity(map.runs.len());
+    for run in &map.runs {
+        match run.offset.checked_add(run.length) {
+            Some(end) if run.length > 0 => ends.push((run.offset, end)),
+            _ => return refuse(format!("expected non-empty runs, found {run:?}")),
+        }
+    }
+    let found = map
+        .runs
+        .iter()
+        .fold(0_usize, |sum, run| sum.saturating_add(run.length));
+    if found != bytes {
+        return refuse(format!(
+            "expected runs of {bytes} bytes in all, found {found}"
+        ));
+    }
+    ends.sort_unstable();
+    if let Some(pair) = ends.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+        return refuse(format!("expected disjoint runs, found {pair:?}"));
+    }
+    let end = ends.last().map_or(0, |(_, end)| *end);
+    if num_blocks > 1 && end > map.block_stride {
+        return refuse(format!(
+            "expected runs within a block stride of {} bytes, found one that ends at {end}",
+            map.block_stride
+        ));
+    }
+    let needed = (num_blocks - 1)
+        .checked_mul(map.block_stride)
+        .and_then(|n| n.checked_add(end));
+    match needed {
+        Some(needed) if needed <= map.region.nbytes() => Ok(()),
+        _ => refuse(format!(
+            "expected a region for {num_blocks} blocks of stride {}, {} bytes, found {}",
+            map.block_stride,
+            needed.map_or("too many".to_owned(), |n| n.to_string()),
+            map.region.nbytes()
+        )),
+    }
+}
+
+fn spans(class: &PageClass, maps: &[Vec<&LayerMap>], num_blocks: usize) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    let mut start = 0;
+    for (position, &group) in class.groups.iter().enumerate() {
+        for map in &maps[group] {
+            for run in &map.runs {
+                let span = Span {
+                    region: map.region,
+                    offset: run.offset,
+                    block_stride: map.block_stride,
+                    group: position,
+                    start,
+                    length: run.length,
+                };
+                start += run.length;
+                match spans.last_mut() {
+                    Some(last) if last.continues_with(&span, num_blocks) => {
+                        last.length += span.length;
+                    }
+                    _ => spans.push(span),
+                }
+            }
+        }
+    }
+    spans
+}

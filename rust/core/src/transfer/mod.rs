@@ -1,0 +1,29 @@
+//! Copies between an engine's memory and an arena, and what executes them.
+//!
+//! A [`Layout`] says where one rank's blocks lie in the engine's memory; a plan resolves entries
+//! to pieces of engine memory and slots, checked whole before the first byte moves; an
+//! [`Engine`] executes plans in the background and reports each once. [`HostEngine`] does so
+//! with threads; a device engine fits the same trait.
+
+mod board;
+mod checksum;
+mod engine;
+mod host;
+mod job;
+mod layout;
+mod plan;
+mod region;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use checksum::checksum;
+pub use engine::{Completion, Engine, Ticket};
+pub use host::HostEngine;
+pub use layout::{LayerMap, Layout, Run};
+pub use plan::{Direction, Entry, Piece, Plan};
+pub use region::{Region, SlotMemory};
+
+/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,252 @@
+//! Plans: entries resolved to pieces of engine memory and slots.
+
+use std::ops::Range;
+
+use hashbrown::HashSet;
+
+use crate::error::{Error, Result};
+use crate::ids::SlotId;
+
+use super::layout::Layout;
+use super::region::SlotMemory;
+
+/// Which way bytes move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the engine's memory to slots.
+    Store,
+    /// From slots to the engine's memory.
+    Load,
+}
+
+/// One page or checkpoint to be copied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its class in the geometry.
+    pub class: usize,
+    /// The slots of its payload, in order.
+    pub slots: Vec<SlotId>,
+    /// The engine's block in each group of the class, in order.
+    pub blocks: Vec<usize>,
+    /// For a load: what this rank's part must hash to; `None` takes it as it is.
+    pub checksum: Option<u64>,
+}
+
+/// One copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// In the engine's memory.
+    pub engine: *mut u8,
+    /// In the arena.
+    pub arena: *mut u8,
+    /// In bytes.
+    pub length: usize,
+}
+
+/// Entries that were checked against a layout and an arena: every piece lies inside both.
+#[derive(Debug)]
+pub struct Plan {
+    direction: Direction,
+    entries: Vec<Entry>,
+}
+
+impl Plan {
+    /// Checks every index and count; nothing has moved when it fails.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the first entry that is wrong, and how.
+    pub fn new(
+        layout: &Layout,
+        memory: &SlotMemory,
+        direction: Direction,
+        entries: Vec<Entry>,
+    ) -> Result<Self> {
+        let mut written = HashSet::new();
+        for (index, entry) in entries.iter().enumerate() {
+            check(layout, memory, direction, entry, &mut written).map_err(|error| match error {
+                Error::InvalidArgument(what) => {
+                    Error::InvalidArgument(format!("entry {index}: {what}"))
+                }
+                other => other,
+            })?;
+        }
+        Ok(Self { direction, entries })
+    }
+
+    /// Which way its bytes move.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// What it moves.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The copies of a range of this rank's part of one entry, in payload order. It must be a
+    /// plan of this layout and memory.
+    pub fn pieces<'a>(
+        &'a self,
+        layout: &'a Layout,
+        memory: &'a SlotMemory,
+        entry: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = Piece> + 'a {
+        let blocks = &self.entries[entry].blocks;
+        let spans = layout.spans(self.entries[entry].class);
+        let mut current = spans.partition_point(|span| span.end() <= range.start);
+        let mut stretches = self.stretches(layout, memory, entry, range);
+        let mut rest = Stretch {
+            position: 0,
+            arena: std::ptr::null_mut(),
+            length: 0,
+        };
+        std::iter::from_fn(move || {
+            if rest.length == 0 {
+                rest = stretches.next()?;
+            }
+            if rest.position == spans[current].end() {
+                current += 1;
+            }
+            let span = &spans[current];
+            let skip = rest.position - span.start;
+            let length = rest.length.min(span.length - skip);
+            let engine = span.in_block(blocks[span.group]).wrapping_add(skip);
+            let piece = Piece {
+                engine,
+                arena: rest.arena,
+                length,
+            };
+            rest.position += length;
+            rest.arena = rest.arena.wrapping_add(length);
+            rest.length -= length;
+            Some(piece)
+        })
+    }
+
+    /// The arena's side of a range of this rank's part of one entry: runs of slots that follow
+    /// each other are one stretch.
+    pub(super) fn stretches<'a>(
+        &'a self,
+        layout: &'a Layout,
+        memory: &'a SlotMemory,
+        entry: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = Stretch> + 'a {
+        let slots = &self.entries[entry].slots;
+        let rank_bytes = layout.geometry().classes()[self.entries[entry].class].rank_bytes;
+        let first = layout.rank() * rank_bytes;
+        let slot_bytes = memory.slot_bytes();
+        let mut position = range.start;
+        std::iter::from_fn(move || {
+            if position >= range.end {
+                return None;
+            }
+            let needed = range.end - position;
+            let (mut slot, skip) = (
+                (first + position) / slot_bytes,
+                (first + position) % slot_bytes,
+            );
+            let offset = slots[slot].0 as usize * slot_bytes + skip;
+            let mut length = slot_bytes - skip;
+            while length < needed && slots[slot + 1].0.checked_sub(1) == Some(slots[slot].0) {
+                slot += 1;
+                length += slot_bytes;
+            }
+            let length = length.min(needed);
+            let stretch = Stretch {
+                position,
+                arena: memory.region().at(offset),
+                length,
+            };
+            position += length;
+            Some(stretch)
+        })
+    }
+}
+
+/// Adjacent bytes of an arena, and where in the rank's part they belong.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stretch {
+    position: usize,
+    pub(super) arena: *mut u8,
+    pub(super) length: usize,
+}
+
+/// `written` collects what earlier entries of the plan write: slots of a store, a group's blocks
+/// of a load.
+fn check(
+    layout: &Layout,
+    memory: &SlotMemory,
+    direction: Direction,
+    entry: &Entry,
+    written: &mut HashSet<(usize, usize)>,
+) -> Result<()> {
+    let refuse = |what: String| Err(Error::InvalidArgument(what));
+    let class = layout.geometry().class(entry.class)?;
+    let needed = layout
+        .geometry()
+        .slots_per_entry(entry.class, memory.slot_bytes())?;
+    if entry.slots.len() != needed {
+        return refuse(format!(
+            "slots: expected {needed}, found {}",
+            entry.slots.len()
+        ));
+    }
+    if let Some(SlotId(slot)) = entry.slots.iter().find(|s| s.0 as usize >= memory.slots()) {
+        return refuse(format!(
+            "slot: expected below {}, found {slot}",
+            memory.slots()
+        ));
+    }
+    if entry.blocks.len() != class.groups.len() {
+        let (expected, found) = (class.groups.len(), entry.blocks.len());
+        return refuse(format!(
+            "blocks: expected one a group, {expected}, found {found}"
+        ));
+    }
+    if let Some(block) = entry
+        .blocks
+        .iter()
+        .find(|block| **block >= layout.num_blocks())
+    {
+        return refuse(format!(
+            "block: expected below {}, found {block}",
+            layout.num_blocks()
+        ));
+    }
+    match direction {
+        Direction::Store => {
+            if entry.checksum.is_some() {
+                return refuse("checksum: a store computes it, expected none".into());
+            }
+            let mut slots = entry.slots.iter();
+            if let Some(SlotId(slot)) = slots.find(|s| !written.insert((0, s.0 as usize))) {
+                return refuse(format!(
+                    "slot {slot}: expected once in a store, found twice"
+                ));
+            }
+        }
+        Direction::Load => {
+            let mut slots = HashSet::with_capacity(entry.slots.len());
+            if let Some(SlotId(slot)) = entry.slots.iter().find(|slot| !slots.insert(**slot)) {
+                return refuse(format!(
+                    "slot {slot}: expected once in an entry, found twice"
+                ));
+            }
+            let mut targets = class
+                .groups
+                .iter()
+                .copied()
+                .zip(entry.blocks.iter().copied());
+            if let Some((group, block)) = targets.find(|target| !written.insert(*target)) {
+                return refuse(format!(
+                    "block {block} of group {group}: expected once in a load, found twice"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
