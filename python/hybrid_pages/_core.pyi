@@ -1,0 +1,286 @@
+"""The Rust core: geometry, arena, copies and cache. Every class is thread-safe."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+FORMAT_VERSION: int
+__version__: str
+
+# errors
+
+class HybridPagesError(Exception):
+    """Every error that hybrid-pages raises."""
+
+class GeometryError(HybridPagesError, ValueError):
+    """A geometry that contradicts itself or the memory it is laid over."""
+
+class InvalidArgumentError(HybridPagesError, ValueError):
+    """An argument out of range or of the wrong length."""
+
+class ForeignError(HybridPagesError):
+    """Bytes that belong to another geometry, format or engine."""
+
+class ArenaError(HybridPagesError):
+    """The shared mapping could not be made, opened or used."""
+
+class BudgetError(HybridPagesError):
+    """A budget that cannot hold what was asked of it."""
+
+class LeaseError(HybridPagesError):
+    """A lease used after its end or against another cache."""
+
+class TransferError(HybridPagesError):
+    """A copy that did not happen, or whose bytes were not those that left the engine."""
+
+# geometry
+
+@final
+class Segment:
+    """A dense, typed piece of one layer's page or checkpoint on one rank.
+
+    dtype: bool, uint8, int8, float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, float64,
+    int16, int32 or int64.
+    """
+
+    def __new__(cls, name: str, dtype: str, shape: Sequence[int]) -> Segment: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def bytes(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class Layer:
+    """One layer's share of a page or checkpoint on one rank: its segments, densely in order."""
+
+    def __new__(cls, name: str, segments: Sequence[Segment]) -> Layer: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def segments(self) -> tuple[Segment, ...]: ...
+    @property
+    def bytes(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class Group:
+    """Layers that share a block table. kind: attention, window or recurrent.
+
+    window_tokens: how many tokens a layer of a window group sees, itself included.
+    """
+
+    def __new__(
+        cls, kind: str, layers: Sequence[Layer], *, window_tokens: int | None = None
+    ) -> Group: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+    @property
+    def window_tokens(self) -> int | None: ...
+    @property
+    def bytes(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class PageClass:
+    """Groups whose bytes at one block form one entry: whole or absent, for all ranks."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def groups(self) -> tuple[int, ...]: ...
+    @property
+    def window_blocks(self) -> int | None: ...
+    @property
+    def rank_bytes(self) -> int: ...
+    @property
+    def entry_bytes(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Geometry:
+    """What a page and a checkpoint are made of. Equal when fingerprints are.
+
+    classes: attention first, then windows from the narrowest, then recurrent.
+    identity: what else the bytes depend on, such as model, revision, layout and backend.
+    """
+
+    def __new__(
+        cls,
+        *,
+        block_tokens: int,
+        groups: Sequence[Group],
+        ranks: int = 1,
+        identity: Mapping[str, str],
+    ) -> Geometry: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def groups(self) -> tuple[Group, ...]: ...
+    @property
+    def classes(self) -> tuple[PageClass, ...]: ...
+    @property
+    def identity(self) -> dict[str, str]: ...
+    @property
+    def fingerprint(self) -> bytes: ...
+    def to_json(self) -> str: ...
+    @staticmethod
+    def from_json(text: str) -> Geometry: ...
+    def suggest_slot_bytes(self) -> int:
+        """The largest power of two, 512 B to 2 MiB, that wastes at most 1/64 by rounding."""
+
+    def slots_per_entry(self, class_index: int, slot_bytes: int) -> int: ...
+    def difference(self, other: Geometry) -> str | None:
+        """One line naming the first thing that differs, this side being the expected one."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+# arena
+
+@final
+class Arena:
+    """Slots in shared memory. Nothing is left behind when the processes that map it are gone.
+
+    path: where other processes of the same user open it, as long as its creator lives.
+    """
+
+    @staticmethod
+    def create(geometry: Geometry, *, slot_bytes: int, slots: int) -> Arena: ...
+    @staticmethod
+    def open(path: str, geometry: Geometry) -> Arena: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def read(self, slot: int) -> bytes:
+        """One slot's bytes. For tools and tests: nobody may be writing the slot."""
+
+    def write(self, slot: int, data: bytes) -> None:
+        """Write a slot's first bytes. For tools and tests: nobody else may be using it."""
+
+# engine
+
+@final
+class LayerMap:
+    """Where one layer's blocks lie in the engine's memory [address, address + nbytes).
+
+    Block b starts at address + b * block_stride; its bytes are the runs (offset, length), in
+    payload order. Layers that are adjacent in a block are copied in one go if their maps name
+    the same region. The memory must stay readable and writable until the engine is closed, and
+    nothing else may write a block while a transfer uses it.
+    """
+
+    def __new__(
+        cls,
+        *,
+        group: int,
+        layer: int,
+        address: int,
+        nbytes: int,
+        block_stride: int,
+        runs: Sequence[tuple[int, int]],
+    ) -> LayerMap: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def block_stride(self) -> int: ...
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]: ...
+
+@final
+class Completion:
+    """How a transfer ended.
+
+    bytes: those that are whole where they were to go: all or, after a failure, none.
+    checksums: of a store that succeeded, XXH3-64 of this rank's part of each entry, in order.
+    """
+
+    @property
+    def ticket(self) -> int: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def checksums(self) -> list[int]: ...
+
+@final
+class HostEngine:
+    """Copies between host memory and an arena by threads of its own.
+
+    layers: one map for each layer of the geometry. owners: kept alive until the engine is
+    closed or dropped, both of which wait for the transfers in flight.
+    """
+
+    def __new__(
+        cls,
+        geometry: Geometry,
+        arena: Arena,
+        *,
+        rank: int,
+        num_blocks: int,
+        layers: Sequence[LayerMap],
+        threads: int = 2,
+        owners: object = None,
+    ) -> HostEngine: ...
+    def store(self, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> int:
+        """Copy entries (class, slots, a block a group) to their slots; a ticket.
+
+        Checked whole before the first byte moves.
+        """
+
+    def load(
+        self, entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]]
+    ) -> int:
+        """Copy entries (class, slots, a block a group, checksum of this rank's part) back; a ticket.
+
+        Every checksum that is given is compared before the first byte moves: a load that fails
+        so has written nothing.
+        """
+
+    def poll(self) -> list[Completion]:
+        """What ended since the last poll, each once. Never waits for a copy."""
+
+    def wait(self, ticket: int, timeout: float | None = None) -> bool:
+        """Wait until a transfer has ended and say whether it has."""
+
+    @property
+    def in_flight(self) -> int: ...
+    def close(self) -> None:
+        """Wait for the transfers in flight and refuse any more. Nothing the second time."""
+
+def checksum(data: bytes) -> int:
+    """XXH3-64, by which entries are checked."""
+
