@@ -14,6 +14,7 @@
 
 pub mod error;
 pub mod ids;
+mod slab;
 
 pub mod geometry;
 pub mod policy;

@@ -1,0 +1,89 @@
+//! What a cache is made for.
+
+use crate::error::{Error, Result};
+use crate::ids::ClassKind;
+use crate::prefix::Roles;
+
+/// One class of entries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClassConfig {
+    /// What it keeps.
+    pub kind: ClassKind,
+    /// Pages of so many last blocks are needed to resume: at least 1 for a window class, ignored otherwise.
+    pub window_blocks: usize,
+    /// Slots that one entry takes, all ranks together.
+    pub slots_per_entry: u32,
+}
+
+/// Everything a cache needs to know about the engine and the arena.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// At most one attention class, at most one recurrent class, any number of window classes.
+    pub classes: Vec<ClassConfig>,
+    /// Ranks that write a part of each entry, and so the checksums of an entry.
+    pub ranks: usize,
+    /// Slots of the arena.
+    pub slots: u32,
+    /// Bytes of a slot, for the counts in bytes.
+    pub slot_bytes: u64,
+    /// Name of the policy: see [`crate::policy::NAMES`].
+    pub policy: String,
+}
+
+impl CacheConfig {
+    /// What the classes are for, if the configuration makes sense.
+    pub(super) fn roles(&self) -> Result<Roles> {
+        let invalid = |text: String| Err(Error::InvalidArgument(text));
+        let mut roles =
+            Roles { attention: None, windows: Vec::new(), recurrent: None, count: self.classes.len() };
+        if self.classes.is_empty() {
+            return invalid("classes: expected at least one, found none".into());
+        }
+        if self.ranks == 0 {
+            return invalid("ranks: expected at least 1, found 0".into());
+        }
+        if self.slot_bytes == 0 {
+            return invalid("slot_bytes: expected at least 1, found 0".into());
+        }
+        for (index, class) in self.classes.iter().enumerate() {
+            if class.slots_per_entry == 0 {
+                return invalid(format!("class {index}: expected at least 1 slot an entry, found 0"));
+            }
+            let taken = match class.kind {
+                ClassKind::Attention => roles.attention.replace(index),
+                ClassKind::Recurrent => roles.recurrent.replace(index),
+                ClassKind::Window if class.window_blocks == 0 => {
+                    return invalid(format!("class {index}: expected a window of at least 1 block, found 0"));
+                }
+                ClassKind::Window => {
+                    roles.windows.push((index, class.window_blocks));
+                    None
+                }
+            };
+            if let Some(first) = taken {
+                return invalid(format!(
+                    "class {index}: expected one class of its kind, found class {first} to be {:?} too",
+                    class.kind
+                ));
+            }
+        }
+        self.check_budget()?;
+        Ok(roles)
+    }
+
+    fn check_budget(&self) -> Result<()> {
+        let needed: u64 = self.classes.iter().map(|class| u64::from(class.slots_per_entry)).sum();
+        if u64::from(self.slots) >= needed {
+            return Ok(());
+        }
+        let bytes = |slots: u64| u128::from(slots) * u128::from(self.slot_bytes);
+        Err(Error::Budget(format!(
+            "expected room for one entry of each class, {} bytes ({needed} slots of {} bytes), found {} \
+             bytes ({} slots): raise the budget",
+            bytes(needed),
+            self.slot_bytes,
+            bytes(u64::from(self.slots)),
+            self.slots
+        )))
+    }
+}

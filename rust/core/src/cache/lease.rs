@@ -1,0 +1,178 @@
+//! Holds on entries that end by themselves.
+
+use std::sync::Arc;
+
+use super::Shared;
+use super::reserve::Reservation;
+use super::state::ReadHold;
+use crate::error::{Error, Result};
+use crate::ids::{EntryId, SlotId};
+
+/// One page or checkpoint under a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseEntry {
+    /// Its class.
+    pub class_index: usize,
+    /// Its block.
+    pub block_index: usize,
+    /// Where its payload lies, in payload order.
+    pub slots: Vec<SlotId>,
+    /// Checksums of its parts, a rank each; empty while it is being written.
+    pub checksums: Vec<u64>,
+}
+
+/// Entries wanted by a [`WriteLease`] that it doesn't write, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// There already.
+    pub resident: usize,
+    /// Another lease, or the same call, writes it already.
+    pub in_writing: usize,
+    /// Everything else that could make room is in use or belongs to the same prefix.
+    pub no_room: usize,
+    /// A page before it is neither there nor being written: it could never be reached.
+    pub orphan: usize,
+}
+
+/// Keeps what a load reads where it is. Ends when released or dropped.
+pub struct ReadLease {
+    shared: Arc<Shared>,
+    first: usize,
+    hold: ReadHold,
+    released: bool,
+}
+
+impl ReadLease {
+    pub(super) const fn new(shared: Arc<Shared>, first: usize, hold: ReadHold) -> Self {
+        Self { shared, first, hold, released: false }
+    }
+
+    /// First block that the load covers.
+    #[must_use]
+    pub const fn first(&self) -> usize {
+        self.first
+    }
+
+    /// The joint hit: the block after the last that the load covers.
+    #[must_use]
+    pub const fn blocks(&self) -> usize {
+        self.hold.blocks
+    }
+
+    /// What to load.
+    #[must_use]
+    pub fn entries(&self) -> &[LeaseEntry] {
+        &self.hold.entries
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub const fn released(&self) -> bool {
+        self.released
+    }
+
+    /// Ends it; a second time does nothing.
+    pub fn release(&mut self) {
+        if !std::mem::replace(&mut self.released, true) {
+            self.shared.lock().release(&self.hold.held);
+        }
+    }
+
+    /// Ids of the entries, which mean something only while the lease lasts and to its own cache.
+    pub(super) fn ids_in(&self, cache: &Arc<Shared>) -> Result<&[EntryId]> {
+        if !Arc::ptr_eq(&self.shared, cache) {
+            return Err(Error::Lease("expected a lease of this cache, found one of another".into()));
+        }
+        if self.released {
+            return Err(Error::Lease("expected a lease that lasts, found one that was released".into()));
+        }
+        Ok(&self.hold.ids)
+    }
+}
+
+impl Drop for ReadLease {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Room for entries that nobody sees until [`commit`](WriteLease::commit); dropped without it, the room
+/// is free again.
+pub struct WriteLease {
+    shared: Arc<Shared>,
+    reservation: Reservation,
+    ended: bool,
+}
+
+impl WriteLease {
+    pub(super) const fn new(shared: Arc<Shared>, reservation: Reservation) -> Self {
+        Self { shared, reservation, ended: false }
+    }
+
+    /// What to write.
+    #[must_use]
+    pub fn entries(&self) -> &[LeaseEntry] {
+        &self.reservation.entries
+    }
+
+    /// How many wanted entries are not among them, by reason.
+    #[must_use]
+    pub const fn skipped(&self) -> Skipped {
+        self.reservation.skipped
+    }
+
+    /// Whether it was committed or aborted.
+    #[must_use]
+    pub const fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Publishes all entries at once: their bytes are whole, and `checksums` has for each of them a
+    /// value a rank. Entries that were dropped meanwhile stay unpublished. Returns how many were published.
+    ///
+    /// # Errors
+    /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the checksums are not of that
+    /// shape; the lease goes on then.
+    pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
+        if self.ended {
+            return Err(Error::Lease("commit: expected a lease that lasts, found one that ended".into()));
+        }
+        let Reservation { ids, held, .. } = &self.reservation;
+        if checksums.len() != ids.len() {
+            return Err(Error::InvalidArgument(format!(
+                "checksums: expected a list for each of {} entries, found {}",
+                ids.len(),
+                checksums.len()
+            )));
+        }
+        let mut state = self.shared.lock();
+        let ranks = state.ranks();
+        for (index, parts) in checksums.iter().enumerate() {
+            let found = parts.as_ref().len();
+            if found != ranks {
+                return Err(Error::InvalidArgument(format!(
+                    "checksums of entry {index}: expected a value for each of {ranks} ranks, found {found}"
+                )));
+            }
+        }
+        let published = state.publish(ids.iter().copied().zip(checksums.iter().map(AsRef::as_ref)));
+        state.release(held);
+        self.ended = true;
+        Ok(published)
+    }
+
+    /// Gives the room back; after the lease's end it does nothing.
+    pub fn abort(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            let mut state = self.shared.lock();
+            state.abandon(&self.reservation.ids);
+            state.release(&self.reservation.held);
+        }
+    }
+}
+
+impl Drop for WriteLease {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}

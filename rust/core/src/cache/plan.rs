@@ -1,0 +1,39 @@
+//! Who gets room first when a prefix is stored.
+
+use crate::prefix::Roles;
+
+/// An entry that a caller wants to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) block: usize,
+    pub(super) class: usize,
+}
+
+/// Splits entries into the order in which they get room: each unit gets it whole or ends the call. A
+/// checkpoint is in one unit with the pages up to it and its window pages, since each is useless
+/// without the others; what no checkpoint needs follows block by block.
+pub(super) fn units<'a>(
+    roles: &'a Roles,
+    wanted: &'a mut [Wanted],
+) -> impl Iterator<Item = &'a [Wanted]> {
+    let mut targets: Vec<usize> = wanted
+        .iter()
+        .filter(|entry| Some(entry.class) == roles.recurrent)
+        .map(|entry| entry.block)
+        .collect();
+    targets.sort_unstable();
+    let unit_of = move |entry: &Wanted| -> (bool, usize) {
+        let target = targets.get(targets.partition_point(|&target| target < entry.block));
+        let needed_by = target.filter(|&&target| {
+            Some(entry.class) == roles.attention
+                || Some(entry.class) == roles.recurrent
+                || roles.windows_over(entry.block, target).any(|class| class == entry.class)
+        });
+        needed_by.map_or((true, entry.block), |&target| (false, target))
+    };
+    // A block's page first: the others are reached through it.
+    wanted.sort_by_key(|entry| {
+        (unit_of(entry), entry.block, Some(entry.class) != roles.attention, entry.class)
+    });
+    wanted.chunk_by(move |a, b| unit_of(a) == unit_of(b))
+}

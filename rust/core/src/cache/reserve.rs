@@ -1,0 +1,173 @@
+//! Finding room for new entries.
+
+use std::cmp::Reverse;
+
+use super::lease::{LeaseEntry, Skipped};
+use super::plan::{Wanted, units};
+use super::state::State;
+use crate::error::{Error, Result};
+use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+
+/// What a write lease holds.
+#[derive(Default)]
+pub(super) struct Reservation {
+    pub(super) entries: Vec<LeaseEntry>,
+    /// Ids of `entries`.
+    pub(super) ids: Vec<EntryId>,
+    /// These and the prefix that they extend, in the order in which they are let go: deepest first.
+    pub(super) held: Vec<EntryId>,
+    pub(super) skipped: Skipped,
+}
+
+/// Entries of a prefix with where they are.
+type Placed = Vec<(Wanted, EntryId)>;
+
+impl State {
+    pub(super) fn reserve(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        entries: &[(usize, usize)],
+    ) -> Result<Reservation> {
+        self.namespaces.check(namespace)?;
+        self.check_wanted(keys.len(), entries)?;
+        let Some(last) = entries.iter().map(|&(_, block)| block).max() else {
+            return Ok(Reservation::default());
+        };
+        let keys = &keys[..=last];
+        let path = self.index.path(namespace, keys)?;
+        // Nothing fails from here on.
+        let mut skipped = Skipped::default();
+        let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);
+        placed.extend(self.chain(&path));
+        placed.sort_unstable_by_key(|&(_, id)| id);
+        placed.dedup();
+        self.hold(&placed.iter().map(|&(_, id)| id).collect::<Vec<_>>());
+
+        let mut written = self.place(namespace, keys, path, &mut wanted);
+        skipped.no_room = wanted.len() - written.len();
+        self.writing += written.len() as u64;
+        placed.extend_from_slice(&written);
+        // The mirror image of the order of writing, so that what hangs from a page goes before it.
+        placed.sort_unstable_by_key(|&(at, _)| Reverse(self.write_order(at)));
+        written.sort_unstable_by_key(|&(at, _)| self.write_order(at));
+        Ok(Reservation {
+            entries: written.iter().map(|&(at, id)| self.describe(at.block, id)).collect(),
+            ids: written.into_iter().map(|(_, id)| id).collect(),
+            held: placed.into_iter().map(|(_, id)| id).collect(),
+            skipped,
+        })
+    }
+
+    fn check_wanted(&self, keys: usize, entries: &[(usize, usize)]) -> Result<()> {
+        let classes = self.classes.len();
+        for (at, &(class, block)) in entries.iter().enumerate() {
+            if class >= classes {
+                return Err(Error::InvalidArgument(format!(
+                    "entry {at}: expected a class below {classes}, found {class}"
+                )));
+            }
+            if block >= keys {
+                return Err(Error::InvalidArgument(format!(
+                    "entry {at}: expected a block below {keys}, the number of keys, found {block}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// A block's page first: the others are reached through it.
+    fn write_order(&self, at: Wanted) -> (usize, bool, usize) {
+        (at.block, Some(at.class) != self.index.roles().attention, at.class)
+    }
+
+    /// Separates what can be written from what is there or on its way (returned with its id) and from
+    /// what could never be reached, and counts those two.
+    fn sort_out(
+        &self,
+        path: &[Option<NodeId>],
+        entries: &[(usize, usize)],
+        skipped: &mut Skipped,
+    ) -> (Vec<Wanted>, Placed) {
+        let mut wanted = Vec::with_capacity(entries.len());
+        let mut present = Vec::new();
+        for &(class, block) in entries {
+            let at = Wanted { block, class };
+            let cell = path[block].map(|node| self.index.cell(node, class));
+            match cell.and_then(|cell| cell.entry()) {
+                Some(id) => {
+                    let resident = cell.is_some_and(|cell| cell.is_resident());
+                    *(if resident { &mut skipped.resident } else { &mut skipped.in_writing }) += 1;
+                    present.push((at, id));
+                }
+                None => wanted.push(at),
+            }
+        }
+        wanted.sort_unstable_by_key(|&at| self.write_order(at));
+        let offered = wanted.len();
+        wanted.dedup();
+        skipped.in_writing += offered - wanted.len();
+        if let Some(page) = self.index.roles().attention {
+            let mut reach = path.iter().take_while(|node| node.is_some()).count();
+            for at in wanted.iter().filter(|at| at.class == page) {
+                reach += usize::from(at.block == reach);
+            }
+            let offered = wanted.len();
+            wanted.retain(|at| at.block < reach);
+            skipped.orphan = offered - wanted.len();
+        }
+        (wanted, present)
+    }
+
+    /// What the end of this prefix can't be resumed without, as far as it is there or on its way.
+    fn chain(&self, path: &[Option<NodeId>]) -> Placed {
+        let roles = self.index.roles();
+        let mut chain = Vec::with_capacity(path.len());
+        for (block, node) in path.iter().enumerate() {
+            let Some(node) = *node else { continue };
+            let windows = roles.windows_over(block, path.len() - 1);
+            for class in roles.attention.into_iter().chain(windows) {
+                let entry = self.index.cell(node, class).entry();
+                chain.extend(entry.map(|id| (Wanted { block, class }, id)));
+            }
+        }
+        chain
+    }
+
+    /// Gives room to what it can, in order of use, and makes it known as in writing.
+    fn place(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        mut path: Vec<Option<NodeId>>,
+        wanted: &mut [Wanted],
+    ) -> Placed {
+        let roles = self.index.roles().clone();
+        let mut written = Vec::with_capacity(wanted.len());
+        for unit in units(&roles, wanted) {
+            let slots = |at: &Wanted| u64::from(self.classes[at.class].slots_per_entry);
+            let needed = unit.iter().map(slots).sum();
+            if !self.make_room(needed) {
+                break;
+            }
+            for &at in unit {
+                // Without an attention class, making room may have dropped a boundary of this very
+                // prefix; with one, all of them are held and the one before is there by now.
+                let before = at.block.checked_sub(1).filter(|_| roles.attention.is_some());
+                let parent = before.and_then(|block| path[block]);
+                let key = &keys[at.block];
+                let node = match self.index.child(parent, at.block, namespace, key) {
+                    Some(node) => node,
+                    None => self.index.add(parent, at.block, namespace, key),
+                };
+                path[at.block] = Some(node);
+                let count = self.classes[at.class].slots_per_entry;
+                let slots = self.pool.take(count).expect("room was made for the whole unit");
+                let id = self.entries.insert(at.class, node, slots);
+                self.index.begin(node, at.class, id);
+                written.push((at, id));
+            }
+        }
+        written
+    }
+}

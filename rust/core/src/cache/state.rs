@@ -1,0 +1,304 @@
+//! What the lock guards, and the steps that keep its parts in agreement.
+//!
+//! An entry that someone holds is in nobody's list but the index's; one that nobody holds is with
+//! the policy. So `slots = free + held + evictable`, always.
+
+use super::config::{CacheConfig, ClassConfig};
+use super::lease::LeaseEntry;
+use super::stats::{ClassCounts, Stats};
+use crate::error::Result;
+use crate::ids::{EntryId, NamespaceId, PrefixKey, SlotId};
+use crate::policy::{self, Policy};
+use crate::prefix::{Hit, Index, Namespaces};
+use crate::slot::{EntryTable, SlotPool};
+
+pub(super) struct State {
+    pub(super) classes: Vec<ClassConfig>,
+    ranks: usize,
+    slot_bytes: u64,
+    pub(super) namespaces: Namespaces,
+    pub(super) index: Index,
+    pub(super) entries: EntryTable,
+    pub(super) pool: SlotPool,
+    policy: Box<dyn Policy>,
+    /// Slots of the entries that are with the policy.
+    evictable: u32,
+    /// A count a class.
+    counts: Vec<ClassCounts>,
+    pub(super) writing: u64,
+    reclaimed: u64,
+}
+
+/// What a read lease holds.
+pub(super) struct ReadHold {
+    pub(super) blocks: usize,
+    pub(super) entries: Vec<LeaseEntry>,
+    /// Ids of `entries`.
+    pub(super) ids: Vec<EntryId>,
+    /// Everything the hit stands on, in the order in which it is let go: the deepest first.
+    pub(super) held: Vec<EntryId>,
+}
+
+impl State {
+    pub(super) fn new(config: &CacheConfig) -> Result<Self> {
+        let roles = config.roles()?;
+        Ok(Self {
+            classes: config.classes.clone(),
+            ranks: config.ranks,
+            slot_bytes: config.slot_bytes,
+            namespaces: Namespaces::default(),
+            index: Index::new(roles),
+            entries: EntryTable::new(config.ranks),
+            pool: SlotPool::new(config.slots)?,
+            policy: policy::by_name(&config.policy)?,
+            evictable: 0,
+            counts: vec![ClassCounts::default(); config.classes.len()],
+            writing: 0,
+            reclaimed: 0,
+        })
+    }
+
+    pub(super) const fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    pub(super) fn namespace(&mut self, identity: &[u8]) -> Result<NamespaceId> {
+        self.namespaces.intern(identity)
+    }
+
+    pub(super) fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
+        self.namespaces.check(namespace)?;
+        Ok(self.index.joint_hit(namespace, keys, |_| ()))
+    }
+
+    pub(super) fn acquire(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<Option<ReadHold>> {
+        self.namespaces.check(namespace)?;
+        let mut path = Vec::new();
+        let hit = self.index.joint_hit(namespace, keys, |node| path.push(node));
+        if hit.blocks <= first {
+            return Ok(None);
+        }
+        let roles = self.index.roles();
+        let last = hit.blocks - 1;
+        let mut used = Vec::with_capacity(hit.blocks + 1);
+        let mut add = |block: usize, class: usize| {
+            let entry = path[block].and_then(|node| self.index.cell(node, class).entry());
+            used.extend(entry.map(|id| (block, id)));
+        };
+        roles.recurrent.into_iter().for_each(|class| add(last, class));
+        for block in (0..hit.blocks).rev() {
+            roles.windows_over(block, last).for_each(|class| add(block, class));
+            roles.attention.into_iter().for_each(|class| add(block, class));
+        }
+        let loads = used.iter().rev().filter(|&&(block, _)| block >= first);
+        let entries = loads.clone().map(|&(block, id)| self.describe(block, id)).collect();
+        let ids = loads.map(|&(_, id)| id).collect();
+        let held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
+        self.hold(&held);
+        Ok(Some(ReadHold { blocks: hit.blocks, entries, ids, held }))
+    }
+
+    /// An entry as its holders see it.
+    pub(super) fn describe(&self, block_index: usize, id: EntryId) -> LeaseEntry {
+        let entry = self.entries.get(id);
+        let checksums = if entry.resident { self.entries.checksums(id) } else { &[] };
+        LeaseEntry {
+            class_index: entry.class,
+            block_index,
+            slots: self.pool.slots(&entry.slots).collect(),
+            checksums: checksums.to_vec(),
+        }
+    }
+
+    /// Keeps entries from eviction until [`release`](Self::release).
+    pub(super) fn hold(&mut self, ids: &[EntryId]) {
+        for &id in ids {
+            let entry = self.entries.get_mut(id);
+            if entry.holds == 0 {
+                self.policy.remove(id);
+                self.evictable -= entry.slots.len();
+            }
+            entry.holds += 1;
+        }
+    }
+
+    /// Ends holds in the order given: what nobody else holds goes back to the policy, or to the pool
+    /// if it was dropped meanwhile.
+    pub(super) fn release(&mut self, ids: &[EntryId]) {
+        for &id in ids {
+            let entry = self.entries.get_mut(id);
+            entry.holds -= 1;
+            if entry.holds > 0 {
+                continue;
+            }
+            if entry.home.is_some() {
+                self.evictable += entry.slots.len();
+                self.policy.insert(id);
+            } else {
+                let entry = self.entries.remove(id);
+                self.pool.give(entry.slots);
+            }
+        }
+    }
+
+    /// Lets lookups see entries that were being written, unless they were dropped meanwhile.
+    pub(super) fn publish<'a>(
+        &mut self,
+        written: impl Iterator<Item = (EntryId, &'a [u64])>,
+    ) -> usize {
+        let mut published = 0;
+        for (id, checksums) in written {
+            self.writing -= 1;
+            let entry = self.entries.get_mut(id);
+            let Some(node) = entry.home else { continue };
+            entry.resident = true;
+            let class = entry.class;
+            self.index.publish(node, class, id);
+            self.entries.set_checksums(id, checksums);
+            self.counts[class].resident += 1;
+            published += 1;
+        }
+        published
+    }
+
+    /// Drops entries that will not be written after all.
+    pub(super) fn abandon(&mut self, ids: &[EntryId]) {
+        self.writing -= ids.len() as u64;
+        let dropped = self.drop_entries(ids);
+        self.reclaimed += dropped;
+    }
+
+    pub(super) fn invalidate(&mut self, ids: &[EntryId]) -> usize {
+        let named = ids.iter().filter(|&&id| self.entries.get(id).home.is_some()).count() as u64;
+        let dropped = self.drop_entries(ids);
+        self.reclaimed += dropped - named;
+        dropped as usize
+    }
+
+    pub(super) fn clear(&mut self) -> usize {
+        let mut gone = Vec::new();
+        self.index.clear(&mut gone);
+        self.detach(&gone) as usize
+    }
+
+    /// Evicts until so many slots are free; changes nothing if that can't be.
+    pub(super) fn make_room(&mut self, slots: u64) -> bool {
+        if slots > u64::from(self.pool.free()) + u64::from(self.evictable) {
+            return false;
+        }
+        while u64::from(self.pool.free()) < slots {
+            let Some(victim) = self.policy.victim() else { return false };
+            self.counts[self.entries.get(victim).class].evicted += 1;
+            self.reclaimed += self.drop_entries(&[victim]) - 1;
+        }
+        true
+    }
+
+    /// Drops entries, and what can't be reached without them, from the index. Returns how many
+    /// resident ones there were.
+    fn drop_entries(&mut self, ids: &[EntryId]) -> u64 {
+        let mut gone = Vec::new();
+        for &id in ids {
+            let entry = self.entries.get_mut(id);
+            // Taken here, so that an entry dropped with one before it isn't dropped twice.
+            if let Some(node) = entry.home {
+                let (class, from) = (entry.class, gone.len());
+                self.index.vacate(node, class, &mut gone);
+                for &id in &gone[from..] {
+                    self.entries.get_mut(id).home = None;
+                }
+            }
+        }
+        self.detach(&gone)
+    }
+
+    /// Gives up entries that just left the index: at once, or when their last lease ends.
+    fn detach(&mut self, gone: &[EntryId]) -> u64 {
+        let mut resident = 0;
+        for &id in gone {
+            let entry = self.entries.get_mut(id);
+            entry.home = None;
+            if entry.resident {
+                resident += 1;
+                self.counts[entry.class].resident -= 1;
+            }
+            if entry.holds == 0 {
+                self.policy.remove(id);
+                self.evictable -= entry.slots.len();
+                let entry = self.entries.remove(id);
+                self.pool.give(entry.slots);
+            }
+        }
+        resident
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let mut stats = Stats {
+            slots: self.pool.total().into(),
+            free_slots: self.pool.free().into(),
+            slot_bytes: self.slot_bytes,
+            leased_slots: (self.pool.total() - self.pool.free() - self.evictable).into(),
+            writing_entries: self.writing,
+            nodes: self.index.len() as u64,
+            reclaimed: self.reclaimed,
+            metadata_bytes: self.metadata_bytes() as u64,
+            ..Stats::default()
+        };
+        for (class, counts) in self.classes.iter().zip(&self.counts) {
+            stats.add(class, *counts);
+        }
+        stats
+    }
+
+    fn metadata_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.namespaces.bytes()
+            + self.index.bytes()
+            + self.entries.bytes()
+            + self.pool.bytes()
+            + self.policy.bytes()
+    }
+
+    pub(super) fn audit(&self) -> Option<String> {
+        if let Some(found) = self.index.audit() {
+            return Some(found);
+        }
+        let mut owned = vec![false; self.pool.total() as usize];
+        let mut claim = |slot: SlotId| std::mem::replace(&mut owned[slot.0 as usize], true);
+        if self.pool.free_slots().any(&mut claim) {
+            return Some("a slot is free twice".into());
+        }
+        let mut evictable = 0;
+        for (id, entry) in self.entries.iter() {
+            if self.pool.slots(&entry.slots).any(&mut claim) {
+                return Some(format!("entry {} owns a slot that is not its own", id.0));
+            }
+            if entry.holds == 0 {
+                evictable += entry.slots.len();
+            }
+            let Some(node) = entry.home else {
+                if entry.holds == 0 {
+                    return Some(format!("entry {} is kept for nobody", id.0));
+                }
+                continue;
+            };
+            let cell = self.index.cell(node, entry.class);
+            if cell.entry() != Some(id) || cell.is_resident() != entry.resident {
+                return Some(format!("entry {} is not what the index knows", id.0));
+            }
+            let support = self.index.support(node, entry.class);
+            if entry.holds > 0 && support.is_some_and(|page| self.entries.get(page).holds == 0) {
+                return Some(format!("entry {} is held, the page before it is not", id.0));
+            }
+        }
+        if evictable != self.evictable {
+            return Some(format!("{evictable} slots are evictable, {} are counted", self.evictable));
+        }
+        owned.contains(&false).then(|| "a slot is lost".into())
+    }
+}

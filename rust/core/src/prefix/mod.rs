@@ -1,0 +1,31 @@
+//! Which boundaries can be resumed: a tree of boundaries under their keys, and the joint hit.
+//!
+//! With an attention class the tree is the whole truth: a boundary is known exactly while its
+//! page is resident or in writing, its parent is the boundary before it, and dropping a page drops
+//! what is below. Without one, boundaries stand alone and are known while they have any entry.
+
+mod index;
+mod joint;
+mod namespace;
+mod roles;
+
+pub(crate) use index::Index;
+pub use joint::Hit;
+pub(crate) use namespace::Namespaces;
+pub(crate) use roles::Roles;
+
+use crate::error::{Error, Result};
+
+/// Positions, among `hashes` hashes of which `stride` cover one block, of those at a block's end:
+/// the one of block `i` is `(i + 1) * stride - 1`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `stride` is 0.
+pub fn boundaries(hashes: usize, stride: usize) -> Result<impl ExactSizeIterator<Item = usize>> {
+    if stride == 0 {
+        return Err(Error::InvalidArgument(
+            "stride: expected at least 1 hash a block, found 0".into(),
+        ));
+    }
+    Ok((0..hashes / stride).map(move |block| block * stride + (stride - 1)))
+}
