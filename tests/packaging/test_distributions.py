@@ -1,0 +1,93 @@
+"""The wheel and the source distribution in dist/, each installed into an empty environment.
+
+`make check-wheel` builds them first.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+PROBE = """
+import sys
+import hybrid_pages
+from importlib.metadata import distributions
+
+assert "site-packages" in hybrid_pages.__file__, hybrid_pages.__file__
+assert not {"torch", "vllm", "numpy"} & set(sys.modules)
+print(hybrid_pages.__version__, *sorted(d.metadata["Name"] for d in distributions()))
+"""
+
+
+def built(pattern):
+    """The one distribution that fits the pattern."""
+    (path,) = (ROOT / "dist").glob(pattern)
+    return path
+
+
+def installed(path, environment):
+    """Installs a distribution into a new environment and returns its interpreter."""
+    settings = os.environ | {
+        "UV_BUILD_CONSTRAINT": str(ROOT / "requirements" / "build.txt"),
+        # Crates that were compiled for the wheel are not compiled again.
+        "CARGO_TARGET_DIR": str(ROOT / "target"),
+    }
+    python = environment / "bin" / "python"
+    for words in (
+        ["venv", "--quiet", "--python", sys.executable, environment],
+        ["pip", "install", "--quiet", "--python", python, path],
+    ):
+        subprocess.run(
+            [BIN / "uv", *words],
+            check=True,
+            cwd=environment.parent,
+            env=settings,
+        )
+    return python
+
+
+@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+def test_installing_into_an_empty_environment_needs_nothing_else(pattern, tmp_path):
+    python = installed(built(pattern), tmp_path / "environment")
+    probe = subprocess.run(
+        [python, "-I", "-c", PROBE], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    version, *names = probe.stdout.split()
+    assert version in built(pattern).name
+    assert names == ["hybrid-pages"]
+    command = subprocess.run(
+        [python.parent / "hybrid-pages", "--version"], check=True, capture_output=True, text=True
+    )
+    assert command.stdout == f"hybrid-pages {version}\n"
+
+
+def test_the_wheel_serves_every_supported_python():
+    assert "-cp310-abi3-" in built("*.whl").name
+
+
+def test_the_wheel_holds_the_package_and_nothing_else():
+    names = zipfile.ZipFile(built("*.whl")).namelist()
+    packages = {name.partition("/")[0].partition("-")[0] for name in names}
+    assert packages == {"hybrid_pages"}
+    assert {"hybrid_pages/_core.abi3.so", "hybrid_pages/_core.pyi", "hybrid_pages/py.typed"} <= set(
+        names
+    )
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_source_distribution_holds_what_a_build_reads_and_no_build_output():
+    with tarfile.open(built("*.tar.gz")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"Cargo.toml", "Cargo.lock", "LICENSE", "pyproject.toml", "README.md"} <= names
+    assert {"rust/core/src/lib.rs", "rust/python/src/lib.rs"} <= names
+    outputs = [name for name in names if name.startswith(("target/", ".venv/", "dist/", ".cache/"))]
+    assert not outputs
+    assert not [name for name in names if name.endswith(".so")]

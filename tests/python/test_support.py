@@ -1,0 +1,77 @@
+"""What is refused at start, by name."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from hybrid_pages.vllm import support
+
+
+def engine(**changes: object) -> SimpleNamespace:
+    """A configuration that is accepted, with dotted names changed."""
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_role="kv_both", enable_permute_local_kv=False),
+        speculative_config=None,
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1,
+            prefill_context_parallel_size=1,
+            decode_context_parallel_size=1,
+            data_parallel_size=1,
+            nnodes=1,
+        ),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, use_replayssm=False),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        model_config=SimpleNamespace(is_encoder_decoder=False),
+        ec_transfer_config=None,
+    )
+    for name, value in changes.items():
+        owner, _, leaf = name.rpartition("__")
+        setattr(getattr(config, owner) if owner else config, leaf, value)
+    return config
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0", "0.33.1.dev4+g1234", "0.32.0rc1"])
+def test_a_version_inside_the_window_is_accepted(version: str) -> None:
+    support.require_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "0.3.2", "dev", ""])
+def test_a_version_outside_the_window_is_refused_with_the_window(version: str) -> None:
+    with pytest.raises(support.UnsupportedError, match=re.escape("vllm>=0.32,<0.34")):
+        support.require_version(version)
+
+
+def test_a_plain_configuration_is_accepted() -> None:
+    support.require_config(engine())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kv_transfer_config__kv_role": "kv_producer"}, "kv_role: expected 'kv_both'"),
+        ({"kv_transfer_config__kv_role": "kv_consumer"}, "kv_role: expected 'kv_both'"),
+        ({"kv_transfer_config__enable_permute_local_kv": True}, "enable_permute_local_kv"),
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size: expected 1"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "prefill_context_parallel_size"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"parallel_config__data_parallel_size": 2}, "data_parallel_size: expected 1, found 2"),
+        ({"parallel_config__nnodes": 2}, "nnodes: expected 1, found 2"),
+        ({"cache_config__enable_prefix_caching": False}, "--enable-prefix-caching"),
+        ({"cache_config__use_replayssm": True}, "use_replayssm"),
+        ({"scheduler_config__disable_hybrid_kv_cache_manager": True}, "hybrid KV cache manager"),
+        ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
+        ({"ec_transfer_config": object()}, "encoder cache transfer"),
+    ],
+)
+def test_what_is_not_shown_to_work_is_refused_by_name(change: dict[str, object], said: str) -> None:
+    with pytest.raises(support.UnsupportedError, match=re.escape(said)):
+        support.require_config(engine(**change))
+
+
+def test_every_refused_feature_is_named_at_once() -> None:
+    config = engine(speculative_config=object(), parallel_config__nnodes=2)
+    with pytest.raises(support.UnsupportedError) as caught:
+        support.require_config(config)
+    assert "speculative" in str(caught.value) and "nnodes" in str(caught.value)
