@@ -9,7 +9,10 @@ pub(crate) struct Slab<T> {
 
 impl<T> Slab<T> {
     pub(crate) const fn new() -> Self {
-        Self { items: Vec::new(), vacant: Vec::new() }
+        Self {
+            items: Vec::new(),
+            vacant: Vec::new(),
+        }
     }
 
     pub(crate) fn insert(&mut self, item: T) -> u32 {
@@ -23,22 +26,30 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn remove(&mut self, at: u32) -> T {
-        let item = self.items[at as usize].take().expect("a number in use names an item");
+        let item = self.items[at as usize]
+            .take()
+            .expect("a number in use names an item");
         self.vacant.push(at);
         item
     }
 
     pub(crate) fn get(&self, at: u32) -> &T {
-        self.items[at as usize].as_ref().expect("a number in use names an item")
+        self.items[at as usize]
+            .as_ref()
+            .expect("a number in use names an item")
     }
 
     pub(crate) fn get_mut(&mut self, at: u32) -> &mut T {
-        self.items[at as usize].as_mut().expect("a number in use names an item")
+        self.items[at as usize]
+            .as_mut()
+            .expect("a number in use names an item")
     }
 
     /// Items that live, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        (0..).zip(&self.items).filter_map(|(at, item)| item.as_ref().map(|item| (at, item)))
+        (0..)
+            .zip(&self.items)
+            .filter_map(|(at, item)| item.as_ref().map(|item| (at, item)))
     }
 
     pub(crate) const fn len(&self) -> usize {

@@ -12,7 +12,7 @@ pub struct ClassConfig {
     /// Pages of so many last blocks are needed to resume: at least 1 for a window class, ignored otherwise.
     pub window_blocks: usize,
     /// Slots that one entry takes, all ranks together.
-    pub slots_per_entry: u32,
+    pub slots_per_entry: usize,
 }
 
 /// Everything a cache needs to know about the engine and the arena.
@@ -23,9 +23,9 @@ pub struct CacheConfig {
     /// Ranks that write a part of each entry, and so the checksums of an entry.
     pub ranks: usize,
     /// Slots of the arena.
-    pub slots: u32,
+    pub slots: usize,
     /// Bytes of a slot, for the counts in bytes.
-    pub slot_bytes: u64,
+    pub slot_bytes: usize,
     /// Name of the policy: see [`crate::policy::NAMES`].
     pub policy: String,
 }
@@ -34,8 +34,12 @@ impl CacheConfig {
     /// What the classes are for, if the configuration makes sense.
     pub(super) fn roles(&self) -> Result<Roles> {
         let invalid = |text: String| Err(Error::InvalidArgument(text));
-        let mut roles =
-            Roles { attention: None, windows: Vec::new(), recurrent: None, count: self.classes.len() };
+        let mut roles = Roles {
+            attention: None,
+            windows: Vec::new(),
+            recurrent: None,
+            count: self.classes.len(),
+        };
         if self.classes.is_empty() {
             return invalid("classes: expected at least one, found none".into());
         }
@@ -47,13 +51,17 @@ impl CacheConfig {
         }
         for (index, class) in self.classes.iter().enumerate() {
             if class.slots_per_entry == 0 {
-                return invalid(format!("class {index}: expected at least 1 slot an entry, found 0"));
+                return invalid(format!(
+                    "class {index}: expected at least 1 slot an entry, found 0"
+                ));
             }
             let taken = match class.kind {
                 ClassKind::Attention => roles.attention.replace(index),
                 ClassKind::Recurrent => roles.recurrent.replace(index),
                 ClassKind::Window if class.window_blocks == 0 => {
-                    return invalid(format!("class {index}: expected a window of at least 1 block, found 0"));
+                    return invalid(format!(
+                        "class {index}: expected a window of at least 1 block, found 0"
+                    ));
                 }
                 ClassKind::Window => {
                     roles.windows.push((index, class.window_blocks));
@@ -67,22 +75,23 @@ impl CacheConfig {
                 ));
             }
         }
-        self.check_budget()?;
         Ok(roles)
     }
 
-    fn check_budget(&self) -> Result<()> {
-        let needed: u64 = self.classes.iter().map(|class| u64::from(class.slots_per_entry)).sum();
-        if u64::from(self.slots) >= needed {
+    /// Refuses a budget that can't hold one entry of each class.
+    pub(super) fn check_budget(&self) -> Result<()> {
+        let slots_of = |class: &ClassConfig| class.slots_per_entry as u128;
+        let needed: u128 = self.classes.iter().map(slots_of).sum();
+        if self.slots as u128 >= needed {
             return Ok(());
         }
-        let bytes = |slots: u64| u128::from(slots) * u128::from(self.slot_bytes);
+        let bytes = |slots: u128| slots * self.slot_bytes as u128;
         Err(Error::Budget(format!(
             "expected room for one entry of each class, {} bytes ({needed} slots of {} bytes), found {} \
              bytes ({} slots): raise the budget",
             bytes(needed),
             self.slot_bytes,
-            bytes(u64::from(self.slots)),
+            bytes(self.slots as u128),
             self.slots
         )))
     }

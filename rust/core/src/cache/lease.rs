@@ -44,7 +44,12 @@ pub struct ReadLease {
 
 impl ReadLease {
     pub(super) const fn new(shared: Arc<Shared>, first: usize, hold: ReadHold) -> Self {
-        Self { shared, first, hold, released: false }
+        Self {
+            shared,
+            first,
+            hold,
+            released: false,
+        }
     }
 
     /// First block that the load covers.
@@ -81,10 +86,14 @@ impl ReadLease {
     /// Ids of the entries, which mean something only while the lease lasts and to its own cache.
     pub(super) fn ids_in(&self, cache: &Arc<Shared>) -> Result<&[EntryId]> {
         if !Arc::ptr_eq(&self.shared, cache) {
-            return Err(Error::Lease("expected a lease of this cache, found one of another".into()));
+            return Err(Error::Lease(
+                "expected a lease of this cache, found one of another".into(),
+            ));
         }
         if self.released {
-            return Err(Error::Lease("expected a lease that lasts, found one that was released".into()));
+            return Err(Error::Lease(
+                "expected a lease that lasts, found one that was released".into(),
+            ));
         }
         Ok(&self.hold.ids)
     }
@@ -106,7 +115,11 @@ pub struct WriteLease {
 
 impl WriteLease {
     pub(super) const fn new(shared: Arc<Shared>, reservation: Reservation) -> Self {
-        Self { shared, reservation, ended: false }
+        Self {
+            shared,
+            reservation,
+            ended: false,
+        }
     }
 
     /// What to write.
@@ -135,7 +148,9 @@ impl WriteLease {
     /// shape; the lease goes on then.
     pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
         if self.ended {
-            return Err(Error::Lease("commit: expected a lease that lasts, found one that ended".into()));
+            return Err(Error::Lease(
+                "commit: expected a lease that lasts, found one that ended".into(),
+            ));
         }
         let Reservation { ids, held, .. } = &self.reservation;
         if checksums.len() != ids.len() {

@@ -44,7 +44,9 @@ impl Cache {
     /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] if the slots can't hold
     /// one entry of each class.
     pub fn new(config: &CacheConfig) -> Result<Self> {
-        Ok(Self { shared: Arc::new(Shared(Mutex::new(State::new(config)?))) })
+        Ok(Self {
+            shared: Arc::new(Shared(Mutex::new(State::new(config)?))),
+        })
     }
 
     /// The number of an identity under which prefix keys are unique; the same for the same bytes.

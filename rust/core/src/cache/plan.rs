@@ -27,13 +27,20 @@ pub(super) fn units<'a>(
         let needed_by = target.filter(|&&target| {
             Some(entry.class) == roles.attention
                 || Some(entry.class) == roles.recurrent
-                || roles.windows_over(entry.block, target).any(|class| class == entry.class)
+                || roles
+                    .windows_over(entry.block, target)
+                    .any(|class| class == entry.class)
         });
         needed_by.map_or((true, entry.block), |&target| (false, target))
     };
     // A block's page first: the others are reached through it.
     wanted.sort_by_key(|entry| {
-        (unit_of(entry), entry.block, Some(entry.class) != roles.attention, entry.class)
+        (
+            unit_of(entry),
+            entry.block,
+            Some(entry.class) != roles.attention,
+            entry.class,
+        )
     });
     wanted.chunk_by(move |a, b| unit_of(a) == unit_of(b))
 }

@@ -52,7 +52,10 @@ impl State {
         placed.sort_unstable_by_key(|&(at, _)| Reverse(self.write_order(at)));
         written.sort_unstable_by_key(|&(at, _)| self.write_order(at));
         Ok(Reservation {
-            entries: written.iter().map(|&(at, id)| self.describe(at.block, id)).collect(),
+            entries: written
+                .iter()
+                .map(|&(at, id)| self.describe(at.block, id))
+                .collect(),
             ids: written.into_iter().map(|(_, id)| id).collect(),
             held: placed.into_iter().map(|(_, id)| id).collect(),
             skipped,
@@ -78,7 +81,11 @@ impl State {
 
     /// A block's page first: the others are reached through it.
     fn write_order(&self, at: Wanted) -> (usize, bool, usize) {
-        (at.block, Some(at.class) != self.index.roles().attention, at.class)
+        (
+            at.block,
+            Some(at.class) != self.index.roles().attention,
+            at.class,
+        )
     }
 
     /// Separates what can be written from what is there or on its way (returned with its id) and from
@@ -97,7 +104,11 @@ impl State {
             match cell.and_then(|cell| cell.entry()) {
                 Some(id) => {
                     let resident = cell.is_some_and(|cell| cell.is_resident());
-                    *(if resident { &mut skipped.resident } else { &mut skipped.in_writing }) += 1;
+                    *(if resident {
+                        &mut skipped.resident
+                    } else {
+                        &mut skipped.in_writing
+                    }) += 1;
                     present.push((at, id));
                 }
                 None => wanted.push(at),
@@ -145,7 +156,7 @@ impl State {
         let roles = self.index.roles().clone();
         let mut written = Vec::with_capacity(wanted.len());
         for unit in units(&roles, wanted) {
-            let slots = |at: &Wanted| u64::from(self.classes[at.class].slots_per_entry);
+            let slots = |at: &Wanted| u64::from(self.classes[at.class].slots);
             let needed = unit.iter().map(slots).sum();
             if !self.make_room(needed) {
                 break;
@@ -153,7 +164,10 @@ impl State {
             for &at in unit {
                 // Without an attention class, making room may have dropped a boundary of this very
                 // prefix; with one, all of them are held and the one before is there by now.
-                let before = at.block.checked_sub(1).filter(|_| roles.attention.is_some());
+                let before = at
+                    .block
+                    .checked_sub(1)
+                    .filter(|_| roles.attention.is_some());
                 let parent = before.and_then(|block| path[block]);
                 let key = &keys[at.block];
                 let node = match self.index.child(parent, at.block, namespace, key) {
@@ -161,8 +175,11 @@ impl State {
                     None => self.index.add(parent, at.block, namespace, key),
                 };
                 path[at.block] = Some(node);
-                let count = self.classes[at.class].slots_per_entry;
-                let slots = self.pool.take(count).expect("room was made for the whole unit");
+                let count = self.classes[at.class].slots;
+                let slots = self
+                    .pool
+                    .take(count)
+                    .expect("room was made for the whole unit");
                 let id = self.entries.insert(at.class, node, slots);
                 self.index.begin(node, at.class, id);
                 written.push((at, id));

@@ -3,19 +3,19 @@
 //! An entry that someone holds is in nobody's list but the index's; one that nobody holds is with
 //! the policy. So `slots = free + held + evictable`, always.
 
-use super::config::{CacheConfig, ClassConfig};
+use super::config::CacheConfig;
 use super::lease::LeaseEntry;
-use super::stats::{ClassCounts, Stats};
+use super::stats::Stats;
 use crate::error::Result;
-use crate::ids::{EntryId, NamespaceId, PrefixKey, SlotId};
+use crate::ids::{ClassKind, EntryId, NamespaceId, PrefixKey, SlotId};
 use crate::policy::{self, Policy};
 use crate::prefix::{Hit, Index, Namespaces};
 use crate::slot::{EntryTable, SlotPool};
 
 pub(super) struct State {
-    pub(super) classes: Vec<ClassConfig>,
+    pub(super) classes: Vec<Class>,
     ranks: usize,
-    slot_bytes: u64,
+    slot_bytes: usize,
     pub(super) namespaces: Namespaces,
     pub(super) index: Index,
     pub(super) entries: EntryTable,
@@ -23,10 +23,17 @@ pub(super) struct State {
     policy: Box<dyn Policy>,
     /// Slots of the entries that are with the policy.
     evictable: u32,
-    /// A count a class.
-    counts: Vec<ClassCounts>,
     pub(super) writing: u64,
     reclaimed: u64,
+}
+
+/// One class, with counts of its entries.
+pub(super) struct Class {
+    pub(super) kind: ClassKind,
+    /// Slots of an entry.
+    pub(super) slots: u32,
+    pub(super) resident: u64,
+    pub(super) evicted: u64,
 }
 
 /// What a read lease holds.
@@ -42,17 +49,28 @@ pub(super) struct ReadHold {
 impl State {
     pub(super) fn new(config: &CacheConfig) -> Result<Self> {
         let roles = config.roles()?;
+        let pool = SlotPool::new(config.slots)?;
+        config.check_budget()?;
         Ok(Self {
-            classes: config.classes.clone(),
+            // The budget holds an entry of each, so the sizes fit the slots' own type.
+            classes: config
+                .classes
+                .iter()
+                .map(|class| Class {
+                    kind: class.kind,
+                    slots: class.slots_per_entry as u32,
+                    resident: 0,
+                    evicted: 0,
+                })
+                .collect(),
             ranks: config.ranks,
             slot_bytes: config.slot_bytes,
             namespaces: Namespaces::default(),
             index: Index::new(roles),
             entries: EntryTable::new(config.ranks),
-            pool: SlotPool::new(config.slots)?,
+            pool,
             policy: policy::by_name(&config.policy)?,
             evictable: 0,
-            counts: vec![ClassCounts::default(); config.classes.len()],
             writing: 0,
             reclaimed: 0,
         })
@@ -79,7 +97,9 @@ impl State {
     ) -> Result<Option<ReadHold>> {
         self.namespaces.check(namespace)?;
         let mut path = Vec::new();
-        let hit = self.index.joint_hit(namespace, keys, |node| path.push(node));
+        let hit = self
+            .index
+            .joint_hit(namespace, keys, |node| path.push(node));
         if hit.blocks <= first {
             return Ok(None);
         }
@@ -90,23 +110,43 @@ impl State {
             let entry = path[block].and_then(|node| self.index.cell(node, class).entry());
             used.extend(entry.map(|id| (block, id)));
         };
-        roles.recurrent.into_iter().for_each(|class| add(last, class));
+        roles
+            .recurrent
+            .into_iter()
+            .for_each(|class| add(last, class));
         for block in (0..hit.blocks).rev() {
-            roles.windows_over(block, last).for_each(|class| add(block, class));
-            roles.attention.into_iter().for_each(|class| add(block, class));
+            roles
+                .windows_over(block, last)
+                .for_each(|class| add(block, class));
+            roles
+                .attention
+                .into_iter()
+                .for_each(|class| add(block, class));
         }
         let loads = used.iter().rev().filter(|&&(block, _)| block >= first);
-        let entries = loads.clone().map(|&(block, id)| self.describe(block, id)).collect();
+        let entries = loads
+            .clone()
+            .map(|&(block, id)| self.describe(block, id))
+            .collect();
         let ids = loads.map(|&(_, id)| id).collect();
         let held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
         self.hold(&held);
-        Ok(Some(ReadHold { blocks: hit.blocks, entries, ids, held }))
+        Ok(Some(ReadHold {
+            blocks: hit.blocks,
+            entries,
+            ids,
+            held,
+        }))
     }
 
     /// An entry as its holders see it.
     pub(super) fn describe(&self, block_index: usize, id: EntryId) -> LeaseEntry {
         let entry = self.entries.get(id);
-        let checksums = if entry.resident { self.entries.checksums(id) } else { &[] };
+        let checksums = if entry.resident {
+            self.entries.checksums(id)
+        } else {
+            &[]
+        };
         LeaseEntry {
             class_index: entry.class,
             block_index,
@@ -160,7 +200,7 @@ impl State {
             let class = entry.class;
             self.index.publish(node, class, id);
             self.entries.set_checksums(id, checksums);
-            self.counts[class].resident += 1;
+            self.classes[class].resident += 1;
             published += 1;
         }
         published
@@ -174,7 +214,10 @@ impl State {
     }
 
     pub(super) fn invalidate(&mut self, ids: &[EntryId]) -> usize {
-        let named = ids.iter().filter(|&&id| self.entries.get(id).home.is_some()).count() as u64;
+        let named = ids
+            .iter()
+            .filter(|&&id| self.entries.get(id).home.is_some())
+            .count() as u64;
         let dropped = self.drop_entries(ids);
         self.reclaimed += dropped - named;
         dropped as usize
@@ -192,8 +235,10 @@ impl State {
             return false;
         }
         while u64::from(self.pool.free()) < slots {
-            let Some(victim) = self.policy.victim() else { return false };
-            self.counts[self.entries.get(victim).class].evicted += 1;
+            let Some(victim) = self.policy.victim() else {
+                return false;
+            };
+            self.classes[self.entries.get(victim).class].evicted += 1;
             self.reclaimed += self.drop_entries(&[victim]) - 1;
         }
         true
@@ -225,7 +270,7 @@ impl State {
             entry.home = None;
             if entry.resident {
                 resident += 1;
-                self.counts[entry.class].resident -= 1;
+                self.classes[entry.class].resident -= 1;
             }
             if entry.holds == 0 {
                 self.policy.remove(id);
@@ -241,7 +286,7 @@ impl State {
         let mut stats = Stats {
             slots: self.pool.total().into(),
             free_slots: self.pool.free().into(),
-            slot_bytes: self.slot_bytes,
+            slot_bytes: self.slot_bytes as u64,
             leased_slots: (self.pool.total() - self.pool.free() - self.evictable).into(),
             writing_entries: self.writing,
             nodes: self.index.len() as u64,
@@ -249,8 +294,8 @@ impl State {
             metadata_bytes: self.metadata_bytes() as u64,
             ..Stats::default()
         };
-        for (class, counts) in self.classes.iter().zip(&self.counts) {
-            stats.add(class, *counts);
+        for class in &self.classes {
+            stats.add(class);
         }
         stats
     }
@@ -297,7 +342,10 @@ impl State {
             }
         }
         if evictable != self.evictable {
-            return Some(format!("{evictable} slots are evictable, {} are counted", self.evictable));
+            return Some(format!(
+                "{evictable} slots are evictable, {} are counted",
+                self.evictable
+            ));
         }
         owned.contains(&false).then(|| "a slot is lost".into())
     }

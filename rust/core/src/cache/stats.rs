@@ -1,6 +1,6 @@
 //! Counts that a cache gives out.
 
-use super::config::ClassConfig;
+use super::state::Class;
 use crate::ids::ClassKind;
 
 /// Counts and sizes of a cache at one moment.
@@ -42,25 +42,52 @@ pub struct Stats {
     pub metadata_bytes: u64,
 }
 
-/// Counts of one class.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ClassCounts {
-    pub(super) resident: u64,
-    pub(super) evicted: u64,
-}
-
 impl Stats {
+    /// Every count with its name.
+    #[must_use]
+    pub fn fields(&self) -> [(&'static str, u64); 17] {
+        [
+            ("slots", self.slots),
+            ("free_slots", self.free_slots),
+            ("slot_bytes", self.slot_bytes),
+            ("pages", self.pages),
+            ("checkpoints", self.checkpoints),
+            ("windows", self.windows),
+            ("page_bytes", self.page_bytes),
+            ("checkpoint_bytes", self.checkpoint_bytes),
+            ("window_bytes", self.window_bytes),
+            ("leased_slots", self.leased_slots),
+            ("writing_entries", self.writing_entries),
+            ("nodes", self.nodes),
+            ("evicted_pages", self.evicted_pages),
+            ("evicted_checkpoints", self.evicted_checkpoints),
+            ("evicted_windows", self.evicted_windows),
+            ("reclaimed", self.reclaimed),
+            ("metadata_bytes", self.metadata_bytes),
+        ]
+    }
+
     /// Adds a class to the counts of its kind.
-    pub(super) fn add(&mut self, class: &ClassConfig, counts: ClassCounts) {
+    pub(super) fn add(&mut self, class: &Class) {
         let (resident, bytes, evicted) = match class.kind {
-            ClassKind::Attention => (&mut self.pages, &mut self.page_bytes, &mut self.evicted_pages),
-            ClassKind::Window => (&mut self.windows, &mut self.window_bytes, &mut self.evicted_windows),
-            ClassKind::Recurrent => {
-                (&mut self.checkpoints, &mut self.checkpoint_bytes, &mut self.evicted_checkpoints)
-            }
+            ClassKind::Attention => (
+                &mut self.pages,
+                &mut self.page_bytes,
+                &mut self.evicted_pages,
+            ),
+            ClassKind::Window => (
+                &mut self.windows,
+                &mut self.window_bytes,
+                &mut self.evicted_windows,
+            ),
+            ClassKind::Recurrent => (
+                &mut self.checkpoints,
+                &mut self.checkpoint_bytes,
+                &mut self.evicted_checkpoints,
+            ),
         };
-        *resident += counts.resident;
-        *bytes += counts.resident * u64::from(class.slots_per_entry) * self.slot_bytes;
-        *evicted += counts.evicted;
+        *resident += class.resident;
+        *bytes += class.resident * u64::from(class.slots) * self.slot_bytes;
+        *evicted += class.evicted;
     }
 }

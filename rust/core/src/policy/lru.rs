@@ -26,7 +26,11 @@ impl Lru {
     /// An empty list.
     #[must_use]
     pub const fn new() -> Self {
-        Self { links: Vec::new(), oldest: END, newest: END }
+        Self {
+            links: Vec::new(),
+            oldest: END,
+            newest: END,
+        }
     }
 
     fn join(&mut self, older: u32, newer: u32) {
@@ -52,18 +56,32 @@ impl Policy for Lru {
         self.remove(id);
         let at = id.0 as usize;
         if at >= self.links.len() {
-            self.links.resize(at + 1, Link { older: ABSENT, newer: ABSENT });
+            self.links.resize(
+                at + 1,
+                Link {
+                    older: ABSENT,
+                    newer: ABSENT,
+                },
+            );
         }
         self.join(self.newest, id.0);
         self.join(id.0, END);
     }
 
     fn remove(&mut self, id: EntryId) {
-        let Some(link) = self.links.get_mut(id.0 as usize) else { return };
+        let Some(link) = self.links.get_mut(id.0 as usize) else {
+            return;
+        };
         if link.older == ABSENT {
             return;
         }
-        let Link { older, newer } = std::mem::replace(link, Link { older: ABSENT, newer: ABSENT });
+        let Link { older, newer } = std::mem::replace(
+            link,
+            Link {
+                older: ABSENT,
+                newer: ABSENT,
+            },
+        );
         self.join(older, newer);
     }
 

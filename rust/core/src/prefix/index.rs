@@ -97,7 +97,9 @@ impl Index {
         namespace: NamespaceId,
         key: &PrefixKey,
     ) -> Option<NodeId> {
-        self.find(namespace, key).filter(|&at| self.follows(at, parent, block)).map(NodeId)
+        self.find(namespace, key)
+            .filter(|&at| self.follows(at, parent, block))
+            .map(NodeId)
     }
 
     /// The boundaries of a prefix, `None` where one isn't known.
@@ -143,9 +145,20 @@ impl Index {
         key: &PrefixKey,
     ) -> NodeId {
         let parent = parent.map_or(NIL, |parent| parent.0);
-        let next = if parent == NIL { NIL } else { self.nodes.get(parent).child };
-        let node =
-            Node { key: *key, namespace, block: block as u32, parent, child: NIL, next, prev: NIL };
+        let next = if parent == NIL {
+            NIL
+        } else {
+            self.nodes.get(parent).child
+        };
+        let node = Node {
+            key: *key,
+            namespace,
+            block: block as u32,
+            parent,
+            child: NIL,
+            next,
+            prev: NIL,
+        };
         let at = self.nodes.insert(node);
         if parent != NIL {
             self.nodes.get_mut(parent).child = at;
@@ -153,8 +166,14 @@ impl Index {
         if next != NIL {
             self.nodes.get_mut(next).prev = at;
         }
-        self.cells.resize(self.nodes.span() * self.roles.count, Cell::EMPTY);
-        let Self { table, nodes, hasher, .. } = self;
+        self.cells
+            .resize(self.nodes.span() * self.roles.count, Cell::EMPTY);
+        let Self {
+            table,
+            nodes,
+            hasher,
+            ..
+        } = self;
         let hash = hasher.hash_one((namespace, key));
         table.insert_unique(hash, at, |&at| {
             let node = nodes.get(at);
@@ -170,8 +189,14 @@ impl Index {
     /// The page without which an entry here can't be reached: for a page, the one of the block before.
     pub(crate) fn support(&self, node: NodeId, class: usize) -> Option<EntryId> {
         let page = self.roles.attention?;
-        let at = if class == page { self.nodes.get(node.0).parent } else { node.0 };
-        (at != NIL).then(|| self.cell(NodeId(at), page)).and_then(Cell::entry)
+        let at = if class == page {
+            self.nodes.get(node.0).parent
+        } else {
+            node.0
+        };
+        (at != NIL)
+            .then(|| self.cell(NodeId(at), page))
+            .and_then(Cell::entry)
     }
 
     fn cells_mut(&mut self, node: NodeId) -> &mut [Cell] {
@@ -204,7 +229,9 @@ impl Index {
 
     /// Removes a boundary and all below it.
     fn prune(&mut self, top: NodeId, gone: &mut Vec<EntryId>) {
-        let Node { parent, next, prev, .. } = *self.nodes.get(top.0);
+        let Node {
+            parent, next, prev, ..
+        } = *self.nodes.get(top.0);
         if prev != NIL {
             self.nodes.get_mut(prev).next = next;
         } else if parent != NIL {
@@ -273,7 +300,10 @@ impl Index {
             let parent_block = (node.parent != NIL).then(|| self.nodes.get(node.parent).block);
             let chained = self.roles.attention.is_some();
             if chained && parent_block != node.block.checked_sub(1) {
-                return Some(format!("node {at} of block {} hangs from {parent_block:?}", node.block));
+                return Some(format!(
+                    "node {at} of block {} hangs from {parent_block:?}",
+                    node.block
+                ));
             }
         }
         (self.table.len() != self.nodes.len()).then(|| "the table and the nodes differ".into())

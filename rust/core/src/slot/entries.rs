@@ -30,12 +30,22 @@ pub(crate) struct EntryTable {
 impl EntryTable {
     /// An empty table for entries written by so many ranks.
     pub(crate) const fn new(ranks: usize) -> Self {
-        Self { entries: Slab::new(), checksums: Vec::new(), ranks }
+        Self {
+            entries: Slab::new(),
+            checksums: Vec::new(),
+            ranks,
+        }
     }
 
     /// Adds an entry that its writer holds.
     pub(crate) fn insert(&mut self, class: usize, home: NodeId, slots: SlotSet) -> EntryId {
-        let entry = Entry { class, home: Some(home), holds: 1, resident: false, slots };
+        let entry = Entry {
+            class,
+            home: Some(home),
+            holds: 1,
+            resident: false,
+            slots,
+        };
         let id = self.entries.insert(entry);
         self.checksums.resize(self.entries.span() * self.ranks, 0);
         EntryId(id)

@@ -1,4 +1,4 @@
-//! Free and owned slots as lists threaded through one vector: four bytes a slot, no allocation.
+//! Free and owned slots as lists threaded through one vector: four bytes a slot.
 
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
@@ -25,30 +25,37 @@ impl SlotSet {
 /// All slots of one arena.
 #[derive(Debug)]
 pub(crate) struct SlotPool {
-    /// Successor of each slot in the list that it is in: the free one or its owner's.
+    /// Successor of each slot in the list that it is in: the free one or its owner's. Slots from its
+    /// length on were never taken.
     next: Vec<u32>,
+    /// First slot that was given back.
     head: u32,
     free: u32,
+    total: u32,
 }
 
 impl SlotPool {
     /// Most slots of a pool.
-    pub(crate) const MAX_SLOTS: u32 = i32::MAX as u32;
+    pub(crate) const MAX_SLOTS: usize = i32::MAX as usize;
 
     /// A pool with all its slots free.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `slots` is between 1 and [`SlotPool::MAX_SLOTS`].
-    pub(crate) fn new(slots: u32) -> Result<Self> {
+    pub(crate) fn new(slots: usize) -> Result<Self> {
         if !(1..=Self::MAX_SLOTS).contains(&slots) {
             return Err(Error::InvalidArgument(format!(
                 "slots: expected 1 to {}, found {slots}",
                 Self::MAX_SLOTS
             )));
         }
-        let mut next: Vec<u32> = (1..=slots).collect();
-        next[slots as usize - 1] = END;
-        Ok(Self { next, head: 0, free: slots })
+        let total = slots as u32;
+        Ok(Self {
+            next: Vec::new(),
+            head: END,
+            free: total,
+            total,
+        })
     }
 
     /// Takes `count` slots, none of them if fewer are free or `count` is 0.
@@ -56,14 +63,30 @@ impl SlotPool {
         if count == 0 || count > self.free {
             return None;
         }
-        let head = self.head;
+        self.free -= count;
+        let head = self.pop();
         let mut tail = head;
         for _ in 1..count {
-            tail = self.next[tail as usize];
+            let at = self.pop();
+            self.next[tail as usize] = at;
+            tail = at;
         }
-        self.head = std::mem::replace(&mut self.next[tail as usize], END);
-        self.free -= count;
-        Some(SlotSet { head, tail, len: count })
+        self.next[tail as usize] = END;
+        Some(SlotSet {
+            head,
+            tail,
+            len: count,
+        })
+    }
+
+    fn pop(&mut self) -> u32 {
+        if self.head == END {
+            self.next.push(END);
+            return self.next.len() as u32 - 1;
+        }
+        let at = self.head;
+        self.head = self.next[at as usize];
+        at
     }
 
     /// Takes slots back. The set must come from this pool.
@@ -81,6 +104,7 @@ impl SlotPool {
     /// The slots that nobody owns, in the order in which they are taken.
     pub(crate) fn free_slots(&self) -> impl Iterator<Item = SlotId> {
         self.list(self.head)
+            .chain((self.next.len() as u32..self.total).map(SlotId))
     }
 
     fn list(&self, head: u32) -> impl Iterator<Item = SlotId> {
@@ -90,7 +114,7 @@ impl SlotPool {
 
     /// Slots in all.
     pub(crate) const fn total(&self) -> u32 {
-        self.next.len() as u32
+        self.total
     }
 
     /// Slots that nobody owns.

@@ -1,0 +1,212 @@
+//! The cache.
+
+use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig};
+use hybrid_pages::error::Error;
+use hybrid_pages::ids::{NamespaceId, PrefixKey};
+use hybrid_pages::prefix::{Hit, boundaries};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
+
+use crate::error::to_py;
+use crate::geometry::PyGeometry;
+use crate::lease::{self, PyReadLease, PyWriteLease};
+use crate::number::Whole;
+
+#[pyclass(frozen, eq, get_all, name = "Hit", module = "hybrid_pages._core")]
+#[derive(PartialEq, Eq)]
+pub struct PyHit {
+    blocks: usize,
+    pages: usize,
+}
+
+#[pymethods]
+impl PyHit {
+    fn __repr__(&self) -> String {
+        format!("Hit(blocks={}, pages={})", self.blocks, self.pages)
+    }
+}
+
+impl From<Hit> for PyHit {
+    fn from(Hit { blocks, pages }: Hit) -> Self {
+        Self { blocks, pages }
+    }
+}
+
+/// A class index and a block index.
+struct Place(usize, usize);
+
+impl<'py> FromPyObject<'_, 'py> for Place {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let tuple = object.cast::<PyTuple>()?;
+        if tuple.len() != 2 {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "entries: expected tuples (class_index, block_index), found one of {} items",
+                tuple.len()
+            ))));
+        }
+        let number = |at: usize| Ok::<_, PyErr>(tuple.get_item(at)?.extract::<Whole>()?.0);
+        Ok(Self(number(0)?, number(1)?))
+    }
+}
+
+fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
+    u32::try_from(number).map(NamespaceId).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "namespace: expected a number that namespace() returned, found {number}"
+        )))
+    })
+}
+
+/// The key of each block up to `limit`.
+fn block_keys<'py>(
+    keys: &Bound<'py, PyAny>,
+    stride: Whole,
+    limit: Option<Whole>,
+) -> PyResult<Vec<PrefixKey>> {
+    let take = |len: usize, get: &dyn Fn(usize) -> PyResult<Bound<'py, PyAny>>| {
+        let limit = limit.map_or(usize::MAX, |Whole(limit)| limit);
+        let key = |at: usize| {
+            let key = get(at)?;
+            PrefixKey::new(key.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
+        };
+        boundaries(len, stride.0)
+            .map_err(to_py)?
+            .take(limit)
+            .map(key)
+            .collect()
+    };
+    if let Ok(list) = keys.cast::<PyList>() {
+        return take(list.len(), &|at| list.get_item(at));
+    }
+    if keys.is_instance_of::<PyString>() || keys.is_instance_of::<PyBytes>() {
+        let found = keys.get_type().name()?;
+        return Err(PyTypeError::new_err(format!(
+            "keys: expected a sequence of bytes, found {found}"
+        )));
+    }
+    let sequence = keys.cast::<PySequence>()?;
+    take(sequence.len()?, &|at| sequence.get_item(at))
+}
+
+#[pyclass(frozen, name = "Cache", module = "hybrid_pages._core")]
+pub struct PyCache {
+    inner: Cache,
+}
+
+#[pymethods]
+impl PyCache {
+    #[new]
+    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru"))]
+    fn new(geometry: &PyGeometry, slot_bytes: Whole, slots: Whole, policy: &str) -> PyResult<Self> {
+        let geometry = &geometry.inner;
+        let class = |class: &hybrid_pages::geometry::PageClass| {
+            Ok(ClassConfig {
+                kind: class.kind,
+                window_blocks: class.window_blocks.unwrap_or_default(),
+                slots_per_entry: geometry.slots_per_entry(class.index, slot_bytes.0)?,
+            })
+        };
+        let classes = geometry
+            .classes()
+            .iter()
+            .map(class)
+            .collect::<Result<_, Error>>();
+        let config = CacheConfig {
+            classes: classes.map_err(to_py)?,
+            ranks: geometry.ranks(),
+            slots: slots.0,
+            slot_bytes: slot_bytes.0,
+            policy: policy.to_owned(),
+        };
+        Ok(Self {
+            inner: Cache::new(&config).map_err(to_py)?,
+        })
+    }
+
+    fn namespace(&self, identity: &Bound<'_, PyBytes>) -> PyResult<u32> {
+        let id = self.inner.namespace(identity.as_bytes()).map_err(to_py)?;
+        Ok(id.0)
+    }
+
+    #[pyo3(signature = (namespace, keys, *, stride = Whole(1), limit = None))]
+    fn lookup(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        stride: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<PyHit> {
+        let keys = block_keys(keys, stride, limit)?;
+        let hit = self
+            .inner
+            .lookup(namespace_id(namespace)?, &keys)
+            .map_err(to_py)?;
+        Ok(hit.into())
+    }
+
+    #[pyo3(signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None))]
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        stride: Whole,
+        first: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<Option<PyReadLease>> {
+        let keys = block_keys(keys, stride, limit)?;
+        let lease = self
+            .inner
+            .acquire(namespace_id(namespace)?, &keys, first.0)
+            .map_err(to_py)?;
+        lease.map(|lease| PyReadLease::new(py, lease)).transpose()
+    }
+
+    #[pyo3(signature = (namespace, keys, entries, *, stride = Whole(1)))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        entries: Vec<Place>,
+        stride: Whole,
+    ) -> PyResult<PyWriteLease> {
+        let keys = block_keys(keys, stride, None)?;
+        let entries: Vec<_> = entries
+            .into_iter()
+            .map(|Place(class, block)| (class, block))
+            .collect();
+        let lease = self
+            .inner
+            .reserve(namespace_id(namespace)?, &keys, &entries)
+            .map_err(to_py)?;
+        PyWriteLease::new(py, lease)
+    }
+
+    fn invalidate(&self, py: Python<'_>, lease: &PyReadLease) -> PyResult<usize> {
+        py.detach(|| self.inner.invalidate(&lease.lock()))
+            .map_err(to_py)
+    }
+
+    fn clear(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.inner.clear())
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.inner.stats();
+        let dict = PyDict::new(py);
+        for (name, value) in stats.fields() {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyHit>()?;
+    m.add_class::<PyCache>()?;
+    lease::register(m)
+}

@@ -1,0 +1,178 @@
+//! Leases.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hybrid_pages::cache::{LeaseEntry, ReadLease, WriteLease};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::error::to_py;
+use crate::number::Whole;
+
+#[pyclass(
+    frozen,
+    eq,
+    get_all,
+    name = "LeaseEntry",
+    module = "hybrid_pages._core"
+)]
+#[derive(PartialEq, Eq)]
+pub struct PyLeaseEntry {
+    class_index: usize,
+    block_index: usize,
+    slots: Vec<u32>,
+    checksums: Vec<u64>,
+}
+
+#[pymethods]
+impl PyLeaseEntry {
+    fn __repr__(&self) -> String {
+        format!(
+            "LeaseEntry(class_index={}, block_index={}, slots={:?}, checksums={:?})",
+            self.class_index, self.block_index, self.slots, self.checksums
+        )
+    }
+}
+
+fn entry_list(py: Python<'_>, entries: &[LeaseEntry]) -> PyResult<Py<PyList>> {
+    let entry = |entry: &LeaseEntry| PyLeaseEntry {
+        class_index: entry.class_index,
+        block_index: entry.block_index,
+        slots: entry.slots.iter().map(|slot| slot.0).collect(),
+        checksums: entry.checksums.clone(),
+    };
+    let entries = entries
+        .iter()
+        .map(|it| Py::new(py, entry(it)))
+        .collect::<PyResult<Vec<_>>>()?;
+    Ok(PyList::new(py, entries)?.unbind())
+}
+
+#[pyclass(frozen, name = "ReadLease", module = "hybrid_pages._core")]
+pub struct PyReadLease {
+    entries: Py<PyList>,
+    inner: Mutex<ReadLease>,
+}
+
+impl PyReadLease {
+    pub fn new(py: Python<'_>, lease: ReadLease) -> PyResult<Self> {
+        Ok(Self {
+            entries: entry_list(py, lease.entries())?,
+            inner: Mutex::new(lease),
+        })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, ReadLease> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyReadLease {
+    #[getter]
+    fn first(&self) -> usize {
+        self.lock().first()
+    }
+
+    #[getter]
+    fn blocks(&self) -> usize {
+        self.lock().blocks()
+    }
+
+    #[getter]
+    fn entries(&self, py: Python<'_>) -> Py<PyList> {
+        copy(py, &self.entries)
+    }
+
+    #[getter]
+    fn released(&self) -> bool {
+        self.lock().released()
+    }
+
+    fn release(&self) {
+        self.lock().release();
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.release();
+    }
+}
+
+#[pyclass(frozen, name = "WriteLease", module = "hybrid_pages._core")]
+pub struct PyWriteLease {
+    entries: Py<PyList>,
+    inner: Mutex<WriteLease>,
+}
+
+impl PyWriteLease {
+    pub fn new(py: Python<'_>, lease: WriteLease) -> PyResult<Self> {
+        Ok(Self {
+            entries: entry_list(py, lease.entries())?,
+            inner: Mutex::new(lease),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WriteLease> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyWriteLease {
+    #[getter]
+    fn entries(&self, py: Python<'_>) -> Py<PyList> {
+        copy(py, &self.entries)
+    }
+
+    #[getter]
+    fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let skipped = self.lock().skipped();
+        let dict = PyDict::new(py);
+        dict.set_item("resident", skipped.resident)?;
+        dict.set_item("in_writing", skipped.in_writing)?;
+        dict.set_item("no_room", skipped.no_room)?;
+        dict.set_item("orphan", skipped.orphan)?;
+        Ok(dict)
+    }
+
+    #[getter]
+    fn ended(&self) -> bool {
+        self.lock().ended()
+    }
+
+    fn commit(&self, checksums: Vec<Vec<Whole>>) -> PyResult<()> {
+        let parts = |parts: Vec<Whole>| parts.into_iter().map(|Whole(part)| part as u64).collect();
+        let checksums: Vec<Vec<u64>> = checksums.into_iter().map(parts).collect();
+        self.lock().commit(&checksums).map(|_| ()).map_err(to_py)
+    }
+
+    fn abort(&self) {
+        self.lock().abort();
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.abort();
+    }
+}
+
+/// A list of its own for each caller, of the same entries.
+fn copy(py: Python<'_>, list: &Py<PyList>) -> Py<PyList> {
+    let list = list.bind(py);
+    list.get_slice(0, list.len()).unbind()
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyLeaseEntry>()?;
+    m.add_class::<PyReadLease>()?;
+    m.add_class::<PyWriteLease>()
+}
