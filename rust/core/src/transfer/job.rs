@@ -243,3 +243,72 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::geometry::{Dtype, Geometry, Group, Layer, Segment};
+    use crate::ids::{ClassKind, SlotId};
+    use crate::transfer::{Entry, LayerMap, Region, Run};
+
+    #[test]
+    fn a_panic_in_a_step_ends_the_transfer_as_failed() {
+        let segment = Segment::new("data", Dtype::Uint8, vec![8]).unwrap();
+        let layer = Layer::new("layer", vec![segment]).unwrap();
+        let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
+        let geometry = Arc::new(Geometry::new(16, vec![group], 1, BTreeMap::new()).unwrap());
+        let mut bytes = [0_u8; 8];
+        // SAFETY: nothing is copied.
+        let region = unsafe { Region::new(bytes.as_mut_ptr(), 8).unwrap() };
+        let runs = vec![Run {
+            offset: 0,
+            length: 8,
+        }];
+        let map = LayerMap {
+            group: 0,
+            layer: 0,
+            region,
+            block_stride: 8,
+            runs,
+        };
+        let memory = SlotMemory::new(region, 8, 1, *geometry.fingerprint(), Arc::new(())).unwrap();
+        let layout = Layout::new(geometry, 0, 1, &[map]).unwrap();
+        let (queue, messages) = crossbeam_channel::unbounded();
+        let shared = Arc::new(Shared {
+            layout,
+            memory,
+            board: Board::default(),
+            queue,
+        });
+        let entry = Entry {
+            class: 0,
+            slots: vec![SlotId(0)],
+            blocks: vec![0],
+            checksum: None,
+        };
+        let plan = Plan::new(
+            &shared.layout,
+            &shared.memory,
+            Direction::Store,
+            vec![entry],
+        )
+        .unwrap();
+        let ticket = Job::start(Arc::clone(&shared), plan).unwrap();
+        let Ok(Message::Run(job, _)) = messages.try_recv() else {
+            panic!("expected a step")
+        };
+
+        job.run(Step::Copy { entry: 7, step: 0 });
+
+        let completions = shared.board.poll();
+        assert_eq!((completions.len(), completions[0].ticket), (1, ticket));
+        let why = completions[0].error.as_deref().unwrap();
+        assert!(
+            why.contains("a copy thread panicked: index out of bounds"),
+            "{why}"
+        );
+        assert_eq!((completions[0].bytes, shared.board.in_flight()), (0, 0));
+    }
+}

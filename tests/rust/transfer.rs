@@ -1,0 +1,491 @@
+//! Transfers: what is refused before a byte moves, how copies merge, and how transfers end.
+#![cfg(target_os = "linux")]
+
+mod transfer_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::ids::{ClassKind, SlotId};
+use hybrid_pages::tier::Arena;
+use hybrid_pages::transfer::{
+    Direction, Engine, Entry, HostEngine, LayerMap, Layout, Plan, Region, Run, Ticket, checksum,
+};
+use transfer_support::{Dice, Memory, entry, expecting, geometry, run};
+
+const ATTENTION: ClassKind = ClassKind::Attention;
+const RECURRENT: ClassKind = ClassKind::Recurrent;
+
+fn map(
+    group: usize,
+    layer: usize,
+    region: Region,
+    stride: usize,
+    runs: &[(usize, usize)],
+) -> LayerMap {
+    let runs = runs
+        .iter()
+        .map(|&(offset, length)| Run { offset, length })
+        .collect();
+    LayerMap {
+        group,
+        layer,
+        region,
+        block_stride: stride,
+        runs,
+    }
+}
+
+/// One attention layer of `bytes`, blocks back to back, and an arena for it.
+struct Plain {
+    engine: HostEngine,
+    arena: Arc<Arena>,
+    memory: Memory,
+}
+
+impl Plain {
+    const BLOCKS: usize = 4;
+
+    fn new(bytes: usize, slot_bytes: usize, slots: usize, threads: usize) -> Self {
+        let geometry = geometry(&[(ClassKind::Attention, &[bytes])], 1);
+        let memory = Memory::new(Dice::new(7).bytes(bytes * Self::BLOCKS));
+        let maps = [map(0, 0, memory.region(), bytes, &[(0, bytes)])];
+        let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
+        let layout = Layout::new(geometry, 0, Self::BLOCKS, &maps).unwrap();
+        let engine = HostEngine::new(layout, arena.memory(), threads).unwrap();
+        Self {
+            engine,
+            arena,
+            memory,
+        }
+    }
+}
+
+fn geometry_error<T: std::fmt::Debug>(result: Result<T>) -> String {
+    match result {
+        Err(Error::Geometry(why)) => why,
+        other => panic!("expected a geometry error, found {other:?}"),
+    }
+}
+
+fn argument_error<T: std::fmt::Debug>(result: Result<T>) -> String {
+    match result {
+        Err(Error::InvalidArgument(why)) => why,
+        other => panic!("expected an invalid argument, found {other:?}"),
+    }
+}
+
+#[test]
+fn regions_without_memory_are_refused() {
+    let mut byte = 0_u8;
+    for (address, nbytes) in [
+        (std::ptr::null_mut(), 1),
+        (&raw mut byte, 0),
+        (&raw mut byte, usize::MAX),
+    ] {
+        // SAFETY: nothing is copied.
+        argument_error(unsafe { Region::new(address, nbytes) });
+    }
+}
+
+#[test]
+fn every_layer_needs_exactly_one_map() {
+    let geometry = geometry(&[(ATTENTION, &[4, 4]), (RECURRENT, &[8])], 2);
+    let memory = Memory::new(vec![0; 64]);
+    let whole = |group, layer, bytes| map(group, layer, memory.region(), 16, &[(0, bytes)]);
+    let all = || vec![whole(0, 0, 4), whole(0, 1, 4), whole(1, 0, 8)];
+    let layout = |maps: Vec<LayerMap>| Layout::new(Arc::clone(&geometry), 1, 4, &maps);
+    assert!(layout(all()).is_ok());
+    let missing = argument_error(layout(all()[..2].to_vec()));
+    assert!(
+        missing.contains("group 1 layer 0 ('1.0'), found none"),
+        "{missing}"
+    );
+    let twice = argument_error(layout([all(), vec![whole(0, 1, 4)]].concat()));
+    assert!(
+        twice.contains("group 0 layer 1 ('0.1'), found two"),
+        "{twice}"
+    );
+    for stray in [whole(0, 2, 4), whole(2, 0, 4)] {
+        let why = argument_error(layout([all(), vec![stray]].concat()));
+        assert!(why.contains("expected a layer of the geometry"), "{why}");
+    }
+    let rank = argument_error(Layout::new(Arc::clone(&geometry), 2, 4, &all()));
+    assert!(rank.contains("rank: expected below 2, found 2"), "{rank}");
+    argument_error(Layout::new(Arc::clone(&geometry), 0, 0, &all()));
+}
+
+#[test]
+fn maps_that_do_not_fit_their_layer_or_region_are_refused() {
+    let geometry = geometry(&[(ATTENTION, &[8])], 1);
+    let memory = Memory::new(vec![0; 64]);
+    let layout = |stride, blocks, runs: &[(usize, usize)]| {
+        let maps = [map(0, 0, memory.region(), stride, runs)];
+        Layout::new(Arc::clone(&geometry), 0, blocks, &maps)
+    };
+    assert!(layout(16, 4, &[(0, 8)]).is_ok());
+    assert!(layout(16, 4, &[(8, 4), (0, 4)]).is_ok());
+    // The last block needs no full stride, and a single one none at all.
+    assert!(layout(18, 4, &[(0, 8)]).is_ok());
+    assert!(layout(0, 1, &[(56, 8)]).is_ok());
+    let short = geometry_error(layout(19, 4, &[(0, 8)]));
+    assert!(
+        short.contains(
+            "layer '0.0': expected a region for 4 blocks of stride 19, 65 bytes, found 64"
+        ),
+        "{short}"
+    );
+    let cases: [(usize, usize, &[(usize, usize)], &str); 9] = [
+        (16, 5, &[(0, 8)], "expected a region"),
+        (16, 4, &[(0, 7)], "expected runs of 8 bytes in all, found 7"),
+        (16, 4, &[], "found 0"),
+        (16, 4, &[(0, 8), (8, 0)], "non-empty runs"),
+        (16, 4, &[(0, 5), (4, 3)], "disjoint runs"),
+        (
+            16,
+            4,
+            &[(9, 8)],
+            "within a block stride of 16 bytes, found one that ends at 17",
+        ),
+        (0, 2, &[(0, 8)], "within a block stride"),
+        (16, 1, &[(usize::MAX, 8)], "non-empty runs"),
+        (usize::MAX, 4, &[(0, 8)], "too many"),
+    ];
+    for (stride, blocks, runs, expected) in cases {
+        let why = geometry_error(layout(stride, blocks, runs));
+        assert!(why.contains(expected), "{why}");
+    }
+}
+
+#[test]
+fn an_arena_of_another_geometry_is_refused() {
+    let memory = Memory::new(vec![0; 64]);
+    let ours = geometry(&[(ATTENTION, &[8])], 1);
+    let other = geometry(&[(ATTENTION, &[8])], 2);
+    let arena = Arc::new(Arena::create(&other, 8, 4).unwrap());
+    let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
+    let layout = Layout::new(Arc::clone(&ours), 0, 4, &maps).unwrap();
+    match HostEngine::new(layout, arena.memory(), 1).map(drop) {
+        Err(Error::Foreign(why)) => assert!(why.contains(&ours.fingerprint().to_string())),
+        found => panic!("expected foreign bytes, found {found:?}"),
+    }
+}
+
+#[test]
+fn impossible_thread_counts_are_refused() {
+    let memory = Memory::new(vec![0; 64]);
+    let geometry = geometry(&[(ATTENTION, &[8])], 1);
+    let arena = Arc::new(Arena::create(&geometry, 8, 4).unwrap());
+    for threads in [0, HostEngine::MAX_THREADS + 1] {
+        let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
+        let layout = Layout::new(Arc::clone(&geometry), 0, 4, &maps).unwrap();
+        argument_error(HostEngine::new(layout, arena.memory(), threads).map(drop));
+    }
+}
+
+#[test]
+fn entries_that_are_wrong_are_refused_before_any_byte_moves() {
+    let plain = Plain::new(10, 4, 8, 2);
+    let before = plain.memory.bytes();
+    let good = || entry(0, &[0, 1, 2], &[0]);
+    let cases: [(Entry, &str); 8] = [
+        (
+            entry(1, &[0, 1, 2], &[0]),
+            "class: expected an index below 1, found 1",
+        ),
+        (entry(0, &[0, 1], &[0]), "slots: expected 3, found 2"),
+        (entry(0, &[0, 1, 2, 3], &[0]), "slots: expected 3, found 4"),
+        (
+            entry(0, &[0, 1, 8], &[0]),
+            "slot: expected below 8, found 8",
+        ),
+        (entry(0, &[0, 1, 1], &[0]), "slot 1: expected once"),
+        (
+            entry(0, &[3, 4, 5], &[]),
+            "blocks: expected one a group, 1, found 0",
+        ),
+        (entry(0, &[3, 4, 5], &[0, 1]), "found 2"),
+        (
+            entry(0, &[3, 4, 5], &[4]),
+            "block: expected below 4, found 4",
+        ),
+    ];
+    for (bad, expected) in cases {
+        for direction in [Direction::Store, Direction::Load] {
+            let why = argument_error(plain.engine.submit(direction, vec![bad.clone()]));
+            assert!(
+                why.starts_with("entry 0: ") && why.contains(expected),
+                "{why}"
+            );
+            // Not even the entries before it.
+            let other = entry(0, &[5, 6, 7], &[1]);
+            let why = argument_error(plain.engine.submit(direction, vec![other, bad.clone()]));
+            assert!(why.starts_with("entry 1: "), "{why}");
+        }
+    }
+    let store = |entries| argument_error(plain.engine.submit(Direction::Store, entries));
+    assert!(store(vec![expecting(good(), 1)]).contains("checksum"));
+    assert!(store(vec![good(), entry(0, &[3, 4, 2], &[1])]).contains("slot 2: expected once"));
+    let load = |entries| argument_error(plain.engine.submit(Direction::Load, entries));
+    let why = load(vec![good(), entry(0, &[3, 4, 5], &[0])]);
+    assert!(
+        why.contains("block 0 of group 0: expected once in a load, found twice"),
+        "{why}"
+    );
+    assert_eq!(plain.engine.in_flight(), 0);
+    assert_eq!(plain.engine.poll(), []);
+    assert_eq!(plain.memory.bytes(), before);
+    assert!((0..8).all(|slot| plain.arena.read(SlotId(slot)).unwrap() == [0; 4]));
+}
+
+#[test]
+fn one_slot_may_be_loaded_into_two_blocks() {
+    let plain = Plain::new(10, 10, 2, 2);
+    assert!(
+        run(&plain.engine, Direction::Store, vec![entry(0, &[1], &[0])])
+            .error
+            .is_none()
+    );
+    let both = vec![entry(0, &[1], &[2]), entry(0, &[1], &[3])];
+    assert_eq!(run(&plain.engine, Direction::Load, both).bytes, 20);
+    let bytes = plain.memory.bytes();
+    assert_eq!((&bytes[20..30], &bytes[30..]), (&bytes[..10], &bytes[..10]));
+}
+
+#[test]
+fn adjacent_runs_and_slots_are_copied_in_one_go() {
+    let geometry = geometry(&[(ATTENTION, &[8, 8, 8])], 1);
+    let arena = Arc::new(Arena::create(&geometry, 4, 16).unwrap());
+    let slots = arena.memory();
+    let memory = Memory::new(vec![0; 256]);
+    let region = memory.region();
+    let lengths = |maps: &[LayerMap], entry: Entry| -> Vec<usize> {
+        let layout = Layout::new(Arc::clone(&geometry), 0, 2, maps).unwrap();
+        let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
+        plan.pieces(&layout, &slots, 0, 0..24)
+            .map(|piece| piece.length)
+            .collect()
+    };
+    // All layers of a block side by side in one region, then two of them with a gap between.
+    let side_by_side: Vec<_> = (0..3)
+        .map(|i| map(0, i, region, 24, &[(8 * i, 8)]))
+        .collect();
+    assert_eq!(
+        lengths(&side_by_side, entry(0, &[3, 4, 5, 6, 7, 8], &[1])),
+        [24]
+    );
+    assert_eq!(
+        lengths(&side_by_side, entry(0, &[4, 3, 5, 6, 8, 7], &[1])),
+        [4, 4, 8, 4, 4]
+    );
+    let gap: Vec<_> = (0..3)
+        .map(|i| map(0, i, region, 32, &[(8 * i + i / 2, 8)]))
+        .collect();
+    assert_eq!(lengths(&gap, entry(0, &[3, 4, 5, 6, 7, 8], &[1])), [16, 8]);
+    // One layer's runs merge where they touch, in payload order only.
+    let split = [
+        map(0, 0, region, 40, &[(0, 3), (3, 5)]),
+        map(0, 1, region, 40, &[(24, 4), (20, 4)]),
+        map(0, 2, region, 40, &[(32, 8)]),
+    ];
+    assert_eq!(
+        lengths(&split, entry(0, &[0, 1, 2, 3, 4, 5], &[0])),
+        [8, 4, 4, 8]
+    );
+}
+
+#[test]
+fn entries_of_many_steps_come_back_whole_whatever_the_slots() {
+    const BYTES: usize = 3 * (1 << 20) + 17;
+    let count = BYTES.div_ceil(65_537) as u32;
+    let plain = Plain::new(BYTES, 65_537, 4 * count as usize, 3);
+    let before = plain.memory.bytes();
+    let mut slots: Vec<u32> = (0..4 * count).collect();
+    slots[count as usize..].reverse();
+    Dice::new(3).shuffle(&mut slots[2 * count as usize..]);
+    let entries = |first: usize| {
+        let chunks = slots.chunks(count as usize).enumerate();
+        chunks
+            .map(|(i, slots)| entry(0, slots, &[(first + i) % 4]))
+            .collect::<Vec<_>>()
+    };
+    let stored = run(&plain.engine, Direction::Store, entries(0));
+    assert_eq!((stored.error, stored.bytes), (None, 4 * BYTES));
+    let sums: Vec<u64> = before.chunks(BYTES).map(checksum).collect();
+    assert_eq!(stored.checksums, sums);
+    // Back into other blocks.
+    let load = entries(1)
+        .into_iter()
+        .zip(sums)
+        .map(|(e, sum)| expecting(e, sum))
+        .collect();
+    let loaded = run(&plain.engine, Direction::Load, load);
+    assert_eq!(
+        (loaded.error, loaded.bytes, loaded.checksums),
+        (None, 4 * BYTES, vec![])
+    );
+    let after = plain.memory.bytes();
+    assert!(after[BYTES..] == before[..3 * BYTES] && after[..BYTES] == before[3 * BYTES..]);
+}
+
+#[test]
+fn a_load_that_fails_its_checksum_leaves_the_engine_untouched() {
+    let plain = Plain::new(10, 4, 8, 2);
+    let both = || vec![entry(0, &[0, 1, 2], &[0]), entry(0, &[3, 4, 5], &[1])];
+    let sums = run(&plain.engine, Direction::Store, both()).checksums;
+    plain.arena.write(SlotId(4), b"\0").unwrap();
+    plain
+        .arena
+        .write(SlotId(4), b"damage"[..4].as_ref())
+        .unwrap();
+    let before = plain.memory.bytes();
+    let to = |blocks: [usize; 2]| {
+        let mut entries = both();
+        (entries[0].blocks[0], entries[1].blocks[0]) = (blocks[0], blocks[1]);
+        entries
+    };
+    let verified = to([2, 3])
+        .into_iter()
+        .zip(sums)
+        .map(|(e, s)| expecting(e, s))
+        .collect();
+    let failed = run(&plain.engine, Direction::Load, verified);
+    let why = failed.error.unwrap();
+    assert!(
+        why.contains("checksum of entry 1: expected") && why.contains("found"),
+        "{why}"
+    );
+    assert_eq!((failed.bytes, failed.checksums), (0, vec![]));
+    assert_eq!(plain.memory.bytes(), before);
+    // Unverified, they are taken as they are; and the engine still works.
+    assert_eq!(run(&plain.engine, Direction::Load, to([2, 3])).error, None);
+    assert_ne!(plain.memory.bytes()[30..], before[10..20]);
+}
+
+#[test]
+fn tickets_end_once_and_can_be_waited_for_again() {
+    let plain = Plain::new(10, 4, 8, 2);
+    let first = plain
+        .engine
+        .submit(Direction::Store, vec![entry(0, &[0, 1, 2], &[0])])
+        .unwrap();
+    let empty = plain.engine.submit(Direction::Load, vec![]).unwrap();
+    assert!(first < empty);
+    assert!(plain.engine.wait(first, None).unwrap());
+    assert!(
+        plain
+            .engine
+            .wait(empty, Some(Duration::from_secs(60)))
+            .unwrap()
+    );
+    let mut ended = plain.engine.poll();
+    ended.sort_by_key(|completion| completion.ticket);
+    let seen: Vec<_> = ended
+        .iter()
+        .map(|c| (c.ticket, c.error.is_none(), c.bytes))
+        .collect();
+    assert_eq!(seen, [(first, true, 10), (empty, true, 0)]);
+    assert!(ended[0].seconds >= 0.0);
+    assert_eq!(plain.engine.poll(), []);
+    assert_eq!(plain.engine.in_flight(), 0);
+    assert!(plain.engine.wait(first, Some(Duration::ZERO)).unwrap());
+    assert!(plain.engine.wait(first, Some(Duration::MAX)).unwrap());
+    for unknown in [Ticket(0), Ticket(3)] {
+        argument_error(plain.engine.wait(unknown, None));
+    }
+}
+
+#[test]
+fn closing_waits_for_what_is_in_flight_and_refuses_more() {
+    let plain = Plain::new(1 << 20, 1 << 16, 64, 2);
+    let slots: Vec<u32> = (0..64).collect();
+    let store = |i: usize| entry(0, &slots[16 * i..][..16], &[i]);
+    for i in 0..4 {
+        plain
+            .engine
+            .submit(Direction::Store, vec![store(i)])
+            .unwrap();
+    }
+    plain.engine.close();
+    assert_eq!(plain.engine.in_flight(), 0);
+    let ended = plain.engine.poll();
+    assert!(ended.len() == 4 && ended.iter().all(|c| c.error.is_none()));
+    plain.engine.close();
+    let refused = plain.engine.submit(Direction::Store, vec![store(0)]);
+    assert!(matches!(refused, Err(Error::Transfer(why)) if why.contains("closed")));
+    assert!(plain.engine.wait(ended[0].ticket, None).unwrap());
+}
+
+#[test]
+fn dropping_an_engine_waits_for_its_copies() {
+    let Plain {
+        engine,
+        arena,
+        memory,
+    } = Plain::new(1 << 20, 1 << 20, 4, 2);
+    for i in 0..4 {
+        engine
+            .submit(Direction::Store, vec![entry(0, &[i], &[i as usize])])
+            .unwrap();
+    }
+    drop(engine);
+    let stored: Vec<u8> = (0..4)
+        .flat_map(|slot| arena.read(SlotId(slot)).unwrap())
+        .collect();
+    assert!(stored == memory.bytes());
+}
+
+#[test]
+fn an_engine_keeps_its_arena_mapped() {
+    let Plain {
+        engine,
+        arena,
+        memory,
+    } = Plain::new(1 << 16, 1 << 16, 4, 1);
+    drop(arena);
+    assert_eq!(
+        run(&engine, Direction::Store, vec![entry(0, &[3], &[2])]).error,
+        None
+    );
+    assert_eq!(
+        run(&engine, Direction::Load, vec![entry(0, &[3], &[0])]).error,
+        None
+    );
+    drop(engine);
+    let bytes = memory.bytes();
+    assert!(bytes[..1 << 16] == bytes[2 << 16..3 << 16]);
+}
+
+#[test]
+fn transfers_of_many_threads_end_each_once() {
+    let plain = Plain::new(4096, 1024, 4 * 8, 3);
+    let done = std::thread::scope(|scope| {
+        let submit = |thread: u32| {
+            let engine = &plain.engine;
+            move || {
+                let slots: Vec<u32> = (0..4).map(|i| 4 * thread + i).collect();
+                let block = thread as usize % Plain::BLOCKS;
+                let store = || vec![entry(0, &slots, &[block])];
+                (0..50)
+                    .map(|_| {
+                        let ticket = engine.submit(Direction::Store, store()).unwrap();
+                        assert!(engine.wait(ticket, None).unwrap());
+                        ticket
+                    })
+                    .collect::<Vec<_>>()
+            }
+        };
+        let threads: Vec<_> = (0..8).map(|thread| scope.spawn(submit(thread))).collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect::<Vec<_>>()
+    });
+    let mut ended: Vec<_> = plain.engine.poll().into_iter().map(|c| c.ticket).collect();
+    ended.sort_unstable();
+    let mut done = done;
+    done.sort_unstable();
+    assert_eq!(ended, done);
+    assert_eq!(ended, (1..=400).map(Ticket).collect::<Vec<_>>());
+}

@@ -1,0 +1,124 @@
+//! Memory, geometries and waiting, for the tests of transfers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
+use hybrid_pages::ids::{ClassKind, SlotId};
+use hybrid_pages::transfer::{Completion, Direction, Engine, Entry, HostEngine, Region};
+
+/// Engine memory: an allocation that is only ever reached through its address.
+pub struct Memory {
+    address: *mut u8,
+    nbytes: usize,
+}
+
+// SAFETY: the allocation belongs to no thread.
+unsafe impl Send for Memory {}
+// SAFETY: the tests read and write it only while no transfer does.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub fn new(bytes: Vec<u8>) -> Self {
+        let nbytes = bytes.len();
+        Self {
+            address: Box::into_raw(bytes.into_boxed_slice()).cast(),
+            nbytes,
+        }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.nbytes];
+        // SAFETY: both are `nbytes` long, and no transfer is running.
+        unsafe {
+            self.address
+                .copy_to_nonoverlapping(bytes.as_mut_ptr(), self.nbytes)
+        };
+        bytes
+    }
+
+    pub fn region(&self) -> Region {
+        // SAFETY: the tests drop their engines before their memory.
+        unsafe { Region::new(self.address, self.nbytes).unwrap() }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let bytes = std::ptr::slice_from_raw_parts_mut(self.address, self.nbytes);
+        // SAFETY: it came from a box of this length and is given back once.
+        drop(unsafe { Box::from_raw(bytes) });
+    }
+}
+
+/// Numbers that look random and are the same every time.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    /// Below `sides`.
+    pub fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides
+    }
+
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.roll(256) as u8).collect()
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.roll(i + 1));
+        }
+    }
+}
+
+/// Groups by kind and the bytes of their layers.
+pub fn geometry(groups: &[(ClassKind, &[usize])], ranks: usize) -> Arc<Geometry> {
+    let layer = |name: String, bytes: usize| {
+        let segment = Segment::new("data", Dtype::Uint8, vec![bytes]).unwrap();
+        Layer::new(name, vec![segment]).unwrap()
+    };
+    let groups = groups.iter().enumerate().map(|(group, (kind, layers))| {
+        let layers = layers.iter().enumerate();
+        let layers = layers
+            .map(|(i, bytes)| layer(format!("{group}.{i}"), *bytes))
+            .collect();
+        Group::new(*kind, layers, (*kind == ClassKind::Window).then_some(8)).unwrap()
+    });
+    Arc::new(Geometry::new(16, groups.collect(), ranks, BTreeMap::new()).unwrap())
+}
+
+pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> Entry {
+    let slots = slots.iter().copied().map(SlotId).collect();
+    Entry {
+        class,
+        slots,
+        blocks: blocks.to_vec(),
+        checksum: None,
+    }
+}
+
+pub fn expecting(entry: Entry, checksum: u64) -> Entry {
+    Entry {
+        checksum: Some(checksum),
+        ..entry
+    }
+}
+
+/// Submits, waits, and returns the one completion.
+pub fn run(engine: &HostEngine, direction: Direction, entries: Vec<Entry>) -> Completion {
+    let ticket = engine.submit(direction, entries).unwrap();
+    assert!(engine.wait(ticket, None).unwrap());
+    let mut completions = engine.poll();
+    assert_eq!(completions.len(), 1);
+    let completion = completions.remove(0);
+    assert_eq!(completion.ticket, ticket);
+    completion
+}
