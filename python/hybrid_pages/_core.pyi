@@ -284,3 +284,192 @@ class HostEngine:
 def checksum(data: bytes) -> int:
     """XXH3-64, by which entries are checked."""
 
+# cache
+
+@final
+class Hit:
+    """What a lookup found, in blocks from the start of the prompt."""
+
+    @property
+    def blocks(self) -> int:
+        """The joint hit: every class has what it needs to resume after this many blocks."""
+
+    @property
+    def pages(self) -> int:
+        """Leading blocks whose attention pages are all there, at least `blocks`.
+
+        The difference is what a missing checkpoint or window page costs. Equals `blocks` for a
+        geometry without attention groups.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class LeaseEntry:
+    """One page or checkpoint under a lease, all ranks together."""
+
+    @property
+    def class_index(self) -> int: ...
+    @property
+    def block_index(self) -> int: ...
+    @property
+    def slots(self) -> list[int]:
+        """Where its payload lies: byte `p` in `slots[p // slot_bytes]` at `p % slot_bytes`."""
+
+    @property
+    def checksums(self) -> list[int]:
+        """XXH3-64 of each rank's part; empty while it is being written."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class ReadLease:
+    """Keeps what a load reads where it is, until released, left as a context or dropped."""
+
+    @property
+    def first(self) -> int:
+        """First block that the load covers."""
+
+    @property
+    def blocks(self) -> int:
+        """The joint hit: the block after the last that the load covers."""
+
+    @property
+    def entries(self) -> list[LeaseEntry]:
+        """What to load.
+
+        Attention pages of [first, blocks), window pages of their last window, and the checkpoint
+        of block `blocks - 1`; by block.
+        """
+
+    @property
+    def released(self) -> bool: ...
+    def release(self) -> None:
+        """End it. Nothing the second time."""
+
+    def __enter__(self) -> ReadLease: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class WriteLease:
+    """Room for entries that nobody sees until they are committed.
+
+    Left as a context or dropped without a commit, the room is free again.
+    """
+
+    @property
+    def entries(self) -> list[LeaseEntry]:
+        """What to write, by block: neither there nor in writing, and room was found for it."""
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many of the wanted entries are not among `entries`, by reason.
+
+        resident: there already. in_writing: this call or another lease writes it already.
+        no_room: everything that could make room is in use or of the same prefix. orphan: a page
+        before it is neither there nor in writing, so that it could never be reached.
+        """
+
+    @property
+    def ended(self) -> bool: ...
+    def commit(self, checksums: Sequence[Sequence[int]]) -> None:
+        """Publish all entries at once; their bytes must be whole.
+
+        checksums: for each entry, in order, the XXH3-64 of each rank's part. Entries that were
+        dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before them)
+        stay unpublished.
+
+        Raises LeaseError if it has ended; InvalidArgumentError if the checksums have another
+        shape, and then the lease goes on.
+        """
+
+    def abort(self) -> None:
+        """Give the room back. Nothing after the end."""
+
+    def __enter__(self) -> WriteLease: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class Cache:
+    """Which prefixes are there, and which slots hold their pages and checkpoints.
+
+    A prefix is a namespace and the engine's chained hashes, `stride` of them a block: the key of
+    block `i` is `keys[(i + 1) * stride - 1]`, 8 to 32 bytes. Every method raises
+    InvalidArgumentError for a number out of range, an unknown namespace or a key of another
+    length, and then nothing has changed.
+    """
+
+    def __new__(
+        cls, geometry: Geometry, *, slot_bytes: int, slots: int, policy: str = "lru"
+    ) -> Cache:
+        """An empty cache over `slots` slots of `slot_bytes` bytes.
+
+        Raises BudgetError, naming the bytes needed, if they can't hold one entry of each class.
+        """
+
+    def namespace(self, identity: bytes) -> int:
+        """The number of an identity under which keys are unique; the same for the same bytes."""
+
+    def lookup(
+        self, namespace: int, keys: Sequence[bytes], *, stride: int = 1, limit: int | None = None
+    ) -> Hit:
+        """The joint hit, at most `limit` blocks. Refreshes nothing."""
+
+    def acquire(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        stride: int = 1,
+        first: int = 0,
+        limit: int | None = None,
+    ) -> ReadLease | None:
+        """Hold what must be loaded to resume at the joint hit, the first `first` blocks excepted.
+
+        None if the hit is no deeper than `first`. The pages of the hit and its checkpoint, and no
+        other checkpoint, are refreshed when the lease ends; until then none of them is evicted.
+        """
+
+    def reserve(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        entries: Sequence[tuple[int, int]],
+        *,
+        stride: int = 1,
+    ) -> WriteLease:
+        """Find room for entries (class_index, block_index), in any order.
+
+        Shallow entries get room first; a checkpoint, the missing pages up to it and the window
+        pages it needs get room together or not at all, and then nothing deeper does. The prefix
+        being extended is never evicted for it, and is refreshed when the lease ends.
+
+        Raises InvalidArgumentError also for a class or a block out of range and for keys that
+        are in use for another prefix: they can't be chained hashes.
+        """
+
+    def invalidate(self, lease: ReadLease) -> int:
+        """Drop the entries of a lease and what can't be reached without them: a load failed.
+
+        Nobody finds them again; their slots return when their last lease ends. Returns how many
+        resident entries were dropped. Raises LeaseError if the lease was released or belongs to
+        another cache.
+        """
+
+    def clear(self) -> int:
+        """Forget every entry; slots under a lease return when it ends. Returns how many."""
+
+    def stats(self) -> dict[str, int]:
+        """Counts and sizes at this moment.
+
+        slots, free_slots, slot_bytes; pages, checkpoints, windows: resident entries by kind;
+        page_bytes, checkpoint_bytes, window_bytes: bytes of their slots; leased_slots: slots
+        that a lease reads, writes or needs to stay; writing_entries; nodes: boundaries in the
+        index; evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped
+        because a page before them went): since the start; metadata_bytes: memory of the index,
+        policy, tables and pool.
+        """

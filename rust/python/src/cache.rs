@@ -13,8 +13,8 @@ use crate::geometry::PyGeometry;
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
 
-#[pyclass(frozen, eq, get_all, name = "Hit", module = "hybrid_pages._core")]
-#[derive(PartialEq, Eq)]
+#[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub struct PyHit {
     blocks: usize,
     pages: usize,

@@ -12,11 +12,12 @@ use crate::number::Whole;
 #[pyclass(
     frozen,
     eq,
+    hash,
     get_all,
     name = "LeaseEntry",
     module = "hybrid_pages._core"
 )]
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Hash)]
 pub struct PyLeaseEntry {
     class_index: usize,
     block_index: usize,

@@ -1,0 +1,1 @@
+//! Rules of the cache, one a test.
