@@ -118,7 +118,7 @@ def test_the_plugin_entry_point_resolves_without_an_engine():
     assert entry.value == "hybrid_pages.vllm:register"
     result = isolated(
         "from importlib.metadata import EntryPoint\n"
-        f"print(EntryPoint('hybrid_pages', {entry.value!r}, 'vllm.general_plugins').load().__name__)"
+        f"print(EntryPoint('plugin', {entry.value!r}, 'group').load().__name__)"
     )
     assert (result.returncode, result.stdout.strip()) == (0, "register"), result.stderr
 
