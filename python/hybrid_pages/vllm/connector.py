@@ -26,10 +26,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
-from vllm.logger import init_logger  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from hybrid_pages.vllm.layout import block_grid, require_groups  # noqa: E402
+from hybrid_pages.vllm.log import logger  # noqa: E402
 from hybrid_pages.vllm.messages import StepMetadata  # noqa: E402
 from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
 from hybrid_pages.vllm.scheduler import SchedulerHalf  # noqa: E402
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-logger = init_logger(__name__)
 
 
 class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):

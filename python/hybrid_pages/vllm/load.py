@@ -7,18 +7,15 @@ lease goes. A failure anywhere makes vLLM compute the request, and its entries a
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
-
 from hybrid_pages import Cache, Geometry, ReadLease
 from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.tracking import Lookup, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-logger = init_logger(__name__)
 
 
 class Loads:

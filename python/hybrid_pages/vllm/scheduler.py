@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
-
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
+from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Handshake, StepMetadata, StoreJob, WorkerMetadata
 from hybrid_pages.vllm.metrics import KINDS, Figures, HybridPagesStats
 from hybrid_pages.vllm.settings import GIB, Settings
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
-
-logger = init_logger(__name__)
 
 
 class SchedulerHalf:

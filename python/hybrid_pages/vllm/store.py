@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
-
 from hybrid_pages import Cache, Geometry, PageClass, WriteLease
 from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
 from hybrid_pages.vllm.tracking import Tracked
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import KVConnectorBlockState
-
-logger = init_logger(__name__)
 
 Offers = Iterable[tuple[int, int, int]]
 """(group, block id, boundary in tokens): vLLM's ``boundary_state_offloads`` of one request."""

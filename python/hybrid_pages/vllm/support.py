@@ -23,7 +23,7 @@ def supported_range() -> str:
 def is_supported(version: str) -> bool:
     """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    return bool(numbers) and SUPPORTED[0] <= tuple(map(int, numbers.groups())) < SUPPORTED[1]
+    return numbers is not None and SUPPORTED[0] <= tuple(map(int, numbers.groups())) < SUPPORTED[1]
 
 
 def require_version(version: str) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from hybrid_pages import Arena, Completion, Geometry, HostEngine, LayerMap
 from hybrid_pages.vllm.layout import read_layout
+from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import (
     Handshake,
     LoadJob,
@@ -26,8 +26,6 @@ from hybrid_pages.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger(__name__)
 
 _IDLE_WAIT_SECONDS = 0.002
 
