@@ -33,7 +33,7 @@ impl PyLayerMap {
         address: Whole,
         nbytes: Whole,
         block_stride: Whole,
-        runs: Vec<(Whole, Whole)>,
+        runs: Vec<Bound<'_, PyTuple>>,
     ) -> PyResult<Self> {
         let address = std::ptr::with_exposed_provenance_mut(address.0);
         // SAFETY: what the stub demands of the caller: the memory is the engine's, `owners` keeps
@@ -157,9 +157,6 @@ pub struct PyHostEngine {
     owners: Mutex<Option<Py<PyAny>>>,
 }
 
-type StoreEntry = (Whole, Vec<Whole>, Vec<Whole>);
-type LoadEntry = (Whole, Vec<Whole>, Vec<Whole>, Option<Whole>);
-
 #[pymethods]
 impl PyHostEngine {
     #[new]
@@ -189,23 +186,18 @@ impl PyHostEngine {
         })
     }
 
-    fn store(&self, py: Python<'_>, entries: Vec<StoreEntry>) -> PyResult<u64> {
-        let entries = entries.into_iter().map(|(class, slots, blocks)| {
-            Ok(Entry {
-                checksum: None,
-                ..entry(class, slots, blocks)?
-            })
+    fn store(&self, py: Python<'_>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+        let entries = entries.iter().map(|given| {
+            let (class, slots, blocks) = sized("entry", given, 3)?.extract()?;
+            entry(class, slots, blocks, None)
         });
         self.submit(py, Direction::Store, entries.collect::<PyResult<_>>()?)
     }
 
-    fn load(&self, py: Python<'_>, entries: Vec<LoadEntry>) -> PyResult<u64> {
-        let entries = entries.into_iter().map(|(class, slots, blocks, checksum)| {
-            let checksum = checksum.map(|Whole(checksum)| checksum as u64);
-            Ok(Entry {
-                checksum,
-                ..entry(class, slots, blocks)?
-            })
+    fn load(&self, py: Python<'_>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+        let entries = entries.iter().map(|given| {
+            let (class, slots, blocks, checksum) = sized("entry", given, 4)?.extract()?;
+            entry(class, slots, blocks, checksum)
         });
         self.submit(py, Direction::Load, entries.collect::<PyResult<_>>()?)
     }
@@ -271,14 +263,34 @@ impl Drop for PyHostEngine {
     }
 }
 
-fn entry(class: Whole, slots: Vec<Whole>, blocks: Vec<Whole>) -> PyResult<Entry> {
+fn entry(
+    class: Whole,
+    slots: Vec<Whole>,
+    blocks: Vec<Whole>,
+    checksum: Option<Whole>,
+) -> PyResult<Entry> {
     let slots = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
+    let checksum = checksum.map(|Whole(checksum)| checksum as u64);
     Ok(Entry {
         class: class.0,
         slots,
         blocks: plain(blocks),
-        checksum: None,
+        checksum,
     })
+}
+
+fn sized<'a, 'py>(
+    what: &str,
+    tuple: &'a Bound<'py, PyTuple>,
+    expected: usize,
+) -> PyResult<&'a Bound<'py, PyTuple>> {
+    let found = tuple.len();
+    if found != expected {
+        return Err(to_py(Error::InvalidArgument(format!(
+            "{what}: expected a tuple of {expected}, found one of {found}"
+        ))));
+    }
+    Ok(tuple)
 }
 
 /// A timeout that the clock can hold; infinity is no timeout.
