@@ -131,7 +131,10 @@ impl PyCache {
         Ok(id.0)
     }
 
-    #[pyo3(signature = (namespace, keys, *, stride = Whole(1), limit = None))]
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1), limit = None),
+        text_signature = "($self, namespace, keys, *, stride=1, limit=None)"
+    )]
     fn lookup(
         &self,
         namespace: Whole,
@@ -147,7 +150,10 @@ impl PyCache {
         Ok(hit.into())
     }
 
-    #[pyo3(signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None))]
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+    )]
     fn acquire(
         &self,
         py: Python<'_>,
@@ -165,7 +171,10 @@ impl PyCache {
         lease.map(|lease| PyReadLease::new(py, lease)).transpose()
     }
 
-    #[pyo3(signature = (namespace, keys, entries, *, stride = Whole(1)))]
+    #[pyo3(
+        signature = (namespace, keys, entries, *, stride = Whole(1)),
+        text_signature = "($self, namespace, keys, entries, *, stride=1)"
+    )]
     fn reserve(
         &self,
         py: Python<'_>,
