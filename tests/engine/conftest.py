@@ -36,9 +36,7 @@ def start(model: Callable[[str], Path]) -> Iterator[Callable[..., object]]:
 
     engines: list[Engine] = []
 
-    def begin(
-        name: str, settings: dict[str, object] | None = None, **engine_args: object
-    ) -> Engine:
+    def begin(name: str, settings: dict | None = None, **engine_args: object) -> Engine:
         end()
         engines.append(Engine(model(name), settings, **engine_args))
         return engines[-1]

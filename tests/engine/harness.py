@@ -1,7 +1,8 @@
 """A real vLLM engine in this process, driven step by step.
 
-The reference for every comparison is vLLM's own local prefix hit at the same boundary: the same prompts
-on the same engine with the connector looking away, and the local hit capped at the depth restored.
+The reference for every comparison is vLLM's own local prefix hit at the same boundary: the same
+prompts on the same engine with the connector looking away, and the local hit capped at the depth
+restored.
 """
 
 from __future__ import annotations

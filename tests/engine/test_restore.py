@@ -1,6 +1,7 @@
 """What is restored is what vLLM's own prefix hit at the same boundary gives, bit for bit."""
 
 import pytest
+
 from harness import Engine, tokens
 
 MODELS = ["qwen3.5", "qwen3-next", "lfm2", "gemma3"]

@@ -1,8 +1,8 @@
 """Tiny hybrid models with random weights, made on this machine.
 
-Stock random weights forget within a few tokens, so a wrong recurrent state would change nothing that
-a test can see. These models remember: slow decay, small embeddings and strong mixing layers, so that
-a zeroed or swapped page or checkpoint moves the log-probabilities.
+Stock random weights forget within a few tokens, so a wrong recurrent state would change nothing
+that a test can see. These models remember: slow decay, small embeddings and strong mixing layers,
+so that a zeroed or swapped page or checkpoint moves the log-probabilities.
 """
 
 from __future__ import annotations
@@ -48,19 +48,30 @@ def _delta_net_sizes(heads: int) -> dict[str, int]:
     )
 
 
+# Standard deviations of the weights that decide what a test can see.
+_STRONG_MIXING = {
+    "embed_tokens.weight": 0.3,
+    "lm_head.weight": 0.3,
+    "linear_attn.out_proj.weight": 0.3,
+    "self_attn.o_proj.weight": 0.3,
+    "self_attn.out_proj.weight": 0.3,
+    "conv.out_proj.weight": 0.3,
+    # Past taps as heavy as the present one: a short state matters for the next tokens.
+    "conv.conv.weight": 1.0,
+}
+
+
 def _remember(model: torch.nn.Module) -> None:
-    """Gated DeltaNet whose state lasts for hundreds of tokens."""
+    """Strong mixing, and Gated DeltaNet whose state lasts for hundreds of tokens."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.uniform_(0.0005, 0.004).log_()
         elif name.endswith("dt_bias"):
             parameter.zero_()
-        elif name.endswith("embed_tokens.weight"):
-            parameter.normal_(0, 0.3)
-        elif name.endswith("lm_head.weight"):
-            parameter.normal_(0, 0.3)
-        elif name.endswith(("linear_attn.out_proj.weight", "self_attn.o_proj.weight")):
-            parameter.normal_(0, 0.3)
+        else:
+            for suffix, deviation in _STRONG_MIXING.items():
+                if name.endswith(suffix):
+                    parameter.normal_(0, deviation)
 
 
 def _qwen35(heads: int) -> tuple[torch.nn.Module, dict[str, object]]:
@@ -117,16 +128,7 @@ def _lfm2() -> tuple[torch.nn.Module, dict[str, object]]:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = Lfm2ForCausalLM(config)
-    for name, parameter in model.named_parameters():
-        if name.endswith("conv.conv.weight"):
-            # Past taps as heavy as the present one: the short state matters for the next tokens.
-            parameter.normal_(0, 1.0)
-        elif name.endswith(("conv.out_proj.weight", "self_attn.out_proj.weight")):
-            parameter.normal_(0, 0.3)
-        elif name.endswith("embed_tokens.weight"):
-            parameter.normal_(0, 0.3)
-        elif name.endswith("lm_head.weight"):
-            parameter.normal_(0, 0.3)
+    _remember(model)
     width = config.hidden_size
     return model, {"architectures": ["Lfm2ForCausalLM"], "conv_dim": width, "block_dim": width}
 
@@ -144,9 +146,7 @@ def _gemma3() -> tuple[torch.nn.Module, dict[str, object]]:
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
     model = Gemma3ForCausalLM(config)
-    for name, parameter in model.named_parameters():
-        if name.endswith("lm_head.weight"):
-            parameter.normal_(0, 0.3)
+    _remember(model)
     return model, {"architectures": ["Gemma3ForCausalLM"]}
 
 
