@@ -136,10 +136,11 @@ check-wheel: wheel sdist ## Install the wheel and the source distribution into e
 	@$(PYTEST) tests/packaging
 
 .PHONY: lint
-lint: $(STAMPS)/packages ## Check style, lints and types of both languages
+lint: $(STAMPS)/packages ## Check style, lints, types and doc links of both languages
 	@$(SAY) "checking style, lints and types"
 	@cargo fmt --all --check
 	@cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/mypy --no-error-summary
