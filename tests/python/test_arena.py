@@ -47,7 +47,9 @@ def test_slots_hold_what_is_written() -> None:
 def test_another_process_reads_and_writes_the_same_slots() -> None:
     ours = arena()
     ours.write(0, b"from the parent")
-    code = OPEN + "assert arena.read(0)[:15] == b'from the parent'; arena.write(1, b'from the child')"
+    code = (
+        OPEN + "assert arena.read(0)[:15] == b'from the parent'; arena.write(1, b'from the child')"
+    )
     child = python(code, ours.path, geometry().to_json())
     assert child.returncode == 0, child.stderr
     assert ours.read(1)[:14] == b"from the child"

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from hybrid_pages import _core
-from hybrid_pages._core import Arena, Geometry, Group, HostEngine, Layer, LayerMap, Segment, checksum
+from hybrid_pages._core import (
+    Arena,
+    Geometry,
+    Group,
+    HostEngine,
+    Layer,
+    LayerMap,
+    Segment,
+    checksum,
+)
 
 BLOCKS = 6
 PAGE, STATE = 48, 80
@@ -98,7 +107,7 @@ def test_a_page_and_a_checkpoint_make_the_round_trip() -> None:
 
     two = Machine(arena, seed=2)
     before = two.memory.copy()
-    page, state = stored.checksums
+    page = stored.checksums[0]
     loaded = two.run(two.engine.load([(0, PAGE_SLOTS, [0], page), (1, STATE_SLOTS, [1, 2], None)]))
     assert (loaded.ok, loaded.bytes, loaded.checksums) == (True, 2 * PAGE + 2 * STATE, [])
     assert two.page(0) == one.page(3)
@@ -142,8 +151,9 @@ geometry = Geometry.from_json(text)
 memory = np.full((2, 200), 7, np.uint8)
 runs = {(0, 0): (0, 48), (0, 1): (48, 48), (1, 0): (0, 80), (2, 0): (80, 80)}
 layers = [
-    LayerMap(group=g, layer=l, address=memory.ctypes.data, nbytes=memory.nbytes, block_stride=200, runs=[run])
-    for (g, l), run in runs.items()
+    LayerMap(group=group, layer=layer, address=memory.ctypes.data, nbytes=memory.nbytes,
+             block_stride=200, runs=[run])
+    for (group, layer), run in runs.items()
 ]
 engine = HostEngine(geometry, Arena.open(path, geometry), rank=0, num_blocks=2, layers=layers)
 assert engine.wait(engine.store([(0, [9, 1, 2], [1])]))
@@ -248,7 +258,9 @@ def test_bad_layouts_are_refused() -> None:
 def test_a_layer_map_shows_what_it_was_given() -> None:
     memory = np.zeros(64, np.uint8)
     address = memory.ctypes.data
-    shown = LayerMap(group=1, layer=2, address=address, nbytes=64, block_stride=32, runs=[(0, 8), (16, 8)])
+    shown = LayerMap(
+        group=1, layer=2, address=address, nbytes=64, block_stride=32, runs=[(0, 8), (16, 8)]
+    )
     assert (shown.group, shown.layer, shown.address, shown.nbytes) == (1, 2, address, 64)
     assert (shown.block_stride, shown.runs) == (32, ((0, 8), (16, 8)))
     assert "runs=((0, 8), (16, 8))" in repr(shown)

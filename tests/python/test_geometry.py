@@ -50,7 +50,11 @@ def test_every_property_is_what_was_given() -> None:
 def test_classes_say_what_an_entry_is() -> None:
     classes = geometry().classes
     kinds = [(c.index, c.kind, c.groups, c.window_blocks) for c in classes]
-    assert kinds == [(0, "attention", (0,), None), (1, "window", (2,), 3), (2, "recurrent", (1,), None)]
+    assert kinds == [
+        (0, "attention", (0,), None),
+        (1, "window", (2,), 3),
+        (2, "recurrent", (1,), None),
+    ]
     assert [(c.rank_bytes, c.entry_bytes) for c in classes] == [(256, 512), (8, 16), (70, 140)]
     with pytest.raises(TypeError):
         _core.PageClass()

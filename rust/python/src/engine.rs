@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
-use crate::number::{Whole, plain, slot};
+use crate::number::{Whole, plain, slot, whole};
 
 /// How often a wait looks for signals.
 const SIGNALS: Duration = Duration::from_millis(100);
@@ -39,11 +39,14 @@ impl PyLayerMap {
         // SAFETY: what the stub demands of the caller: the memory is the engine's, `owners` keeps
         // it alive, and nobody else touches a block while a transfer uses it.
         let region = unsafe { Region::new(address, nbytes.0) }.map_err(to_py)?;
-        let run = |(offset, length): (Whole, Whole)| Run {
-            offset: offset.0,
-            length: length.0,
+        let run = |run: &Bound<'_, PyTuple>| {
+            let (offset, length): (Whole, Whole) = sized("run", run, 2)?.extract()?;
+            Ok(Run {
+                offset: offset.0,
+                length: length.0,
+            })
         };
-        let runs = runs.into_iter().map(run).collect();
+        let runs = runs.iter().map(run).collect::<PyResult<_>>()?;
         let (group, layer, block_stride) = (group.0, layer.0, block_stride.0);
         Ok(Self {
             inner: LayerMap {
@@ -161,7 +164,7 @@ pub struct PyHostEngine {
 impl PyHostEngine {
     #[new]
     #[pyo3(signature = (
-        geometry, arena, *, rank, num_blocks, layers, threads = Whole(2), owners = None
+        geometry, arena, *, rank, num_blocks, layers, threads = 2, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -170,7 +173,7 @@ impl PyHostEngine {
         rank: Whole,
         num_blocks: Whole,
         layers: Vec<Bound<'_, PyLayerMap>>,
-        threads: Whole,
+        #[pyo3(from_py_with = whole)] threads: usize,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let maps: Vec<_> = layers
@@ -179,7 +182,7 @@ impl PyHostEngine {
             .collect();
         let layout = Layout::new(Arc::clone(&geometry.inner), rank.0, num_blocks.0, &maps);
         let memory = arena.inner.memory();
-        let engine = layout.and_then(|layout| HostEngine::new(layout, memory, threads.0));
+        let engine = layout.and_then(|layout| HostEngine::new(layout, memory, threads));
         Ok(Self {
             engine: engine.map_err(to_py)?,
             owners: Mutex::new(owners),

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple};
 
 use crate::error::to_py;
-use crate::number::{Whole, plain};
+use crate::number::{Whole, plain, whole};
 
 #[pyclass(frozen, eq, hash, name = "Segment", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
@@ -223,11 +223,11 @@ pub struct PyGeometry {
 #[pymethods]
 impl PyGeometry {
     #[new]
-    #[pyo3(signature = (*, block_tokens, groups, ranks = Whole(1), identity))]
+    #[pyo3(signature = (*, block_tokens, groups, ranks = 1, identity))]
     fn new(
         block_tokens: Whole,
         groups: Vec<Bound<'_, PyGroup>>,
-        ranks: Whole,
+        #[pyo3(from_py_with = whole)] ranks: usize,
         identity: &Bound<'_, PyMapping>,
     ) -> PyResult<Self> {
         let groups = groups
@@ -239,7 +239,7 @@ impl PyGeometry {
             .iter()
             .map(|item| item.extract())
             .collect::<PyResult<_>>()?;
-        let inner = Geometry::new(block_tokens.0, groups, ranks.0, identity).map_err(to_py)?;
+        let inner = Geometry::new(block_tokens.0, groups, ranks, identity).map_err(to_py)?;
         Ok(Self {
             inner: Arc::new(inner),
         })
