@@ -136,24 +136,29 @@ fn maps_that_do_not_fit_their_layer_or_region_are_refused() {
         ),
         "{short}"
     );
-    let cases: [(usize, usize, &[(usize, usize)], &str); 9] = [
-        (16, 5, &[(0, 8)], "expected a region"),
-        (16, 4, &[(0, 7)], "expected runs of 8 bytes in all, found 7"),
-        (16, 4, &[], "found 0"),
-        (16, 4, &[(0, 8), (8, 0)], "non-empty runs"),
-        (16, 4, &[(0, 5), (4, 3)], "disjoint runs"),
+    let cases = [
+        (16, 5, vec![(0, 8)], "expected a region"),
         (
             16,
             4,
-            &[(9, 8)],
+            vec![(0, 7)],
+            "expected runs of 8 bytes in all, found 7",
+        ),
+        (16, 4, vec![], "found 0"),
+        (16, 4, vec![(0, 8), (8, 0)], "non-empty runs"),
+        (16, 4, vec![(0, 5), (4, 3)], "disjoint runs"),
+        (
+            16,
+            4,
+            vec![(9, 8)],
             "within a block stride of 16 bytes, found one that ends at 17",
         ),
-        (0, 2, &[(0, 8)], "within a block stride"),
-        (16, 1, &[(usize::MAX, 8)], "non-empty runs"),
-        (usize::MAX, 4, &[(0, 8)], "too many"),
+        (0, 2, vec![(0, 8)], "within a block stride"),
+        (16, 1, vec![(usize::MAX, 8)], "non-empty runs"),
+        (usize::MAX, 4, vec![(0, 8)], "too many"),
     ];
     for (stride, blocks, runs, expected) in cases {
-        let why = geometry_error(layout(stride, blocks, runs));
+        let why = geometry_error(layout(stride, blocks, &runs));
         assert!(why.contains(expected), "{why}");
     }
 }
