@@ -3,6 +3,34 @@
 from collections.abc import Mapping, Sequence
 from typing import final
 
+__all__ = [
+    "FORMAT_VERSION",
+    "Arena",
+    "ArenaError",
+    "BudgetError",
+    "Cache",
+    "Completion",
+    "ForeignError",
+    "Geometry",
+    "GeometryError",
+    "Group",
+    "Hit",
+    "HostEngine",
+    "HybridPagesError",
+    "InvalidArgumentError",
+    "Layer",
+    "LayerMap",
+    "LeaseEntry",
+    "LeaseError",
+    "PageClass",
+    "ReadLease",
+    "Segment",
+    "TransferError",
+    "WriteLease",
+    "__version__",
+    "checksum",
+]
+
 FORMAT_VERSION: int
 __version__: str
 
