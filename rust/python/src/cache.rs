@@ -13,6 +13,7 @@ use crate::geometry::PyGeometry;
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
 
+/// What a lookup found, in blocks from the start of the prompt.
 #[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyHit {
@@ -91,6 +92,7 @@ fn block_keys<'py>(
     take(sequence.len()?, &|at| sequence.get_item(at))
 }
 
+/// Which prefixes are there, and which slots hold their pages and checkpoints.
 #[pyclass(frozen, name = "Cache", module = "hybrid_pages._core")]
 pub struct PyCache {
     inner: Cache,

@@ -18,6 +18,7 @@ use crate::number::{Whole, plain, slot, whole};
 /// How often a wait looks for signals.
 const SIGNALS: Duration = Duration::from_millis(100);
 
+/// Where one layer's blocks lie in the engine's memory [address, address + nbytes).
 #[pyclass(frozen, name = "LayerMap", module = "hybrid_pages._core")]
 pub struct PyLayerMap {
     inner: LayerMap,
@@ -103,6 +104,7 @@ impl PyLayerMap {
     }
 }
 
+/// How a transfer ended.
 #[pyclass(frozen, name = "Completion", module = "hybrid_pages._core")]
 pub struct PyCompletion {
     inner: Completion,
@@ -152,6 +154,7 @@ impl PyCompletion {
     }
 }
 
+/// Copies between host memory and an arena by threads of its own.
 #[pyclass(frozen, name = "HostEngine", module = "hybrid_pages._core")]
 pub struct PyHostEngine {
     engine: HostEngine,
@@ -306,6 +309,7 @@ fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
     Ok(Duration::try_from_secs_f64(timeout).ok())
 }
 
+/// XXH3-64, by which entries are checked.
 #[pyfunction]
 fn checksum(data: &Bound<'_, PyBytes>) -> u64 {
     transfer::checksum(data.as_bytes())
