@@ -34,9 +34,10 @@ def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]
         "connector: all calls of the scheduler into it, us a run",
         _connector(results, variants, cases),
     )
+    _table("connector: the costliest calls, us a run (mean)", _calls(results, variants, cases))
     print(
-        f"\n{results.compared} pairs of runs resumed at the same boundary; largest difference of "
-        f"log-probabilities: {results.max_logprob_difference:g}"
+        f"\n{results.compared} pairs of runs of one prompt took the same steps; largest difference "
+        f"of log-probabilities: {results.max_logprob_difference:g}"
     )
     for problem in results.problems:
         print(f"PROBLEM {problem}")
@@ -102,6 +103,18 @@ def _connector(
             yield [case, phase, *medians, *ratios]
 
 
+def _calls(results: Results, variants: Sequence[str], cases: Sequence[str]) -> Iterator[list[str]]:
+    both = [v for v in variants if v != NONE]
+    yield ["method", *both]
+    totals = {
+        method: [results.calls.get((v, method), 0.0) for v in both] for _, method in results.calls
+    }
+    runs = sum(len(results.samples[variants[0], c, p].ttft_ms) for c in cases for p in PHASES)
+    for method, figures in sorted(totals.items(), key=lambda item: -max(item[1])):
+        if max(figures) >= 0.01 * max(map(max, totals.values())):
+            yield [method, *(f"{total / runs:.0f}" for total in figures)]
+
+
 def _table(title: str, rows: Iterator[list[str]]) -> None:
     table = list(rows)
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
@@ -137,6 +150,10 @@ def as_json(
                 "connector_us": _distribution([inside for _, inside in times]),
             }
             for (variant, kind), times in results.steps.items()
+        ],
+        "calls_us": [
+            {"variant": variant, "method": method, "total": round(total, 1)}
+            for (variant, method), total in results.calls.items()
         ],
         "compared": results.compared,
         "max_logprob_difference": results.max_logprob_difference,
