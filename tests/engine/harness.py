@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from vllm.inputs import TokensPrompt
 from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
 
 Prompt = tuple[int, ...]
+# What batching and the splitting of prefills alone do to log-probabilities on these models, with
+# room to spare; wrong bytes do more (test_detects.py).
+NOISE = 0.5
 # A number of steps no test needs; reaching it means that the engine hangs.
 MANY_STEPS = 2000
 
@@ -121,6 +125,7 @@ class Engine:
         self._ids = itertools.count()
         self._admissions: dict[str, _Admission] = {}
         self._done: dict[str, Result] = {}
+        self._submitted: set[str] = set()
         self._preemptions: dict[str, int] = {}
         self._away = False
         self.last_hashes: list[bytes] = []
@@ -162,6 +167,7 @@ class Engine:
         if salt is not None:
             content["cache_salt"] = salt
         name = f"r{next(self._ids)}"
+        self._submitted.add(name)
         self.vllm.add_request(name, content, params, lora_request=lora)
         return name
 
@@ -206,6 +212,13 @@ class Engine:
         """Aborts a request by its name."""
         self.vllm.abort_request([name])
         self._done.pop(name, None)
+
+    def abandon(self) -> None:
+        """Aborts whatever is unfinished."""
+        self.vllm.abort_request(list(self._submitted - self._done.keys()))
+        self.drain()
+        self._submitted.clear()
+        self._done.clear()
 
     def run(self, prompt: Sequence[int], n: int = 4, **kwargs: Any) -> Result:
         """One request, alone."""
@@ -310,6 +323,11 @@ class Engine:
             yield
         finally:
             self.pool.free_blocks(taken)
+
+    def preempt_last(self) -> None:
+        """Preempts the request admitted last, as a lack of blocks would."""
+        request = self.scheduler.running.pop()
+        self.scheduler._preempt_request(request, time.monotonic())
 
     # ---- observation
 

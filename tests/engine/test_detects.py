@@ -1,8 +1,8 @@
 """The comparisons can fail: wrong bytes in the store show."""
 
 import pytest
-from harness import Engine, tokens
 
+from harness import Engine, tokens
 from hybrid_pages import Arena
 
 
