@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import statistics
@@ -124,6 +125,18 @@ def _table(title: str, rows: Iterator[list[str]]) -> None:
         print("  " + "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
         if number == 0:
             print("  " + "-" * (sum(widths) + 2 * (len(widths) - 1)))
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """One line a sample, so that two results compare line by line."""
+    lines = []
+    for key, value in content.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(json.dumps(item) for item in value) + "\n ]"
+        lines.append(f" {json.dumps(key)}: {text}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def as_json(
