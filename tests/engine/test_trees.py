@@ -14,12 +14,12 @@ SEEDS = range(int(os.environ.get("HYBRID_PAGES_TREES", "2")))
 PROMPTS = 14
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "qwen3-next", "lfm2", "gemma3"])
+# Not LFM2: with vLLM alone its log-probabilities move by 0.5 and more when a prefill is split
+# elsewhere or batched otherwise, which hides what is looked for here (see test_restore.py for it).
+@pytest.fixture(scope="module", params=["qwen3.5", "qwen3-next", "gemma3"])
 def engine(request, start):
     dense = {"prefix_cache_retention_interval": 32} if request.param == "gemma3" else {}
-    engine = start(request.param, **dense)
-    engine.exact = request.param != "lfm2"
-    return engine
+    return start(request.param, **dense)
 
 
 def tree(seed: int, n: int):
