@@ -5,6 +5,7 @@
 //! whatever may be evicted has nothing below it that somebody uses.
 
 mod config;
+mod entry;
 mod lease;
 mod plan;
 mod reserve;
@@ -14,7 +15,8 @@ mod stats;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use config::{CacheConfig, ClassConfig};
-pub use lease::{LeaseEntry, ReadLease, Skipped, WriteLease};
+pub use entry::{LeaseEntry, Skipped};
+pub use lease::{ReadLease, WriteLease};
 pub use stats::Stats;
 
 use crate::error::Result;
