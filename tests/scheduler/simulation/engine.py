@@ -27,6 +27,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from hybrid_pages.vllm.metrics import KINDS
+
+from .audit import Audit
 from .config import engine_config, plan_kv_caches
 from .function import continuation
 from .memory import Memory
@@ -302,6 +305,10 @@ class Engine:
         """vLLM's own prefix cache forgets everything."""
         return self.scheduler.reset_prefix_cache(**options)
 
+    def identity(self, request: Request) -> object:
+        """What the bytes of this request depend on beyond its tokens."""
+        return self._identities[request.request_id]
+
     def forget_local(self) -> None:
         """vLLM's own prefix cache loses every entry, even those of blocks in use."""
         pool = self.scheduler.kv_cache_manager.block_pool
@@ -326,8 +333,22 @@ class Engine:
         for runner in self.runners:
             self._accept_loads(runner)
         if self.connector is not None:
-            stats = self.cache.stats()
-            assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
+            self._check_cache()
+
+    def _check_cache(self) -> None:
+        """Every slot is free or part of an entry, and every entry holds what it should."""
+        half, stats = self.connector.scheduler, self.cache.stats()
+        assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
+        assert not half._requests, "the scheduler half still follows finished requests"
+        counts = dict.fromkeys(KINDS.values(), 0)
+        used = 0
+        for item in half.geometry.classes:
+            kind = KINDS[item.kind]
+            counts[kind] += 1
+            used += stats[kind] * half.geometry.slots_per_entry(item.index, stats["slot_bytes"])
+        assert max(counts.values()) == 1, "classes of one kind cannot be told apart by count"
+        assert used + stats["free_slots"] == stats["slots"], stats
+        Audit(self).run()
 
     def close(self) -> None:
         """Ends the connector's copies."""

@@ -1,0 +1,83 @@
+"""What the cache holds, compared with the function: every entry that a lookup can reach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybrid_pages.vllm.tracking import namespace_identity
+
+from .function import Bytes, Prefix, expand
+from .memory import LayerMemory
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class WrongEntry(AssertionError):
+    """An entry of the cache does not hold what its prefix says."""
+
+
+def payload_order(layer: LayerMemory) -> Any:
+    """Where the bytes of a block, in memory order, lie in [kernel block, token, head, byte]."""
+    shape, strides = layer.live.shape[1:], layer.live.strides[1:]
+    grids = np.indices(shape, sparse=True)
+    offsets = sum(grid * stride for grid, stride in zip(grids, strides, strict=True))
+    return np.argsort(offsets, axis=None)
+
+
+class Audit:
+    """Reads an engine's arena as a loader would."""
+
+    def __init__(self, engine: Engine) -> None:
+        half = engine.connector.scheduler
+        self.engine, self.geometry, self.arena, self.cache = (
+            engine,
+            half.geometry,
+            half.arena,
+            half.cache,
+        )
+        self.block_tokens, self.stride = half.grid.block_tokens, half.grid.stride
+        self.checked: set[tuple[int, ...]] = set()
+
+    def run(self) -> int:
+        """Checks the entries of every prompt and answer of the engine; returns how many."""
+        for result in self.engine.results.values():
+            request = result.request
+            prefix = Prefix(self.engine.identity(request), request.all_token_ids)
+            namespace = self.cache.namespace(namespace_identity(request))
+            keys = request.block_hashes
+            for depth in range(1, len(keys) // self.stride + 1):
+                lease = self.cache.acquire(namespace, keys, stride=self.stride, limit=depth)
+                if lease is not None:
+                    with lease:
+                        for entry in lease.entries:
+                            self._check(entry, prefix, request.request_id)
+        return len(self.checked)
+
+    def _check(self, entry: Any, prefix: Prefix, request_id: str) -> None:
+        if tuple(entry.slots) in self.checked:
+            return
+        self.checked.add(tuple(entry.slots))
+        size = self.geometry.classes[entry.class_index].entry_bytes
+        found = b"".join(self.arena.read(slot) for slot in entry.slots)[:size]
+        if found != self._expected(entry, prefix).tobytes():
+            kind = self.geometry.classes[entry.class_index].kind
+            raise WrongEntry(f"{kind} entry of block {entry.block_index} of {request_id}")
+
+    def _expected(self, entry: Any, prefix: Prefix) -> Bytes:
+        first = entry.block_index * self.block_tokens
+        last = first + self.block_tokens
+        item = self.geometry.classes[entry.class_index]
+        parts = []
+        for runner in self.engine.runners:
+            for group in item.groups:
+                for layer in runner.memory.groups[group]:
+                    if item.kind == "recurrent":
+                        digests = [prefix.after(last)]
+                    else:
+                        digests = prefix.of_tokens(first, last)
+                    content = expand(digests, layer.key, layer.token_bytes)
+                    parts.append(content.reshape(-1)[payload_order(layer)])
+        return np.concatenate(parts)
