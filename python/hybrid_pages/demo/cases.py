@@ -49,18 +49,18 @@ def cases(block_tokens: int) -> list[Case]:
     def some(count: int) -> Prompt:
         return [rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(count)]
 
-    long, shared = some(48 * n + n // 3), some(24 * n + n // 2)
+    long, shared = some(32 * n + n // 3), some(12 * n + n // 2)
     return [
         Case("shorter than a block", [short := some(n - 5)], short, 0),
         Case("one block and a bit", [one := some(n + n // 2)], one, n),
         Case("exactly ten blocks", [ten := some(10 * n)], ten, 9 * n),
-        Case("long, asked again", [long], long, 48 * n),
-        Case("long, continued", [long], long + some(2 * n), 48 * n),
+        Case("long, asked again", [long], long, 32 * n),
+        Case("long, continued", [long], long + some(2 * n), 32 * n),
         Case(
             "third fork of a prefix",
             [shared + some(3 * n), shared + some(2 * n)],
             shared + some(4 * n),
-            24 * n,
+            12 * n,
         ),
     ]
 
