@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -172,4 +173,123 @@ def test_spoilt_bytes_are_refused_when_verified(
     spoil(engine, script, what)
     engine.generate(PROMPT)
     assert failures(engine) == {"failures:load": 1}
+    engine.check_idle()
+
+
+# ---- a step of the path raises instead of copying
+
+
+class Broken:
+    """Passes everything on but one method, which raises the first times it is called."""
+
+    def __init__(self, target: Any, method: str, times: int = 1) -> None:
+        self._target, self._method, self.left = target, method, times
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._method:
+            return getattr(self._target, name)
+        if self.left == 0:
+            return getattr(self._target, name)
+        self.left -= 1
+        raise RuntimeError(f"injected: {name} raised")
+
+
+@pytest.mark.parametrize("method", ["lookup", "acquire", "invalidate"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_whose_cache_raises_is_recomputed(
+    method: str, ranks: int, start: StartEngine, script: Script
+) -> None:
+    engine = start(ranks=ranks)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    loads = engine.connector.scheduler.loads
+    loads.cache = broken = Broken(loads.cache, method)
+    if method == "invalidate":
+        fail(script, "load", "torn")
+    engine.generate(PROMPT)
+    assert broken.left == 0 and sum(failures(engine).values()) >= 1
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("method", ["reserve", "touch", "commit"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_store_that_raises_costs_only_the_store(
+    method: str,
+    ranks: int,
+    start: StartEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = start(ranks=ranks, batched_tokens=200)
+    stores = engine.connector.scheduler.stores
+    if method == "touch":
+        monkeypatch.setattr(stores, "pool", Broken(stores.pool, method))
+    else:
+        monkeypatch.setattr(stores, "cache", CacheOfBrokenLeases(stores.cache, method))
+    engine.generate(PROMPT)
+    assert sum(failures(engine).values()) == 1
+    monkeypatch.undo()
+    engine.check_idle()
+    assert engine.reset_prefix_cache()
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()
+
+
+class CacheOfBrokenLeases:
+    """A cache whose first reserve raises, or gives a lease whose commit raises."""
+
+    def __init__(self, cache: Any, method: str) -> None:
+        self._cache, self._method = cache, method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def reserve(self, *args: Any, **kwargs: Any) -> Any:
+        method, self._method = self._method, ""
+        if method == "reserve":
+            raise RuntimeError("injected: reserve raised")
+        lease = self._cache.reserve(*args, **kwargs)
+        return Broken(lease, "commit") if method else lease
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_worker_that_cannot_open_the_arena_costs_no_text(
+    ranks: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(ranks=ranks)
+    worker = engine.runners[-1].connector.worker
+
+    def refuse(path: str | None) -> None:
+        raise OSError(f"injected: no {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_open", refuse)
+        engine.generate(PROMPT)
+        assert engine.reset_prefix_cache()
+        engine.generate(PROMPT)
+        engine.check_idle()
+        assert engine.cache.stats()["pages"] == 0
+    engine.forget_local()
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_load_that_cannot_be_planned_is_recomputed(
+    asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(async_scheduling=asynchronous)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    loads = engine.connector.scheduler.loads
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("injected: no plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loads, "_entries", refuse)
+        engine.generate(PROMPT)
+    assert failures(engine) == {"failures:load_plan": 1}
     engine.check_idle()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from prometheus_client import REGISTRY
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.block_pool import BlockPool
 
@@ -273,6 +275,49 @@ def test_sleep_and_wake_up_keep_what_was_stored(start: StartEngine) -> None:
         runner.connector.restore_kv_caches()
     assert engine.generate(prompt).restored_tokens == 5 * N
     engine.check_idle()
+
+
+def test_a_name_used_again_while_its_store_is_in_flight(start: StartEngine, script: Script) -> None:
+    late(script, "store", 8)
+    engine = start(extra=BACKGROUND)
+    first, second = tokens(5 * N + 1), tokens(7 * N + 1, 1)
+    engine.add(first, max_tokens=1, name="same")
+    while not engine.results["same"].done:
+        engine.step()
+    again = engine.add(second, name="same")
+    engine.run()
+    again.check()
+    engine.check_idle()
+    for prompt in (first, second):
+        assert engine.reset_prefix_cache()
+        assert engine.generate(prompt).restored_tokens == len(prompt) - 1
+
+
+def test_a_restored_request_goes_on_and_stores_what_it_adds(start: StartEngine) -> None:
+    engine = start()
+    conversation = tokens(3 * N + 5)
+    for turn in range(1, 5):
+        assert engine.reset_prefix_cache()
+        answer = engine.generate(conversation, max_tokens=20)
+        assert (answer.restored_tokens > 0) == (turn > 1)
+        conversation += answer.tokens + tokens(N, turn)
+    engine.check_idle()
+
+
+def test_prometheus_shows_what_was_counted(start: StartEngine) -> None:
+    engine = start()
+    prompt = tokens(4 * N + 1)
+    engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    engine.generate(prompt)
+    prometheus = KVConnectorProm(engine.config, ["engine"], {0: ["0"]})
+    for statistics in engine.statistics:
+        if statistics.kv_connector_stats:
+            prometheus.observe(statistics.kv_connector_stats, 0)
+    host = {"engine": "0", "source": "host"}
+    assert REGISTRY.get_sample_value("vllm:hybrid_pages_hit_tokens_total", host) == 4 * N
+    pages = {"engine": "0", "kind": "pages"}
+    assert REGISTRY.get_sample_value("vllm:hybrid_pages_resident_entries", pages) == 4
 
 
 def test_what_vllm_is_told_adds_up(start: StartEngine) -> None:

@@ -122,11 +122,13 @@ def engine_config(
 
 
 def plan_kv_caches(
-    config: VllmConfig, shape: Shape
+    config: VllmConfig, shape: Shape, match_unit: int | None = None
 ) -> tuple[KVCacheConfig, list[KVCacheConfig], int, int]:
     """vLLM's plan for the scheduler and for each worker, the block size and the hash size."""
     register_all_kvcache_specs(config)
     groups = planning.get_kv_cache_groups(config, shape.specs())
+    if len(groups) > 1:  # one group alone has no finer hashes than its blocks
+        config.cache_config.prefix_match_unit = match_unit
     page = planning._pool_bytes_per_block(config, groups)
     # vLLM would not start with fewer blocks than one request of full length may need.
     specs = [group.kv_cache_spec for group in groups]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from hybrid_pages.vllm.metrics import KINDS
 from .audit import Audit
 from .config import engine_config, plan_kv_caches
 from .function import continuation
-from .memory import Memory
+from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
 
@@ -57,6 +58,11 @@ def identity_of(request: Request) -> tuple[object, ...]:
     lora = request.lora_request
     adapter = None if lora is None else (lora.lora_name, lora.lora_int_id, lora.lora_path)
     return request.cache_salt, adapter
+
+
+def through_pipe(message: Any) -> Any:
+    """As the other process gets it."""
+    return pickle.loads(pickle.dumps(message))
 
 
 @dataclass
@@ -111,15 +117,15 @@ class Engine:
             async_scheduling=async_scheduling,
             connector=transfer,
         )
-        if len(set(shape.layers)) > 1:  # one group alone has no finer hashes than its blocks
-            self.config.cache_config.prefix_match_unit = match_unit
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
-            self._start(runner_version, async_scheduling)
+            self._start(runner_version, async_scheduling, match_unit)
 
-    def _start(self, runner_version: int, async_scheduling: bool) -> None:
+    def _start(self, runner_version: int, async_scheduling: bool, match_unit: int | None) -> None:
         """As the engine core starts: workers, their memory, the scheduler, the handshake."""
         shape = self.shape
-        plan, worker_plans, block_tokens, hash_tokens = plan_kv_caches(self.config, shape)
+        plan, worker_plans, block_tokens, hash_tokens = plan_kv_caches(
+            self.config, shape, match_unit
+        )
         self.plan = plan
         self._identities: dict[str, object] = {}
         self.runners = [
@@ -162,7 +168,7 @@ class Engine:
     def _runner(self, rank: int, plan: Any, version: int) -> Runner:
         kernels = [
             group.kv_cache_spec.block_size
-            if isinstance(group.kv_cache_spec, MambaSpec)
+            if isinstance(representative(group.kv_cache_spec), MambaSpec)
             else self.shape.kernel_tokens
             for group in plan.kv_cache_groups
         ]
@@ -176,7 +182,7 @@ class Engine:
                 config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
             )
             worker.register_kv_caches(memory.tensors)
-        return Runner(rank, plan, memory, worker, self._identities, version)
+        return Runner(rank, memory, worker, self._identities, version)
 
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
@@ -264,7 +270,7 @@ class Engine:
         results = []
         for runner in self.runners:
             self._accept_loads(runner)
-            results.append(runner.execute(output))
+            results.append(through_pipe(runner.execute(through_pipe(output))))
             self._accept_loads(runner)
         for result in results[1:]:
             assert result.sampled_token_ids == results[0].sampled_token_ids

@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager  # noqa: F401  (registers specs)
-from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
@@ -24,6 +30,13 @@ POISON = 0xA5
 
 class UnexpectedWrite(AssertionError):
     """The connector wrote outside the real bytes of the blocks it was loading."""
+
+
+def representative(spec: KVCacheSpec) -> KVCacheSpec:
+    """A layer's spec of a group whose layers may differ in size but not in kind."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return next(iter(spec.kv_cache_specs.values()))
+    return spec
 
 
 @dataclass
@@ -86,8 +99,11 @@ class Memory:
             [self._layer(name, rank) for name in group.layer_names]
             for group in config.kv_cache_groups
         ]
-        self.recurrent = [
-            isinstance(group.kv_cache_spec, MambaSpec) for group in config.kv_cache_groups
+        specs = [representative(group.kv_cache_spec) for group in config.kv_cache_groups]
+        self.block_tokens = specs[0].block_size
+        self.recurrent = [isinstance(spec, MambaSpec) for spec in specs]
+        self.windows = [
+            spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
         ]
 
     def _layer(self, name: str, rank: int) -> LayerMemory:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from .function import Prefix, digest_of, expand, next_token
@@ -44,7 +43,6 @@ class Runner:
     """A rank: its memory, its worker half of the connector, its requests."""
 
     rank: int
-    plan: KVCacheConfig
     memory: Memory
     connector: KVConnectorBase_V1 | None
     identities: Mapping[str, object]
@@ -145,18 +143,14 @@ class Runner:
         work = [(self.requests[key], n) for key, n in output.num_scheduled_tokens.items()]
         for request, scheduled in work:
             self._move_states(request, scheduled)
-        for group, spec in enumerate(group.kv_cache_spec for group in self.plan.kv_cache_groups):
-            window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
-            for layer in self.memory.groups[group]:
-                if isinstance(spec, MambaSpec):
+        for group, layers in enumerate(self.memory.groups):
+            for layer in layers:
+                if self.memory.recurrent[group]:
                     for request, scheduled in work:
                         self._advance(request, group, layer, scheduled)
                 else:
-                    self._attend(work, group, layer, window)
+                    self._attend(work, group, layer, self.memory.windows[group])
         return {request.request_id: self._sample(request, n) for request, n in work}
-
-    def _block_tokens(self, group: int) -> int:
-        return self.plan.kv_cache_groups[group].kv_cache_spec.block_size
 
     def _recurrent_groups(self) -> list[int]:
         return [group for group, recurrent in enumerate(self.memory.recurrent) if recurrent]
@@ -166,7 +160,7 @@ class Runner:
         groups = self._recurrent_groups()
         if not groups:
             return
-        n = self._block_tokens(groups[0])
+        n = self.memory.block_tokens
         previous = request.state_column
         if previous is None:
             previous = (request.computed - 1) // n
@@ -183,7 +177,7 @@ class Runner:
         self, work: list[tuple[Running, int]], group: int, layer: LayerMemory, window: int | None
     ) -> None:
         """Writes every request's new tokens, then checks all that their attention reads."""
-        n = self._block_tokens(group)
+        n = self.memory.block_tokens
         for request, scheduled in work:
             positions = np.arange(request.computed, request.computed + scheduled)
             blocks = np.asarray(request.tables[group])[positions // n]
@@ -261,7 +255,7 @@ class Runner:
     def _last_digest(self, request: Running, end: int) -> int:
         group = len(self.memory.groups) - 1
         layer = self.memory.groups[group][-1]
-        n = self._block_tokens(group)
+        n = self.memory.block_tokens
         block = request.tables[group][(end - 1) // n]
         if self.memory.recurrent[group]:
             return digest_of(layer.state(block), layer.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -26,6 +26,18 @@ bf16, f32 = torch.bfloat16, torch.float32
 
 def attention() -> FullAttentionSpec:
     return FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=8, dtype=bf16)
+
+
+def one_head() -> FullAttentionSpec:
+    return replace(attention(), num_kv_heads=1)
+
+
+def padded_attention() -> FullAttentionSpec:
+    return replace(attention(), page_size_padded=PAGE_BYTES + 512)
+
+
+def large_gdn() -> MambaSpec:
+    return recurrent(Kind.GDN_ATTN, ((3, 60), bf16), ((3, 9, 9), f32), page_bytes=PAGE_BYTES + 512)
 
 
 def latent() -> MLAAttentionSpec:
@@ -110,5 +122,8 @@ SHAPES = {
         Shape("kda-latent", _hybrid(kda, latent)),
         Shape("two-recurrent-kinds", (gdn, mamba2, attention)),
         Shape("attention-only", (attention, attention)),
+        Shape("heads-differ", (attention, one_head, attention)),
+        Shape("padded-attention", _hybrid(large_gdn, padded_attention)),
+        Shape("pages-differ", (gdn, attention, one_head) * 2, layout="BLNHC"),
     )
 }
