@@ -23,7 +23,7 @@ def engine(request, start):
 
 
 def tree(seed: int, n: int):
-    """Prompts that share prefixes in every way that matters."""
+    """Prompts that share prefixes in every way that matters; the first one is also the last."""
     rng = random.Random(seed)
     prompts = [tokens((seed, "root"), rng.randrange(2 * n, 6 * n))]
     while len(prompts) < PROMPTS:
@@ -43,24 +43,43 @@ def tree(seed: int, n: int):
                 ]
             )
         )
-    return prompts
+    return [*prompts, prompts[0]]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_by_one_every_prompt_is_what_a_local_hit_gives(engine: Engine, seed):
+def one_by_one(engine: Engine, seed: int, forgets: float):
+    """Results of a tree's prompts, and of vLLM's own hits at the same boundaries.
+
+    Before each prompt vLLM's own cache is emptied with the probability `forgets`.
+    """
     prompts, rng = tree(seed, engine.N), random.Random(seed)
     engine.reset_all()
     results = []
     for prompt in prompts:
-        if rng.random() < 0.7:
+        if rng.random() < forgets:
             engine.reset_local()
         results.append(engine.run(prompt, rng.randrange(1, 6)))
-    assert sum(result.host for result in results) > 0
-
     engine.reset_all()
-    for prompt, result in zip(prompts, results, strict=True):
-        reference = engine.local_hit(prompt, result, len(result.tokens))
-        assert result == reference, (len(prompt), result.local, result.host)
+    references = [
+        engine.local_hit(prompt, result, len(result.tokens))
+        for prompt, result in zip(prompts, results, strict=True)
+    ]
+    return results, references
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_by_one_every_prompt_is_what_a_local_hit_gives(engine: Engine, seed):
+    results, references = one_by_one(engine, seed, forgets=1)
+    assert results == references
+    assert results[-1].host > 0
+
+
+# Here vLLM may hold two blocks of the same tokens, computed in differently split prefills, and hit
+# the one here and the other there; their bytes differ by rounding.
+@pytest.mark.parametrize("seed", SEEDS)
+def test_local_hits_and_restored_tails_in_any_mixture_are_right(engine: Engine, seed):
+    results, references = one_by_one(engine, seed + 500, forgets=0.35)
+    assert results[-1].resumed > 0
+    assert max(a.distance(b) for a, b in zip(results, references, strict=True)) < NOISE
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -73,7 +92,7 @@ def test_all_at_once_every_prompt_is_right(engine: Engine, seed):
     engine.run_all(prompts)
     engine.reset_local()
     results = engine.run_all(prompts)
-    assert sum(result.host for result in results) > 0
+    assert results[-1].resumed > 0
     far = max(a.distance(b) for a, b in zip(alone, results, strict=True))
     assert far < NOISE
     assert not any(key.startswith("failures") for key in engine.stats())
