@@ -13,6 +13,9 @@ PYTHON ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# How long the fuzz targets run.
+FUZZ ?= 512
+TREES ?= 16
 # `make lock UPGRADE=--upgrade` moves every pin to the newest version.
 UPGRADE ?=
 
@@ -129,6 +132,17 @@ test-scheduler: build $(VLLM_033)/.stamp ## Test against the real schedulers of 
 test-engine: build ## Test on real vLLM engines (each takes 15 to 90 s to start)
 	@$(SAY) "testing on real vLLM engines (several minutes)"
 	@$(PYTEST) tests/engine
+
+.PHONY: fuzz-scheduler
+fuzz-scheduler: build $(VLLM_033)/.stamp ## Long random workloads on both schedulers (FUZZ=512 scenarios; minutes)
+	@$(SAY) "random workloads on vLLM's schedulers"
+	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/scheduler/test_fuzz.py
+	@HYBRID_PAGES_FUZZ=$(FUZZ) HYBRID_PAGES_VLLM=$(CURDIR)/$(VLLM_033) $(PYTEST) tests/scheduler/test_fuzz.py
+
+.PHONY: fuzz-engine
+fuzz-engine: build ## Long random trees of prompts on real engines (TREES=16 seeds a model; minutes)
+	@$(SAY) "random trees of prompts on real engines"
+	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
 
 .PHONY: check-wheel
 check-wheel: wheel sdist ## Install the wheel and the source distribution into empty environments
