@@ -69,7 +69,7 @@ impl State {
             index: Index::new(roles),
             entries: EntryTable::new(config.ranks),
             pool,
-            policy: policy::by_name(&config.policy)?,
+            policy: policy::by_name(&config.policy, config.slots as u64)?,
             evictable: 0,
             writing: 0,
             reclaimed: 0,
@@ -160,7 +160,7 @@ impl State {
         for &id in ids {
             let entry = self.entries.get_mut(id);
             if entry.holds == 0 {
-                self.policy.remove(id);
+                self.policy.hold(id);
                 self.evictable -= entry.slots.len();
             }
             entry.holds += 1;
@@ -178,7 +178,7 @@ impl State {
             }
             if entry.home.is_some() {
                 self.evictable += entry.slots.len();
-                self.policy.insert(id);
+                self.policy.release(id);
             } else {
                 let entry = self.entries.remove(id);
                 self.pool.give(entry.slots);
@@ -273,7 +273,7 @@ impl State {
                 self.classes[entry.class].resident -= 1;
             }
             if entry.holds == 0 {
-                self.policy.remove(id);
+                self.policy.leave(id);
                 self.evictable -= entry.slots.len();
                 let entry = self.entries.remove(id);
                 self.pool.give(entry.slots);
