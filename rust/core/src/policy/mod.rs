@@ -115,6 +115,11 @@ pub trait Policy: Send {
     /// The entry to go next; it stays until it leaves.
     fn victim(&mut self) -> Option<EntryId>;
 
+    /// An entry that is worth nothing, whatever the room; it stays until it leaves.
+    fn surplus(&mut self) -> Option<EntryId> {
+        None
+    }
+
     /// Bytes of memory held.
     fn bytes(&self) -> usize;
 }

@@ -133,6 +133,9 @@ impl<'a> Lab<'a> {
             };
             self.evict(victim);
         }
+        while let Some(surplus) = self.policy.surplus() {
+            self.evict(surplus);
+        }
         let states = self.checkpoints * u64::from(self.ratio);
         self.outcome.checkpoint_units += states;
         self.outcome.taken_units += self.taken();

@@ -10,6 +10,7 @@
 pub(super) const BINS: usize = 40;
 /// Factors of a checkpoint.
 const FEATURES: usize = 9;
+fn mask()->u32{super::knob("MASK",511.) as u32}
 /// Places in the table of each factor.
 const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 128, 64, 256];
 /// Odds of use in one bin before anything was learned.
@@ -70,9 +71,9 @@ impl Features {
         let (place, group) = match kind {
             Kind::End => (0, 0),
             Kind::Branch => (1, 1),
-            Kind::Before(blocks) => (2 + octave(blocks.into(), 5), 2),
+            Kind::Before(blocks) => (2 + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16), 2),
             Kind::Passed => (8, 3),
-            Kind::Continued => (8 + octave(hits.max(1).into(), 6), 4),
+            Kind::Continued => (9 + (u32::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16, 4),
         };
         let first = u16::from(origin.turn > 0);
         let output = octave(origin.output_tokens, 11);
@@ -82,7 +83,7 @@ impl Features {
         };
         let is_end = group == 0;
         let pace = |value: u64| if is_end { 1 + half_octave(value).min(60) } else { 0 };
-        Self([
+        let mut out = Self([
             place,
             origin.turn.min(11) as u16 * 5 + group,
             (octave(origin.added.into(), 11) * 2 + first) * 5 + group,
@@ -91,8 +92,11 @@ impl Features {
             octave(origin.blocks.into(), 11) * 5 + group,
             output * 5 + group,
             gap * 5 + group,
-            (2 * half_octave(origin.tokens)).min(50) * 5 + group,
-        ])
+            ((4.0 * (origin.tokens.max(1) as f64).log2()) as u16).clamp(30, 80) .wrapping_sub(30)* 5 + group,
+        ]);
+        let mk = mask();
+        for f in 1..FEATURES { if mk >> f & 1 == 0 { out.0[f] = 0 } }
+        out
     }
 
     /// Its place in a table at an age.
@@ -113,6 +117,7 @@ pub(super) struct Hazards {
     /// Factor and expected uses that it was exposed to.
     factors: Vec<(f32, f32)>,
     offsets: [usize; FEATURES],
+    k_weight: f32, k_rate: f32,
     /// Ends of the bins in milliseconds.
     ends: [f64; BINS],
 }
@@ -126,10 +131,10 @@ impl Hazards {
             total += size;
         }
         let mut factors = vec![(1.0, 0.0); total];
-        factors[..SIZES[0]].fill((PRIOR, 0.0));
+        factors[..SIZES[0]].fill((super::knob("PRIOR", PRIOR), 0.0));
         Self {
             factors,
-            offsets,
+            offsets, k_weight: super::knob("WEIGHT", 5.0), k_rate: super::knob("RATE", 1.0),
             ends: std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2()),
         }
     }
@@ -157,12 +162,12 @@ impl Hazards {
             .iter()
             .fold(1.0, |odds: f32, &place| odds * self.factors[place].0)
             .min(MOST);
-        let expected = odds / (1.0 + odds) * share;
+        let expected = odds * share;
         let surprise = f32::from(u8::from(used)) - expected;
         for place in places {
             let (factor, exposed) = &mut self.factors[place];
             *exposed += expected;
-            let step = surprise / (WEIGHT + *exposed);
+            let step = surprise * self.k_rate / (self.k_weight + *exposed);
             *factor = (*factor * (1.0 + step + step * step / 2.0)).clamp(1e-6, 1e6);
         }
     }
@@ -178,7 +183,8 @@ impl Hazards {
                 odds * self.factors[self.offsets[feature] + features.at(feature, bin)].0
             });
             let odds = odds.min(MOST);
-            let used = odds / (1.0 + odds);
+            // 1 - exp(-x), within a hundredth up to 1.
+            let used = 12.0 * odds / (12.0 + 6.0 * odds + odds * odds);
             uses += left * used;
             held += left * (1.0 - used / 2.0) * (self.ends[bin] - self.start(bin)) as f32;
             left *= 1.0 - used;

@@ -14,6 +14,12 @@ use order::Order;
 use tree::Tree;
 
 const NONE: u32 = u32::MAX;
+pub(super) fn knob(name: &'static str, default: f32) -> f32 {
+    use std::sync::{OnceLock, Mutex};
+    static KNOBS: OnceLock<Mutex<std::collections::HashMap<&'static str, f32>>> = OnceLock::new();
+    let mut m = KNOBS.get_or_init(Default::default).lock().unwrap();
+    *m.entry(name).or_insert_with(|| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default))
+}
 /// Records kept of checkpoints that are not resident.
 const GHOSTS: usize = 16_384;
 /// Ages that one request brings up to date at most.
@@ -89,6 +95,11 @@ pub struct Reuse {
     requests: u64,
     /// Running mean of the scores of what is evicted.
     threshold: f32,
+    k_thr: f32,
+    k_off: usize,
+    k_ghost: usize,
+    k_res: usize,
+    k_samp: u64,
     checkpoint_units: u32,
 }
 
@@ -117,6 +128,11 @@ impl Reuse {
             now: 0,
             requests: 0,
             threshold: 0.0,
+            k_thr: knob("THR", 1.0),
+            k_off: knob("OFFS", 8.0) as usize,
+            k_res: knob("RES", 64.) as usize,
+            k_ghost: knob("GHOSTS", 16384.) as usize,
+            k_samp: knob("SAMP", 8.) as u64,
             checkpoint_units: 1,
         }
     }
@@ -223,7 +239,7 @@ impl Reuse {
 
     /// Forgets the oldest ghosts beyond their number.
     fn forget(&mut self) {
-        while self.ghost_count > GHOSTS {
+        while self.ghost_count > self.k_ghost {
             let Some(at) = self.ghosts.first(0) else {
                 break;
             };
@@ -278,6 +294,26 @@ impl Reuse {
             let bucket = Order::bucket(self.worth(at));
             self.order.put(at, bucket);
         }
+    }
+
+    fn need(&mut self, page: EntryId) {
+        let bare = &mut self.bare;
+        self.tree.need(page, |page| {
+            bare.remove(page.0);
+        });
+    }
+
+    fn spare(&mut self, page: EntryId) {
+        let Self {
+            tree, bare, held, ..
+        } = self;
+        tree.spare(page, |page| {
+            let free = !held[page.0 as usize];
+            if free {
+                bare.push(LEFT, page.0);
+            }
+            free
+        });
     }
 
     /// Finds what a request would have used, and what it tells about the ways there. Returns the
@@ -370,7 +406,7 @@ impl Policy for Reuse {
         if fork > from && fork < end {
             add(self, fork, Kind::Branch);
         }
-        for (step, offset) in OFFSETS.into_iter().enumerate() {
+        for (step, offset) in OFFSETS.into_iter().enumerate().take(self.k_off) {
             if end <= from + offset || end - offset == fork {
                 break;
             }
@@ -378,9 +414,9 @@ impl Policy for Reuse {
                 let kind = Kind::Before(offset as u32);
                 let index = self.hazards.index(&Features::new(kind, 0, &origin), 0);
                 let blocks = (end - offset - from) as f32;
-                if index * blocks / (self.checkpoint_units as f32) < self.threshold {
+                if index * blocks / (self.checkpoint_units as f32) < self.threshold * self.k_thr {
                     // A sample is remembered all the same: what is never tried is never learned.
-                    if self.requests % 8 == 0 {
+                    if self.requests % self.k_samp == 0 {
                         self.plan(request.boundaries[end - offset - 1], kind, origin);
                     }
                     continue;
@@ -425,7 +461,7 @@ impl Policy for Reuse {
             (EntryKind::Page, parent) => {
                 self.tree.add(entry.id, parent, entry.depth);
                 if let Some(parent) = parent {
-                    self.bare.remove(parent.0);
+                    self.need(parent);
                 }
                 return;
             }
@@ -455,8 +491,8 @@ impl Policy for Reuse {
         self.ghosts.remove(record);
         self.ghost_count -= 1;
         self.disinherit(record);
-        self.tree.attach(page, record);
-        self.bare.remove(page.0);
+        self.tree.mark(page, Some(record));
+        self.need(page);
         let bin = self.records[record as usize].bin.into();
         let index = self.hazards.index(&self.records[record as usize].features, bin);
         let held = self.record(record);
@@ -497,19 +533,16 @@ impl Policy for Reuse {
         let record = std::mem::replace(&mut self.record_of[id.0 as usize], NONE);
         self.bare.remove(id.0);
         if record == NONE {
-            if let Some(parent) = self.tree.remove(id)
-                && !self.held[parent.0 as usize]
-            {
-                self.bare.push(LEFT, parent.0);
+            if let Some(parent) = self.tree.needs(id) {
+                self.spare(parent);
             }
             return;
         }
         self.order.take(record);
         let page = EntryId(self.records[record as usize].page);
         let above = self.tree.weigh(page).above;
-        if self.tree.detach(page) && page != id && !self.held[page.0 as usize] {
-            self.bare.push(LEFT, page.0);
-        }
+        self.tree.mark(page, None);
+        self.spare(page);
         let gone = self.record(record);
         gone.entry = NONE;
         gone.page = NONE;
@@ -537,7 +570,7 @@ impl Policy for Reuse {
         {
             return Some(EntryId(page));
         }
-        for _ in 0..RESCORES {
+        for _ in 0..self.k_res {
             let Some((at, bucket)) = self.order.least() else {
                 return waiting.map(EntryId);
             };
@@ -552,6 +585,10 @@ impl Policy for Reuse {
         }
         let (at, _) = self.order.least()?;
         Some(EntryId(self.records[at as usize].entry))
+    }
+
+    fn surplus(&mut self) -> Option<EntryId> {
+        self.bare.first(LEFT).map(EntryId)
     }
 
     fn bytes(&self) -> usize {

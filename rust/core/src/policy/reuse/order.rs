@@ -3,7 +3,7 @@
 use crate::policy::list::Lists;
 
 /// Buckets an octave.
-const STEPS: f32 = 8.0;
+const STEPS: f32 = 64.0;
 /// Octaves covered, from 2^-64 to 2^32.
 const LOWEST: f32 = -64.0;
 const BUCKETS: usize = 96 * STEPS as usize;

@@ -13,6 +13,8 @@ struct Page {
     /// Record of its own checkpoint.
     record: u32,
     depth: u32,
+    /// Whether it counts among what needs its parent.
+    counts: bool,
 }
 
 /// What the eviction of a checkpoint would free and cost.
@@ -40,6 +42,7 @@ impl Tree {
             needed_by: 0,
             record: NONE,
             depth: 0,
+            counts: true,
         };
         if at >= self.pages.len() {
             self.pages.resize(at + 1, absent);
@@ -49,39 +52,52 @@ impl Tree {
             depth,
             ..absent
         };
-        if let Some(parent) = parent {
-            self.pages[parent.0 as usize].needed_by += 1;
+    }
+
+    /// One more need of a page. Shows to `revived` the pages that are needed again.
+    pub(super) fn need(&mut self, page: EntryId, mut revived: impl FnMut(EntryId)) {
+        let mut at = page.0;
+        while at != NONE {
+            let page = &mut self.pages[at as usize];
+            page.needed_by += 1;
+            if page.needed_by == 1 {
+                revived(EntryId(at));
+            }
+            if std::mem::replace(&mut page.counts, true) {
+                break;
+            }
+            at = page.parent;
         }
     }
 
-    /// Removes a page; returns the one before it if nothing needs that any more.
-    pub(super) fn remove(&mut self, id: EntryId) -> Option<EntryId> {
-        let parent = self.pages[id.0 as usize].parent;
-        (parent != NONE).then_some(EntryId(parent)).filter(|&parent| self.spare(parent))
+    /// One need of a page less. Shows to `left` the pages that nothing needs any more, deepest first;
+    /// those of which it says that they are held go on counting.
+    pub(super) fn spare(&mut self, page: EntryId, mut left: impl FnMut(EntryId) -> bool) {
+        let mut at = page.0;
+        while at != NONE {
+            let page = &mut self.pages[at as usize];
+            page.needed_by -= 1;
+            if page.needed_by > 0 || !left(EntryId(at)) {
+                break;
+            }
+            page.counts = false;
+            at = page.parent;
+        }
     }
 
-    /// One need less; whether that was the last.
-    fn spare(&mut self, page: EntryId) -> bool {
-        let page = &mut self.pages[page.0 as usize];
-        page.needed_by = page.needed_by.saturating_sub(1);
-        page.needed_by == 0
+    /// The page that a page hangs from, if it counts there.
+    pub(super) fn needs(&self, page: EntryId) -> Option<EntryId> {
+        let page = self.pages[page.0 as usize];
+        (page.counts && page.parent != NONE).then_some(EntryId(page.parent))
     }
 
     pub(super) fn is_needed(&self, page: EntryId) -> bool {
         self.pages[page.0 as usize].needed_by > 0
     }
 
-    /// Hangs a checkpoint from its page.
-    pub(super) fn attach(&mut self, page: EntryId, record: u32) {
-        let page = &mut self.pages[page.0 as usize];
-        page.record = record;
-        page.needed_by += 1;
-    }
-
-    /// Takes the checkpoint off its page; whether nothing needs the page any more.
-    pub(super) fn detach(&mut self, page: EntryId) -> bool {
-        self.pages[page.0 as usize].record = NONE;
-        self.spare(page)
+    /// Sets or clears the record of the checkpoint at a page.
+    pub(super) fn mark(&mut self, page: EntryId, record: Option<u32>) {
+        self.pages[page.0 as usize].record = record.unwrap_or(NONE);
     }
 
     /// Of the checkpoint at a page.
