@@ -108,7 +108,7 @@ test: lint test-rust test-python test-scheduler test-engine check-wheel ## Run e
 test-rust: $(STAMPS)/uv ## Test the Rust core
 	@$(SAY) "testing the Rust core (about 2 minutes the first time)"
 	@if cargo nextest --version >/dev/null 2>&1; then \
-	    cargo nextest run --locked --workspace --cargo-quiet && cargo test --locked --quiet --doc; \
+	    cargo nextest run --locked --workspace --cargo-quiet --no-fail-fast --status-level fail && cargo test --locked --quiet --doc; \
 	else \
 	    cargo test --locked --quiet --workspace; \
 	fi
@@ -120,8 +120,10 @@ test-python: build ## Test the package without an engine, and its type stubs
 
 .PHONY: test-scheduler
 test-scheduler: build $(VLLM_033)/.stamp ## Test against the real schedulers of vLLM 0.32 and 0.33, without kernels
-	@$(SAY) "testing with vLLM's schedulers"
+	@$(SAY) "testing with the scheduler of the installed vLLM, 0.32"
 	@$(PYTEST) tests/scheduler
+	@$(SAY) "testing with the scheduler of vLLM 0.33"
+	@HYBRID_PAGES_VLLM=$(CURDIR)/$(VLLM_033) $(PYTEST) tests/scheduler
 
 .PHONY: test-engine
 test-engine: build ## Test on real vLLM engines (each takes 15 to 90 s to start)
@@ -134,10 +136,11 @@ check-wheel: wheel sdist ## Install the wheel and the source distribution into e
 	@$(PYTEST) tests/packaging
 
 .PHONY: lint
-lint: $(STAMPS)/packages ## Check style, lints and types of both languages
+lint: $(STAMPS)/packages ## Check style, lints, types and doc links of both languages
 	@$(SAY) "checking style, lints and types"
 	@cargo fmt --all --check
 	@cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/mypy --no-error-summary

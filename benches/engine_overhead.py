@@ -8,7 +8,6 @@ by prompt: whatever else the machine does hits all of them. README.md says how t
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from overhead.driver import Case, EngineEnded, EngineProcess, measure
-from overhead.report import as_json, print_tables
+from overhead.report import as_json, print_tables, write_json
 from overhead.samples import NONE, OURS, VARIANTS
 
 MODEL_LENGTH = 8192
@@ -125,8 +124,7 @@ def main() -> int:
     print_tables(results, variants, [case.label for case in cases])
     if options.json:
         shown = {name: getattr(options, name) for name in ("rounds", "seed", "host_mib")}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(as_json(results, shown, facts), indent=1) + "\n")
+        write_json(options.json, as_json(results, shown, facts))
     return 1 if results.problems else 0
 
 

@@ -37,8 +37,9 @@ class Probe:
     def __init__(self, scheduler: Any) -> None:
         self.steps: list[Step] = []
         self.connector_s = 0.0
-        self.calls: dict[str, int] = {}
+        self.calls: dict[str, float] = {}
         self.external: dict[str, int] = {}
+        self.chunks: dict[str, list[tuple[int, int]]] = {}
         self._depth = 0
         scheduler.schedule = self._timed_schedule(scheduler.schedule)
         scheduler.update_from_output = self._timed_update(scheduler.update_from_output)
@@ -46,7 +47,8 @@ class Probe:
             self._wrap_connector(scheduler.connector)
 
     def reset(self) -> None:
-        self.steps, self.calls, self.external, self.connector_s = [], {}, {}, 0.0
+        self.steps, self.connector_s = [], 0.0
+        self.calls, self.external, self.chunks = {}, {}, {}
 
     def _timed_schedule(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(schedule)
@@ -56,6 +58,8 @@ class Probe:
             seconds = time.perf_counter() - started
             tokens = output.total_num_scheduled_tokens
             self.steps.append(Step(tokens, seconds, self.connector_s - before))
+            for request, count in output.num_scheduled_tokens.items():
+                self.chunks.setdefault(request, []).append((count, tokens))
             return output
 
         return timed
@@ -86,9 +90,10 @@ class Probe:
             try:
                 return call(*args, **kwargs)
             finally:
-                self.connector_s += time.perf_counter() - started
+                seconds = time.perf_counter() - started
                 self._depth -= 1
-                self.calls[name] = self.calls.get(name, 0) + 1
+                self.connector_s += seconds
+                self.calls[name] = self.calls.get(name, 0.0) + seconds
                 if name == "update_state_after_alloc":
                     request, _, tokens = args
                     prompt = request.request_id
@@ -106,6 +111,8 @@ class Answer:
     logprobs: list[float]
     cached_tokens: int
     external_tokens: int
+    chunks: list[tuple[int, int]]
+    """The prompt's tokens in each of its steps, and all tokens of that step."""
 
 
 class Engine:
@@ -195,15 +202,15 @@ class Engine:
     ) -> Answer:
         output = finished[request_id]
         completion = output.outputs[0]
-        # vLLM appends its own suffix to a request's id inside the engine.
-        external = [n for i, n in self._probe.external.items() if i.startswith(request_id + "-")]
-        external += [self._probe.external.get(request_id, 0)]
+        # Inside the engine vLLM appends a suffix of its own to a request's id.
+        inside = next(i for i in self._probe.chunks if f"{i}-".startswith(f"{request_id}-"))
         return Answer(
             ttft_s=first[request_id],
             tokens=list(completion.token_ids),
             logprobs=[next(iter(entry.values())).logprob for entry in completion.logprobs],
             cached_tokens=output.num_cached_tokens or 0,
-            external_tokens=sum(external),
+            external_tokens=self._probe.external.get(inside, 0),
+            chunks=self._probe.chunks[inside],
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import statistics
@@ -34,9 +35,10 @@ def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]
         "connector: all calls of the scheduler into it, us a run",
         _connector(results, variants, cases),
     )
+    _table("connector: the costliest calls, us a run (mean)", _calls(results, variants, cases))
     print(
-        f"\n{results.compared} pairs of runs resumed at the same boundary; largest difference of "
-        f"log-probabilities: {results.max_logprob_difference:g}"
+        f"\n{results.compared} pairs of runs of one prompt took the same steps; largest difference "
+        f"of log-probabilities: {results.max_logprob_difference:g}"
     )
     for problem in results.problems:
         print(f"PROBLEM {problem}")
@@ -102,6 +104,18 @@ def _connector(
             yield [case, phase, *medians, *ratios]
 
 
+def _calls(results: Results, variants: Sequence[str], cases: Sequence[str]) -> Iterator[list[str]]:
+    both = [v for v in variants if v != NONE]
+    yield ["method", *both]
+    totals = {
+        method: [results.calls.get((v, method), 0.0) for v in both] for _, method in results.calls
+    }
+    runs = sum(len(results.samples[variants[0], c, p].ttft_ms) for c in cases for p in PHASES)
+    for method, figures in sorted(totals.items(), key=lambda item: -max(item[1])):
+        if max(figures) >= 0.01 * max(map(max, totals.values())):
+            yield [method, *(f"{total / runs:.0f}" for total in figures)]
+
+
 def _table(title: str, rows: Iterator[list[str]]) -> None:
     table = list(rows)
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
@@ -111,6 +125,18 @@ def _table(title: str, rows: Iterator[list[str]]) -> None:
         print("  " + "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
         if number == 0:
             print("  " + "-" * (sum(widths) + 2 * (len(widths) - 1)))
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """One line a sample, so that two results compare line by line."""
+    lines = []
+    for key, value in content.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n  " + ",\n  ".join(json.dumps(item) for item in value) + "\n ]"
+        lines.append(f" {json.dumps(key)}: {text}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def as_json(
@@ -137,6 +163,10 @@ def as_json(
                 "connector_us": _distribution([inside for _, inside in times]),
             }
             for (variant, kind), times in results.steps.items()
+        ],
+        "calls_us": [
+            {"variant": variant, "method": method, "total": round(total, 1)}
+            for (variant, method), total in results.calls.items()
         ],
         "compared": results.compared,
         "max_logprob_difference": results.max_logprob_difference,

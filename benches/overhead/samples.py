@@ -41,6 +41,8 @@ class Results:
         default_factory=lambda: defaultdict(list)
     )
     """By variant and kind of step: us in the scheduler, and of these us in the connector."""
+    calls: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    """By variant and connector method: us, summed over all runs."""
     problems: list[str] = field(default_factory=list)
     compared: int = 0
     max_logprob_difference: float = 0.0
@@ -55,6 +57,8 @@ class Results:
         samples.connector_us.append(1e6 * run["connector_s"])
         samples.cached.append(sum(a["cached_tokens"] for a in answers))
         samples.external.append(sum(a["external_tokens"] for a in answers))
+        for method, seconds in run["calls"].items():
+            self.calls[variant, method] += 1e6 * seconds
         for step in steps:
             kind = _kind(step["tokens"], len(answers))
             times = (1e6 * step["scheduler_s"], 1e6 * step["connector_s"])
@@ -63,15 +67,17 @@ class Results:
     def compare(self, case: str, runs: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         """Runs of one prompt that resumed at one boundary must agree, whoever restored it.
 
-        Runs that resumed elsewhere are left out: where a prefill is split changes its
-        log-probabilities with no cache at work.
+        Only runs that vLLM cut into the same steps, in company of as many tokens, are compared:
+        where a prefill is split and what it shares a batch with change its log-probabilities with
+        no cache at work.
         """
         for index in range(min(len(run["answers"]) for run in runs.values())):
-            first: dict[int, tuple[str, Mapping[str, Any]]] = {}
+            first: dict[str, tuple[str, Mapping[str, Any]]] = {}
             for (variant, phase), run in runs.items():
                 answer, who = run["answers"][index], f"{variant} ({phase})"
                 depth = answer["cached_tokens"]
-                reference_who, reference = first.setdefault(depth, (who, answer))
+                cut = f"{depth} {answer['chunks']}"
+                reference_who, reference = first.setdefault(cut, (who, answer))
                 if reference is answer:
                     continue
                 self.compared += 1

@@ -3,6 +3,34 @@
 from collections.abc import Mapping, Sequence
 from typing import final
 
+__all__ = [
+    "FORMAT_VERSION",
+    "Arena",
+    "ArenaError",
+    "BudgetError",
+    "Cache",
+    "Completion",
+    "ForeignError",
+    "Geometry",
+    "GeometryError",
+    "Group",
+    "Hit",
+    "HostEngine",
+    "HybridPagesError",
+    "InvalidArgumentError",
+    "Layer",
+    "LayerMap",
+    "LeaseEntry",
+    "LeaseError",
+    "PageClass",
+    "ReadLease",
+    "Segment",
+    "TransferError",
+    "WriteLease",
+    "__version__",
+    "checksum",
+]
+
 FORMAT_VERSION: int
 __version__: str
 
@@ -261,13 +289,11 @@ class HostEngine:
         Checked whole before the first byte moves.
         """
 
-    def load(
-        self, entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]]
-    ) -> int:
-        """Copy entries (class, slots, a block a group, checksum of this rank's part) back; a ticket.
+    def load(self, entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]]) -> int:
+        """Copy entries (class, slots, a block a group, checksum) back; a ticket.
 
-        Every checksum that is given is compared before the first byte moves: a load that fails
-        so has written nothing.
+        The checksums are of this rank's part, None is not compared. All are compared before the
+        first byte moves: a load that fails by one has written nothing.
         """
 
     def poll(self) -> list[Completion]:

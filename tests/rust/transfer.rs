@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hybrid_pages::error::{Error, Result};
+use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
@@ -136,24 +137,29 @@ fn maps_that_do_not_fit_their_layer_or_region_are_refused() {
         ),
         "{short}"
     );
-    let cases: [(usize, usize, &[(usize, usize)], &str); 9] = [
-        (16, 5, &[(0, 8)], "expected a region"),
-        (16, 4, &[(0, 7)], "expected runs of 8 bytes in all, found 7"),
-        (16, 4, &[], "found 0"),
-        (16, 4, &[(0, 8), (8, 0)], "non-empty runs"),
-        (16, 4, &[(0, 5), (4, 3)], "disjoint runs"),
+    let cases = [
+        (16, 5, vec![(0, 8)], "expected a region"),
         (
             16,
             4,
-            &[(9, 8)],
+            vec![(0, 7)],
+            "expected runs of 8 bytes in all, found 7",
+        ),
+        (16, 4, vec![], "found 0"),
+        (16, 4, vec![(0, 8), (8, 0)], "non-empty runs"),
+        (16, 4, vec![(0, 5), (4, 3)], "disjoint runs"),
+        (
+            16,
+            4,
+            vec![(9, 8)],
             "within a block stride of 16 bytes, found one that ends at 17",
         ),
-        (0, 2, &[(0, 8)], "within a block stride"),
-        (16, 1, &[(usize::MAX, 8)], "non-empty runs"),
-        (usize::MAX, 4, &[(0, 8)], "too many"),
+        (0, 2, vec![(0, 8)], "within a block stride"),
+        (16, 1, vec![(usize::MAX, 8)], "non-empty runs"),
+        (usize::MAX, 4, vec![(0, 8)], "too many"),
     ];
     for (stride, blocks, runs, expected) in cases {
-        let why = geometry_error(layout(stride, blocks, runs));
+        let why = geometry_error(layout(stride, blocks, &runs));
         assert!(why.contains(expected), "{why}");
     }
 }
@@ -293,6 +299,31 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
         lengths(&split, entry(0, &[0, 1, 2, 3, 4, 5], &[0])),
         [8, 4, 4, 8]
     );
+}
+
+#[test]
+fn adjacent_bytes_of_two_groups_or_two_regions_are_copied_apart() {
+    let memory = Memory::new((0..64).collect());
+    let lengths = |geometry: &Arc<Geometry>, blocks: usize, maps: &[LayerMap], entry: Entry| {
+        let slots = Arc::new(Arena::create(geometry, 16, 1).unwrap()).memory();
+        let layout = Layout::new(Arc::clone(geometry), 0, blocks, maps).unwrap();
+        let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
+        let pieces = plan.pieces(&layout, &slots, 0, 0..16);
+        pieces.map(|piece| piece.length).collect::<Vec<_>>()
+    };
+    // Groups have blocks of their own.
+    let groups = geometry(&[(RECURRENT, &[8]), (RECURRENT, &[8])], 1);
+    let maps = [0, 1].map(|i| map(i, 0, memory.region(), 16, &[(8 * i, 8)]));
+    assert_eq!(lengths(&groups, 4, &maps, entry(0, &[0], &[2, 2])), [8, 8]);
+    // A copy never leaves the region that it was promised.
+    let layers = geometry(&[(ATTENTION, &[8, 8])], 1);
+    let maps = [0, 1].map(|i| {
+        let address = memory.region().address().as_ptr().wrapping_add(8 * i);
+        // SAFETY: both halves lie inside the memory, which outlives them.
+        let half = unsafe { Region::new(address, 8).unwrap() };
+        map(0, i, half, 8, &[(0, 8)])
+    });
+    assert_eq!(lengths(&layers, 1, &maps, entry(0, &[0], &[0])), [8, 8]);
 }
 
 #[test]

@@ -22,7 +22,8 @@ class Loads:
     """Looks prefixes up, plans their loads and ends them."""
 
     def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
-        self.geometry, self.cache, self.grid, self.figures = geometry, cache, grid, figures
+        self.cache, self.grid, self.figures = cache, grid, figures
+        self.classes = geometry.classes
         self._in_flight: dict[str, ReadLease | None] = {}
         self._planned: list[LoadJob] = []
 
@@ -75,7 +76,7 @@ class Loads:
             raise ValueError(f"external tokens: expected the {held} looked up, found {n}")
         entries: list[LoadEntry] = []
         for entry in lease.entries:
-            item = self.geometry.classes[entry.class_index]
+            item = self.classes[entry.class_index]
             targets = [tables[group][entry.block_index] for group in item.groups]
             if not any(targets) and item.kind == "window":
                 continue  # vLLM gives no block to a window page that the request will not read

@@ -117,10 +117,13 @@ class Figures:
         interval.gauge("leased_bytes", cache["leased_slots"] * cache["slot_bytes"])
         interval.gauge("metadata_bytes", cache["metadata_bytes"])
 
-    def take(self) -> HybridPagesStats | None:
-        """The interval so far, which then starts anew; None if nothing happened in it."""
-        if self._interval.is_empty():
-            return None
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing was counted in this interval."""
+        return self._interval.is_empty()
+
+    def take(self) -> HybridPagesStats:
+        """The interval so far, which then starts anew."""
         taken, self._interval = self._interval, HybridPagesStats()
         self._total.aggregate(taken)
         return taken

@@ -191,6 +191,8 @@ class SchedulerHalf:
 
     def take_stats(self) -> HybridPagesStats | None:
         """What happened since the last call, with the gauges of now; None if nothing did."""
+        if self.figures.quiet:
+            return None
         self._observe()
         return self.figures.take()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, PageClass, WriteLease
+from hybrid_pages import Cache, Geometry, WriteLease
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
@@ -38,7 +38,8 @@ class Stores:
     """Plans stores and publishes what every rank has copied."""
 
     def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
-        self.geometry, self.cache, self.grid, self.figures = geometry, cache, grid, figures
+        self.cache, self.grid, self.figures = cache, grid, figures
+        self.classes, self.ranks = geometry.classes, geometry.ranks
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
         self._next_job = 0
@@ -55,14 +56,16 @@ class Stores:
         Nothing stays reserved or pinned when it raises.
         """
         request, n = tracked.request, self.grid.block_tokens
+        end = request.num_computed_tokens + new_tokens
+        ready = min(end // n, len(request.block_hashes) // self.grid.stride)
+        offers = state.boundary_state_offloads.get(request.request_id, ())
+        if ready <= tracked.stored_blocks and not offers:
+            return None  # most decode steps: the block tables are not even resolved
         tables = state.get_block_ids(request.request_id)
         if tables is None:
             return None
-        end = request.num_computed_tokens + new_tokens
-        ready = min(end // n, len(request.block_hashes) // self.grid.stride)
         sources = self._pages(tables, tracked.stored_blocks, ready)
         if ready and end == ready * n:
-            offers = state.boundary_state_offloads.get(request.request_id, ())
             sources |= self._checkpoint(end, ready - 1, offers)
         tracked.stored_blocks = max(tracked.stored_blocks, ready)
         if not sources:
@@ -87,7 +90,7 @@ class Stores:
     ) -> dict[tuple[int, int], list[int]]:
         """Source blocks by (class, block index) of the pages filled in [first, end)."""
         sources = {}
-        for item in self.geometry.classes:
+        for item in self.classes:
             if item.kind != "recurrent":
                 for block in range(first, end):
                     ids = [tables[group][block] for group in item.groups]
@@ -105,7 +108,7 @@ class Stores:
         """
         offered = {group: block_id for group, block_id, tokens in offers if tokens == boundary}
         sources = {}
-        for item in self.geometry.classes:
+        for item in self.classes:
             if item.kind == "recurrent":
                 ids = [offered.get(group, 0) for group in item.groups]
                 if all(ids):
@@ -123,8 +126,7 @@ class Stores:
             ids = sources[entry.class_index, entry.block_index]
             entries.append((entry.class_index, entry.slots, ids))
             pins += (self.pool.blocks[block] for block in ids)
-        classes: Sequence[PageClass] = self.geometry.classes
-        kinds = [KINDS[classes[entry.class_index].kind] for entry in lease.entries]
+        kinds = [KINDS[self.classes[entry.class_index].kind] for entry in lease.entries]
         self.pool.touch(pins)
         job, self._next_job = self._next_job, self._next_job + 1
         self._in_flight[job] = _Store(lease, kinds, pins)
@@ -138,7 +140,7 @@ class Stores:
             self.figures.count("failures", label="worker_metadata")
             return
         store.outcomes.update((outcome.rank, outcome) for outcome in outcomes)
-        if len(store.outcomes) < self.geometry.ranks:
+        if len(store.outcomes) < self.ranks:
             return
         del self._in_flight[job]
         try:
@@ -152,7 +154,7 @@ class Stores:
                 self.pool.free_blocks(store.pins)
 
     def _publish(self, store: _Store) -> None:
-        ordered = [store.outcomes[rank] for rank in range(self.geometry.ranks)]
+        ordered = [store.outcomes[rank] for rank in range(self.ranks)]
         failed = [outcome for outcome in ordered if outcome.error is not None]
         for outcome in failed:
             logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)

@@ -39,7 +39,10 @@ impl PrefixKey {
         }
         let mut bytes = [0; Self::MAX_BYTES];
         bytes[..hash.len()].copy_from_slice(hash);
-        Ok(Self { bytes, len: hash.len() as u8 })
+        Ok(Self {
+            bytes,
+            len: hash.len() as u8,
+        })
     }
 
     /// The hash as given.

@@ -10,6 +10,7 @@ use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::{Whole, slot};
 
+/// Slots in shared memory. Nothing is left behind when the processes that map it are gone.
 #[pyclass(frozen, name = "Arena", module = "hybrid_pages._core")]
 pub struct PyArena {
     pub inner: Arc<Arena>,

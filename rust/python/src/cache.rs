@@ -13,6 +13,7 @@ use crate::geometry::PyGeometry;
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
 
+/// What a lookup found, in blocks from the start of the prompt.
 #[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyHit {
@@ -91,6 +92,7 @@ fn block_keys<'py>(
     take(sequence.len()?, &|at| sequence.get_item(at))
 }
 
+/// Which prefixes are there, and which slots hold their pages and checkpoints.
 #[pyclass(frozen, name = "Cache", module = "hybrid_pages._core")]
 pub struct PyCache {
     inner: Cache,
@@ -131,7 +133,10 @@ impl PyCache {
         Ok(id.0)
     }
 
-    #[pyo3(signature = (namespace, keys, *, stride = Whole(1), limit = None))]
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1), limit = None),
+        text_signature = "($self, namespace, keys, *, stride=1, limit=None)"
+    )]
     fn lookup(
         &self,
         namespace: Whole,
@@ -147,7 +152,10 @@ impl PyCache {
         Ok(hit.into())
     }
 
-    #[pyo3(signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None))]
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+    )]
     fn acquire(
         &self,
         py: Python<'_>,
@@ -165,7 +173,10 @@ impl PyCache {
         lease.map(|lease| PyReadLease::new(py, lease)).transpose()
     }
 
-    #[pyo3(signature = (namespace, keys, entries, *, stride = Whole(1)))]
+    #[pyo3(
+        signature = (namespace, keys, entries, *, stride = Whole(1)),
+        text_signature = "($self, namespace, keys, entries, *, stride=1)"
+    )]
     fn reserve(
         &self,
         py: Python<'_>,

@@ -13,11 +13,12 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
-use crate::number::{Whole, plain, slot};
+use crate::number::{Whole, plain, slot, whole};
 
 /// How often a wait looks for signals.
 const SIGNALS: Duration = Duration::from_millis(100);
 
+/// Where one layer's blocks lie in the engine's memory [address, address + nbytes).
 #[pyclass(frozen, name = "LayerMap", module = "hybrid_pages._core")]
 pub struct PyLayerMap {
     inner: LayerMap,
@@ -33,17 +34,20 @@ impl PyLayerMap {
         address: Whole,
         nbytes: Whole,
         block_stride: Whole,
-        runs: Vec<(Whole, Whole)>,
+        runs: Vec<Bound<'_, PyTuple>>,
     ) -> PyResult<Self> {
         let address = std::ptr::with_exposed_provenance_mut(address.0);
         // SAFETY: what the stub demands of the caller: the memory is the engine's, `owners` keeps
         // it alive, and nobody else touches a block while a transfer uses it.
         let region = unsafe { Region::new(address, nbytes.0) }.map_err(to_py)?;
-        let run = |(offset, length): (Whole, Whole)| Run {
-            offset: offset.0,
-            length: length.0,
+        let run = |run: &Bound<'_, PyTuple>| {
+            let (offset, length): (Whole, Whole) = sized("run", run, 2)?.extract()?;
+            Ok(Run {
+                offset: offset.0,
+                length: length.0,
+            })
         };
-        let runs = runs.into_iter().map(run).collect();
+        let runs = runs.iter().map(run).collect::<PyResult<_>>()?;
         let (group, layer, block_stride) = (group.0, layer.0, block_stride.0);
         Ok(Self {
             inner: LayerMap {
@@ -100,6 +104,7 @@ impl PyLayerMap {
     }
 }
 
+/// How a transfer ended.
 #[pyclass(frozen, name = "Completion", module = "hybrid_pages._core")]
 pub struct PyCompletion {
     inner: Completion,
@@ -149,6 +154,7 @@ impl PyCompletion {
     }
 }
 
+/// Copies between host memory and an arena by threads of its own.
 #[pyclass(frozen, name = "HostEngine", module = "hybrid_pages._core")]
 pub struct PyHostEngine {
     engine: HostEngine,
@@ -157,14 +163,11 @@ pub struct PyHostEngine {
     owners: Mutex<Option<Py<PyAny>>>,
 }
 
-type StoreEntry = (Whole, Vec<Whole>, Vec<Whole>);
-type LoadEntry = (Whole, Vec<Whole>, Vec<Whole>, Option<Whole>);
-
 #[pymethods]
 impl PyHostEngine {
     #[new]
     #[pyo3(signature = (
-        geometry, arena, *, rank, num_blocks, layers, threads = Whole(2), owners = None
+        geometry, arena, *, rank, num_blocks, layers, threads = 2, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -173,7 +176,7 @@ impl PyHostEngine {
         rank: Whole,
         num_blocks: Whole,
         layers: Vec<Bound<'_, PyLayerMap>>,
-        threads: Whole,
+        #[pyo3(from_py_with = whole)] threads: usize,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let maps: Vec<_> = layers
@@ -182,30 +185,25 @@ impl PyHostEngine {
             .collect();
         let layout = Layout::new(Arc::clone(&geometry.inner), rank.0, num_blocks.0, &maps);
         let memory = arena.inner.memory();
-        let engine = layout.and_then(|layout| HostEngine::new(layout, memory, threads.0));
+        let engine = layout.and_then(|layout| HostEngine::new(layout, memory, threads));
         Ok(Self {
             engine: engine.map_err(to_py)?,
             owners: Mutex::new(owners),
         })
     }
 
-    fn store(&self, py: Python<'_>, entries: Vec<StoreEntry>) -> PyResult<u64> {
-        let entries = entries.into_iter().map(|(class, slots, blocks)| {
-            Ok(Entry {
-                checksum: None,
-                ..entry(class, slots, blocks)?
-            })
+    fn store(&self, py: Python<'_>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+        let entries = entries.iter().map(|given| {
+            let (class, slots, blocks) = sized("entry", given, 3)?.extract()?;
+            entry(class, slots, blocks, None)
         });
         self.submit(py, Direction::Store, entries.collect::<PyResult<_>>()?)
     }
 
-    fn load(&self, py: Python<'_>, entries: Vec<LoadEntry>) -> PyResult<u64> {
-        let entries = entries.into_iter().map(|(class, slots, blocks, checksum)| {
-            let checksum = checksum.map(|Whole(checksum)| checksum as u64);
-            Ok(Entry {
-                checksum,
-                ..entry(class, slots, blocks)?
-            })
+    fn load(&self, py: Python<'_>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+        let entries = entries.iter().map(|given| {
+            let (class, slots, blocks, checksum) = sized("entry", given, 4)?.extract()?;
+            entry(class, slots, blocks, checksum)
         });
         self.submit(py, Direction::Load, entries.collect::<PyResult<_>>()?)
     }
@@ -271,14 +269,34 @@ impl Drop for PyHostEngine {
     }
 }
 
-fn entry(class: Whole, slots: Vec<Whole>, blocks: Vec<Whole>) -> PyResult<Entry> {
+fn entry(
+    class: Whole,
+    slots: Vec<Whole>,
+    blocks: Vec<Whole>,
+    checksum: Option<Whole>,
+) -> PyResult<Entry> {
     let slots = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
+    let checksum = checksum.map(|Whole(checksum)| checksum as u64);
     Ok(Entry {
         class: class.0,
         slots,
         blocks: plain(blocks),
-        checksum: None,
+        checksum,
     })
+}
+
+fn sized<'a, 'py>(
+    what: &str,
+    tuple: &'a Bound<'py, PyTuple>,
+    expected: usize,
+) -> PyResult<&'a Bound<'py, PyTuple>> {
+    let found = tuple.len();
+    if found != expected {
+        return Err(to_py(Error::InvalidArgument(format!(
+            "{what}: expected a tuple of {expected}, found one of {found}"
+        ))));
+    }
+    Ok(tuple)
 }
 
 /// A timeout that the clock can hold; infinity is no timeout.
@@ -291,6 +309,7 @@ fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
     Ok(Duration::try_from_secs_f64(timeout).ok())
 }
 
+/// XXH3-64, by which entries are checked.
 #[pyfunction]
 fn checksum(data: &Bound<'_, PyBytes>) -> u64 {
     transfer::checksum(data.as_bytes())

@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple};
 
 use crate::error::to_py;
-use crate::number::{Whole, plain};
+use crate::number::{Whole, plain, whole};
 
+/// A dense, typed piece of one layer's page or checkpoint on one rank.
 #[pyclass(frozen, eq, hash, name = "Segment", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PySegment {
@@ -52,6 +53,7 @@ impl PySegment {
     }
 }
 
+/// One layer's share of a page or checkpoint on one rank: its segments, densely in order.
 #[pyclass(frozen, eq, hash, name = "Layer", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyLayer {
@@ -98,6 +100,7 @@ impl PyLayer {
     }
 }
 
+/// Layers that share a block table. kind: attention, window or recurrent.
 #[pyclass(frozen, eq, hash, name = "Group", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyGroup {
@@ -160,6 +163,7 @@ impl PyGroup {
     }
 }
 
+/// Groups whose bytes at one block form one entry: whole or absent, for all ranks.
 #[pyclass(frozen, eq, name = "PageClass", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq)]
 pub struct PyPageClass {
@@ -215,6 +219,7 @@ impl PyPageClass {
     }
 }
 
+/// What a page and a checkpoint are made of. Equal when fingerprints are.
 #[pyclass(frozen, name = "Geometry", module = "hybrid_pages._core")]
 pub struct PyGeometry {
     pub inner: Arc<Geometry>,
@@ -223,11 +228,11 @@ pub struct PyGeometry {
 #[pymethods]
 impl PyGeometry {
     #[new]
-    #[pyo3(signature = (*, block_tokens, groups, ranks = Whole(1), identity))]
+    #[pyo3(signature = (*, block_tokens, groups, ranks = 1, identity))]
     fn new(
         block_tokens: Whole,
         groups: Vec<Bound<'_, PyGroup>>,
-        ranks: Whole,
+        #[pyo3(from_py_with = whole)] ranks: usize,
         identity: &Bound<'_, PyMapping>,
     ) -> PyResult<Self> {
         let groups = groups
@@ -239,7 +244,7 @@ impl PyGeometry {
             .iter()
             .map(|item| item.extract())
             .collect::<PyResult<_>>()?;
-        let inner = Geometry::new(block_tokens.0, groups, ranks.0, identity).map_err(to_py)?;
+        let inner = Geometry::new(block_tokens.0, groups, ranks, identity).map_err(to_py)?;
         Ok(Self {
             inner: Arc::new(inner),
         })

@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyList};
 use crate::error::to_py;
 use crate::number::Whole;
 
+/// One page or checkpoint under a lease, all ranks together.
 #[pyclass(
     frozen,
     eq,
@@ -49,6 +50,7 @@ fn entry_list(py: Python<'_>, entries: &[LeaseEntry]) -> PyResult<Py<PyList>> {
     Ok(PyList::new(py, entries)?.unbind())
 }
 
+/// Keeps what a load reads where it is, until released, left as a context or dropped.
 #[pyclass(frozen, name = "ReadLease", module = "hybrid_pages._core")]
 pub struct PyReadLease {
     entries: Py<PyList>,
@@ -104,6 +106,7 @@ impl PyReadLease {
     }
 }
 
+/// Room for entries that nobody sees until they are committed.
 #[pyclass(frozen, name = "WriteLease", module = "hybrid_pages._core")]
 pub struct PyWriteLease {
     entries: Py<PyList>,

@@ -31,6 +31,11 @@ impl<'py> FromPyObject<'_, 'py> for Whole {
     }
 }
 
+/// For `from_py_with`: an argument whose default value shows in its signature.
+pub fn whole(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    object.extract::<Whole>().map(|Whole(number)| number)
+}
+
 /// The numbers themselves.
 pub fn plain(numbers: Vec<Whole>) -> Vec<usize> {
     numbers.into_iter().map(|Whole(number)| number).collect()

@@ -5,6 +5,7 @@
 //! whatever may be evicted has nothing below it that somebody uses.
 
 mod config;
+mod entry;
 mod lease;
 mod plan;
 mod reserve;
@@ -14,7 +15,8 @@ mod stats;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use config::{CacheConfig, ClassConfig};
-pub use lease::{LeaseEntry, ReadLease, Skipped, WriteLease};
+pub use entry::{LeaseEntry, Skipped};
+pub use lease::{ReadLease, WriteLease};
 pub use stats::Stats;
 
 use crate::error::Result;
@@ -41,7 +43,7 @@ impl Cache {
     /// An empty cache.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] if the slots can't hold
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for a setting out of range, [`Error::Budget`](crate::error::Error::Budget) if the slots can't hold
     /// one entry of each class.
     pub fn new(config: &CacheConfig) -> Result<Self> {
         Ok(Self {
@@ -52,7 +54,7 @@ impl Cache {
     /// The number of an identity under which prefix keys are unique; the same for the same bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when all 2^32 numbers are given.
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) when all 2^32 numbers are given.
     pub fn namespace(&self, identity: &[u8]) -> Result<NamespaceId> {
         self.shared.lock().namespace(identity)
     }
@@ -60,7 +62,7 @@ impl Cache {
     /// The joint hit for a prefix, a key a block. It refreshes nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown namespace.
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
         self.shared.lock().lookup(namespace, keys)
     }
@@ -69,7 +71,7 @@ impl Cache {
     /// `None` if the hit is no deeper. Its pages and its checkpoint are refreshed when the lease ends.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown namespace.
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
     pub fn acquire(
         &self,
         namespace: NamespaceId,
@@ -88,7 +90,7 @@ impl Cache {
     /// being extended is never evicted for it, and is refreshed when the lease ends.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown namespace, a class or block out of range, and keys
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, a class or block out of range, and keys
     /// that are in use for another prefix. Nothing has changed then.
     pub fn reserve(
         &self,
@@ -105,7 +107,7 @@ impl Cache {
     /// entries were dropped.
     ///
     /// # Errors
-    /// [`Error::Lease`] if the lease was released or belongs to another cache.
+    /// [`Error::Lease`](crate::error::Error::Lease) if the lease was released or belongs to another cache.
     pub fn invalidate(&self, lease: &ReadLease) -> Result<usize> {
         let ids = lease.ids_in(&self.shared)?;
         Ok(self.shared.lock().invalidate(ids))

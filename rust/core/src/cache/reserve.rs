@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::lease::{LeaseEntry, Skipped};
+use super::entry::{LeaseEntry, Skipped};
 use super::plan::{Wanted, units};
 use super::state::State;
 use crate::error::{Error, Result};

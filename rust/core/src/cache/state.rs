@@ -4,10 +4,10 @@
 //! the policy. So `slots = free + held + evictable`, always.
 
 use super::config::CacheConfig;
-use super::lease::LeaseEntry;
-use super::stats::Stats;
+use super::entry::LeaseEntry;
+use super::stats::{Class, Stats};
 use crate::error::Result;
-use crate::ids::{ClassKind, EntryId, NamespaceId, PrefixKey, SlotId};
+use crate::ids::{EntryId, NamespaceId, PrefixKey, SlotId};
 use crate::policy::{self, Policy};
 use crate::prefix::{Hit, Index, Namespaces};
 use crate::slot::{EntryTable, SlotPool};
@@ -25,15 +25,6 @@ pub(super) struct State {
     evictable: u32,
     pub(super) writing: u64,
     reclaimed: u64,
-}
-
-/// One class, with counts of its entries.
-pub(super) struct Class {
-    pub(super) kind: ClassKind,
-    /// Slots of an entry.
-    pub(super) slots: u32,
-    pub(super) resident: u64,
-    pub(super) evicted: u64,
 }
 
 /// What a read lease holds.

@@ -1,7 +1,15 @@
 //! Counts that a cache gives out.
 
-use super::state::Class;
 use crate::ids::ClassKind;
+
+/// One class, with counts of its entries.
+pub(super) struct Class {
+    pub(super) kind: ClassKind,
+    /// Slots of an entry.
+    pub(super) slots: u32,
+    pub(super) resident: u64,
+    pub(super) evicted: u64,
+}
 
 /// Counts and sizes of a cache at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

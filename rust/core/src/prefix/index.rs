@@ -75,13 +75,22 @@ impl Index {
         &self.roles
     }
 
-    fn find(&self, namespace: NamespaceId, key: &PrefixKey) -> Option<u32> {
+    fn is(&self, at: u32, namespace: NamespaceId, key: &PrefixKey) -> bool {
+        let node = self.nodes.get(at);
+        node.key == *key && node.namespace == namespace
+    }
+
+    /// The node under a key. Few prefixes fork, so the first child of `parent` is tried before the
+    /// table: of a prompt that was stored at once, it is also next to it in memory.
+    fn find(&self, parent: Option<NodeId>, namespace: NamespaceId, key: &PrefixKey) -> Option<u32> {
+        let first = parent.map(|parent| self.nodes.get(parent.0).child);
+        if let Some(at) = first.filter(|&at| at != NIL && self.is(at, namespace, key)) {
+            return Some(at);
+        }
         let hash = self.hasher.hash_one((namespace, key));
-        let is_it = |&at: &u32| {
-            let node = self.nodes.get(at);
-            node.key == *key && node.namespace == namespace
-        };
-        self.table.find(hash, is_it).copied()
+        self.table
+            .find(hash, |&at| self.is(at, namespace, key))
+            .copied()
     }
 
     fn follows(&self, at: u32, parent: Option<NodeId>, block: usize) -> bool {
@@ -97,7 +106,7 @@ impl Index {
         namespace: NamespaceId,
         key: &PrefixKey,
     ) -> Option<NodeId> {
-        self.find(namespace, key)
+        self.find(parent, namespace, key)
             .filter(|&at| self.follows(at, parent, block))
             .map(NodeId)
     }
@@ -117,7 +126,7 @@ impl Index {
         let mut path = Vec::with_capacity(keys.len());
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
-            let known = self.find(namespace, key);
+            let known = self.find(parent, namespace, key);
             let fits = match known {
                 Some(at) => self.follows(at, parent, block),
                 None => fresh.insert(key),
@@ -286,7 +295,7 @@ impl Index {
     /// The first thing found that contradicts the rules of the tree, walking all of it.
     pub(crate) fn audit(&self) -> Option<String> {
         for (at, node) in self.nodes.iter() {
-            if self.find(node.namespace, &node.key) != Some(at) {
+            if self.find(None, node.namespace, &node.key) != Some(at) {
                 return Some(format!("node {at} is not found by its key"));
             }
             let cells = &self.cells[at as usize * self.roles.count..][..self.roles.count];

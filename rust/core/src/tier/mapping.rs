@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
@@ -34,10 +35,7 @@ impl Mapping {
         let failed = |what: &str, error: io::Error| {
             Error::Arena(format!("create: {what} of {total} bytes failed: {error}"))
         };
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("hybrid-pages", flags)
-            .map_err(|error| failed("shared memory", error.into()))?;
-        let file = File::from(file);
+        let file = anonymous_file().map_err(|error| failed("shared memory", error))?;
         file.set_len(total as u64)
             .map_err(|error| failed("shared memory", error))?;
         file.write_all_at(&header.encode(), 0)
@@ -117,6 +115,17 @@ impl Mapping {
     pub(super) fn address(&self) -> NonNull<u8> {
         NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is never at address zero")
     }
+}
+
+/// Never to be executed, where the kernel knows of that (6.3) and may insist on it.
+fn anonymous_file() -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let create = |flags| rustix::fs::memfd_create("hybrid-pages", flags);
+    let file = match create(flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => create(flags)?,
+        outcome => outcome?,
+    };
+    Ok(File::from(file))
 }
 
 /// The size may not change once the header is written, nor may the seals.

@@ -51,6 +51,7 @@ impl HostEngine {
             memory,
             board: Board::default(),
             queue,
+            threads,
         });
         let engine = Self {
             shared,
@@ -113,7 +114,7 @@ impl Engine for HostEngine {
         }
         for thread in threads {
             let left = thread.join();
-            debug_assert!(left.is_ok(), "steps catch their panics");
+            debug_assert!(left.is_ok(), "jobs catch their panics");
         }
     }
 }
@@ -126,8 +127,8 @@ impl Drop for HostEngine {
 
 fn spawn(index: usize, messages: Receiver<Message>) -> Result<JoinHandle<()>> {
     let copy = move || {
-        while let Ok(Message::Run(job, step)) = messages.recv() {
-            job.run(step);
+        while let Ok(Message::Work(job, phase)) = messages.recv() {
+            job.run(phase);
         }
     };
     Builder::new()

@@ -18,9 +18,10 @@ use super::lock;
 use super::plan::{Direction, Plan};
 use super::region::SlotMemory;
 
-/// Work is cut into steps of this size: small enough that a step just copied is still in a
-/// core's cache when it is hashed, large enough that handing it out costs nothing.
-pub(super) const STEP_BYTES: usize = 512 << 10;
+/// A store copies and hashes in steps that stay in a core's cache in between.
+const STORE_STEP: usize = 128 << 10;
+/// A load only copies: its steps are large enough that handing them out costs nothing.
+const LOAD_STEP: usize = 1 << 20;
 
 /// What jobs of one engine share.
 pub(super) struct Shared {
@@ -28,88 +29,93 @@ pub(super) struct Shared {
     pub(super) memory: SlotMemory,
     pub(super) board: Board,
     pub(super) queue: Sender<Message>,
+    pub(super) threads: usize,
 }
 
 /// What a copy thread is told.
 pub(super) enum Message {
-    Run(Arc<Job>, Step),
+    Work(Arc<Job>, Phase),
     Stop,
 }
 
-/// What one thread does in one go.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Step {
-    /// Compare an entry in the arena with the checksum it was submitted with.
-    Verify { entry: usize },
-    /// Copy a part of an entry; after a store, hash what is due.
-    Copy { entry: usize, step: usize },
+/// A load verifies, then copies: bytes that are not those that left the engine never reach it.
+/// A store only copies, and hashes what it has just copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Verify,
+    Copy,
 }
 
-/// A load runs in two phases, verify and copy: bytes that are not those that left the engine
-/// never reach it. A store copies and hashes in one.
+/// Threads work on a job together. Each takes entries that nobody has begun, so that it hashes
+/// what its own core has just copied, and in the end helps with those that others have begun.
 pub(super) struct Job {
     shared: Arc<Shared>,
     ticket: Ticket,
     plan: Plan,
     started: Instant,
-    /// Steps of the current phase that have not ended.
-    remaining: AtomicUsize,
-    failure: Mutex<Option<String>>,
+    /// Threads told to work on the current phase that have not left it.
+    workers: AtomicUsize,
+    /// The next entry that nobody has begun in this phase.
+    next_entry: AtomicUsize,
+    /// The next step of each entry.
+    next_steps: Vec<AtomicUsize>,
+    /// The checksums of a store.
     sums: Vec<InOrder>,
+    failure: Mutex<Option<String>>,
 }
 
 impl Job {
     pub(super) fn start(shared: Arc<Shared>, plan: Plan) -> crate::error::Result<Ticket> {
         let started = Instant::now();
-        let sums = match plan.direction() {
-            Direction::Load => Vec::new(),
-            Direction::Store => {
-                let steps = |entry| InOrder::new(steps(part_bytes(&shared, &plan, entry)));
-                (0..plan.entries().len()).map(steps).collect()
-            }
-        };
         let ticket = shared.board.start()?;
-        let failure = Mutex::new(None);
-        let remaining = AtomicUsize::new(0);
-        let job = Arc::new(Self {
+        let entries = plan.entries().len();
+        let mut job = Self {
             shared,
             ticket,
             plan,
             started,
-            remaining,
-            failure,
-            sums,
-        });
-        let entries = job.plan.entries().iter().enumerate();
-        let verify = entries.filter(|(_, entry)| entry.checksum.is_some());
-        let verify: Vec<_> = verify.map(|(entry, _)| Step::Verify { entry }).collect();
-        if verify.is_empty() {
-            job.copy()
+            workers: AtomicUsize::new(0),
+            next_entry: AtomicUsize::new(0),
+            next_steps: (0..entries).map(|_| AtomicUsize::new(0)).collect(),
+            sums: Vec::new(),
+            failure: Mutex::new(None),
+        };
+        if job.plan.direction() == Direction::Store {
+            job.sums = (0..entries)
+                .map(|entry| InOrder::new(job.steps(entry)))
+                .collect();
+        }
+        let verify = job
+            .plan
+            .entries()
+            .iter()
+            .filter(|entry| entry.checksum.is_some())
+            .count();
+        let job = Arc::new(job);
+        if verify > 0 {
+            job.hand_out(Phase::Verify, verify)
         } else {
-            job.hand_out(verify)
+            job.hand_out_copies()
         }
         Ok(ticket)
     }
 
-    /// Runs one step. Whatever happens in it, even a panic, the transfer comes to an end.
-    pub(super) fn run(self: &Arc<Self>, step: Step) {
-        self.attempt(|| match step {
-            Step::Verify { entry } => self.verify(entry),
-            Step::Copy { entry, step } => self.copy_step(entry, step),
+    /// One thread's share of a phase. Whatever happens in it, even a panic, the job ends.
+    pub(super) fn run(self: &Arc<Self>, phase: Phase) {
+        self.attempt(|| match phase {
+            Phase::Verify => self.verify_entries(),
+            Phase::Copy => self.copy_entries(),
         });
-        // The last step of a phase sees what all others did.
-        if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
-            match step {
-                Step::Verify { .. } if lock(&self.failure).is_none() => self.copy(),
+        // The last to leave a phase sees what all others did.
+        if self.workers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            match phase {
+                Phase::Verify if !self.has_failed() => self.hand_out_copies(),
                 _ => self.finish(),
             }
         }
     }
 
     fn attempt(&self, act: impl FnOnce() -> Result<(), String>) {
-        if lock(&self.failure).is_some() {
-            return;
-        }
         let outcome = catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
             Err(format!(
                 "a copy thread panicked: {}",
@@ -121,22 +127,31 @@ impl Job {
         }
     }
 
-    fn copy(self: &Arc<Self>) {
-        let parts = (0..self.plan.entries().len()).map(|entry| (entry, self.part_bytes(entry)));
-        let steps = parts.flat_map(|(entry, bytes)| {
-            (0..steps(bytes)).map(move |step| Step::Copy { entry, step })
-        });
-        self.hand_out(steps.collect());
+    fn has_failed(&self) -> bool {
+        lock(&self.failure).is_some()
     }
 
-    fn hand_out(self: &Arc<Self>, steps: Vec<Step>) {
-        if steps.is_empty() {
+    fn hand_out_copies(self: &Arc<Self>) {
+        let steps = (0..self.plan.entries().len())
+            .map(|entry| self.steps(entry))
+            .sum();
+        self.hand_out(Phase::Copy, steps);
+    }
+
+    /// Tells as many threads as can find something to do.
+    fn hand_out(self: &Arc<Self>, phase: Phase, tasks: usize) {
+        let workers = tasks.min(self.shared.threads);
+        if workers == 0 {
             return self.finish();
         }
-        self.remaining.store(steps.len(), Ordering::Release);
-        for step in steps {
+        self.next_entry.store(0, Ordering::Relaxed);
+        self.workers.store(workers, Ordering::Release);
+        for _ in 0..workers {
             // The threads only stop when no transfer runs: this one runs.
-            let sent = self.shared.queue.send(Message::Run(Arc::clone(self), step));
+            let sent = self
+                .shared
+                .queue
+                .send(Message::Work(Arc::clone(self), phase));
             debug_assert!(sent.is_ok(), "copy threads outlive transfers");
         }
     }
@@ -157,6 +172,27 @@ impl Job {
         });
     }
 
+    fn verify_entries(&self) -> Result<(), String> {
+        while let Some(entry) = self.begin_entry() {
+            self.verify(entry)?;
+        }
+        Ok(())
+    }
+
+    fn copy_entries(&self) -> Result<(), String> {
+        while let Some(entry) = self.begin_entry() {
+            self.copy_steps(entry);
+        }
+        (0..self.plan.entries().len()).for_each(|entry| self.copy_steps(entry));
+        Ok(())
+    }
+
+    /// An entry that nobody has begun; none once the job has failed.
+    fn begin_entry(&self) -> Option<usize> {
+        let entry = self.next_entry.fetch_add(1, Ordering::Relaxed);
+        (entry < self.plan.entries().len() && !self.has_failed()).then_some(entry)
+    }
+
     fn verify(&self, entry: usize) -> Result<(), String> {
         let Some(expected) = self.plan.entries()[entry].checksum else {
             return Ok(());
@@ -173,7 +209,18 @@ impl Job {
         Ok(())
     }
 
-    fn copy_step(&self, entry: usize, step: usize) -> Result<(), String> {
+    /// Those steps of an entry that no other thread takes.
+    fn copy_steps(&self, entry: usize) {
+        loop {
+            let step = self.next_steps[entry].fetch_add(1, Ordering::Relaxed);
+            if step >= self.steps(entry) || self.has_failed() {
+                return;
+            }
+            self.copy_step(entry, step);
+        }
+    }
+
+    fn copy_step(&self, entry: usize, step: usize) {
         let Shared { layout, memory, .. } = &*self.shared;
         let pieces = self
             .plan
@@ -205,7 +252,6 @@ impl Job {
                 });
             }
         }
-        Ok(())
     }
 
     fn hash(&self, entry: usize, range: Range<usize>, hasher: &mut Xxh3) {
@@ -220,22 +266,26 @@ impl Job {
     }
 
     fn range(&self, entry: usize, step: usize) -> Range<usize> {
-        let start = step * STEP_BYTES;
-        start..(start + STEP_BYTES).min(self.part_bytes(entry))
+        let start = step * self.step_bytes();
+        start..(start + self.step_bytes()).min(self.part_bytes(entry))
     }
 
+    fn steps(&self, entry: usize) -> usize {
+        self.part_bytes(entry).div_ceil(self.step_bytes())
+    }
+
+    fn step_bytes(&self) -> usize {
+        match self.plan.direction() {
+            Direction::Store => STORE_STEP,
+            Direction::Load => LOAD_STEP,
+        }
+    }
+
+    /// Bytes of one entry on this rank.
     fn part_bytes(&self, entry: usize) -> usize {
-        part_bytes(&self.shared, &self.plan, entry)
+        let class = self.plan.entries()[entry].class;
+        self.shared.layout.geometry().classes()[class].rank_bytes
     }
-}
-
-/// Bytes of one entry on this rank.
-fn part_bytes(shared: &Shared, plan: &Plan, entry: usize) -> usize {
-    shared.layout.geometry().classes()[plan.entries()[entry].class].rank_bytes
-}
-
-fn steps(bytes: usize) -> usize {
-    bytes.div_ceil(STEP_BYTES)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
@@ -254,7 +304,7 @@ mod tests {
     use crate::transfer::{Entry, LayerMap, Region, Run};
 
     #[test]
-    fn a_panic_in_a_step_ends_the_transfer_as_failed() {
+    fn a_panic_in_a_copy_thread_ends_the_transfer_as_failed() {
         let segment = Segment::new("data", Dtype::Uint8, vec![8]).unwrap();
         let layer = Layer::new("layer", vec![segment]).unwrap();
         let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
@@ -281,6 +331,7 @@ mod tests {
             memory,
             board: Board::default(),
             queue,
+            threads: 1,
         });
         let entry = Entry {
             class: 0,
@@ -296,11 +347,12 @@ mod tests {
         )
         .unwrap();
         let ticket = Job::start(Arc::clone(&shared), plan).unwrap();
-        let Ok(Message::Run(job, _)) = messages.try_recv() else {
-            panic!("expected a step")
+        let Ok(Message::Work(job, phase)) = messages.try_recv() else {
+            panic!("expected work")
         };
 
-        job.run(Step::Copy { entry: 7, step: 0 });
+        job.attempt(|| job.verify(7));
+        job.run(phase);
 
         let completions = shared.board.poll();
         assert_eq!((completions.len(), completions[0].ticket), (1, ticket));

@@ -1,0 +1,99 @@
+"""What the demo asks: prompts, and what has to be in the cache before them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from statistics import median
+
+from hybrid_pages.demo.engine import Answer, DemoEngine
+from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
+
+Prompt = list[int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, the ones asked before it, and the tokens that must come back."""
+
+    name: str
+    before: list[Prompt]
+    prompt: Prompt
+    restorable: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a case showed."""
+
+    name: str
+    prompt_tokens: int
+    cold_ttft_ms: float
+    restored_ttft_ms: float
+    restored_tokens: int
+    expected_tokens: int
+    bytes_moved: int
+    max_delta_logprob: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the restored run was vLLM's own local hit, bit for bit, at the depth expected."""
+        return self.max_delta_logprob == 0 and self.restored_tokens == self.expected_tokens
+
+
+def cases(block_tokens: int) -> list[Case]:
+    """The demo's cases for blocks of ``block_tokens`` tokens."""
+    rng = random.Random("hybrid-pages demo")
+    n = block_tokens
+
+    def some(count: int) -> Prompt:
+        return [rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(count)]
+
+    long, shared = some(48 * n + n // 3), some(24 * n + n // 2)
+    return [
+        Case("shorter than a block", [short := some(n - 5)], short, 0),
+        Case("one block and a bit", [one := some(n + n // 2)], one, n),
+        Case("exactly ten blocks", [ten := some(10 * n)], ten, 9 * n),
+        Case("long, asked again", [long], long, 48 * n),
+        Case("long, continued", [long], long + some(2 * n), 48 * n),
+        Case(
+            "third fork of a prefix",
+            [shared + some(3 * n), shared + some(2 * n)],
+            shared + some(4 * n),
+            24 * n,
+        ),
+    ]
+
+
+def show(engine: DemoEngine, case: Case, runs: int) -> Row:
+    """Runs a case cold, on vLLM's own local hit, and restored; times are medians of ``runs``."""
+    cold, restored = [], []
+    _warm(engine, case)
+    local = engine.ask(case.prompt)
+    for _ in range(runs):
+        engine.forget(everything=True)
+        cold.append(engine.ask(case.prompt))
+        if case.before != [case.prompt]:  # else the cold run has just stored it
+            _warm(engine, case)
+        engine.forget()
+        restored.append(engine.ask(case.prompt))
+    return Row(
+        name=case.name,
+        prompt_tokens=len(case.prompt),
+        cold_ttft_ms=_milliseconds(cold),
+        restored_ttft_ms=_milliseconds(restored),
+        restored_tokens=restored[0].loaded_tokens,
+        expected_tokens=case.restorable,
+        bytes_moved=restored[0].loaded_bytes,
+        max_delta_logprob=max(answer.distance(local) for answer in restored),
+    )
+
+
+def _warm(engine: DemoEngine, case: Case) -> None:
+    engine.forget(everything=True)
+    for prompt in case.before:
+        engine.ask(prompt)
+
+
+def _milliseconds(answers: list[Answer]) -> float:
+    return 1000 * median(answer.ttft_seconds for answer in answers)

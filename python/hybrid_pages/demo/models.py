@@ -1,0 +1,202 @@
+"""Tiny hybrid models with random weights, made on this machine.
+
+Stock random weights forget within a few tokens, so a wrong recurrent state would change nothing
+that a test can see. These models remember: slow decay, small embeddings and strong mixing layers,
+so that a zeroed or swapped page or checkpoint moves the log-probabilities.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+VOCAB = 512
+# Token ids below this one are special (padding, begin, end): prompts avoid them.
+FIRST_TOKEN = 3
+
+_COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    dtype="bfloat16",
+)
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+
+
+def _delta_net_sizes(heads: int) -> dict[str, int]:
+    return dict(
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_num_key_heads=heads,
+        linear_num_value_heads=heads,
+    )
+
+
+# Standard deviations of the weights that decide what a test can see.
+_STRONG_MIXING = {
+    "embed_tokens.weight": 0.3,
+    "lm_head.weight": 0.3,
+    "linear_attn.out_proj.weight": 0.3,
+    "self_attn.o_proj.weight": 0.3,
+    "self_attn.out_proj.weight": 0.3,
+    "conv.out_proj.weight": 0.3,
+    # Past taps as heavy as the present one: a short state matters for the next tokens.
+    "conv.conv.weight": 1.0,
+}
+
+
+def _remember(model: torch.nn.Module) -> None:
+    """Strong mixing, and Gated DeltaNet whose state lasts for hundreds of tokens."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.uniform_(0.0005, 0.004).log_()
+        elif name.endswith("dt_bias"):
+            parameter.zero_()
+        else:
+            for suffix, deviation in _STRONG_MIXING.items():
+                if name.endswith(suffix):
+                    parameter.normal_(0, deviation)
+
+
+def _qwen35(heads: int) -> tuple[torch.nn.Module, dict[str, object]]:
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(
+        **_COMMON,
+        **_delta_net_sizes(heads),
+        intermediate_size=256,
+        num_hidden_layers=8,
+        full_attention_interval=4,
+        head_dim=64,
+        initializer_range=0.1,
+        rope_parameters=_ROPE,
+    )
+    model = Qwen3_5ForCausalLM(config)
+    _remember(model)
+    return model, {"architectures": ["Qwen3_5ForCausalLM"], "mamba_ssm_dtype": "float32"}
+
+
+def _qwen3_next() -> tuple[torch.nn.Module, dict[str, object]]:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        **_COMMON,
+        **_delta_net_sizes(1),
+        intermediate_size=256,
+        num_hidden_layers=4,
+        head_dim=64,
+        initializer_range=0.1,
+        rope_parameters=_ROPE,
+        # Every expert takes part: a routing that flips on a rounding error would drown the rest.
+        num_experts=4,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    )
+    model = Qwen3NextForCausalLM(config)
+    _remember(model)
+    return model, {"architectures": ["Qwen3NextForCausalLM"], "mamba_ssm_dtype": "float32"}
+
+
+def _lfm2() -> tuple[torch.nn.Module, dict[str, object]]:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        **_COMMON,
+        intermediate_size=256,
+        block_auto_adjust_ff_dim=False,
+        num_hidden_layers=8,
+        full_attn_idxs=[3, 7],
+        conv_L_cache=4,
+        initializer_range=0.1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    model = Lfm2ForCausalLM(config)
+    _remember(model)
+    width = config.hidden_size
+    return model, {"architectures": ["Lfm2ForCausalLM"], "conv_dim": width, "block_dim": width}
+
+
+def _gemma3() -> tuple[torch.nn.Module, dict[str, object]]:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        **_COMMON,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        head_dim=64,
+        initializer_range=0.1,
+        sliding_window=100,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    model = Gemma3ForCausalLM(config)
+    _remember(model)
+    return model, {"architectures": ["Gemma3ForCausalLM"]}
+
+
+MODELS: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, object]]]] = {
+    "qwen3.5": lambda: _qwen35(heads=1),
+    # Two heads of each kind: can be split over two tensor-parallel ranks.
+    "qwen3.5-tp2": lambda: _qwen35(heads=2),
+    "qwen3-next": _qwen3_next,
+    "lfm2": _lfm2,
+    # No recurrent layers: sliding windows beside full attention.
+    "gemma3": _gemma3,
+}
+
+
+def default_cache_dir() -> Path:
+    """Where models are kept between runs: the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hybrid-pages"
+
+
+def ensure(name: str, cache_dir: Path | None = None) -> Path:
+    """The folder of a tiny model, made now unless this version of it is there already."""
+    if name not in MODELS:
+        raise ValueError(f"no tiny model is called {name!r}; expected one of {sorted(MODELS)}")
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = (cache_dir or default_cache_dir()) / "models" / f"{name}-{version}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _write(name, folder)
+    return folder
+
+
+def _write(name: str, folder: Path) -> None:
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model, extra = MODELS[name]()
+        model = model.to(torch.bfloat16)
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        model.save_pretrained(draft)
+        config_file = draft / "config.json"
+        config = json.loads(config_file.read_text()) | extra
+        config_file.write_text(json.dumps(config, indent=1))
+        try:
+            draft.rename(folder)
+        except OSError:
+            # Another process has made the same model meanwhile; theirs is as good.
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""What a person sees while long parts run: progress, and the engine's noise only if it matters."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stage(text: str) -> Iterator[None]:
+    """Says on standard error that a part runs, for how long, and how it ended."""
+    started, done = time.perf_counter(), threading.Event()
+    terminal = os.dup(2)
+    watched = os.isatty(terminal)
+
+    def tick() -> None:
+        while not done.wait(1):
+            _say(terminal, f"\r{text} ... {time.perf_counter() - started:.0f} s")
+
+    _say(terminal, f"{text} ..." + ("" if watched else "\n"))
+    ticking = threading.Thread(target=tick, daemon=True)
+    if watched:
+        ticking.start()
+    try:
+        yield
+        outcome = "done in"
+    except BaseException:
+        outcome = "failed after"
+        raise
+    finally:
+        done.set()
+        if watched:
+            ticking.join()
+        took = f"{time.perf_counter() - started:.1f} s"
+        _say(terminal, ("\r" if watched else "") + f"{text}: {outcome} {took}\n")
+        os.close(terminal)
+
+
+def _say(descriptor: int, text: str) -> None:
+    os.write(descriptor, text.encode())
+
+
+@contextmanager
+def hushed(*, verbose: bool) -> Iterator[None]:
+    """Keeps whatever is printed inside, by any library, to itself; shows it after a failure."""
+    if verbose:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, original in enumerate(saved, start=1):
+                os.dup2(original, descriptor)
+                os.close(original)
+            if failed:
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace"))

@@ -1,0 +1,29 @@
+//! Entries as a lease shows them.
+
+use crate::ids::SlotId;
+
+/// One page or checkpoint under a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseEntry {
+    /// Its class.
+    pub class_index: usize,
+    /// Its block.
+    pub block_index: usize,
+    /// Where its payload lies, in payload order.
+    pub slots: Vec<SlotId>,
+    /// Checksums of its parts, a rank each; empty while it is being written.
+    pub checksums: Vec<u64>,
+}
+
+/// Entries wanted by a [`WriteLease`](super::WriteLease) that it doesn't write, by reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// There already.
+    pub resident: usize,
+    /// Another lease, or the same call, writes it already.
+    pub in_writing: usize,
+    /// Everything else that could make room is in use or belongs to the same prefix.
+    pub no_room: usize,
+    /// A page before it is neither there nor being written: it could never be reached.
+    pub orphan: usize,
+}

@@ -1,0 +1,124 @@
+"""Faults to inject at each step of a transfer's path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from harness import Engine, patched
+from hybrid_pages.vllm.messages import Outcome, WorkerMetadata
+
+
+class Injected(Exception):
+    """What an injected fault raises."""
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    """Raises, whatever it is called with."""
+    raise Injected("an injected fault")
+
+
+class Breaking:
+    """An object whose named methods raise and whose others work."""
+
+    def __init__(self, inner: Any, *broken: str) -> None:
+        self._inner, self._broken = inner, broken
+
+    def __getattr__(self, name: str) -> Any:
+        return fail if name in self._broken else getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+def _broken(owner: Callable[[Engine], Any], attribute: str, *methods: str) -> Any:
+    @contextmanager
+    def fault(engine: Engine) -> Iterator[None]:
+        target = owner(engine)
+        with patched(target, attribute, Breaking(getattr(target, attribute), *methods)):
+            yield
+
+    return fault
+
+
+@contextmanager
+def lease_that_cannot_commit(engine: Engine) -> Iterator[None]:
+    """Publishing raises after every rank has copied."""
+    cache = engine.half.stores.cache
+
+    class Leases:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cache, name)
+
+        def reserve(self, *args: Any, **kwargs: Any) -> Any:
+            return Breaking(cache.reserve(*args, **kwargs), "commit")
+
+    with patched(engine.half.stores, "cache", Leases()):
+        yield
+
+
+@contextmanager
+def arena_that_cannot_be_opened(engine: Engine) -> Iterator[None]:
+    """A worker that has not mapped the arena yet, and cannot."""
+    import hybrid_pages.vllm.worker as module
+
+    engine.worker.unregister()
+    with patched(module, "Arena", SimpleNamespace(open=fail)):
+        yield
+
+
+def bad(done: Any) -> Any:
+    """The completion of the same copy, had it failed."""
+    return SimpleNamespace(
+        ticket=done.ticket, ok=False, error="injected", bytes=0, seconds=0.0, checksums=[]
+    )
+
+
+@contextmanager
+def copies_that_fail(engine: Engine) -> Iterator[None]:
+    """Every copy ends, and ends badly."""
+    poll = engine.worker._poll
+
+    def failed() -> list[Any]:
+        return [bad(done) for done in poll()]
+
+    with patched(engine.worker, "_poll", failed):
+        yield
+
+
+@contextmanager
+def foreign_worker_metadata(engine: Engine) -> Iterator[None]:
+    """Beside the true outcomes a worker reports a store and a load nobody asked for."""
+    take = engine.worker.take_metadata
+
+    def odd() -> WorkerMetadata:
+        metadata = take() or WorkerMetadata()
+        metadata.stores[10**9] = [Outcome(0)]
+        metadata.loads["nobody"] = [Outcome(0)]
+        return metadata
+
+    with patched(engine.worker, "take_metadata", odd):
+        yield
+
+
+LOOKUP = {
+    "match raises": (_broken(lambda e: e.half, "loads", "match"), "lookup"),
+    "lookup raises": (_broken(lambda e: e.half.loads, "cache", "lookup"), "lookup"),
+    "acquire raises": (_broken(lambda e: e.half.loads, "cache", "acquire"), "lookup"),
+}
+STORE = {
+    "reserve raises": (_broken(lambda e: e.half.stores, "cache", "reserve"), "store_plan"),
+    "pinning raises": (_broken(lambda e: e.half.stores, "pool", "touch"), "store_plan"),
+    "the arena cannot be opened": (arena_that_cannot_be_opened, "store_start"),
+    "submitting raises": (_broken(lambda e: e.worker, "engine", "store"), "store_start"),
+    "the copy fails": (copies_that_fail, "store"),
+    "commit raises": (lease_that_cannot_commit, "publish"),
+    "a worker reports nonsense": (foreign_worker_metadata, "worker_metadata"),
+}
+LOAD = {
+    "the arena cannot be opened": (arena_that_cannot_be_opened, "load_start"),
+    "submitting raises": (_broken(lambda e: e.worker, "engine", "load"), "load_start"),
+    "the copy fails": (copies_that_fail, "load"),
+}

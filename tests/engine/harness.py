@@ -1,0 +1,379 @@
+"""A real vLLM engine in this process, driven step by step.
+
+The reference for every comparison is vLLM's own local prefix hit at the same boundary: the same
+prompts on the same engine with the connector looking away, and the local hit capped at the depth
+restored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.inputs import TokensPrompt
+
+from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
+
+Prompt = tuple[int, ...]
+# What batching and the splitting of prefills alone do to log-probabilities on these models, with
+# room to spare; wrong bytes do more (test_detects.py).
+NOISE = 0.5
+# A number of steps no test needs; reaching it means that the engine hangs.
+MANY_STEPS = 2000
+
+
+def tokens(seed: object, count: int) -> Prompt:
+    """Random tokens, the same for the same seed."""
+    rng = random.Random(repr(seed))
+    return tuple(rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(count))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a request gave. Two results are equal when their text is, bit for bit."""
+
+    tokens: tuple[int, ...]
+    # One {token: log-probability} a position: the chosen one and the most likely ones.
+    logprobs: tuple[tuple[tuple[int, float], ...], ...]
+    local: int = field(compare=False)
+    host: int = field(compare=False)
+    junction: int = field(compare=False)
+    finished: str | None = field(compare=False)
+    preemptions: int = field(compare=False)
+
+    @property
+    def resumed(self) -> int:
+        """Tokens not computed at the first admission."""
+        return self.local + self.host
+
+    def distance(self, other: Result) -> float:
+        """The largest |delta log-probability| up to the first token that differs, included.
+
+        A token that one side does not list is at most as likely there as the least one listed.
+        """
+        worst = 0.0
+        for mine, theirs, a, b in zip(
+            self.logprobs, other.logprobs, self.tokens, other.tokens, strict=True
+        ):
+            left, right = dict(mine), dict(theirs)
+            worst = max(worst, _gap(left, right), _gap(right, left))
+            if a != b:
+                break
+        return worst
+
+
+def _gap(left: dict[int, float], right: dict[int, float]) -> float:
+    least = min(right.values())
+    return max(
+        abs(value - right[token]) if token in right else max(0.0, value - least)
+        for token, value in left.items()
+    )
+
+
+@dataclass
+class _Admission:
+    local: int
+    host: int
+    junction: int
+
+
+class Engine:
+    """One engine with the connector in it."""
+
+    def __init__(
+        self, model: Path, settings: Mapping[str, Any] | None = None, **engine_args: Any
+    ) -> None:
+        self.llm = LLM(
+            **dict(
+                dict(
+                    model=str(model),
+                    skip_tokenizer_init=True,
+                    dtype="bfloat16",
+                    enforce_eager=True,
+                    block_size=32,
+                    max_model_len=4096,
+                    max_num_seqs=16,
+                    max_num_batched_tokens=2048,
+                    kv_cache_memory_bytes=256 << 20,
+                    enable_prefix_caching=True,
+                    disable_hybrid_kv_cache_manager=False,
+                    disable_log_stats=False,
+                    kv_transfer_config=dict(
+                        kv_connector="HybridPagesConnector",
+                        kv_role="kv_both",
+                        kv_connector_extra_config={"host_gb": 0.25, **(settings or {})},
+                    ),
+                ),
+                **engine_args,
+            )
+        )
+        self.vllm = self.llm.llm_engine
+        self.core = self.vllm.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.connector = self.scheduler.connector
+        self.worker_connector = get_kv_transfer_group()
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.N: int = self.vllm.vllm_config.cache_config.block_size
+        self._ids = itertools.count()
+        self._admissions: dict[str, _Admission] = {}
+        self._done: dict[str, Result] = {}
+        self._submitted: set[str] = set()
+        self._preemptions: dict[str, int] = {}
+        self._away = False
+        self.last_hashes: list[bytes] = []
+        self._watch()
+
+    @property
+    def half(self) -> Any:
+        """The connector's scheduler half."""
+        return self.connector.scheduler
+
+    @property
+    def worker(self) -> Any:
+        """The connector's worker half."""
+        return self.worker_connector.worker
+
+    def shutdown(self) -> None:
+        """Ends the engine, so that another can start in this process."""
+        self.vllm.engine_core.shutdown()
+
+    # ---- running
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        n: int = 4,
+        *,
+        salt: str | None = None,
+        lora: Any = None,
+        **sampling: Any,
+    ) -> str:
+        """Queues a request; `finish` or `step` run it."""
+        params = SamplingParams(
+            **dict(
+                dict(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=5),
+                **sampling,
+            )
+        )
+        content = TokensPrompt(prompt_token_ids=list(prompt))
+        if salt is not None:
+            content["cache_salt"] = salt
+        name = f"r{next(self._ids)}"
+        self._submitted.add(name)
+        self.vllm.add_request(name, content, params, lora_request=lora)
+        return name
+
+    def step(self) -> None:
+        """One engine step."""
+        for output in self.vllm.step():
+            if output.finished:
+                name, completion = output.request_id, output.outputs[0]
+                admission = self._admissions.get(name, _Admission(0, 0, 0))
+                self._done[name] = Result(
+                    tuple(completion.token_ids),
+                    tuple(
+                        tuple(sorted((token, entry.logprob) for token, entry in position.items()))
+                        for position in completion.logprobs
+                    ),
+                    admission.local,
+                    admission.host,
+                    admission.junction,
+                    completion.finish_reason,
+                    self._preemptions.pop(name, 0),
+                )
+
+    def steps_until(self, condition: Callable[[], bool], what: str = "the condition") -> None:
+        """Steps until `condition` holds."""
+        for _ in range(MANY_STEPS):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"{what} did not come about in {MANY_STEPS} steps")
+
+    def finish(self, names: Sequence[str]) -> list[Result]:
+        """Steps until these requests have finished and every copy has ended."""
+        self.steps_until(lambda: all(name in self._done for name in names), f"the end of {names}")
+        self.drain()
+        return [self._done.pop(name) for name in names]
+
+    def drain(self) -> None:
+        """Steps until nothing is left to do, copies included."""
+        self.steps_until(lambda: not self.core.scheduler.has_requests(), "an idle engine")
+
+    def abort(self, name: str) -> None:
+        """Aborts a request by its name."""
+        self.vllm.abort_request([name])
+        self._done.pop(name, None)
+
+    def abandon(self) -> None:
+        """Aborts whatever is unfinished."""
+        self.vllm.abort_request(list(self._submitted - self._done.keys()))
+        self.drain()
+        self._submitted.clear()
+        self._done.clear()
+
+    def run(self, prompt: Sequence[int], n: int = 4, **kwargs: Any) -> Result:
+        """One request, alone."""
+        return self.finish([self.submit(prompt, n, **kwargs)])[0]
+
+    def run_all(self, prompts: Sequence[Sequence[int]], n: int = 4, **kwargs: Any) -> list[Result]:
+        """Requests at once."""
+        return self.finish([self.submit(prompt, n, **kwargs) for prompt in prompts])
+
+    def cold(self, prompt: Sequence[int], n: int = 4, **kwargs: Any) -> Result:
+        """One request, alone, that reads no cache."""
+        return self.run(prompt, n, skip_reading_prefix_cache=True, **kwargs)
+
+    # ---- caches
+
+    def reset_local(self) -> None:
+        """Empties vLLM's own prefix cache; the store stays."""
+        assert self.vllm.reset_prefix_cache(), "vLLM could not reset its prefix cache"
+
+    def reset_all(self) -> None:
+        """Empties vLLM's own prefix cache and the store."""
+        assert self.vllm.reset_prefix_cache(reset_connector=True), "the caches were not reset"
+
+    def stats(self) -> dict[str, float]:
+        """All counters and gauges, flat."""
+        data = self.half.stats()
+        return {**data["counters"], **data["gauges"]}
+
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, float]]:
+        """What the counters count inside the block; filled in at its end."""
+        before, delta = self.half.stats()["counters"], {}
+        yield delta
+        for key, value in self.half.stats()["counters"].items():
+            if value != before.get(key, 0):
+                delta[key] = value - before.get(key, 0)
+
+    def slots_of_last(self, kind: str) -> list[list[int]]:
+        """Arena slots of the entries that a resend of the last request would load, by block."""
+        half = self.half
+        with half.cache.acquire(
+            half.cache.namespace(b""), self.last_hashes, stride=half.grid.stride
+        ) as lease:
+            return [
+                list(entry.slots)
+                for entry in sorted(lease.entries, key=lambda entry: entry.block_index)
+                if half.geometry.classes[entry.class_index].kind == kind
+            ]
+
+    # ---- the reference
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """The connector finds and stores nothing: whatever hits is vLLM's own."""
+        with patched(self, "_away", True):
+            yield
+
+    def local_hit(self, prompt: Sequence[int], like: Result, n: int = 4, **kwargs: Any) -> Result:
+        """Runs a prompt on vLLM's own prefix hit at the boundary `like` resumed from."""
+        manager = self.scheduler.kv_cache_manager
+        find, lookup = manager.coordinator.find_longest_cache_hit, manager.get_computed_blocks
+
+        def capped_find(hashes: Any, longest: int) -> Any:
+            return find(hashes, min(longest, like.resumed))
+
+        def capped_lookup(request: Any) -> Any:
+            blocks, hit, _ = lookup(request)
+            return blocks, hit, like.junction
+
+        with (
+            self.looking_away(),
+            patched(manager.coordinator, "find_longest_cache_hit", capped_find),
+            patched(manager, "get_computed_blocks", capped_lookup),
+        ):
+            result = self.run(prompt, n, **kwargs)
+        assert result.local == like.resumed, (
+            f"vLLM's own hit: expected the boundary {like.resumed}, found {result.local}"
+        )
+        return result
+
+    def restored(self, warm: Sequence[Prompt], prompt: Prompt, n: int = 4) -> Result:
+        """Stores `warm`, forgets vLLM's own cache, runs `prompt`, and holds the result against
+        vLLM's own prefix hit at the same boundary after the same `warm`."""
+        self.reset_all()
+        before = [self.run(each).resumed for each in warm]
+        self.reset_local()
+        result = self.run(prompt, n)
+        self.reset_all()
+        with self.looking_away():
+            assert [self.run(each).resumed for each in warm] == before
+        reference = self.local_hit(prompt, result, n)
+        assert result == reference, f"max |delta logprob| {result.distance(reference)}"
+        return result
+
+    # ---- pressure
+
+    @contextmanager
+    def squeezed(self, free: int) -> Iterator[None]:
+        """Leaves vLLM's block pool only so many free blocks."""
+        taken = self.pool.get_new_blocks(self.pool.get_num_free_blocks() - free)
+        try:
+            yield
+        finally:
+            self.pool.free_blocks(taken)
+
+    def preempt_last(self) -> None:
+        """Preempts the request admitted last, as a lack of blocks would."""
+        request = self.scheduler.running.pop()
+        self.scheduler._preempt_request(request, time.monotonic())
+
+    # ---- observation
+
+    def _watch(self) -> None:
+        """Notes each request's first admission and every preemption."""
+        allocated = self.connector.update_state_after_alloc
+        matched = self.connector.get_num_new_matched_tokens
+        local_hits: dict[str, int] = {}
+        preempt = self.scheduler._preempt_request
+
+        def name_of(request: Any) -> str:
+            return request.request_id.rpartition("-")[0]
+
+        def watched_match(request: Any, local: int) -> Any:
+            local_hits[request.request_id] = local
+            self.last_hashes = list(request.block_hashes)
+            return (0, False) if self._away else matched(request, local)
+
+        def watched_alloc(request: Any, blocks: Any, external: int) -> None:
+            local = local_hits.pop(request.request_id, None)
+            if local is not None:
+                self._admissions.setdefault(
+                    name_of(request), _Admission(local, external, request.shared_prefix_boundary)
+                )
+            allocated(request, blocks, external)
+
+        def watched_preempt(request: Any, *args: Any, **kwargs: Any) -> Any:
+            name = name_of(request)
+            self._preemptions[name] = self._preemptions.get(name, 0) + 1
+            return preempt(request, *args, **kwargs)
+
+        self.connector.get_num_new_matched_tokens = watched_match
+        self.connector.update_state_after_alloc = watched_alloc
+        self.scheduler._preempt_request = watched_preempt
+
+
+@contextmanager
+def patched(target: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replaces one attribute of one object inside the block."""
+    missing = object()
+    before = vars(target).get(name, missing)
+    setattr(target, name, replacement)
+    try:
+        yield
+    finally:
+        if before is missing:
+            delattr(target, name)
+        else:
+            setattr(target, name, before)

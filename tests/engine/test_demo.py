@@ -1,0 +1,41 @@
+"""The demo's verdict can be trusted: good bytes pass it, wrong ones do not."""
+
+import argparse
+import json
+
+import pytest
+
+from hybrid_pages.demo import engine, main
+
+
+@pytest.fixture
+def arguments(start, monkeypatch, model):
+    """The demo's arguments; no other engine is left running, and the model is this folder's."""
+    monkeypatch.setattr(main, "ensure", model)
+    parser = argparse.ArgumentParser()
+    main.add_arguments(parser)
+    return parser.parse_args(["--json", "--runs", "1"])
+
+
+def test_every_prompt_is_restored_equal(arguments, capfd):
+    assert main.run(arguments) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["good"]
+    assert all(row["equal"] and row["max_delta_logprob"] == 0 for row in shown["rows"])
+    assert sum(row["restored_tokens"] > 0 for row in shown["rows"]) >= 4
+    assert shown["memory"]["resident_entries:pages"] > 0
+
+
+def test_wrong_bytes_make_it_fail(arguments, capfd, monkeypatch):
+    forget = engine.DemoEngine.forget
+
+    def spoil(self, *, everything=False):
+        arena = self.half.arena
+        for slot in range(200):
+            arena.write(slot, bytes(arena.slot_bytes))
+        forget(self, everything=everything)
+
+    monkeypatch.setattr(engine.DemoEngine, "forget", spoil)
+    arguments.json = False
+    assert main.run(arguments) == 1
+    assert "NOT EQUAL" in capfd.readouterr().out

@@ -1,0 +1,217 @@
+//! What is found and held for loading. Prompts are strings, a letter a block; unless a test says otherwise, class 0
+//! holds attention pages and class 1 checkpoints, each of one slot.
+
+mod cache_support;
+
+use cache_support::{CHECKPOINT, PAGE, Small, class, commit, keys, pages, places, whole};
+use hybrid_pages::cache::Skipped;
+use hybrid_pages::error::Error;
+use hybrid_pages::ids::ClassKind;
+use hybrid_pages::prefix::{Hit, boundaries};
+
+fn hybrid(slots: usize) -> Small {
+    Small::new(&[PAGE, CHECKPOINT], slots)
+}
+
+const NONE_SKIPPED: Skipped = Skipped {
+    resident: 0,
+    in_writing: 0,
+    no_room: 0,
+    orphan: 0,
+};
+
+#[test]
+fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
+    let small = hybrid(16);
+    small.store("abcdef", &pages(0..5));
+    assert_eq!(
+        small.hit("abcdef"),
+        Hit {
+            blocks: 0,
+            pages: 5
+        }
+    );
+    small.store("abcdef", &[(1, 1), (1, 3)]);
+    assert_eq!(
+        small.hit("abcdef"),
+        Hit {
+            blocks: 4,
+            pages: 5
+        }
+    );
+    assert_eq!(
+        small.hit("abcx"),
+        Hit {
+            blocks: 2,
+            pages: 3
+        }
+    );
+    assert_eq!(
+        small.hit("a"),
+        Hit {
+            blocks: 0,
+            pages: 1
+        }
+    );
+    assert_eq!(small.hit("xbcdef"), Hit::default());
+    assert_eq!(small.hit(""), Hit::default());
+}
+
+#[test]
+fn a_limit_hides_deeper_boundaries() {
+    let small = hybrid(16);
+    small.store("abcd", &whole("abcd"));
+    small.store("abcd", &[(1, 1)]);
+    // A prompt of exactly four blocks: its last token is computed again, so block 3 is out of reach.
+    assert_eq!(
+        small.hit("abc"),
+        Hit {
+            blocks: 2,
+            pages: 3
+        }
+    );
+    assert_eq!(small.read("abc").blocks(), 2);
+}
+
+#[test]
+fn boundaries_are_every_stride_th_hash() {
+    let at = |hashes, stride| boundaries(hashes, stride).unwrap().collect::<Vec<_>>();
+    assert_eq!(at(7, 1), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(at(7, 3), [2, 5]);
+    assert!(at(2, 3).is_empty());
+    assert_eq!(at(usize::MAX, usize::MAX), [usize::MAX - 1]);
+    assert!(matches!(
+        boundaries(7, 0).map(drop),
+        Err(Error::InvalidArgument(_))
+    ));
+}
+
+#[test]
+fn a_window_class_needs_only_the_pages_of_the_last_window() {
+    let window = class(ClassKind::Window, 2, 1);
+    let small = Small::new(&[PAGE, window], 32);
+    small.store("abcdef", &pages(0..6));
+    assert_eq!(small.depth("abcdef"), 0);
+    small.store("abcdef", &[(1, 3), (1, 4)]);
+    assert_eq!(
+        small.hit("abcdef"),
+        Hit {
+            blocks: 5,
+            pages: 6
+        }
+    );
+    assert_eq!(small.depth("abcd"), 0);
+    assert_eq!(
+        places(small.read("abcdef").entries()),
+        [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (0, 4), (1, 4)]
+    );
+    // Shorter than the window: as many as there are.
+    small.store("abcdef", &[(1, 0)]);
+    assert_eq!(small.depth("abcd"), 1);
+}
+
+#[test]
+fn windows_of_different_widths_are_all_needed() {
+    let windows = [
+        class(ClassKind::Window, 1, 1),
+        class(ClassKind::Window, 3, 1),
+    ];
+    let small = Small::new(
+        &[PAGE, windows[0].clone(), windows[1].clone(), CHECKPOINT],
+        64,
+    );
+    small.store("abcde", &pages(0..5));
+    small.store("abcde", &[(3, 4), (2, 2), (2, 3), (2, 4)]);
+    assert_eq!(small.depth("abcde"), 0);
+    small.store("abcde", &[(1, 4)]);
+    assert_eq!(small.depth("abcde"), 5);
+}
+
+#[test]
+fn without_attention_a_checkpoint_alone_is_a_hit() {
+    let small = Small::new(&[CHECKPOINT], 8);
+    assert_eq!(small.store("abcdef", &[(0, 3)]), 1);
+    assert_eq!(
+        small.hit("abcdef"),
+        Hit {
+            blocks: 4,
+            pages: 4
+        }
+    );
+    assert_eq!(small.hit("abc"), Hit::default());
+    assert_eq!(places(small.read("abcdef").entries()), [(0, 3)]);
+    assert_eq!(small.stats().nodes, 1);
+}
+
+#[test]
+fn without_attention_making_room_may_drop_boundaries_of_the_same_prefix() {
+    let small = Small::new(&[class(ClassKind::Window, 1, 1), CHECKPOINT], 3);
+    small.store("abcd", &[(1, 0), (1, 1), (1, 2)]);
+    let lease = small.reserve("abcd", &[(0, 0), (0, 1), (0, 3)]);
+    assert_eq!(places(lease.entries()), [(0, 0), (0, 1), (0, 3)]);
+    assert_eq!(small.cache.audit(), None);
+}
+
+#[test]
+fn namespaces_share_nothing() {
+    let small = hybrid(8);
+    small.store_prompt("ab");
+    let other = small.cache.namespace(b"another adapter").unwrap();
+    assert_ne!(other, small.namespace);
+    assert_eq!(small.cache.namespace(b"another adapter"), Ok(other));
+    assert_eq!(small.cache.lookup(other, &keys("ab")), Ok(Hit::default()));
+    let mut lease = small
+        .cache
+        .reserve(other, &keys("ab"), &whole("ab"))
+        .unwrap();
+    assert_eq!(commit(&mut lease), 3);
+    assert_eq!(small.stats().pages, 4);
+}
+
+#[test]
+fn a_lease_names_what_is_left_to_load() {
+    let small = hybrid(16);
+    small.store_prompt("abcd");
+    let lease = small.acquire("abcdxyz", 2).unwrap();
+    assert_eq!((lease.first(), lease.blocks()), (2, 4));
+    assert_eq!(places(lease.entries()), [(0, 2), (0, 3), (1, 3)]);
+    assert!(lease.entries().iter().all(|entry| entry.checksums == [7]));
+    assert!(small.acquire("abcd", 4).is_none());
+    assert!(small.acquire("abcd", 9).is_none());
+    assert!(small.acquire("x", 0).is_none());
+}
+
+#[test]
+fn nothing_under_a_lease_is_evicted() {
+    let small = hybrid(6);
+    small.store_prompt("abcd");
+    let lease = small.acquire("abcd", 3).unwrap();
+    let slots = |lease: &hybrid_pages::cache::ReadLease| -> Vec<_> {
+        lease
+            .entries()
+            .iter()
+            .flat_map(|entry| entry.slots.clone())
+            .collect()
+    };
+    let held = slots(&lease);
+    // The pages before the lease are needed to reach it: they stay as well.
+    let writing = small.reserve("xyz", &pages(0..3));
+    assert_eq!(places(writing.entries()), [(0, 0)]);
+    assert_eq!(
+        writing.skipped(),
+        Skipped {
+            no_room: 2,
+            ..NONE_SKIPPED
+        }
+    );
+    assert_eq!(small.depth("abcd"), 4);
+    assert!(
+        writing
+            .entries()
+            .iter()
+            .all(|entry| !held.contains(&entry.slots[0]))
+    );
+    drop((writing, lease));
+    assert_eq!(small.store("xyz", &pages(0..3)), 3);
+    assert_eq!(small.depth("abcd"), 0);
+}

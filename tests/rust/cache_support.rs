@@ -1,0 +1,128 @@
+//! A small cache whose prompts are strings: a letter a block, a key for each prefix.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, ReadLease, Stats, WriteLease};
+use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
+use hybrid_pages::prefix::Hit;
+
+pub const PAGE: ClassConfig = class(ClassKind::Attention, 0, 1);
+pub const CHECKPOINT: ClassConfig = class(ClassKind::Recurrent, 0, 1);
+
+pub const fn class(kind: ClassKind, window_blocks: usize, slots_per_entry: usize) -> ClassConfig {
+    ClassConfig {
+        kind,
+        window_blocks,
+        slots_per_entry,
+    }
+}
+
+pub fn config(classes: &[ClassConfig], slots: usize) -> CacheConfig {
+    let policy = "lru".into();
+    CacheConfig {
+        classes: classes.to_vec(),
+        ranks: 1,
+        slots,
+        slot_bytes: 512,
+        policy,
+    }
+}
+
+/// A key a block of the prompt: the hash of all its letters so far.
+pub fn keys(prompt: &str) -> Vec<PrefixKey> {
+    let prefixes = (1..=prompt.len()).map(|end| &prompt.as_bytes()[..end]);
+    prefixes
+        .map(|prefix| PrefixKey::new(blake3::hash(prefix).as_bytes()).unwrap())
+        .collect()
+}
+
+pub struct Small {
+    pub cache: Cache,
+    pub namespace: NamespaceId,
+}
+
+impl Small {
+    pub fn new(classes: &[ClassConfig], slots: usize) -> Self {
+        let cache = Cache::new(&config(classes, slots)).unwrap();
+        let namespace = cache.namespace(b"engine").unwrap();
+        Self { cache, namespace }
+    }
+
+    pub fn hit(&self, prompt: &str) -> Hit {
+        self.cache.lookup(self.namespace, &keys(prompt)).unwrap()
+    }
+
+    /// The joint hit, in blocks.
+    pub fn depth(&self, prompt: &str) -> usize {
+        self.hit(prompt).blocks
+    }
+
+    pub fn acquire(&self, prompt: &str, first: usize) -> Option<ReadLease> {
+        self.cache
+            .acquire(self.namespace, &keys(prompt), first)
+            .unwrap()
+    }
+
+    /// A hold on a hit that is there.
+    pub fn read(&self, prompt: &str) -> ReadLease {
+        self.acquire(prompt, 0).unwrap()
+    }
+
+    /// Takes and lets go of a hit, as a load does.
+    pub fn load(&self, prompt: &str) {
+        self.read(prompt).release();
+    }
+
+    pub fn reserve(&self, prompt: &str, entries: &[(usize, usize)]) -> WriteLease {
+        self.cache
+            .reserve(self.namespace, &keys(prompt), entries)
+            .unwrap()
+    }
+
+    /// Reserves and commits; the number of entries that were published.
+    pub fn store(&self, prompt: &str, entries: &[(usize, usize)]) -> usize {
+        commit(&mut self.reserve(prompt, entries))
+    }
+
+    /// Stores every page of class 0 and, in class 1, a checkpoint at the prompt's end.
+    pub fn store_prompt(&self, prompt: &str) {
+        assert_eq!(self.store(prompt, &whole(prompt)), prompt.len() + 1);
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.cache.stats()
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.cache.audit(), None);
+        }
+    }
+}
+
+/// Every page of a prompt and the checkpoint at its end.
+pub fn whole(prompt: &str) -> Vec<(usize, usize)> {
+    pages(0..prompt.len())
+        .into_iter()
+        .chain([(1, prompt.len() - 1)])
+        .collect()
+}
+
+/// Pages of class 0.
+pub fn pages(blocks: impl IntoIterator<Item = usize>) -> Vec<(usize, usize)> {
+    blocks.into_iter().map(|block| (0, block)).collect()
+}
+
+pub fn commit(lease: &mut WriteLease) -> usize {
+    let checksums = vec![[7]; lease.entries().len()];
+    lease.commit(&checksums).unwrap()
+}
+
+/// Class and block of what a lease names.
+pub fn places(entries: &[hybrid_pages::cache::LeaseEntry]) -> Vec<(usize, usize)> {
+    entries
+        .iter()
+        .map(|entry| (entry.class_index, entry.block_index))
+        .collect()
+}

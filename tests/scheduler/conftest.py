@@ -1,0 +1,57 @@
+"""vLLM's environment, set before its first import, and engines that end with their test.
+
+`HYBRID_PAGES_VLLM` names the folder of an unpacked vLLM to test instead of the installed one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TORCH_COMPILE_DISABLE="1",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_TARGET_DEVICE="cpu",
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if folder := os.environ.get("HYBRID_PAGES_VLLM"):
+    sys.path.insert(0, folder)
+
+import pytest
+import vllm
+
+from hybrid_pages.vllm import worker
+from simulation.copies import Copies, Script
+from simulation.engine import Engine, StartEngine, connector
+from simulation.shapes import GDN, Shape
+
+
+def pytest_report_header() -> str:
+    return f"vllm: {vllm.__version__} from {os.path.dirname(vllm.__file__)}"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """What happens to the copies of every engine of this test."""
+    script = Script()
+    monkeypatch.setattr(worker, "HostEngine", partial(Copies, script))
+    return script
+
+
+@pytest.fixture
+def start(script: Script) -> Iterator[StartEngine]:
+    """Starts engines with the connector; keyword arguments are Engine's, `extra` its settings."""
+    engines: list[Engine] = []
+
+    def start(shape: Shape = GDN, *, extra: dict[str, Any] | None = None, **options: Any) -> Engine:
+        engines.append(Engine(shape, transfer=connector(**(extra or {})), **options))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.close()

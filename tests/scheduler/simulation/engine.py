@@ -1,0 +1,343 @@
+"""An engine core around vLLM's real scheduler: `EngineCore.step` with simulated workers."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from .config import engine_config, plan_kv_caches
+from .function import continuation
+from .memory import Memory
+from .runner import Runner
+from .shapes import GDN, Shape
+
+StartEngine = Callable[..., "Engine"]
+
+CONNECTOR = {
+    "kv_connector": "HybridPagesConnector",
+    "kv_connector_module_path": "hybrid_pages.vllm.connector",
+}
+
+
+def connector(**extra: Any) -> dict[str, Any]:
+    """The transfer configuration of HybridPagesConnector; a small budget unless told otherwise."""
+    return CONNECTOR | {"kv_connector_extra_config": {"host_gb": 0.004} | extra}
+
+
+def identity_of(request: Request) -> tuple[object, ...]:
+    """What the simulated bytes depend on beyond tokens.
+
+    The salt is among it, unlike in a real model: then a page that crosses salts is a wrong page.
+    """
+    lora = request.lora_request
+    adapter = None if lora is None else (lora.lora_name, lora.lora_int_id, lora.lora_path)
+    return request.cache_salt, adapter
+
+
+@dataclass
+class Result:
+    """What became of one request."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    aborted: bool = False
+    local_tokens: int = 0
+    restored_tokens: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.finish is not None or self.aborted
+
+    def check(self) -> None:
+        """What was generated must be what the function says follows the prompt."""
+        prompt = self.request.prompt_token_ids
+        expected = continuation(identity_of(self.request), prompt, self.request.max_tokens)
+        found = self.tokens
+        if self.aborted:
+            assert found == expected[: len(found)], self.request.request_id
+        else:
+            assert (self.finish, found) == ("length", expected), self.request.request_id
+
+
+class Engine:
+    """A scheduler, its workers, and the connector's halves between them."""
+
+    def __init__(
+        self,
+        shape: Shape = GDN,
+        *,
+        transfer: dict[str, Any] | None = None,
+        blocks: int = 96,
+        batched_tokens: int = 128,
+        requests: int = 8,
+        ranks: int = 1,
+        async_scheduling: bool = False,
+        runner_version: int = 1,
+        match_unit: int | None = None,
+    ) -> None:
+        self.shape, self.ranks = shape, ranks
+        self.config = engine_config(
+            shape,
+            blocks=blocks,
+            batched_tokens=batched_tokens,
+            requests=requests,
+            ranks=ranks,
+            async_scheduling=async_scheduling,
+            connector=transfer,
+        )
+        if len(set(shape.layers)) > 1:  # one group alone has no finer hashes than its blocks
+            self.config.cache_config.prefix_match_unit = match_unit
+        with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
+            self._start(runner_version, async_scheduling)
+
+    def _start(self, runner_version: int, async_scheduling: bool) -> None:
+        """As the engine core starts: workers, their memory, the scheduler, the handshake."""
+        shape = self.shape
+        plan, worker_plans, block_tokens, hash_tokens = plan_kv_caches(self.config, shape)
+        self.plan = plan
+        self._identities: dict[str, object] = {}
+        self.runners = [
+            self._runner(rank, worker_plan, runner_version)
+            for rank, worker_plan in enumerate(worker_plans)
+        ]
+        scheduler = AsyncScheduler if async_scheduling else Scheduler
+        self.scheduler: Scheduler = scheduler(
+            vllm_config=self.config,
+            kv_cache_config=plan,
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=block_tokens,
+            hash_block_size=hash_tokens,
+            log_stats=True,
+        )
+        self._loading: dict[str, list[tuple[int, int]]] = {}
+        self._aggregator: KVOutputAggregator | None = None
+        if self.connector is not None:
+            self._connect()
+        hash_function = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(hash_tokens, hash_function)
+        self._depth = 2 if async_scheduling else 1
+        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._ids = itertools.count()
+        self.results: dict[str, Result] = {}
+        self.statistics: list[SchedulerStats] = []
+        self.steps = 0
+
+    @property
+    def connector(self) -> KVConnectorBase_V1 | None:
+        """The scheduler half."""
+        return self.scheduler.connector
+
+    @property
+    def cache(self) -> Any:
+        """The connector's cache."""
+        return self.connector.scheduler.cache
+
+    def _runner(self, rank: int, plan: Any, version: int) -> Runner:
+        kernels = [
+            group.kv_cache_spec.block_size
+            if isinstance(group.kv_cache_spec, MambaSpec)
+            else self.shape.kernel_tokens
+            for group in plan.kv_cache_groups
+        ]
+        memory = Memory(plan, self.shape.layout, kernels, rank)
+        worker = None
+        if self.config.kv_transfer_config is not None:
+            config = copy.copy(self.config)
+            config.parallel_config = copy.copy(config.parallel_config)
+            config.parallel_config.rank = rank
+            worker = KVConnectorFactory.create_connector(
+                config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
+            )
+            worker.register_kv_caches(memory.tensors)
+        return Runner(rank, plan, memory, worker, self._identities, version)
+
+    def _connect(self) -> None:
+        """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
+        connector = self.connector
+        handshakes = {
+            (0, runner.rank): runner.connector.get_handshake_metadata() for runner in self.runners
+        }
+        connector.set_xfer_handshake_metadata_pp_aware(handshakes)
+        self._aggregator = KVOutputAggregator.from_connector(connector, self.ranks)
+        allocated = connector.update_state_after_alloc
+
+        def note(request: Request, blocks: Any, external_tokens: int) -> None:
+            if external_tokens:
+                tables = blocks.get_block_ids()
+                first = max(map(len, tables)) - external_tokens // self.shape.block_tokens
+                self._loading[request.request_id] = [
+                    (group, block) for group, ids in enumerate(tables) for block in ids[first:]
+                ]
+            allocated(request, blocks, external_tokens)
+
+        connector.update_state_after_alloc = note
+
+    # ---- requests
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        salt: str | None = None,
+        lora: LoRARequest | None = None,
+        name: str | None = None,
+    ) -> Result:
+        """Queues a request."""
+        request = Request(
+            request_id=name or f"r{next(self._ids)}",
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(
+                temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+            ),
+            pooling_params=None,
+            cache_salt=salt,
+            lora_request=lora,
+            block_hasher=self._hasher,
+        )
+        self.results[request.request_id] = Result(request)
+        self._identities[request.request_id] = identity_of(request)
+        self.scheduler.add_request(request)
+        return self.results[request.request_id]
+
+    def abort(self, result: Result) -> None:
+        """The client went away."""
+        if not result.done:
+            result.aborted = True
+            self.scheduler.finish_requests(
+                result.request.request_id, RequestStatus.FINISHED_ABORTED
+            )
+
+    def generate(self, prompt: Sequence[int], max_tokens: int = 4, **identity: Any) -> Result:
+        """Runs one request to its end, alone or beside those already queued, and checks it."""
+        result = self.add(prompt, max_tokens, **identity)
+        self.run()
+        result.check()
+        return result
+
+    # ---- steps
+
+    def step(self) -> bool:
+        """One iteration of the engine's loop; False when there is nothing to do."""
+        busy = self.scheduler.has_requests()
+        if not busy and not self._queue:
+            return False
+        if busy:
+            output = self.scheduler.schedule()
+            self._queue.append((output, self._execute(output)))
+            filled = len(self._queue) >= self._depth
+            if not filled and (output.total_num_scheduled_tokens or self.scheduler.has_requests()):
+                return True
+        self._update(*self._queue.popleft())
+        return True
+
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self.steps += 1
+        output.kv_connector_block_state = None  # never reaches a worker
+        results = []
+        for runner in self.runners:
+            self._accept_loads(runner)
+            results.append(runner.execute(output))
+            self._accept_loads(runner)
+        for result in results[1:]:
+            assert result.sampled_token_ids == results[0].sampled_token_ids
+        return results[0] if self._aggregator is None else self._aggregator.aggregate(results)
+
+    def _accept_loads(self, runner: Runner) -> None:
+        runner.memory.accept_loads(itertools.chain.from_iterable(self._loading.values()))
+
+    def _update(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+        report = model_output.kv_connector_output
+        for request_id in (report.finished_recving or ()) if report is not None else ():
+            for runner in self.runners:
+                self._accept_loads(runner)
+            self._loading.pop(request_id, None)
+        for outputs in self.scheduler.update_from_output(output, model_output).values():
+            for item in outputs.outputs:
+                self._take(item)
+            if outputs.scheduler_stats is not None:
+                self.statistics.append(outputs.scheduler_stats)
+
+    def _take(self, item: Any) -> None:
+        result = self.results[item.request_id]
+        result.tokens += item.new_token_ids
+        if item.prefill_stats is not None:
+            result.local_tokens = item.prefill_stats.num_local_cached_tokens
+            result.restored_tokens = item.prefill_stats.num_external_cached_tokens
+        if item.finish_reason is not None:
+            result.finish = str(item.finish_reason)
+
+    def run(self, limit: int = 5000) -> None:
+        """Steps until the engine is idle."""
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {limit} steps: {self.scheduler.requests}")
+
+    def reset_prefix_cache(self, **options: bool) -> bool:
+        """vLLM's own prefix cache forgets everything."""
+        return self.scheduler.reset_prefix_cache(**options)
+
+    def forget_local(self) -> None:
+        """vLLM's own prefix cache loses every entry, even those of blocks in use."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        pool.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no step and no transfer is under way, and no waiting request holds blocks."""
+        moving = self.connector is not None and self.connector.has_pending_push_work()
+        return not (self._queue or self._loading or moving or self.scheduler.kv_holding_waiting)
+
+    # ---- what must hold when nothing runs
+
+    def check_idle(self) -> None:
+        """No request, block or lease is left over, and every text is right."""
+        assert not self.scheduler.requests and not self._queue and not self._loading
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == self.plan.num_blocks - 1, "blocks leaked"
+        for result in self.results.values():
+            assert result.done, f"{result.request.request_id} never finished"
+            result.check()
+        for runner in self.runners:
+            self._accept_loads(runner)
+        if self.connector is not None:
+            stats = self.cache.stats()
+            assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
+
+    def close(self) -> None:
+        """Ends the connector's copies."""
+        for runner in self.runners:
+            if runner.connector is not None:
+                runner.connector.shutdown()
+        self.scheduler.shutdown()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

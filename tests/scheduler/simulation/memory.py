@@ -1,0 +1,144 @@
+"""One rank's KV buffer, laid out by vLLM, with a shadow that says who wrote what.
+
+The simulated forward writes buffer and shadow alike. Any difference between the two was therefore
+made by the connector, and must lie in the real bytes of blocks that it was asked to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager  # noqa: F401  (registers specs)
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.utils import allocate_kv_cache
+
+from .function import Bytes, key_of
+
+POISON = 0xA5
+
+
+class UnexpectedWrite(AssertionError):
+    """The connector wrote outside the real bytes of the blocks it was loading."""
+
+
+@dataclass
+class LayerMemory:
+    """One layer's blocks, live and shadow: [block, kernel block, kernel token, head, bytes]."""
+
+    name: str
+    key: int
+    live: npt.NDArray[np.uint8]
+    shadow: npt.NDArray[np.uint8]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.live.shape[3] * self.live.shape[4]
+
+    def tokens(self, blocks: Sequence[int]) -> Bytes:
+        """The bytes of whole blocks as [token, bytes]."""
+        return self.live[list(blocks)].reshape(-1, self.token_bytes)
+
+    def write_tokens(self, blocks: Sequence[int], offsets: Bytes, data: Bytes) -> None:
+        """Write token i's bytes at offsets[i] of blocks[i]."""
+        kernel_tokens = self.live.shape[2]
+        place = (np.asarray(blocks), offsets // kernel_tokens, offsets % kernel_tokens)
+        rows = data.reshape(len(offsets), *self.live.shape[3:])
+        self.live[place] = rows
+        self.shadow[place] = rows
+
+    def state(self, block: int) -> Bytes:
+        """A state's bytes."""
+        return self.live[block].reshape(-1).copy()
+
+    def write_state(self, block: int, data: Bytes) -> None:
+        self.live[block] = data.reshape(self.live.shape[1:])
+        self.shadow[block] = self.live[block]
+
+    def copy_block(self, source: int, destination: int) -> None:
+        self.live[destination] = self.live[source]
+        self.shadow[destination] = self.live[source]
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        self.live[list(blocks)] = 0
+        self.shadow[list(blocks)] = 0
+
+
+class Memory:
+    """The buffer, the tensors that vLLM would register, and a byte view of each layer."""
+
+    def __init__(
+        self, config: KVCacheConfig, layout: str, kernel_block_sizes: list[int], rank: int
+    ) -> None:
+        self.tensors: dict[str, torch.Tensor] = allocate_kv_cache(
+            config, torch.device("cpu"), KVCacheLayout[layout], kernel_block_sizes
+        )
+        storage = next(iter(self.tensors.values())).untyped_storage()
+        self._raw = torch.tensor([], dtype=torch.uint8).set_(storage).numpy()
+        self._raw[:] = POISON
+        self._shadow = self._raw.copy()
+        self._blocks = config.num_blocks
+        self.groups: list[list[LayerMemory]] = [
+            [self._layer(name, rank) for name in group.layer_names]
+            for group in config.kv_cache_groups
+        ]
+        self.recurrent = [
+            isinstance(group.kv_cache_spec, MambaSpec) for group in config.kv_cache_groups
+        ]
+
+    def _layer(self, name: str, rank: int) -> LayerMemory:
+        tensor = self.tensors[name].view(torch.uint8)
+        grouped = tensor.unflatten(0, (self._blocks, -1)).permute(0, 1, 3, 2, 4)
+        offset = tensor.storage_offset()
+        strides = grouped.stride()
+        shadow = np.lib.stride_tricks.as_strided(
+            self._shadow[offset:], shape=tuple(grouped.shape), strides=strides
+        )
+        return LayerMemory(name, key_of("layer", name, rank), grouped.numpy(), shadow)
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        """Zero new attention blocks, as the runner does before a step."""
+        for layers, recurrent in zip(self.groups, self.recurrent, strict=True):
+            if not recurrent:
+                for layer in layers:
+                    layer.zero(blocks)
+
+    def copy_block(self, source: int, destination: int) -> None:
+        for layers in self.groups:
+            for layer in layers:
+                layer.copy_block(source, destination)
+
+    def forget(self) -> None:
+        """The memory is gone and comes back with other bytes, as after sleep."""
+        self._raw[:] = self._shadow[:] = POISON
+
+    def accept_loads(self, loading: Iterable[tuple[int, int]]) -> int:
+        """Check what the connector wrote since the last call; returns the bytes it changed.
+
+        `loading` names the (group, block) pairs that a load may be writing now.
+        """
+        changed = np.flatnonzero(self._raw != self._shadow)
+        if not len(changed):
+            return 0
+        permitted = np.zeros(len(self._raw), dtype=bool)
+        for group, block in loading:
+            for layer in self.groups[group]:
+                base = layer.shadow.__array_interface__["data"][0]
+                origin = base - self._shadow.__array_interface__["data"][0]
+                view = np.lib.stride_tricks.as_strided(
+                    permitted[origin:], shape=layer.shadow.shape, strides=layer.shadow.strides
+                )
+                view[block] = True
+        wrong = changed[~permitted[changed]]
+        if len(wrong):
+            raise UnexpectedWrite(
+                f"{len(wrong)} bytes changed outside the blocks being loaded, the first at byte "
+                f"{wrong[0]} of the buffer: found {self._raw[wrong[0]]:#x}, "
+                f"expected {self._shadow[wrong[0]]:#x}"
+            )
+        self._shadow[changed] = self._raw[changed]
+        return len(changed)

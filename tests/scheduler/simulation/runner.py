@@ -1,0 +1,268 @@
+"""One rank's model runner, simulated: vLLM's order of work, without its kernels.
+
+The order follows `gpu_model_runner.py` (version 1) and `gpu/model_runner.py` (version 2): states
+move to the running block, every layer writes this step's tokens and reads its context, states
+advance, and only then does the connector load and store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, SlidingWindowSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from .function import Prefix, digest_of, expand, next_token
+from .memory import LayerMemory, Memory
+
+NULL_BLOCK = 0
+
+
+class Mismatch(AssertionError):
+    """A byte that a step read is not what the request's tokens say it must be."""
+
+
+@dataclass
+class Running:
+    """A request as the worker knows it; its block tables only ever grow, as the real one's do."""
+
+    request_id: str
+    prefix: Prefix
+    tables: list[list[int]]
+    computed: int
+    prompt_tokens: int
+    state_column: int | None = None
+
+
+@dataclass
+class Runner:
+    """A rank: its memory, its worker half of the connector, its requests."""
+
+    rank: int
+    plan: KVCacheConfig
+    memory: Memory
+    connector: KVConnectorBase_V1 | None
+    identities: Mapping[str, object]
+    """What each request's bytes depend on beyond its tokens."""
+    version: int = 1
+    steps: int = 0
+    requests: dict[str, Running] = field(default_factory=dict)
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Runs one step and returns what the scheduler is told of it."""
+        self.steps += 1
+        if self.connector is not None and self.version == 1:
+            self.connector.handle_preemptions(output.kv_connector_metadata)
+        self._prepare_blocks(output)
+        self._update_requests(output)
+        if self.connector is None:
+            return self._result(self._forward(output), None)
+        if self.version == 2:
+            self.connector.handle_preemptions(output.kv_connector_metadata)
+        self.connector.bind_connector_metadata(output.kv_connector_metadata)
+        if output.has_sync_kv_loads:
+            self.connector.start_load_kv(None)
+        sampled = self._forward(output)
+        if not output.has_sync_kv_loads:
+            self.connector.start_load_kv(None)
+        self.connector.wait_for_save()
+        results = self.connector.get_transfer_results(output.finished_req_ids)
+        report = KVConnectorOutput(
+            finished_sending=results.finished_sending or None,
+            finished_recving=results.finished_recving or None,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=self.connector.get_block_ids_with_load_errors(),
+            kv_connector_stats=self.connector.get_kv_connector_stats(),
+            kv_cache_events=self.connector.get_kv_connector_kv_cache_events(),
+            kv_connector_worker_meta=self.connector.build_connector_worker_meta(),
+        )
+        self.connector.clear_connector_metadata()
+        return self._result(sampled, report)
+
+    @staticmethod
+    def _result(
+        sampled: dict[str, list[int]], report: KVConnectorOutput | None
+    ) -> ModelRunnerOutput:
+        return ModelRunnerOutput(
+            req_ids=list(sampled),
+            req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},
+            sampled_token_ids=list(sampled.values()),
+            kv_connector_output=report,
+        )
+
+    # ---- before the forward pass
+
+    def _prepare_blocks(self, output: SchedulerOutput) -> None:
+        if output.new_block_ids_to_zero:
+            self.memory.zero(output.new_block_ids_to_zero)
+        for source, destination in output.kv_cache_block_copies or ():
+            self.memory.copy_block(source, destination)
+
+    def _update_requests(self, output: SchedulerOutput) -> None:
+        for request_id in (*output.finished_req_ids, *(output.preempted_req_ids or ())):
+            if request_id in output.finished_req_ids or self.version == 2:
+                self.requests.pop(request_id, None)
+            elif request_id in self.requests:
+                self.requests[request_id].state_column = None
+        for new in output.scheduled_new_reqs:
+            self._add(new)
+        self._continue(output.scheduled_cached_reqs)
+
+    def _add(self, new: NewRequestData) -> None:
+        assert new.req_id not in self.requests, f"{new.req_id} is already on the worker"
+        tokens = new.prefill_token_ids or new.prompt_token_ids
+        self.requests[new.req_id] = Running(
+            request_id=new.req_id,
+            prefix=Prefix(self.identities[new.req_id], tokens),
+            tables=[list(ids) for ids in new.block_ids],
+            computed=new.num_computed_tokens,
+            prompt_tokens=len(new.prompt_token_ids),
+        )
+
+    def _continue(self, cached: CachedRequestData) -> None:
+        for i, request_id in enumerate(cached.req_ids):
+            request = self.requests[request_id]
+            request.computed = cached.num_computed_tokens[i]
+            request.prefix.truncate(request.prompt_tokens + cached.num_output_tokens[i])
+            blocks = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                known = cached.all_token_ids[request_id]
+                assert known == request.prefix.tokens, f"{request_id} resumes with other tokens"
+                request.tables = [list(ids) for ids in blocks]
+                request.state_column = None
+            elif blocks is not None:
+                for table, ids in zip(request.tables, blocks, strict=True):
+                    table.extend(ids)
+
+    # ---- the forward pass
+
+    def _forward(self, output: SchedulerOutput) -> dict[str, list[int]]:
+        work = [(self.requests[key], n) for key, n in output.num_scheduled_tokens.items()]
+        for request, scheduled in work:
+            self._move_states(request, scheduled)
+        for group, spec in enumerate(group.kv_cache_spec for group in self.plan.kv_cache_groups):
+            window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
+            for layer in self.memory.groups[group]:
+                if isinstance(spec, MambaSpec):
+                    for request, scheduled in work:
+                        self._advance(request, group, layer, scheduled)
+                else:
+                    self._attend(work, group, layer, window)
+        return {request.request_id: self._sample(request, n) for request, n in work}
+
+    def _block_tokens(self, group: int) -> int:
+        return self.plan.kv_cache_groups[group].kv_cache_spec.block_size
+
+    def _recurrent_groups(self) -> list[int]:
+        return [group for group, recurrent in enumerate(self.memory.recurrent) if recurrent]
+
+    def _move_states(self, request: Running, scheduled: int) -> None:
+        """Copies the states that a step starts from into the block it will end in."""
+        groups = self._recurrent_groups()
+        if not groups:
+            return
+        n = self._block_tokens(groups[0])
+        previous = request.state_column
+        if previous is None:
+            previous = (request.computed - 1) // n
+        current = -(-(request.computed + scheduled) // n) - 1
+        request.state_column = current
+        if previous in (-1, current):
+            return
+        for group in groups:
+            table = request.tables[group]
+            for layer in self.memory.groups[group]:
+                layer.copy_block(table[previous], table[current])
+
+    def _attend(
+        self, work: list[tuple[Running, int]], group: int, layer: LayerMemory, window: int | None
+    ) -> None:
+        """Writes every request's new tokens, then checks all that their attention reads."""
+        n = self._block_tokens(group)
+        for request, scheduled in work:
+            positions = np.arange(request.computed, request.computed + scheduled)
+            blocks = np.asarray(request.tables[group])[positions // n]
+            self._require_blocks(request, layer, blocks.tolist(), request.computed // n)
+            digests = request.prefix.of_tokens(request.computed, request.computed + scheduled)
+            data = expand(digests, layer.key, layer.token_bytes)
+            layer.write_tokens(blocks.tolist(), positions % n, data)
+        for request, scheduled in work:
+            end = request.computed + scheduled
+            first = 0 if window is None else max(0, request.computed - window + 1)
+            blocks = request.tables[group][first // n : -(-end // n)]
+            self._require_blocks(request, layer, blocks, first // n)
+            skipped = first // n * n
+            found = layer.tokens(blocks)[first - skipped : end - skipped]
+            expected = expand(request.prefix.of_tokens(first, end), layer.key, layer.token_bytes)
+            if not np.array_equal(found, expected):
+                token = int(np.flatnonzero((found != expected).any(axis=1))[0])
+                block = (first + token) // n
+                self._mismatch(
+                    request,
+                    layer,
+                    f"token {first + token} of the {request.computed} computed and {scheduled} "
+                    f"new ones, block {request.tables[group][block]} (index {block})",
+                )
+
+    def _advance(self, request: Running, group: int, layer: LayerMemory, scheduled: int) -> None:
+        """Reads the state before the step, checks it, writes the state after the step."""
+        block = request.tables[group][request.state_column]
+        self._require_blocks(request, layer, [block], request.state_column)
+        size = layer.token_bytes
+        if request.computed:
+            found = layer.state(block)
+            expected = expand([request.prefix.after(request.computed)], layer.key, size)[0]
+            if not np.array_equal(found, expected):
+                self._mismatch(
+                    request,
+                    layer,
+                    f"the state after {request.computed} tokens, block {block}: "
+                    f"{self._describe_state(request, layer, found)}",
+                )
+        after = request.prefix.after(request.computed + scheduled)
+        layer.write_state(block, expand([after], layer.key, size)[0])
+
+    def _describe_state(self, request: Running, layer: LayerMemory, found: Any) -> str:
+        """Which of this request's states the bytes are, if any."""
+        digest = digest_of(found, layer.key)
+        for count in range(len(request.prefix) + 1):
+            if request.prefix.after(count) == digest:
+                return f"found the state after {count} tokens"
+        return f"found bytes of no state of this request, starting {found[:8].tolist()}"
+
+    def _require_blocks(
+        self, request: Running, layer: LayerMemory, blocks: list[int], first: int
+    ) -> None:
+        if NULL_BLOCK in blocks:
+            index = first + blocks.index(NULL_BLOCK)
+            self._mismatch(request, layer, f"block index {index} is the null block")
+
+    def _mismatch(self, request: Running, layer: LayerMemory, what: str) -> None:
+        raise Mismatch(
+            f"step {self.steps}, rank {self.rank}, request {request.request_id}, "
+            f"layer {layer.name}: {what}"
+        )
+
+    def _sample(self, request: Running, scheduled: int) -> list[int]:
+        """The next token, out of the memory that the step has just written."""
+        end = request.computed + scheduled
+        request.computed = end
+        if end < len(request.prefix):
+            return []
+        token = next_token(self._last_digest(request, end))
+        request.prefix.append(token)
+        return [token]
+
+    def _last_digest(self, request: Running, end: int) -> int:
+        group = len(self.memory.groups) - 1
+        layer = self.memory.groups[group][-1]
+        n = self._block_tokens(group)
+        block = request.tables[group][(end - 1) // n]
+        if self.memory.recurrent[group]:
+            return digest_of(layer.state(block), layer.key)
+        return digest_of(layer.tokens([block])[(end - 1) % n], layer.key)

@@ -1,0 +1,114 @@
+"""KV cache shapes of hybrid models, small enough to run thousands of steps a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+BLOCK_TOKENS = 16
+PAGE_BYTES = 1024
+
+State = tuple[tuple[int, ...], torch.dtype]
+
+bf16, f32 = torch.bfloat16, torch.float32
+
+
+def attention() -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=8, dtype=bf16)
+
+
+def latent() -> MLAAttentionSpec:
+    return MLAAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=bf16)
+
+
+def window(tokens: int) -> SlidingWindowSpec:
+    return SlidingWindowSpec(
+        block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=8, dtype=bf16, sliding_window=tokens
+    )
+
+
+def recurrent(kind: Kind, *states: State, page_bytes: int = PAGE_BYTES) -> MambaSpec:
+    content = sum(prod(shape) * dtype.itemsize for shape, dtype in states)
+    assert content <= page_bytes, (content, page_bytes)
+    return MambaSpec(
+        block_size=BLOCK_TOKENS,
+        shapes=tuple(shape for shape, _ in states),
+        dtypes=tuple(dtype for _, dtype in states),
+        page_size_padded=page_bytes,
+        mamba_type=kind,
+        mamba_cache_mode="align",
+    )
+
+
+def gdn() -> MambaSpec:
+    return recurrent(Kind.GDN_ATTN, ((3, 40), bf16), ((2, 8, 8), f32))
+
+
+def mamba1() -> MambaSpec:
+    return recurrent(Kind.MAMBA1, ((20, 3), bf16), ((20, 8), f32))
+
+
+def mamba2() -> MambaSpec:
+    return recurrent(Kind.MAMBA2, ((3, 36), bf16), ((4, 6, 8), f32))
+
+
+def short_conv() -> MambaSpec:
+    return recurrent(Kind.SHORT_CONV, ((2, 30), bf16))
+
+
+def kda() -> MambaSpec:
+    return recurrent(
+        Kind.GDN_ATTN, ((3, 10), bf16), ((3, 10), bf16), ((3, 10), bf16), ((2, 8, 8), f32)
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The layers of a model, each by its maker, and how vLLM is to lay them out."""
+
+    name: str
+    layers: tuple[Callable[[], KVCacheSpec], ...]
+    layout: str = "LBNHC"
+    kernel_tokens: int = BLOCK_TOKENS
+    """Tokens in a kernel block of the attention groups."""
+    block_tokens: int = field(default=BLOCK_TOKENS, init=False)
+
+    def specs(self) -> dict[str, KVCacheSpec]:
+        return {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
+
+
+def _hybrid(state: Callable[[], KVCacheSpec], page: Callable[[], KVCacheSpec]) -> tuple:
+    return (state, state, state, page) * 2
+
+
+GDN = Shape("gdn", _hybrid(gdn, attention))
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        GDN,
+        Shape("gdn-heads-first", _hybrid(gdn, attention), layout="LBHNC"),
+        Shape("gdn-block-outermost", _hybrid(gdn, attention), layout="BLNHC"),
+        Shape("gdn-block-outermost-heads-first", _hybrid(gdn, attention), layout="BLHNC"),
+        Shape("gdn-kernel-blocks", _hybrid(gdn, attention), kernel_tokens=4),
+        Shape("gdn-kernel-blocks-heads-first", _hybrid(gdn, attention), "LBHNC", 8),
+        Shape("gdn-window", (gdn, gdn, lambda: window(40), attention) * 2),
+        Shape("window-attention", (lambda: window(24), attention) * 2),
+        Shape("mamba1", _hybrid(mamba1, attention)),
+        Shape("mamba2", (mamba2, mamba2, attention)),
+        Shape("short-conv", (short_conv, attention, short_conv)),
+        Shape("kda-latent", _hybrid(kda, latent)),
+        Shape("two-recurrent-kinds", (gdn, mamba2, attention)),
+        Shape("attention-only", (attention, attention)),
+    )
+}

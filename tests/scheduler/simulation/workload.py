@@ -1,0 +1,122 @@
+"""Random trees of prompts, arriving one by one and all at once, and what can happen to them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from vllm.lora.request import LoRARequest
+
+from .engine import Engine, Result
+from .function import VOCABULARY
+from .shapes import BLOCK_TOKENS
+
+MAX_PROMPT = 320
+KNOWN = 6
+KINDS = ("short", "repeat", "repeat", "extend", "extend", "extend", "fork", "fork", "trim", "exact")
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How often what happens, as probabilities a step."""
+
+    arrival: float = 0.4
+    abort: float = 0.0
+    forget: float = 0.0
+    """vLLM's own prefix cache loses everything, so that hits have to be loaded."""
+    reset: float = 0.0
+    reset_all: float = 0.0
+    """A reset that preempts whatever runs and clears the connector too."""
+    salts: tuple[str | None, ...] = (None,)
+    adapters: int = 0
+
+
+@dataclass
+class Workload:
+    """Requests whose prompts grow, fork and repeat."""
+
+    rng: random.Random
+    mix: Mix = Mix()
+    known: list[list[int]] = field(default_factory=list)
+
+    def fresh(self, length: int) -> list[int]:
+        return [self.rng.randrange(VOCABULARY) for _ in range(length)]
+
+    def prompt(self) -> list[int]:
+        """A new prompt, mostly one that shares a prefix with an earlier one."""
+        rng = self.rng
+        kind = rng.choice(KINDS) if rng.random() < 0.9 else "fresh"
+        base = rng.choice(self.known) if self.known else []
+        if kind == "short":
+            tokens = self.fresh(rng.randint(1, BLOCK_TOKENS))
+        elif kind == "repeat" and base:
+            tokens = list(base)
+        elif kind == "extend" and base:
+            tokens = base + self.fresh(rng.randint(1, 4 * BLOCK_TOKENS))
+        elif kind == "fork" and base:
+            cut = rng.randint(1, len(base))
+            if rng.random() < 0.5:  # at a boundary, or one token beside it
+                cut = max(1, cut // BLOCK_TOKENS * BLOCK_TOKENS + rng.choice((-1, 0, 1)))
+            tokens = base[:cut] + self.fresh(rng.randint(1, 3 * BLOCK_TOKENS))
+        elif kind == "trim" and len(base) > BLOCK_TOKENS:  # to where the state is known
+            tokens = base[: (len(base) - 1) // BLOCK_TOKENS * BLOCK_TOKENS]
+        elif kind == "exact":
+            blocks = rng.randint(1, 8)
+            tokens = (base + self.fresh(8 * BLOCK_TOKENS))[: blocks * BLOCK_TOKENS]
+        else:
+            tokens = self.fresh(rng.randint(2, 8) * BLOCK_TOKENS + rng.randint(-3, 3))
+        self._know(tokens)
+        return tokens[:MAX_PROMPT]
+
+    def arrive(self, engine: Engine) -> Result:
+        rng, mix = self.rng, self.mix
+        adapter = rng.randint(0, mix.adapters)
+        lora = LoRARequest(f"a{adapter}", adapter, f"/a/{adapter}") if adapter else None
+        return engine.add(
+            self.prompt(),
+            rng.choice((1, 2, 5, 20)),
+            salt=rng.choice(mix.salts),
+            lora=lora,
+        )
+
+    def run(self, engine: Engine, requests: int) -> list[Result]:
+        """Drives the engine until so many requests have come and gone, then checks everything."""
+        results: list[Result] = []
+        while len(results) < requests:
+            if self.rng.random() < 0.05:
+                results += (self.arrive(engine) for _ in range(self.rng.randint(2, 8)))
+            elif self.rng.random() < self.mix.arrival:
+                results.append(self.arrive(engine))
+            self._disturb(engine, results)
+            engine.step()
+            self._follow(results)
+        engine.run()
+        engine.check_idle()
+        return results
+
+    def _disturb(self, engine: Engine, results: list[Result]) -> None:
+        rng, mix = self.rng, self.mix
+        active = [result for result in results if not result.done]
+        if active and rng.random() < mix.abort:
+            engine.abort(rng.choice(active))
+        if rng.random() < mix.forget:
+            engine.forget_local()
+        if rng.random() < mix.reset:
+            engine.reset_prefix_cache()
+        # vLLM itself refuses to preempt everything while blocks are held by transfers or a step
+        # in flight.
+        if rng.random() < mix.reset_all and engine.at_rest:
+            assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
+    def _follow(self, results: list[Result]) -> None:
+        """A finished conversation may go on from its answer."""
+        for result in results[-4:]:
+            if result.finish is not None and self.rng.random() < 0.1:
+                self._know(result.request.prompt_token_ids + result.tokens)
+
+    def _know(self, tokens: list[int]) -> None:
+        """Few prompts are known at a time, so that later ones share much with them."""
+        if len(self.known) == KNOWN:
+            del self.known[self.rng.randrange(KNOWN)]
+        if len(tokens) <= MAX_PROMPT:
+            self.known.append(tokens)

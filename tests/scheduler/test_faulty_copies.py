@@ -1,0 +1,175 @@
+"""A transfer that fails costs a recompute; and tests of equality that can fail do fail."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from simulation.copies import Fault, Script
+from simulation.engine import Engine, StartEngine
+from simulation.runner import Mismatch
+from simulation.shapes import BLOCK_TOKENS as N
+from simulation.workload import Workload
+
+PROMPT = Workload(random.Random(5)).fresh(6 * N + 1)
+FAULTS: tuple[Fault, ...] = ("submit", "before", "torn", "after")
+
+
+def fail(script: Script, kind: str, fault: Fault | None, first: int = 0, count: int = 1) -> None:
+    """Jobs first..first+count-1 of a kind, counted from now on over all ranks, fail."""
+    seen = 0
+
+    def decide(wanted: str) -> Fault | None:
+        nonlocal seen
+        if wanted != kind:
+            return None
+        seen += 1
+        return fault if first < seen <= first + count else None
+
+    script.fault = decide
+
+
+def failures(engine: Engine) -> dict[str, float]:
+    counters = engine.connector.scheduler.stats()["counters"]
+    return {key: count for key, count in counters.items() if key.startswith("failures")}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failed_load_is_recomputed_and_counted(
+    fault: Fault, asynchronous: bool, ranks: int, start: StartEngine, script: Script
+) -> None:
+    engine = start(async_scheduling=asynchronous, ranks=ranks)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    fail(script, "load", fault, first=ranks - 1)
+    engine.generate(PROMPT)
+    assert sum(failures(engine).values()) == 1
+    fail(script, "load", None)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N  # stored anew by the recompute
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_load_leaves_its_neighbours_alone(
+    fault: Fault, start: StartEngine, script: Script
+) -> None:
+    engine = start(blocks=120)
+    other = Workload(random.Random(6)).fresh(5 * N + 1)
+    engine.generate(PROMPT)
+    engine.generate(other)
+    assert engine.reset_prefix_cache()
+    fail(script, "load", fault)
+    engine.add(PROMPT)
+    fine = engine.add(other)
+    engine.run()
+    engine.check_idle()
+    assert fine.restored_tokens == 5 * N
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("mode", ["step", "background"])
+def test_a_failed_store_publishes_nothing(
+    fault: Fault, ranks: int, mode: str, start: StartEngine, script: Script
+) -> None:
+    engine = start(ranks=ranks, batched_tokens=200, extra={"store_mode": mode})
+    fail(script, "store", fault, first=ranks - 1)
+    engine.generate(PROMPT, max_tokens=1)
+    stats = engine.cache.stats()
+    assert (stats["pages"], stats["checkpoints"], stats["free_slots"]) == (0, 0, stats["slots"])
+    assert sum(failures(engine).values()) == 1
+    assert engine.reset_prefix_cache()
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()
+
+
+def test_every_transfer_failing_leaves_the_right_text(start: StartEngine, script: Script) -> None:
+    script.fault = lambda kind: "torn"
+    engine = start(blocks=48)
+    Workload(random.Random(1)).run(engine, 20)
+    assert engine.cache.stats()["pages"] == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_ranks_publish_together(ranks: int, start: StartEngine) -> None:
+    engine = start(ranks=ranks)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    stored = engine.connector.scheduler.stats()["counters"]["stored_bytes"]
+    classes = engine.connector.scheduler.geometry.classes
+    sizes = {item.kind: item.entry_bytes for item in classes}
+    assert stored == 6 * sizes["attention"] + sizes["recurrent"]
+
+
+# ---- the arena changed behind the cache: what restores from it must go red
+
+
+def slots_of(engine: Engine, script: Script, kind: str) -> list[list[int]]:
+    """Slots of the stored entries of a class of groups, an entry at a time."""
+    classes = engine.connector.scheduler.geometry.classes
+    (index,) = (item.index for item in classes if item.kind == kind)
+    return [entry[1] for job in script.of("store") for entry in job if entry[0] == index]
+
+
+def zero(engine: Engine, slots: list[int]) -> None:
+    arena = engine.connector.scheduler.arena
+    for slot in slots:
+        arena.write(slot, bytes(arena.slot_bytes))
+
+
+def swap(engine: Engine, first: list[int], second: list[int]) -> None:
+    arena = engine.connector.scheduler.arena
+    for one, two in zip(first, second, strict=True):
+        held = arena.read(one)
+        arena.write(one, arena.read(two))
+        arena.write(two, held)
+
+
+def spoil(engine: Engine, script: Script, what: str) -> None:
+    pages = slots_of(engine, script, "attention")
+    if what == "zeroed pages":
+        for slots in pages:
+            zero(engine, slots)
+    elif what == "one zeroed page":
+        zero(engine, pages[2])
+    elif what == "zeroed states":
+        for slots in slots_of(engine, script, "recurrent"):
+            zero(engine, slots)
+    else:
+        swap(engine, pages[1], pages[2])
+
+
+SPOILS = ["zeroed pages", "one zeroed page", "zeroed states", "swapped pages"]
+
+
+@pytest.mark.parametrize("what", SPOILS)
+def test_spoilt_bytes_are_seen_by_the_simulation(
+    what: str, start: StartEngine, script: Script
+) -> None:
+    engine = start(extra={"verify_on_load": False})
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    spoil(engine, script, what)
+    with pytest.raises(Mismatch, match="request r1, layer"):
+        engine.generate(PROMPT)
+
+
+@pytest.mark.parametrize("what", SPOILS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_spoilt_bytes_are_refused_when_verified(
+    what: str, ranks: int, start: StartEngine, script: Script
+) -> None:
+    engine = start(ranks=ranks, extra={"verify_on_load": True})
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    spoil(engine, script, what)
+    engine.generate(PROMPT)
+    assert failures(engine) == {"failures:load": 1}
+    engine.check_idle()

@@ -1,0 +1,133 @@
+"""Random workloads: whatever happens, every text is right and nothing is left over.
+
+`HYBRID_PAGES_FUZZ` sets the number of scenarios (`make fuzz-scheduler` runs many);
+`HYBRID_PAGES_FUZZ_SEED` the first seed, to repeat one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from simulation.copies import Script, random_script
+from simulation.engine import Engine, StartEngine
+from simulation.shapes import SHAPES, Shape
+from simulation.workload import Mix, Workload
+
+SCENARIOS = int(os.environ.get("HYBRID_PAGES_FUZZ", "16"))
+FIRST = int(os.environ.get("HYBRID_PAGES_FUZZ_SEED", "0"))
+REQUESTS = 50
+
+
+@dataclass
+class Scenario:
+    """Everything that a seed decides."""
+
+    shape: Shape
+    engine: dict[str, Any]
+    extra: dict[str, Any]
+    mix: Mix
+    longest_delay: int
+    failing: float
+    rng: random.Random
+
+
+def scenario(seed: int, name: str) -> Scenario:
+    rng = random.Random(f"{name} {seed}")
+    engine = {
+        "async_scheduling": rng.random() < 0.5,
+        "runner_version": rng.choice((1, 2)),
+        "blocks": rng.choice((40, 48, 64, 96)),
+        "batched_tokens": rng.choice((12, 24, 40, 64, 200)),
+        "requests": rng.choice((2, 4, 8)),
+        "match_unit": rng.choice((None, None, None, 4)),
+    }
+    extra = {
+        "host_gb": rng.choice((0.00003, 0.0001, 0.0003, 0.001, 0.004)),
+        "store_mode": rng.choice(("step", "background")),
+        "verify_on_load": rng.random() < 0.5,
+        "copy_threads": 1,
+    }
+    mix = Mix(
+        arrival=rng.choice((0.1, 0.5)),
+        abort=rng.choice((0.0, 0.1)),
+        forget=rng.choice((0.0, 0.1, 0.5)),
+        reset=rng.choice((0.0, 0.1)),
+        reset_all=rng.choice((0.0, 0.03)),
+        salts=rng.choice(((None,), (None, "a", "b"))),
+        adapters=rng.choice((0, 2)),
+    )
+    shape = rng.choice(list(SHAPES.values()))
+    return Scenario(shape, engine, extra, mix, rng.choice((0, 1, 5, 12)), 0.0, rng)
+
+
+def pressure(seed: int) -> Scenario:
+    """Late copies, few blocks, a small budget, and nearly every hit has to be loaded."""
+    chosen = scenario(seed, "pressure")
+    chosen.engine |= {"blocks": 40, "batched_tokens": 40, "requests": 4}
+    chosen.extra |= {
+        "host_gb": chosen.rng.choice((0.0001, 0.0002)),
+        "store_mode": "background",
+        "verify_on_load": False,
+    }
+    chosen.mix = Mix(arrival=0.5, abort=0.05, forget=0.7)
+    chosen.longest_delay = 12
+    return chosen
+
+
+def failures(engine: Engine) -> float:
+    counters = engine.connector.scheduler.stats()["counters"]
+    return sum(count for key, count in counters.items() if key.startswith("failures"))
+
+
+def play(chosen: Scenario, start: StartEngine, script: Script, **options: Any) -> Engine:
+    random_copies = random_script(
+        chosen.rng, longest_delay=chosen.longest_delay, failing=chosen.failing
+    )
+    script.delay, script.fault = random_copies.delay, random_copies.fault
+    engine = start(chosen.shape, extra=chosen.extra, **chosen.engine, **options)
+    Workload(chosen.rng, chosen.mix).run(engine, REQUESTS)
+    return engine
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCENARIOS))
+def test_any_workload_gives_the_right_text(seed: int, start: StartEngine, script: Script) -> None:
+    assert failures(play(scenario(seed, "workload"), start, script)) == 0
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 2)))
+def test_late_copies_under_pressure(seed: int, start: StartEngine, script: Script) -> None:
+    assert failures(play(pressure(seed), start, script)) == 0
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 2)))
+def test_failing_transfers_cost_nothing_but_time(
+    seed: int, start: StartEngine, script: Script
+) -> None:
+    chosen = scenario(seed, "failing")
+    chosen.failing = chosen.rng.choice((0.1, 0.5, 1.0))
+    engine = play(chosen, start, script)
+    assert (failures(engine) > 0) == (script.faults > 0)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 4)))
+def test_two_ranks_restore_what_both_have_stored(
+    seed: int, start: StartEngine, script: Script
+) -> None:
+    chosen = scenario(seed, "ranks")
+    chosen.failing = chosen.rng.choice((0.0, 0.2))
+    play(chosen, start, script, ranks=2)
+
+
+def test_a_long_shared_workload_restores(start: StartEngine) -> None:
+    engine = start(blocks=48)
+    results = Workload(random.Random(7), Mix(arrival=0.2, forget=0.2)).run(engine, 60)
+    restored = sum(result.restored_tokens for result in results)
+    assert restored > 500
+    counters = engine.connector.scheduler.stats()["counters"]
+    assert counters["hit_tokens:host"] >= restored
+    assert counters["stored_bytes"] > 0 and counters["loaded_bytes"] > 0

@@ -1,0 +1,246 @@
+"""What the connector refuses at start, by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    KVQuantMode,
+    SinkFullAttentionSpec,
+)
+
+from hybrid_pages import GeometryError
+from hybrid_pages.vllm.connector import HybridPagesConnector
+from hybrid_pages.vllm.settings import SettingsError
+from hybrid_pages.vllm.support import UnsupportedError
+from simulation.config import engine_config, plan_kv_caches
+from simulation.engine import connector
+from simulation.memory import Memory
+from simulation.shapes import BLOCK_TOKENS as N
+from simulation.shapes import GDN, SHAPES, attention, bf16
+
+ROLES = list(KVConnectorRole)
+DENSE = SHAPES["attention-only"]
+
+
+def configuration(shape: Any = GDN, **extra: Any) -> tuple[VllmConfig, KVCacheConfig]:
+    config = engine_config(
+        shape,
+        blocks=8,
+        batched_tokens=64,
+        requests=2,
+        ranks=1,
+        async_scheduling=False,
+        connector=connector(**extra),
+    )
+    _, (plan,), _, _ = plan_kv_caches(config, shape)
+    return config, plan
+
+
+def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
+    *parents, name = path.split(".")
+
+    def apply(config: VllmConfig) -> None:
+        target: Any = config
+        for parent in parents:
+            target = getattr(target, parent)
+        object.__setattr__(target, name, value)
+
+    return apply
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("speculative_config", SimpleNamespace(), "speculative"),
+        ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size"),
+        ("parallel_config.prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
+        ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size"),
+        ("parallel_config.data_parallel_size", 2, "data_parallel_size"),
+        ("parallel_config.nnodes", 2, "nnodes"),
+        ("kv_transfer_config.kv_role", "kv_producer", "kv_role"),
+        ("kv_transfer_config.kv_role", "kv_consumer", "kv_role"),
+        ("cache_config.enable_prefix_caching", False, "prefix caching"),
+        ("scheduler_config.disable_hybrid_kv_cache_manager", True, "hybrid KV cache manager"),
+    ],
+)
+def test_a_configuration_not_shown_to_work_is_refused(
+    path: str, value: Any, named: str, role: KVConnectorRole
+) -> None:
+    config, plan = configuration()
+    change(path, value)(config)
+    with pytest.raises(UnsupportedError, match=named):
+        HybridPagesConnector(config, role, plan)
+
+
+def test_every_refused_feature_is_named_at_once() -> None:
+    config, plan = configuration()
+    change("speculative_config", SimpleNamespace())(config)
+    change("parallel_config.pipeline_parallel_size", 4)(config)
+    with pytest.raises(UnsupportedError, match=r"(?s)speculative.*pipeline_parallel_size.*found 4"):
+        HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "nightly"])
+def test_a_vllm_outside_the_window_is_refused_when_the_connector_is_imported(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.version.__version__", version)
+    monkeypatch.delitem(sys.modules, "hybrid_pages.vllm.connector")
+    with pytest.raises(UnsupportedError, match=f">=0.32,<0.34, found {version}"):
+        importlib.import_module("hybrid_pages.vllm.connector")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"host_gib": 1}, "did you mean 'host_gb'"),
+        ({"host_gb": -1}, "host_gb: expected a size above 0"),
+        ({"host_gb": "4"}, "host_gb: expected float, found '4'"),
+        ({"store_mode": "backgruond"}, "did you mean 'background'"),
+        ({"copy_threads": 0}, "copy_threads: expected 1 to 256"),
+        ({"verify_on_load": 1}, "verify_on_load: expected bool"),
+    ],
+)
+def test_a_wrong_setting_is_refused(
+    extra: dict[str, Any], named: str, role: KVConnectorRole
+) -> None:
+    config, plan = configuration(**extra)
+    with pytest.raises(SettingsError, match=named):
+        HybridPagesConnector(config, role, plan)
+
+
+def with_spec(plan: KVCacheConfig, group: int, spec: KVCacheSpec) -> KVCacheConfig:
+    groups = list(plan.kv_cache_groups)
+    groups[group] = replace(groups[group], kv_cache_spec=spec)
+    return replace(plan, kv_cache_groups=groups)
+
+
+def group_of(plan: KVCacheConfig, kind: str) -> int:
+    return next(
+        index
+        for index, group in enumerate(plan.kv_cache_groups)
+        if type(group.kv_cache_spec).__name__ == kind
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"mamba_cache_mode": "none"}, "mamba_cache_mode: expected 'align', found 'none'"),
+        ({"mamba_cache_mode": "all"}, "mamba_cache_mode: expected 'align', found 'all'"),
+        ({"num_speculative_blocks": 2}, "speculative state blocks: expected 0, found 2"),
+        ({"block_size": 2 * N}, "one block size"),
+    ],
+)
+def test_a_recurrent_group_not_shown_to_work_is_refused(
+    changes: dict[str, Any], named: str, role: KVConnectorRole
+) -> None:
+    config, plan = configuration()
+    group = group_of(plan, "MambaSpec")
+    spec = replace(plan.kv_cache_groups[group].kv_cache_spec, **changes)
+    with pytest.raises(UnsupportedError, match=named):
+        HybridPagesConnector(config, role, with_spec(plan, group, spec))
+
+
+HEADS = {"block_size": N, "num_kv_heads": 2, "head_size": 8, "dtype": bf16}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=32), "ChunkedLocalAttentionSpec"),
+        (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
+        (replace(attention(), kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), "FP8_PER_TENSOR"),
+        (replace(attention(), tokens_per_state=4), "tokens_per_state: expected 1, found 4"),
+    ],
+)
+def test_an_attention_group_not_shown_to_work_is_refused(
+    spec: KVCacheSpec, named: str, role: KVConnectorRole
+) -> None:
+    config, plan = configuration()
+    group = group_of(plan, "FullAttentionSpec")
+    layer = plan.kv_cache_groups[group].layer_names[0]
+    with pytest.raises(UnsupportedError, match=f"(?s){layer}.*{named}"):
+        HybridPagesConnector(config, role, with_spec(plan, group, spec))
+
+
+# ---- registered tensors
+
+
+def restrided(tensor: torch.Tensor, **changes: Any) -> torch.Tensor:
+    view = {
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "storage_offset": tensor.storage_offset(),
+    }
+    return torch.as_strided(tensor, **(view | changes))
+
+
+def block_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    return (tensor.stride(0) - 2, *tensor.stride()[1:])
+
+
+@pytest.mark.parametrize("kind", ["MambaSpec", "FullAttentionSpec"])
+@pytest.mark.parametrize(
+    ("what", "alter"),
+    [
+        ("dtype", lambda t: t.view(torch.uint8)),
+        ("shape", lambda t: t[:-1]),
+        ("shape", lambda t: t[..., :-2]),
+        ("shape", lambda t: t.flatten(1)),
+        ("block stride", lambda t: restrided(t, stride=block_stride(t))),
+        ("offset", lambda t: restrided(t, storage_offset=t.storage_offset() + 2)),
+        ("expected one registered tensor, found a list", lambda t: [t]),
+        ("expected one registered tensor, found nothing", lambda t: None),
+    ],
+)
+def test_a_tensor_that_does_not_match_its_spec_is_refused(
+    kind: str, what: str, alter: Callable[[torch.Tensor], Any]
+) -> None:
+    config, plan = configuration()
+    tensors: dict[str, Any] = dict(Memory(plan, GDN.layout, [N] * 4, 0).tensors)
+    layer = plan.kv_cache_groups[group_of(plan, kind)].layer_names[0]
+    tensors[layer] = alter(tensors[layer])
+    worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
+    with pytest.raises(GeometryError, match=f"{layer}.*{what}.*expected.*found|{layer}.*{what}"):
+        worker.register_kv_caches(tensors)
+    worker.shutdown()
+
+
+def test_a_rank_that_differs_is_refused() -> None:
+    config, plan = configuration()
+    config.parallel_config.tensor_parallel_size = 2
+    scheduler = HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+    worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
+    worker.register_kv_caches(Memory(plan, GDN.layout, [N] * 4, 0).tensors)
+    found = worker.get_handshake_metadata()
+    with pytest.raises(GeometryError, match="ranks"):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): found})
+    dense_config, dense_plan = configuration(DENSE)
+    dense_config.parallel_config.tensor_parallel_size = 2
+    dense_config.parallel_config.rank = 1
+    other = HybridPagesConnector(dense_config, KVConnectorRole.WORKER, dense_plan)
+    other.register_kv_caches(Memory(dense_plan, DENSE.layout, [N], 1).tensors)
+    with pytest.raises(GeometryError, match="rank 1 differs from rank 0"):
+        scheduler.set_xfer_handshake_metadata_pp_aware(
+            {(0, 0): found, (0, 1): other.get_handshake_metadata()}
+        )
+    worker.shutdown()
+    other.shutdown()
