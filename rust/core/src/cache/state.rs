@@ -3,12 +3,12 @@
 //! An entry that someone holds is in nobody's list but the index's; one that nobody holds is with
 //! the policy. So `slots = free + held + evictable`, always.
 
-use super::config::CacheConfig;
+use super::config::{Arrival, CacheConfig};
 use super::entry::LeaseEntry;
 use super::stats::{Class, Stats};
 use crate::error::Result;
-use crate::ids::{EntryId, NamespaceId, PrefixKey, SlotId};
-use crate::policy::{self, Policy};
+use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
+use crate::policy::{self, Entry, EntryKind, Policy, Request};
 use crate::prefix::{Hit, Index, Namespaces};
 use crate::slot::{EntryTable, SlotPool};
 
@@ -35,6 +35,11 @@ pub(super) struct ReadHold {
     pub(super) ids: Vec<EntryId>,
     /// Everything the hit stands on, in the order in which it is let go: the deepest first.
     pub(super) held: Vec<EntryId>,
+}
+
+/// What a policy calls a boundary.
+fn boundary(namespace: NamespaceId, key: &PrefixKey) -> u64 {
+    key.short() ^ u64::from(namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl State {
@@ -144,6 +149,73 @@ impl State {
             slots: self.pool.slots(&entry.slots).collect(),
             checksums: checksums.to_vec(),
         }
+    }
+
+    /// Which boundaries of a request deserve a checkpoint.
+    pub(super) fn admit(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        arrival: Arrival,
+    ) -> Result<Vec<usize>> {
+        self.namespaces.check(namespace)?;
+        let limit = arrival.limit.min(keys.len());
+        let pages = self.index.joint_hit(namespace, keys, |_| ()).pages;
+        let resumed = self
+            .index
+            .joint_hit(namespace, &keys[..limit], |_| ())
+            .blocks;
+        let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
+        let mut admitted = Vec::new();
+        let request = Request {
+            now: arrival.now,
+            tokens: arrival.tokens,
+            boundaries: &boundaries,
+            limit,
+            resumed,
+            pages,
+            free: self.pool.free().into(),
+        };
+        self.policy.admit(&request, &mut admitted);
+        admitted.sort_unstable();
+        admitted.dedup();
+        Ok(admitted)
+    }
+
+    /// Tells the policy how much a request produced.
+    pub(super) fn finish(
+        &mut self,
+        namespace: NamespaceId,
+        end: &PrefixKey,
+        output_tokens: u64,
+    ) -> Result<()> {
+        self.namespaces.check(namespace)?;
+        self.policy.finish(boundary(namespace, end), output_tokens);
+        Ok(())
+    }
+
+    /// Shows the policy an entry that was just made, and is held.
+    pub(super) fn introduce(
+        &mut self,
+        namespace: NamespaceId,
+        key: &PrefixKey,
+        node: NodeId,
+        block: usize,
+        id: EntryId,
+    ) {
+        let class = self.entries.get(id).class;
+        self.policy.enter(&Entry {
+            id,
+            kind: match self.classes[class].kind {
+                ClassKind::Attention => EntryKind::Page,
+                ClassKind::Window => EntryKind::Window,
+                ClassKind::Recurrent => EntryKind::Checkpoint,
+            },
+            parent: self.index.support(node, class),
+            depth: block as u32 + 1,
+            units: self.classes[class].slots,
+            boundary: boundary(namespace, key),
+        });
     }
 
     /// Keeps entries from eviction until [`release`](Self::release).
@@ -256,7 +328,9 @@ impl State {
     /// Gives up entries that just left the index: at once, or when their last lease ends.
     fn detach(&mut self, gone: &[EntryId]) -> u64 {
         let mut resident = 0;
-        for &id in gone {
+        // What hangs from a page leaves before it.
+        for &id in gone.iter().rev() {
+            self.policy.leave(id);
             let entry = self.entries.get_mut(id);
             entry.home = None;
             if entry.resident {
@@ -264,7 +338,6 @@ impl State {
                 self.classes[entry.class].resident -= 1;
             }
             if entry.holds == 0 {
-                self.policy.leave(id);
                 self.evictable -= entry.slots.len();
                 let entry = self.entries.remove(id);
                 self.pool.give(entry.slots);

@@ -56,6 +56,8 @@ pub enum EntryKind {
     Page,
     /// Needed by requests that resume there, and only by them.
     Checkpoint,
+    /// Of sliding-window attention: needed by checkpoints of the next blocks.
+    Window,
 }
 
 /// An entry that was just made.
@@ -66,7 +68,7 @@ pub struct Entry {
     /// What it is.
     pub kind: EntryKind,
     /// The page that it can't be reached without: of the block before for a page, its own block's
-    /// for a checkpoint.
+    /// for the others.
     pub parent: Option<EntryId>,
     /// Boundary at its end, in blocks.
     pub depth: u32,

@@ -94,7 +94,8 @@ fn chances(trace: &Trace) -> Vec<Chance> {
         if !from.is_empty() {
             chances.push(Chance { at, from });
         }
-        path.iter().for_each(|&block| last[block as usize] = at as u32);
+        path.iter()
+            .for_each(|&block| last[block as usize] = at as u32);
     }
     chances
 }

@@ -87,10 +87,7 @@ impl<'a> Lab<'a> {
         let path = trace.path(visit);
         let limit = (visit.tokens.saturating_sub(1) / trace.block_tokens) as usize;
         let cell = |at: &u32| self.cells[*at as usize];
-        let pages = path
-            .iter()
-            .take_while(|at| cell(at).page != NONE)
-            .count();
+        let pages = path.iter().take_while(|at| cell(at).page != NONE).count();
         let resumed = path[..pages.min(limit)]
             .iter()
             .rposition(|at| cell(at).checkpoint != NONE)
@@ -113,7 +110,10 @@ impl<'a> Lab<'a> {
         self.policy.admit(&request, &mut self.admitted);
         self.admitted.sort_unstable();
         // Pages that no checkpoint needs are not kept by whom they can't help.
-        let reach = self.admitted.last().map_or(resumed, |&last| last.max(resumed));
+        let reach = self
+            .admitted
+            .last()
+            .map_or(resumed, |&last| last.max(resumed));
         for (block, &at) in path[..reach.max(pages.min(path.len()))].iter().enumerate() {
             if self.cells[at as usize].page == NONE {
                 self.enter(at, EntryKind::Page);
@@ -126,7 +126,8 @@ impl<'a> Lab<'a> {
             }
         }
         self.release(path, resumed);
-        self.policy.finish(self.names.last().copied().unwrap_or(0), visit.output_tokens);
+        self.policy
+            .finish(self.names.last().copied().unwrap_or(0), visit.output_tokens);
         while self.taken() > self.budget {
             let Some(victim) = self.policy.victim() else {
                 break;
@@ -166,7 +167,7 @@ impl<'a> Lab<'a> {
         self.entries[id as usize] = (at, kind);
         let boundary = self.trace.boundaries[at as usize];
         let (parent, units) = match kind {
-            EntryKind::Page => {
+            EntryKind::Page | EntryKind::Window => {
                 self.cells[at as usize].page = id;
                 self.pages += 1;
                 let parent = (boundary.parent != ROOT).then_some(boundary.parent);
@@ -193,7 +194,7 @@ impl<'a> Lab<'a> {
         let (at, kind) = self.entries[victim.0 as usize];
         let cell = &mut self.cells[at as usize];
         match kind {
-            EntryKind::Page => {
+            EntryKind::Page | EntryKind::Window => {
                 cell.page = NONE;
                 self.pages -= 1;
                 // Only a policy that lets a page go before its checkpoint has one here.

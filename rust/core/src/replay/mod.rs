@@ -8,8 +8,8 @@ mod bound;
 mod lab;
 mod trace;
 
-use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 pub use lab::Outcome;
@@ -67,6 +67,8 @@ pub struct Row {
     pub hit_tokens: u64,
     /// Units that were written.
     pub written_units: u64,
+    /// Most units that were taken after any request.
+    pub most_units: u64,
     /// Share of the taken room that checkpoints took, on average.
     pub state_share: f64,
     /// Time a request, the lab's own bookkeeping included.
@@ -130,9 +132,13 @@ pub fn replay(
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.min(jobs.len())).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..threads.min(jobs.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
         workers.into_iter().try_for_each(|worker| {
-            worker.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+            worker
+                .join()
+                .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
         })
     })?;
     let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -170,6 +176,7 @@ fn run(
         input_tokens: trace.input_tokens(),
         hit_tokens: outcome.hit_tokens,
         written_units: outcome.written_units,
+        most_units: outcome.most_units,
         state_share: outcome.checkpoint_units as f64 / outcome.taken_units.max(1) as f64,
         policy_us_per_request: start.elapsed().as_secs_f64() * 1e6 / requests.max(1) as f64,
         metadata_bytes,

@@ -152,7 +152,7 @@ impl Trace {
                 line.hash_ids.len()
             ));
         }
-        if !(line.timestamp >= 0.0) {
+        if line.timestamp.is_nan() || line.timestamp < 0.0 {
             return Err(format!(
                 "timestamp: expected milliseconds from 0 on, found {}",
                 line.timestamp

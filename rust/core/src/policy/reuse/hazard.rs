@@ -1,23 +1,22 @@
 //! When is a checkpoint used next? Hazards by age, learned online, and the index that follows.
 //!
-//! Ages fall in bins spaced by the square root of two. The odds that a checkpoint which was not used
-//! before a bin is used within it are a product of factors, one a feature; each factor is one number of a
+//! Ages fall in bins spaced by the square root of two. How often a checkpoint that was not used before a
+//! bin is expected to be used within it (a Poisson rate) is a product of factors, one a feature; each factor is one number of a
 //! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
 //! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
-//! equal odds in every bin, is the scale-free law under which least recently used is right.
+//! the same in every bin, is the scale-free law under which least recently used is right.
 
 /// Age bins: from a quarter of a second to days.
 pub(super) const BINS: usize = 40;
 /// Factors of a checkpoint.
 const FEATURES: usize = 9;
-fn mask()->u32{super::knob("MASK",511.) as u32}
 /// Places in the table of each factor.
-const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 128, 64, 256];
-/// Odds of use in one bin before anything was learned.
+const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 64, 64, 256];
+/// Expected uses in one bin before anything was learned.
 const PRIOR: f32 = 0.05;
 /// Expected uses that the prior weighs.
 const WEIGHT: f32 = 5.0;
-/// Odds never exceed this: a bin is never certain.
+/// Expected uses in one bin never exceed this.
 const MOST: f32 = 4.5;
 /// End of the first bin, in milliseconds, as a power of two.
 const FIRST: f64 = 8.0;
@@ -64,6 +63,11 @@ fn half_octave(value: u64) -> u16 {
     (2.0 * (value.max(1) as f64).log2()) as u16
 }
 
+/// Four times the binary logarithm, from 2^7 to 2^20.
+fn quarter_octave(value: u64) -> u16 {
+    ((4.0 * (value.max(1) as f64).log2()) as u16).clamp(30, 80) - 30
+}
+
 impl Features {
     /// Of a checkpoint that was used so many times.
     pub(super) fn new(kind: Kind, hits: u32, origin: &Origin) -> Self {
@@ -71,9 +75,15 @@ impl Features {
         let (place, group) = match kind {
             Kind::End => (0, 0),
             Kind::Branch => (1, 1),
-            Kind::Before(blocks) => (2 + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16), 2),
+            Kind::Before(blocks) => (
+                2 + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
+                2,
+            ),
             Kind::Passed => (8, 3),
-            Kind::Continued => (9 + (u32::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16, 4),
+            Kind::Continued => (
+                9 + (u32::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
+                4,
+            ),
         };
         let first = u16::from(origin.turn > 0);
         let output = octave(origin.output_tokens, 11);
@@ -82,21 +92,28 @@ impl Features {
             gap => 1 + octave(gap / 1000, 10),
         };
         let is_end = group == 0;
-        let pace = |value: u64| if is_end { 1 + half_octave(value).min(60) } else { 0 };
-        let mut out = Self([
+        let pace = |value: u64| {
+            if is_end {
+                1 + half_octave(value).min(60)
+            } else {
+                0
+            }
+        };
+        Self([
             place,
             origin.turn.min(11) as u16 * 5 + group,
             (octave(origin.added.into(), 11) * 2 + first) * 5 + group,
             pace(origin.output_tokens + 8),
-            if origin.gap > 0 { pace(origin.gap.max(256)) } else { 0 },
+            if origin.gap > 0 {
+                pace(origin.gap.max(256))
+            } else {
+                0
+            },
             octave(origin.blocks.into(), 11) * 5 + group,
             output * 5 + group,
             gap * 5 + group,
-            ((4.0 * (origin.tokens.max(1) as f64).log2()) as u16).clamp(30, 80) .wrapping_sub(30)* 5 + group,
-        ]);
-        let mk = mask();
-        for f in 1..FEATURES { if mk >> f & 1 == 0 { out.0[f] = 0 } }
-        out
+            quarter_octave(origin.tokens) * 5 + group,
+        ])
     }
 
     /// Its place in a table at an age.
@@ -117,7 +134,6 @@ pub(super) struct Hazards {
     /// Factor and expected uses that it was exposed to.
     factors: Vec<(f32, f32)>,
     offsets: [usize; FEATURES],
-    k_weight: f32, k_rate: f32,
     /// Ends of the bins in milliseconds.
     ends: [f64; BINS],
 }
@@ -131,10 +147,10 @@ impl Hazards {
             total += size;
         }
         let mut factors = vec![(1.0, 0.0); total];
-        factors[..SIZES[0]].fill((super::knob("PRIOR", PRIOR), 0.0));
+        factors[..SIZES[0]].fill((PRIOR, 0.0));
         Self {
             factors,
-            offsets, k_weight: super::knob("WEIGHT", 5.0), k_rate: super::knob("RATE", 1.0),
+            offsets,
             ends: std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2()),
         }
     }
@@ -158,33 +174,33 @@ impl Hazards {
     pub(super) fn learn(&mut self, features: &Features, bin: usize, share: f32, used: bool) {
         let places: [usize; FEATURES] =
             std::array::from_fn(|feature| self.offsets[feature] + features.at(feature, bin));
-        let odds = places
+        let rate = places
             .iter()
-            .fold(1.0, |odds: f32, &place| odds * self.factors[place].0)
+            .fold(1.0, |rate: f32, &place| rate * self.factors[place].0)
             .min(MOST);
-        let expected = odds * share;
+        let expected = rate * share;
         let surprise = f32::from(u8::from(used)) - expected;
         for place in places {
             let (factor, exposed) = &mut self.factors[place];
             *exposed += expected;
-            let step = surprise * self.k_rate / (self.k_weight + *exposed);
+            let step = surprise / (WEIGHT + *exposed);
             *factor = (*factor * (1.0 + step + step * step / 2.0)).clamp(1e-6, 1e6);
         }
     }
 
     /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
-        let fixed = [1, 2, 5, 6, 7, 8].iter().fold(1.0, |odds: f32, &feature| {
-            odds * self.factors[self.offsets[feature] + features.at(feature, bin)].0
+        let fixed = [1, 2, 5, 6, 7, 8].iter().fold(1.0, |rate: f32, &feature| {
+            rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
         });
         let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);
         for bin in bin..BINS {
-            let odds = [0, 3, 4].iter().fold(fixed, |odds: f32, &feature| {
-                odds * self.factors[self.offsets[feature] + features.at(feature, bin)].0
+            let rate = [0, 3, 4].iter().fold(fixed, |rate: f32, &feature| {
+                rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
             });
-            let odds = odds.min(MOST);
+            let rate = rate.min(MOST);
             // 1 - exp(-x), within a hundredth up to 1.
-            let used = 12.0 * odds / (12.0 + 6.0 * odds + odds * odds);
+            let used = 12.0 * rate / (12.0 + 6.0 * rate + rate * rate);
             uses += left * used;
             held += left * (1.0 - used / 2.0) * (self.ends[bin] - self.start(bin)) as f32;
             left *= 1.0 - used;

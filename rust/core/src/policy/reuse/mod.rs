@@ -14,11 +14,36 @@ use order::Order;
 use tree::Tree;
 
 const NONE: u32 = u32::MAX;
+/// Of a window page that goes with its block's page.
+const WINDOW: u32 = u32::MAX - 1;
+/! Keeps the checkpoints that are expected to save most for the room and time that they take.
+
+mod hazard;
+mod order;
+mod tree;
+
+use hashbrown::HashMap;
+
+use super::list::Lists;
+use super::{Entry, EntryKind, Policy, Request};
+use crate::ids::EntryId;
+use hazard::{BINS, Features, Hazards, Kind, Origin};
+use order::Order;
+use tree::Tree;
+
+const NONE: u32 = u32::MAX;
+/// Of a window page that goes with its block's page.
+const WINDOW: u32 = u32::MAX - 1;
 pub(super) fn knob(name: &'static str, default: f32) -> f32 {
-    use std::sync::{OnceLock, Mutex};
+    use std::sync::{Mutex, OnceLock};
     static KNOBS: OnceLock<Mutex<std::collections::HashMap<&'static str, f32>>> = OnceLock::new();
     let mut m = KNOBS.get_or_init(Default::default).lock().unwrap();
-    *m.entry(name).or_insert_with(|| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default))
+    *m.entry(name).or_insert_with(|| {
+        std::env::var(name)
+            .ok()
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(default)
+    })
 }
 /// Records kept of checkpoints that are not resident.
 const GHOSTS: usize = 16_384;
@@ -26,6 +51,8 @@ const GHOSTS: usize = 16_384;
 const UPDATES: usize = 512;
 /// Rescorings that one eviction does at most.
 const RESCORES: usize = 64;
+/// One request in so many tells about boundaries that get no checkpoint.
+const SAMPLE: u64 = 8;
 /// Requests for which a page may wait for its first checkpoint.
 const PATIENCE: u64 = 256;
 /// Blocks before the end where a checkpoint is considered.
@@ -95,11 +122,6 @@ pub struct Reuse {
     requests: u64,
     /// Running mean of the scores of what is evicted.
     threshold: f32,
-    k_thr: f32,
-    k_off: usize,
-    k_ghost: usize,
-    k_res: usize,
-    k_samp: u64,
     checkpoint_units: u32,
 }
 
@@ -128,11 +150,6 @@ impl Reuse {
             now: 0,
             requests: 0,
             threshold: 0.0,
-            k_thr: knob("THR", 1.0),
-            k_off: knob("OFFS", 8.0) as usize,
-            k_res: knob("RES", 64.) as usize,
-            k_ghost: knob("GHOSTS", 16384.) as usize,
-            k_samp: knob("SAMP", 8.) as u64,
             checkpoint_units: 1,
         }
     }
@@ -239,7 +256,7 @@ impl Reuse {
 
     /// Forgets the oldest ghosts beyond their number.
     fn forget(&mut self) {
-        while self.ghost_count > self.k_ghost {
+        while self.ghost_count > GHOSTS {
             let Some(at) = self.ghosts.first(0) else {
                 break;
             };
@@ -325,7 +342,10 @@ impl Reuse {
             .enumerate()
             .filter_map(|(block, name)| Some((block + 1, *self.by_boundary.get(name)?)))
             .collect();
-        let wanted = known.iter().rev().find(|&&(depth, _)| depth <= request.limit);
+        let wanted = known
+            .iter()
+            .rev()
+            .find(|&&(depth, _)| depth <= request.limit);
         let reached = wanted.map_or(0, |&(depth, _)| depth).max(request.resumed);
         let mut origin = Origin {
             turn: 0,
@@ -371,14 +391,18 @@ impl Reuse {
         if record.since == self.now && record.kind == Kind::Continued {
             return;
         }
-        let better = match (record.kind, kind) {
-            (Kind::Passed | Kind::End, Kind::End) => true,
-            (Kind::Passed, _) => true,
-            (Kind::Before(_), Kind::End | Kind::Branch) => true,
-            _ => false,
-        };
+        let better = matches!(
+            (record.kind, kind),
+            (Kind::Passed, _)
+                | (Kind::End, Kind::End)
+                | (Kind::Before(_), Kind::End | Kind::Branch)
+        );
         if better {
-            let kind = if record.hits > 0 { Kind::Continued } else { kind };
+            let kind = if record.hits > 0 {
+                Kind::Continued
+            } else {
+                kind
+            };
             self.conclude(at, false);
             self.begin(at, kind, origin);
         }
@@ -406,7 +430,7 @@ impl Policy for Reuse {
         if fork > from && fork < end {
             add(self, fork, Kind::Branch);
         }
-        for (step, offset) in OFFSETS.into_iter().enumerate().take(self.k_off) {
+        for (step, offset) in OFFSETS.into_iter().enumerate() {
             if end <= from + offset || end - offset == fork {
                 break;
             }
@@ -414,9 +438,9 @@ impl Policy for Reuse {
                 let kind = Kind::Before(offset as u32);
                 let index = self.hazards.index(&Features::new(kind, 0, &origin), 0);
                 let blocks = (end - offset - from) as f32;
-                if index * blocks / (self.checkpoint_units as f32) < self.threshold * self.k_thr {
+                if index * blocks / (self.checkpoint_units as f32) < self.threshold {
                     // A sample is remembered all the same: what is never tried is never learned.
-                    if self.requests % self.k_samp == 0 {
+                    if self.requests.is_multiple_of(SAMPLE) {
                         self.plan(request.boundaries[end - offset - 1], kind, origin);
                     }
                     continue;
@@ -465,6 +489,14 @@ impl Policy for Reuse {
                 }
                 return;
             }
+            (EntryKind::Window, Some(_)) => {
+                self.record_of[at] = WINDOW;
+                return;
+            }
+            (EntryKind::Window, None) => {
+                self.tree.add(entry.id, None, entry.depth);
+                return;
+            }
             (EntryKind::Checkpoint, Some(page)) => page,
             (EntryKind::Checkpoint, None) => {
                 // Without pages a checkpoint stands alone: it is its own.
@@ -494,7 +526,9 @@ impl Policy for Reuse {
         self.tree.mark(page, Some(record));
         self.need(page);
         let bin = self.records[record as usize].bin.into();
-        let index = self.hazards.index(&self.records[record as usize].features, bin);
+        let index = self
+            .hazards
+            .index(&self.records[record as usize].features, bin);
         let held = self.record(record);
         held.entry = entry.id.0;
         held.page = page.0;
@@ -508,7 +542,8 @@ impl Policy for Reuse {
     fn release(&mut self, id: EntryId) {
         self.held[id.0 as usize] = false;
         let record = self.record_of[id.0 as usize];
-        if record != NONE {
+        if record == WINDOW {
+        } else if record != NONE {
             if std::mem::take(&mut self.record(record).held) {
                 self.score(record);
             }
@@ -521,19 +556,26 @@ impl Policy for Reuse {
     fn hold(&mut self, id: EntryId) {
         self.held[id.0 as usize] = true;
         let record = self.record_of[id.0 as usize];
-        if record != NONE {
-            self.record(record).held = true;
-            self.order.take(record);
-        } else {
-            self.bare.remove(id.0);
+        match record {
+            WINDOW => {}
+            NONE => {
+                self.bare.remove(id.0);
+            }
+            record => {
+                self.record(record).held = true;
+                self.order.take(record);
+            }
         }
     }
 
     fn leave(&mut self, id: EntryId) {
         let record = std::mem::replace(&mut self.record_of[id.0 as usize], NONE);
         self.bare.remove(id.0);
+        if record == WINDOW {
+            return;
+        }
         if record == NONE {
-            if let Some(parent) = self.tree.needs(id) {
+            if let Some(parent) = self.tree.remove(id) {
                 self.spare(parent);
             }
             return;
@@ -542,6 +584,9 @@ impl Policy for Reuse {
         let page = EntryId(self.records[record as usize].page);
         let above = self.tree.weigh(page).above;
         self.tree.mark(page, None);
+        if page == id {
+            self.tree.remove(page);
+        }
         self.spare(page);
         let gone = self.record(record);
         gone.entry = NONE;
@@ -570,7 +615,7 @@ impl Policy for Reuse {
         {
             return Some(EntryId(page));
         }
-        for _ in 0..self.k_res {
+        for _ in 0..RESCORES {
             let Some((at, bucket)) = self.order.least() else {
                 return waiting.map(EntryId);
             };

@@ -1,9 +1,9 @@
-//! Numbers by score, in buckets of an eighth of an octave: insertion, removal and the least, O(1).
+//! Numbers by score, in buckets of a sixteenth of an octave: insertion, removal and the least, O(1).
 
 use crate::policy::list::Lists;
 
 /// Buckets an octave.
-const STEPS: f32 = 64.0;
+const STEPS: f32 = 16.0;
 /// Octaves covered, from 2^-64 to 2^32.
 const LOWEST: f32 = -64.0;
 const BUCKETS: usize = 96 * STEPS as usize;

@@ -15,6 +15,7 @@ struct Page {
     depth: u32,
     /// Whether it counts among what needs its parent.
     counts: bool,
+    present: bool,
 }
 
 /// What the eviction of a checkpoint would free and cost.
@@ -43,6 +44,7 @@ impl Tree {
             record: NONE,
             depth: 0,
             counts: true,
+            present: false,
         };
         if at >= self.pages.len() {
             self.pages.resize(at + 1, absent);
@@ -50,6 +52,7 @@ impl Tree {
         self.pages[at] = Page {
             parent: parent.map_or(NONE, |parent| parent.0),
             depth,
+            present: true,
             ..absent
         };
     }
@@ -76,6 +79,9 @@ impl Tree {
         let mut at = page.0;
         while at != NONE {
             let page = &mut self.pages[at as usize];
+            if !page.present {
+                break;
+            }
             page.needed_by -= 1;
             if page.needed_by > 0 || !left(EntryId(at)) {
                 break;
@@ -85,9 +91,10 @@ impl Tree {
         }
     }
 
-    /// The page that a page hangs from, if it counts there.
-    pub(super) fn needs(&self, page: EntryId) -> Option<EntryId> {
-        let page = self.pages[page.0 as usize];
+    /// Removes a page; tells which one it hung from, if it counted there.
+    pub(super) fn remove(&mut self, page: EntryId) -> Option<EntryId> {
+        let page = &mut self.pages[page.0 as usize];
+        page.present = false;
         (page.counts && page.parent != NONE).then_some(EntryId(page.parent))
     }
 
