@@ -16,35 +16,6 @@ use tree::Tree;
 const NONE: u32 = u32::MAX;
 /// Of a window page that goes with its block's page.
 const WINDOW: u32 = u32::MAX - 1;
-/! Keeps the checkpoints that are expected to save most for the room and time that they take.
-
-mod hazard;
-mod order;
-mod tree;
-
-use hashbrown::HashMap;
-
-use super::list::Lists;
-use super::{Entry, EntryKind, Policy, Request};
-use crate::ids::EntryId;
-use hazard::{BINS, Features, Hazards, Kind, Origin};
-use order::Order;
-use tree::Tree;
-
-const NONE: u32 = u32::MAX;
-/// Of a window page that goes with its block's page.
-const WINDOW: u32 = u32::MAX - 1;
-pub(super) fn knob(name: &'static str, default: f32) -> f32 {
-    use std::sync::{Mutex, OnceLock};
-    static KNOBS: OnceLock<Mutex<std::collections::HashMap<&'static str, f32>>> = OnceLock::new();
-    let mut m = KNOBS.get_or_init(Default::default).lock().unwrap();
-    *m.entry(name).or_insert_with(|| {
-        std::env::var(name)
-            .ok()
-            .and_then(|v| v.parse().ok())
-            .unwrap_or(default)
-    })
-}
 /// Records kept of checkpoints that are not resident.
 const GHOSTS: usize = 16_384;
 /// Ages that one request brings up to date at most.
