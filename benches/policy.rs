@@ -5,13 +5,19 @@
 //! all its calls while that many entries come and as many go, and its bytes a unit.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hybrid_pages::ids::EntryId;
 use hybrid_pages::policy::{self, Entry, EntryKind, Policy, Request};
 
 const RATIO: u32 = 3;
+
+/// Time that this thread ran: a call is not charged for what else the machine did.
+fn ran() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
 
 /// A host of counts: conversations of one chain each, going round.
 struct Host {
@@ -26,6 +32,7 @@ struct Host {
     /// Conversations with a next turn: names and pages of their blocks.
     open: VecDeque<Vec<(u64, EntryId)>>,
     longest: Duration,
+    timed: bool,
 }
 
 fn name(number: u64) -> u64 {
@@ -44,14 +51,18 @@ impl Host {
             number: 0,
             open: VecDeque::new(),
             longest: Duration::ZERO,
+            timed: true,
         }
     }
 
     /// One call of the policy, timed.
     fn call<T>(&mut self, call: impl FnOnce(&mut dyn Policy) -> T) -> T {
-        let start = Instant::now();
+        if !self.timed {
+            return call(self.policy.as_mut());
+        }
+        let start = ran();
         let result = call(self.policy.as_mut());
-        self.longest = self.longest.max(start.elapsed());
+        self.longest = self.longest.max(ran() - start);
         result
     }
 
@@ -156,6 +167,7 @@ fn policies(c: &mut Criterion) {
             bytes / UNITS
         );
         let mut host = Host::new(name, 100_000);
+        host.timed = false;
         for _ in 0..10_000 {
             host.request();
         }

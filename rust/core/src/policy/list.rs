@@ -33,14 +33,14 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// So many empty lists.
-    pub(super) fn new(count: usize) -> Self {
+    /// So many empty lists, with room for so many numbers before anything moves.
+    pub(super) fn new(count: usize, room: usize) -> Self {
         let empty = Ends {
             first: END,
             last: END,
         };
         Self {
-            links: Vec::new(),
+            links: Vec::with_capacity(room),
             ends: vec![empty; count],
         }
     }

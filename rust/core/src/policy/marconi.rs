@@ -50,10 +50,10 @@ pub struct Marconi {
 impl Marconi {
     /// An empty cache's policy.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(units: u64) -> Self {
         Self {
-            ranks: Vec::new(),
-            lists: Lists::new(CLASSES),
+            ranks: Vec::with_capacity(super::room(units)),
+            lists: Lists::new(CLASSES, super::room(units)),
             clock: 0,
             checkpoint: 1.0,
             mean_efficiency: 0.0,
@@ -73,12 +73,6 @@ impl Marconi {
             self.ranks.resize(at + 1, Rank::default());
         }
         &mut self.ranks[at]
-    }
-}
-
-impl Default for Marconi {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

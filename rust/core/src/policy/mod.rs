@@ -136,17 +136,23 @@ pub const NAMES: &[&str] = &[
     "reuse",
 ];
 
+/// Entries to make room for at once: a vector that moves when it grows would hold up the scheduler.
+/// Room that is never used is address space, not memory.
+fn room(units: u64) -> usize {
+    units.min(1 << 22) as usize
+}
+
 /// Makes an empty policy for a cache of so many units.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a name that is not in [`NAMES`].
 pub fn by_name(name: &str, units: u64) -> Result<Box<dyn Policy>> {
     Ok(match name {
-        "lru" => Box::new(Lru::new(Admission::Every, true)),
-        "page-lru" => Box::new(Lru::new(Admission::Every, false)),
-        "align-lru" => Box::new(Lru::new(Admission::End, false)),
-        "junction-lru" => Box::new(Lru::new(Admission::Junction, false)),
-        "marconi" => Box::new(Marconi::new()),
+        "lru" => Box::new(Lru::new(Admission::Every, true, units)),
+        "page-lru" => Box::new(Lru::new(Admission::Every, false, units)),
+        "align-lru" => Box::new(Lru::new(Admission::End, false, units)),
+        "junction-lru" => Box::new(Lru::new(Admission::Junction, false, units)),
+        "marconi" => Box::new(Marconi::new(units)),
         "reuse" => Box::new(Reuse::new(units)),
         other => {
             return Err(Error::InvalidArgument(format!(

@@ -17,9 +17,9 @@ const NONE: u32 = u32::MAX;
 /// Of a window page that goes with its block's page.
 const WINDOW: u32 = u32::MAX - 1;
 /// Records kept of checkpoints that are not resident.
-const GHOSTS: usize = 16_384;
+const GHOSTS: usize = 4096;
 /// Ages that one request brings up to date at most.
-const UPDATES: usize = 512;
+const UPDATES: usize = 256;
 /// Rescorings that one eviction does at most.
 const RESCORES: usize = 64;
 /// One request in so many tells about boundaries that get no checkpoint.
@@ -103,21 +103,23 @@ impl Reuse {
     /// The policy of an empty cache of so many units.
     #[must_use]
     pub fn new(units: u64) -> Self {
-        let expected = (units / 4).min(1 << 20) as usize + GHOSTS;
+        let room = super::room(units);
+        // A checkpoint and the pages that it owns seldom take less than four units.
+        let expected = room / 4 + GHOSTS;
         Self {
             hazards: Hazards::new(),
-            records: Vec::new(),
+            records: Vec::with_capacity(expected),
             vacant: Vec::new(),
             by_boundary: HashMap::with_capacity(expected),
-            ages: Lists::new(BINS),
-            ghosts: Lists::new(1),
+            ages: Lists::new(BINS, expected),
+            ghosts: Lists::new(1, expected),
             ghost_count: 0,
-            order: Order::new(),
-            tree: Tree::default(),
-            record_of: Vec::new(),
-            bare: Lists::new(2),
-            waiting: Vec::new(),
-            held: Vec::new(),
+            order: Order::new(expected),
+            tree: Tree::new(room),
+            record_of: Vec::with_capacity(room),
+            bare: Lists::new(2, room),
+            waiting: Vec::with_capacity(room),
+            held: Vec::with_capacity(room),
             now: 0,
             requests: 0,
             threshold: 0.0,

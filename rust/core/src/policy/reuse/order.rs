@@ -17,9 +17,9 @@ pub(super) struct Order {
 }
 
 impl Order {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(room: usize) -> Self {
         Self {
-            lists: Lists::new(BUCKETS),
+            lists: Lists::new(BUCKETS, room),
             filled: [0; BUCKETS / 64],
         }
     }

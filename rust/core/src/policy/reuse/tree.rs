@@ -30,12 +30,18 @@ pub(super) struct Weight {
 }
 
 /// All resident pages by entry number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tree {
     pages: Vec<Page>,
 }
 
 impl Tree {
+    pub(super) fn new(room: usize) -> Self {
+        Self {
+            pages: Vec::with_capacity(room),
+        }
+    }
+
     pub(super) fn add(&mut self, id: EntryId, parent: Option<EntryId>, depth: u32) {
         let at = id.0 as usize;
         let absent = Page {
