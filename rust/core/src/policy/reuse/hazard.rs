@@ -6,8 +6,8 @@
 //! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
 //! the same in every bin, is the scale-free law under which least recently used is right.
 
-/// Age bins: from a quarter of a second to days.
-pub(super) const BINS: usize = 40;
+/// Age bins: from a second to days.
+pub(super) const BINS: usize = 36;
 /// Factors of a checkpoint.
 const FEATURES: usize = 9;
 /// Places in the table of each factor.
@@ -19,7 +19,7 @@ const WEIGHT: f32 = 5.0;
 /// Expected uses in one bin never exceed this.
 const MOST: f32 = 4.5;
 /// End of the first bin, in milliseconds, as a power of two.
-const FIRST: f64 = 8.0;
+const FIRST: f64 = 10.0;
 
 /// What a checkpoint is, with what has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Features {
         match feature {
             0 => value * BINS + bin,
             // Age as a multiple of the output's length or of the gap before: one scale for all.
-            3 | 4 if value > 0 => (bin + 56).saturating_sub(value).clamp(1, 60),
+            3 | 4 if value > 0 => (bin + 60).saturating_sub(value).clamp(1, 60),
             _ => value,
         }
     }

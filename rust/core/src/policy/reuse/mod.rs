@@ -17,7 +17,7 @@ const NONE: u32 = u32::MAX;
 /// Of a window page that goes with its block's page.
 const WINDOW: u32 = u32::MAX - 1;
 /// Records kept of checkpoints that are not resident.
-const GHOSTS: usize = 4096;
+const GHOSTS: usize = 16_384;
 /// Ages that one request brings up to date at most.
 const UPDATES: usize = 256;
 /// Rescorings that one eviction does at most.
@@ -143,7 +143,8 @@ impl Reuse {
                 left -= 1;
                 self.hazards.learn(&record.features, bin, 1.0, false);
                 self.ages.push(bin + 1, at);
-                let matters = record.is_resident() || record.heir != NONE;
+                let leads = record.heir != NONE && self.records[record.heir as usize].source == at;
+                let matters = record.is_resident() || leads;
                 let index = if matters {
                     self.hazards.index(&record.features, bin + 1)
                 } else {
@@ -154,7 +155,7 @@ impl Reuse {
                 record.index = index;
                 if record.is_resident() {
                     self.score(at);
-                } else if record.heir != NONE {
+                } else if leads {
                     self.bequeath(at);
                 }
             }
