@@ -1,0 +1,60 @@
+"""Engines configured otherwise: the same equality."""
+
+import pytest
+
+from harness import NOISE, Engine, tokens
+
+VARIANTS = {
+    "steps of little more than a block": {"max_num_batched_tokens": 80, "max_num_seqs": 8},
+    "steps shorter than a block": {"max_num_batched_tokens": 48, "max_num_seqs": 8},
+    "asynchronous scheduling": {"async_scheduling": True},
+    "a state kept at every boundary": {"prefix_cache_retention_interval": 64},
+    "larger blocks": {"block_size": 96},
+    "hashes finer than blocks": {"prefix_match_unit": 32},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def engine(request, start):
+    return start("qwen3.5", {"verify_on_load": True}, **VARIANTS[request.param])
+
+
+def test_a_resend_an_extension_and_a_fork_are_restored(engine: Engine):
+    n = engine.N
+    prompt = tokens("variant", 4 * n + 9)
+    assert engine.restored([prompt], prompt, 8).host == 4 * n
+    assert engine.restored([prompt], prompt + tokens("more", 2 * n), 8).host == 4 * n
+    shared = prompt[: 2 * n + 3]
+    first, second, third = (shared + tokens(("branch", i), 2 * n) for i in range(3))
+    assert engine.restored([first, second], third).host == 2 * n
+    exact = prompt[: 3 * n]
+    assert engine.restored([exact], exact).host == 2 * n
+
+
+def test_decode_across_boundaries_is_restored(engine: Engine):
+    prompt = tokens("decode", 2 * engine.N - 5)
+    engine.reset_all()
+    answer = engine.run(prompt, engine.N + 10).tokens
+    follow_up = (*prompt, *answer, *tokens("next", 9))
+    engine.reset_local()
+    restored = engine.run(follow_up)
+    assert restored.host >= engine.N
+    engine.reset_all()
+    with engine.looking_away():
+        engine.run(prompt, engine.N + 10)
+    assert restored == engine.local_hit(follow_up, restored)
+
+
+def test_eight_at_once_are_right(engine: Engine):
+    shared = tokens("together", 3 * engine.N)
+    prompts = [
+        shared[: (1 + i % 3) * engine.N] + tokens(("each", i), engine.N + 7 * i) for i in range(8)
+    ]
+    cold = [engine.cold(prompt) for prompt in prompts]
+    engine.reset_all()
+    engine.run_all(prompts)
+    engine.reset_local()
+    results = engine.run_all(prompts)
+    assert sum(result.host for result in results) > 0
+    assert max(a.distance(b) for a, b in zip(cold, results, strict=True)) < NOISE
+    assert not any(key.startswith("failures") for key in engine.stats())
