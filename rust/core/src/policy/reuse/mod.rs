@@ -26,6 +26,8 @@ const RESCORES: usize = 64;
 const SAMPLE: u64 = 8;
 /// Requests for which a page may wait for its first checkpoint.
 const PATIENCE: u64 = 256;
+/// First age bin of which only every other renews the index: about a quarter of an hour.
+const COARSE: usize = 20;
 /// Blocks before the end where a checkpoint is considered.
 const OFFSETS: [usize; 8] = [1, 2, 3, 5, 8, 13, 21, 34];
 
@@ -46,6 +48,8 @@ struct Record {
     held: bool,
     units: u32,
     index: f32,
+    /// Blocks that it saves over the room that it frees, as of when it was last weighed.
+    density: f32,
     /// The largest index among evicted ones whose requests would now resume here, and whose it is.
     inherited: f32,
     source: u32,
@@ -143,18 +147,20 @@ impl Reuse {
                 left -= 1;
                 self.hazards.learn(&record.features, bin, 1.0, false);
                 self.ages.push(bin + 1, at);
+                self.record(at).bin = bin as u8 + 1;
+                // Later, an index that is half an octave old is good enough.
+                if bin >= COARSE && bin % 2 == 0 {
+                    continue;
+                }
                 let leads = record.heir != NONE && self.records[record.heir as usize].source == at;
-                let matters = record.is_resident() || leads;
-                let index = if matters {
-                    self.hazards.index(&record.features, bin + 1)
-                } else {
-                    0.0
-                };
-                let record = self.record(at);
-                record.bin = bin as u8 + 1;
-                record.index = index;
+                if record.is_resident() || leads {
+                    self.record(at).index = self.hazards.index(&record.features, bin + 1);
+                }
                 if record.is_resident() {
-                    self.score(at);
+                    if bin % 2 == 0 {
+                        self.weigh(at);
+                    }
+                    self.place(at);
                 } else if leads {
                     self.bequeath(at);
                 }
@@ -208,6 +214,7 @@ impl Reuse {
             held: false,
             units: 0,
             index: 0.0,
+            density: 0.0,
             inherited: 0.0,
             source: NONE,
             heir: NONE,
@@ -272,19 +279,30 @@ impl Reuse {
         }
     }
 
+    /// Expected saving a unit of room and time.
     fn worth(&self, at: u32) -> f32 {
         let record = &self.records[at as usize];
+        record.index.max(record.inherited) * record.density
+    }
+
+    fn weigh(&mut self, at: u32) {
+        let record = &mut self.records[at as usize];
         let weight = self.tree.weigh(EntryId(record.page));
-        let room = (record.units + weight.pages) as f32;
-        record.index.max(record.inherited) * weight.blocks as f32 / room
+        record.density = weight.blocks as f32 / (record.units + weight.pages) as f32;
     }
 
     /// Puts a resident record where it belongs in the order.
-    fn score(&mut self, at: u32) {
+    fn place(&mut self, at: u32) {
         if !self.records[at as usize].held {
             let bucket = Order::bucket(self.worth(at));
             self.order.put(at, bucket);
         }
+    }
+
+    /// Weighs a resident record and puts it where it belongs.
+    fn score(&mut self, at: u32) {
+        self.weigh(at);
+        self.place(at);
     }
 
     fn need(&mut self, page: EntryId) {
@@ -517,7 +535,9 @@ impl Policy for Reuse {
         self.held[id.0 as usize] = false;
         let record = self.record_of[id.0 as usize];
         if record == WINDOW {
-        } else if record != NONE {
+            return;
+        }
+        if record != NONE {
             if std::mem::take(&mut self.record(record).held) {
                 self.score(record);
             }
@@ -593,7 +613,8 @@ impl Policy for Reuse {
             let Some((at, bucket)) = self.order.least() else {
                 return waiting.map(EntryId);
             };
-            // Scores fall only when their record ages; whatever else happened made it worth more.
+            // What happened around it since it was last weighed may have made it worth more.
+            self.weigh(at);
             let worth = self.worth(at);
             let now = Order::bucket(worth);
             if now <= bucket {
