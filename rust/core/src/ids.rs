@@ -45,6 +45,14 @@ impl PrefixKey {
         })
     }
 
+    /// Its first 64 bits, for who needs a name and can bear a collision.
+    #[must_use]
+    pub fn short(&self) -> u64 {
+        let mut word = [0; Self::MIN_BYTES];
+        word.copy_from_slice(&self.bytes[..Self::MIN_BYTES]);
+        u64::from_le_bytes(word)
+    }
+
     /// The hash as given.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {

@@ -4,7 +4,7 @@
 //!
 //! | level | modules |
 //! |---|---|
-//! | L4 | [`cache`]: the only door to index, slots and policy |
+//! | L4 | [`cache`]: the only door to index, slots and policy; [`replay`]: the lab for policies |
 //! | L3 | [`prefix`]: which boundaries can be resumed; [`tier`]: where slots live |
 //! | L2 | [`slot`]: places in an arena and who holds them; [`transfer`]: copies and what executes them |
 //! | L1 | [`geometry`]: what a page and a checkpoint are made of; [`policy`]: which entries stay |
@@ -26,3 +26,4 @@ pub mod prefix;
 pub mod tier;
 
 pub mod cache;
+pub mod replay;

@@ -15,6 +15,17 @@ pub struct ClassConfig {
     pub slots_per_entry: usize,
 }
 
+/// A request on its arrival, for [`Cache::admit`](super::Cache::admit).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Milliseconds on any clock that never goes back, the same for all calls.
+    pub now: u64,
+    /// Tokens of the prompt.
+    pub tokens: u64,
+    /// Deepest boundary, in blocks, from which it could resume.
+    pub limit: usize,
+}
+
 /// Everything a cache needs to know about the engine and the arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {

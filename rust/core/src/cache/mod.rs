@@ -14,7 +14,7 @@ mod stats;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use config::{CacheConfig, ClassConfig};
+pub use config::{Arrival, CacheConfig, ClassConfig};
 pub use entry::{LeaseEntry, Skipped};
 pub use lease::{ReadLease, WriteLease};
 pub use stats::Stats;
@@ -80,6 +80,34 @@ impl Cache {
     ) -> Result<Option<ReadLease>> {
         let hold = self.shared.lock().acquire(namespace, keys, first)?;
         Ok(hold.map(|hold| ReadLease::new(Arc::clone(&self.shared), first, hold)))
+    }
+
+    /// Which boundaries of a prompt deserve a checkpoint, in blocks, shallow first: the policy's choice,
+    /// which is for the caller to follow. `keys` are those of all its full blocks. To be called once a
+    /// request, before its entries are reserved: the policy learns from it what is used.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    pub fn admit(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        arrival: Arrival,
+    ) -> Result<Vec<usize>> {
+        self.shared.lock().admit(namespace, keys, arrival)
+    }
+
+    /// Tells the policy how many tokens a request produced; `end` is the key of its last full block.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    pub fn finish(
+        &self,
+        namespace: NamespaceId,
+        end: &PrefixKey,
+        output_tokens: u64,
+    ) -> Result<()> {
+        self.shared.lock().finish(namespace, end, output_tokens)
     }
 
     /// Finds room for entries, each a class and a block of `keys`, in any order. What is resident or

@@ -182,6 +182,7 @@ impl State {
                     .expect("room was made for the whole unit");
                 let id = self.entries.insert(at.class, node, slots);
                 self.index.begin(node, at.class, id);
+                self.introduce(namespace, key, node, at.block, id);
                 written.push((at, id));
             }
         }

@@ -3,12 +3,12 @@
 //! An entry that someone holds is in nobody's list but the index's; one that nobody holds is with
 //! the policy. So `slots = free + held + evictable`, always.
 
-use super::config::CacheConfig;
+use super::config::{Arrival, CacheConfig};
 use super::entry::LeaseEntry;
 use super::stats::{Class, Stats};
 use crate::error::Result;
-use crate::ids::{EntryId, NamespaceId, PrefixKey, SlotId};
-use crate::policy::{self, Policy};
+use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
+use crate::policy::{self, Entry, EntryKind, Policy, Request};
 use crate::prefix::{Hit, Index, Namespaces};
 use crate::slot::{EntryTable, SlotPool};
 
@@ -37,6 +37,11 @@ pub(super) struct ReadHold {
     pub(super) held: Vec<EntryId>,
 }
 
+/// What a policy calls a boundary.
+fn boundary(namespace: NamespaceId, key: &PrefixKey) -> u64 {
+    key.short() ^ u64::from(namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 impl State {
     pub(super) fn new(config: &CacheConfig) -> Result<Self> {
         let roles = config.roles()?;
@@ -60,7 +65,7 @@ impl State {
             index: Index::new(roles),
             entries: EntryTable::new(config.ranks),
             pool,
-            policy: policy::by_name(&config.policy)?,
+            policy: policy::by_name(&config.policy, config.slots as u64)?,
             evictable: 0,
             writing: 0,
             reclaimed: 0,
@@ -146,12 +151,79 @@ impl State {
         }
     }
 
+    /// Which boundaries of a request deserve a checkpoint.
+    pub(super) fn admit(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        arrival: Arrival,
+    ) -> Result<Vec<usize>> {
+        self.namespaces.check(namespace)?;
+        let limit = arrival.limit.min(keys.len());
+        let pages = self.index.joint_hit(namespace, keys, |_| ()).pages;
+        let resumed = self
+            .index
+            .joint_hit(namespace, &keys[..limit], |_| ())
+            .blocks;
+        let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
+        let mut admitted = Vec::new();
+        let request = Request {
+            now: arrival.now,
+            tokens: arrival.tokens,
+            boundaries: &boundaries,
+            limit,
+            resumed,
+            pages,
+            free: self.pool.free().into(),
+        };
+        self.policy.admit(&request, &mut admitted);
+        admitted.sort_unstable();
+        admitted.dedup();
+        Ok(admitted)
+    }
+
+    /// Tells the policy how much a request produced.
+    pub(super) fn finish(
+        &mut self,
+        namespace: NamespaceId,
+        end: &PrefixKey,
+        output_tokens: u64,
+    ) -> Result<()> {
+        self.namespaces.check(namespace)?;
+        self.policy.finish(boundary(namespace, end), output_tokens);
+        Ok(())
+    }
+
+    /// Shows the policy an entry that was just made, and is held.
+    pub(super) fn introduce(
+        &mut self,
+        namespace: NamespaceId,
+        key: &PrefixKey,
+        node: NodeId,
+        block: usize,
+        id: EntryId,
+    ) {
+        let class = self.entries.get(id).class;
+        self.policy.enter(&Entry {
+            id,
+            kind: match self.classes[class].kind {
+                ClassKind::Attention => EntryKind::Page,
+                ClassKind::Window => EntryKind::Window,
+                ClassKind::Recurrent => EntryKind::Checkpoint,
+            },
+            parent: self.index.support(node, class),
+            depth: block as u32 + 1,
+            units: self.classes[class].slots,
+            boundary: boundary(namespace, key),
+        });
+    }
+
     /// Keeps entries from eviction until [`release`](Self::release).
     pub(super) fn hold(&mut self, ids: &[EntryId]) {
         for &id in ids {
             let entry = self.entries.get_mut(id);
             if entry.holds == 0 {
-                self.policy.remove(id);
+                self.policy.hold(id);
                 self.evictable -= entry.slots.len();
             }
             entry.holds += 1;
@@ -169,7 +241,7 @@ impl State {
             }
             if entry.home.is_some() {
                 self.evictable += entry.slots.len();
-                self.policy.insert(id);
+                self.policy.release(id);
             } else {
                 let entry = self.entries.remove(id);
                 self.pool.give(entry.slots);
@@ -256,7 +328,9 @@ impl State {
     /// Gives up entries that just left the index: at once, or when their last lease ends.
     fn detach(&mut self, gone: &[EntryId]) -> u64 {
         let mut resident = 0;
-        for &id in gone {
+        // What hangs from a page leaves before it.
+        for &id in gone.iter().rev() {
+            self.policy.leave(id);
             let entry = self.entries.get_mut(id);
             entry.home = None;
             if entry.resident {
@@ -264,7 +338,6 @@ impl State {
                 self.classes[entry.class].resident -= 1;
             }
             if entry.holds == 0 {
-                self.policy.remove(id);
                 self.evictable -= entry.slots.len();
                 let entry = self.entries.remove(id);
                 self.pool.give(entry.slots);

@@ -1,95 +1,83 @@
-//! Least recently used: a doubly linked list threaded through a vector, every step O(1).
+//! Least recently used, with three ways to admit checkpoints.
 
-use super::Policy;
+use super::list::Lists;
+use super::{Policy, Request};
 use crate::ids::EntryId;
 
-/// End of the list.
-const END: u32 = u32::MAX;
-/// Mark of an entry that is not in the list.
-const ABSENT: u32 = u32::MAX - 1;
+/// Which boundaries of a request get a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// All that it computes.
+    Every,
+    /// The last.
+    End,
+    /// The last, and the one at which it leaves the pages that are known.
+    Junction,
+}
 
-#[derive(Debug, Clone, Copy)]
-struct Link {
-    older: u32,
-    newer: u32,
+impl Admission {
+    /// Adds the boundaries of a request that get a checkpoint.
+    pub(super) fn admit(self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        let (from, end) = (request.resumed, request.blocks());
+        match self {
+            Self::Every => admitted.extend(from + 1..=end),
+            Self::End => admitted.extend((end > from).then_some(end)),
+            Self::Junction => {
+                admitted.extend((end > from).then_some(end));
+                let fork = request.pages.min(end);
+                admitted.extend((fork > from && fork < end).then_some(fork));
+            }
+        }
+    }
 }
 
 /// Evicts what was used longest ago.
 #[derive(Debug)]
 pub struct Lru {
-    links: Vec<Link>,
-    oldest: u32,
-    newest: u32,
+    order: Lists,
+    admission: Admission,
+    refreshes_path: bool,
 }
 
 impl Lru {
-    /// An empty list.
+    /// An empty list. With `refreshes_path`, a host should count every checkpoint that a request
+    /// passes as used: see [`Policy::refreshes_path`].
     #[must_use]
-    pub const fn new() -> Self {
+    pub fn new(admission: Admission, refreshes_path: bool, units: u64) -> Self {
         Self {
-            links: Vec::new(),
-            oldest: END,
-            newest: END,
+            order: Lists::new(1, super::room(units)),
+            admission,
+            refreshes_path,
         }
-    }
-
-    fn join(&mut self, older: u32, newer: u32) {
-        match older {
-            END => self.oldest = newer,
-            at => self.links[at as usize].newer = newer,
-        }
-        match newer {
-            END => self.newest = older,
-            at => self.links[at as usize].older = older,
-        }
-    }
-}
-
-impl Default for Lru {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
 impl Policy for Lru {
-    fn insert(&mut self, id: EntryId) {
-        self.remove(id);
-        let at = id.0 as usize;
-        if at >= self.links.len() {
-            self.links.resize(
-                at + 1,
-                Link {
-                    older: ABSENT,
-                    newer: ABSENT,
-                },
-            );
-        }
-        self.join(self.newest, id.0);
-        self.join(id.0, END);
+    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        self.admission.admit(request, admitted);
     }
 
-    fn remove(&mut self, id: EntryId) {
-        let Some(link) = self.links.get_mut(id.0 as usize) else {
-            return;
-        };
-        if link.older == ABSENT {
-            return;
-        }
-        let Link { older, newer } = std::mem::replace(
-            link,
-            Link {
-                older: ABSENT,
-                newer: ABSENT,
-            },
-        );
-        self.join(older, newer);
+    fn refreshes_path(&self) -> bool {
+        self.refreshes_path
     }
 
-    fn victim(&self) -> Option<EntryId> {
-        (self.oldest != END).then_some(EntryId(self.oldest))
+    fn release(&mut self, id: EntryId) {
+        self.order.push(0, id.0);
+    }
+
+    fn hold(&mut self, id: EntryId) {
+        self.order.remove(id.0);
+    }
+
+    fn leave(&mut self, id: EntryId) {
+        self.order.remove(id.0);
+    }
+
+    fn victim(&mut self) -> Option<EntryId> {
+        self.order.first(0).map(EntryId)
     }
 
     fn bytes(&self) -> usize {
-        self.links.capacity() * size_of::<Link>()
+        self.order.bytes()
     }
 }

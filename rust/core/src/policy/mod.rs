@@ -1,45 +1,164 @@
-//! Which entries stay when room runs out. A policy sees ids, never payloads or locks.
+//! Which checkpoints are made and which entries stay. A policy sees ids, sizes and times, never
+//! payloads or locks.
+//!
+//! | name | checkpoints it admits | what goes first |
+//! |---|---|---|
+//! | `lru` | every boundary | what no request passed for longest, checkpoints like pages |
+//! | `page-lru` | every boundary | what was used longest ago; of the checkpoints a hit uses one |
+//! | `align-lru` | the last boundary | the same |
+//! | `junction-lru` | the last boundary, and where the request leaves known pages | the same |
+//! | `marconi` | the same | least recency plus efficiency: see [`Marconi`] |
+//! | `reuse` | as many as pay: see [`Reuse`] | least expected saving a unit of room and time |
 
+mod list;
 mod lru;
+mod marconi;
+mod reuse;
 
-pub use lru::Lru;
+pub use lru::{Admission, Lru};
+pub use marconi::Marconi;
+pub use reuse::Reuse;
 
 use crate::error::{Error, Result};
 use crate::ids::EntryId;
 
-/// The order in which entries go.
+/// A request as a policy sees it when it arrives.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// Milliseconds on a clock that never goes back.
+    pub now: u64,
+    /// Tokens of the prompt.
+    pub tokens: u64,
+    /// Names of the boundaries of its full blocks: 64 bits of each chained prefix key.
+    pub boundaries: &'a [u64],
+    /// Deepest boundary, in blocks, from which it could resume: at least one token is computed.
+    pub limit: usize,
+    /// Boundary that it resumes from, in blocks.
+    pub resumed: usize,
+    /// Leading blocks whose pages are there.
+    pub pages: usize,
+    /// Units of room that nothing takes.
+    pub free: u64,
+}
+
+impl Request<'_> {
+    /// Full blocks of the prompt.
+    #[must_use]
+    pub const fn blocks(&self) -> usize {
+        self.boundaries.len()
+    }
+}
+
+/// What an entry is to a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// Needed by every checkpoint at or below it.
+    Page,
+    /// Needed by requests that resume there, and only by them.
+    Checkpoint,
+    /// Of sliding-window attention: needed by checkpoints of the next blocks.
+    Window,
+}
+
+/// An entry that was just made.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// Its number; small, and used again after the entry has left.
+    pub id: EntryId,
+    /// What it is.
+    pub kind: EntryKind,
+    /// The page that it can't be reached without: of the block before for a page, its own block's
+    /// for the others.
+    pub parent: Option<EntryId>,
+    /// Boundary at its end, in blocks.
+    pub depth: u32,
+    /// Room that it takes.
+    pub units: u32,
+    /// Name of its boundary, as in [`Request::boundaries`].
+    pub boundary: u64,
+}
+
+/// Admission and eviction.
 ///
-/// The cache hands an entry over with [`insert`](Policy::insert) whenever its last lease ends and
-/// takes it back with [`remove`](Policy::remove) when a lease begins, so a policy holds exactly the
-/// entries that may be evicted and never has to look past one that may not. Entries of a prefix come
-/// deepest first, pages last: whoever treats later arrivals as more valuable takes tails first.
+/// The host calls [`admit`](Policy::admit) when a request arrives, [`enter`](Policy::enter) for each
+/// entry that it makes, parents first, and [`release`](Policy::release) when nobody holds an entry
+/// any more: deepest first, a block's checkpoint before its page. An entry is evictable from its
+/// release until it is held again or leaves, so a policy never has to look past one that isn't.
+/// Releasing an evictable entry again says that it was used.
 pub trait Policy: Send {
-    /// Takes an entry that nobody holds any more. It must not be held by the policy already.
-    fn insert(&mut self, id: EntryId);
+    /// Adds to `admitted` the boundaries, in blocks and deeper than `resumed`, that deserve a
+    /// checkpoint.
+    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>);
 
-    /// Gives up an entry; one that it doesn't hold is ignored.
-    fn remove(&mut self, id: EntryId);
+    /// Whether a request uses every checkpoint that it passes, not only the one it resumes from.
+    fn refreshes_path(&self) -> bool {
+        false
+    }
 
-    /// The entry to go next; it stays until it is removed.
-    fn victim(&self) -> Option<EntryId>;
+    /// The request that ends at `boundary` produced so many tokens.
+    fn finish(&mut self, boundary: u64, output_tokens: u64) {
+        let _ = (boundary, output_tokens);
+    }
+
+    /// Learns of a new entry; it is held.
+    fn enter(&mut self, entry: &Entry) {
+        let _ = entry;
+    }
+
+    /// Nobody holds the entry: it may be evicted. A resident one was used.
+    fn release(&mut self, id: EntryId);
+
+    /// The entry may not be evicted until its release.
+    fn hold(&mut self, id: EntryId);
+
+    /// The entry is gone; one that the policy doesn't know is ignored.
+    fn leave(&mut self, id: EntryId);
+
+    /// The entry to go next; it stays until it leaves.
+    fn victim(&mut self) -> Option<EntryId>;
+
+    /// An entry that is worth nothing, whatever the room; it stays until it leaves.
+    fn surplus(&mut self) -> Option<EntryId> {
+        None
+    }
 
     /// Bytes of memory held.
     fn bytes(&self) -> usize;
 }
 
 /// Names of every policy, as [`by_name`] takes them.
-pub const NAMES: &[&str] = &["lru"];
+pub const NAMES: &[&str] = &[
+    "lru",
+    "page-lru",
+    "align-lru",
+    "junction-lru",
+    "marconi",
+    "reuse",
+];
 
-/// Makes an empty policy.
+/// Entries to make room for at once: a vector that moves when it grows would hold up the scheduler.
+/// Room that is never used is address space, not memory.
+fn room(units: u64) -> usize {
+    units.min(1 << 22) as usize
+}
+
+/// Makes an empty policy for a cache of so many units.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a name that is not in [`NAMES`].
-pub fn by_name(name: &str) -> Result<Box<dyn Policy>> {
-    match name {
-        "lru" => Ok(Box::new(Lru::new())),
-        other => Err(Error::InvalidArgument(format!(
-            "policy: expected one of {}, found '{other}'",
-            NAMES.join(", ")
-        ))),
-    }
+pub fn by_name(name: &str, units: u64) -> Result<Box<dyn Policy>> {
+    Ok(match name {
+        "lru" => Box::new(Lru::new(Admission::Every, true, units)),
+        "page-lru" => Box::new(Lru::new(Admission::Every, false, units)),
+        "align-lru" => Box::new(Lru::new(Admission::End, false, units)),
+        "junction-lru" => Box::new(Lru::new(Admission::Junction, false, units)),
+        "marconi" => Box::new(Marconi::new(units)),
+        "reuse" => Box::new(Reuse::new(units)),
+        other => {
+            return Err(Error::InvalidArgument(format!(
+                "policy: expected one of {}, found '{other}'",
+                NAMES.join(", ")
+            )));
+        }
+    })
 }

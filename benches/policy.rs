@@ -1,0 +1,180 @@
+//! What a policy costs a request, at worst a call, and in memory.
+//!
+//! `request`: a turn of a conversation (24 blocks known, 2 new, one checkpoint) arrives in a full
+//! cache of 100,000 units, and as much is evicted. Before it, for each policy at 1,000,000 units: the longest of
+//! all its calls while that many entries come and as many go, and its bytes a unit.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use hybrid_pages::ids::EntryId;
+use hybrid_pages::policy::{self, Entry, EntryKind, Policy, Request};
+
+const RATIO: u32 = 3;
+
+/// Time that this thread ran: a call is not charged for what else the machine did.
+fn ran() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// A host of counts: conversations of one chain each, going round.
+struct Host {
+    policy: Box<dyn Policy>,
+    units: u64,
+    taken: u64,
+    /// Of each entry in use: its units and whether it is a checkpoint's.
+    entries: Vec<u32>,
+    vacant: Vec<u32>,
+    now: u64,
+    number: u64,
+    /// Conversations with a next turn: names and pages of their blocks.
+    open: VecDeque<Vec<(u64, EntryId)>>,
+    longest: Duration,
+    timed: bool,
+}
+
+fn name(number: u64) -> u64 {
+    (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Host {
+    fn new(policy: &str, units: u64) -> Self {
+        Self {
+            policy: policy::by_name(policy, units).expect("the name is known"),
+            units,
+            taken: 0,
+            entries: Vec::new(),
+            vacant: Vec::new(),
+            now: 0,
+            number: 0,
+            open: VecDeque::new(),
+            longest: Duration::ZERO,
+            timed: true,
+        }
+    }
+
+    /// One call of the policy, timed.
+    fn call<T>(&mut self, call: impl FnOnce(&mut dyn Policy) -> T) -> T {
+        if !self.timed {
+            return call(self.policy.as_mut());
+        }
+        let start = ran();
+        let result = call(self.policy.as_mut());
+        self.longest = self.longest.max(ran() - start);
+        result
+    }
+
+    fn enter(
+        &mut self,
+        kind: EntryKind,
+        parent: Option<EntryId>,
+        depth: usize,
+        boundary: u64,
+    ) -> EntryId {
+        let units = if kind == EntryKind::Page { 1 } else { RATIO };
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.entries.push(0);
+            self.entries.len() as u32 - 1
+        });
+        self.entries[id as usize] = units;
+        self.taken += u64::from(units);
+        let entry = Entry {
+            id: EntryId(id),
+            kind,
+            parent,
+            depth: depth as u32,
+            units,
+            boundary,
+        };
+        self.call(|policy| policy.enter(&entry));
+        entry.id
+    }
+
+    /// A new prompt of 24 blocks, then 2 blocks more for one that is open.
+    fn request(&mut self) {
+        self.now += 300;
+        self.number += 1;
+        let mut chain = if self.number.is_multiple_of(2) {
+            self.open.pop_front().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let known = chain.len();
+        let fresh = if known == 0 { 24 } else { 2 };
+        let mut names: Vec<u64> = chain.iter().map(|&(name, _)| name).collect();
+        names.extend((0..fresh).map(|block| name(self.number * 64 + block)));
+        let mut admitted = Vec::new();
+        let request = Request {
+            now: self.now,
+            tokens: names.len() as u64 * 512 + 100,
+            boundaries: &names,
+            limit: names.len(),
+            resumed: 0,
+            pages: 0,
+            free: self.units - self.taken,
+        };
+        self.call(|policy| policy.admit(&request, &mut admitted));
+        // The chain may have gone meanwhile: it is made anew, as a host would on a miss.
+        chain.clear();
+        let mut checkpoints = Vec::new();
+        for (block, &name) in names.iter().enumerate() {
+            let parent = chain.last().map(|&(_, page)| page);
+            let page = self.enter(EntryKind::Page, parent, block + 1, name);
+            chain.push((name, page));
+            if block + 1 == names.len() {
+                checkpoints.push(self.enter(EntryKind::Checkpoint, Some(page), block + 1, name));
+            }
+        }
+        for id in checkpoints
+            .into_iter()
+            .chain(chain.iter().rev().map(|&(_, page)| page))
+        {
+            self.call(|policy| policy.release(id));
+        }
+        let end = names[names.len() - 1];
+        self.call(|policy| policy.finish(end, 100));
+        if known == 0 {
+            self.open.push_back(chain);
+            if self.open.len() > 1000 {
+                self.open.pop_front();
+            }
+        }
+        while self.taken > self.units {
+            let victim = self
+                .call(|policy| policy.victim())
+                .expect("something is evictable");
+            self.call(|policy| policy.leave(victim));
+            self.taken -= u64::from(self.entries[victim.0 as usize]);
+            self.vacant.push(victim.0);
+        }
+    }
+}
+
+fn policies(c: &mut Criterion) {
+    let mut group = c.benchmark_group("request");
+    for name in policy::NAMES {
+        const UNITS: u64 = 1_000_000;
+        let mut host = Host::new(name, UNITS);
+        for _ in 0..80_000 {
+            host.request();
+        }
+        let bytes = host.policy.bytes() as u64;
+        println!(
+            "{name}: longest call {:?}, {} bytes a unit at {UNITS} units",
+            host.longest,
+            bytes / UNITS
+        );
+        let mut host = Host::new(name, 100_000);
+        host.timed = false;
+        for _ in 0..10_000 {
+            host.request();
+        }
+        group.bench_function(*name, |b| b.iter(|| host.request()));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, policies);
+criterion_main!(benches);

@@ -1,0 +1,141 @@
+//! Marconi (arXiv 2411.19379): checkpoints at ends and branch points; recency plus efficiency.
+//!
+//! As published, an entry's utility is its recency plus alpha times its efficiency (compute saved per
+//! byte), each scaled to [0, 1] over all entries. Four faults are mended here:
+//!
+//! 1. *Rescans.* Scaling over all entries makes each eviction a pass over the cache. Here efficiency is
+//!    a bonus of time in [`CLASSES`] steps; each step has its own list in order of use, and the victim is
+//!    the least of their heads.
+//! 2. *Forgetting recency.* Scaled by the extremes, one long prompt squeezes all ages to nothing. The
+//!    bonus is scaled by the running mean of efficiencies and by the mean time from last use to
+//!    eviction, and is capped.
+//! 3. *The tuner.* Replaying past requests under a grid of alphas stops the world and can choose
+//!    worse than plain recency. Alpha is fixed and small.
+//! 4. *Inner nodes.* A node with two children is never evicted, so a dead fork stays for ever. Here a
+//!    page ages like any other entry and never leaves before what hangs from it: an entry keeps the
+//!    best rank that a request gave it.
+
+use super::list::Lists;
+use super::lru::Admission;
+use super::{Entry, EntryKind, Policy, Request};
+use crate::ids::EntryId;
+
+/// Weight of efficiency against recency.
+const ALPHA: f64 = 0.05;
+/// Steps of efficiency; the last is everything from `CLASSES / 4` times the mean on.
+const CLASSES: usize = 16;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Rank {
+    used: u64,
+    class: u8,
+    evictable: bool,
+}
+
+/// Recency and efficiency, mended: see the head of the module's source.
+#[derive(Debug)]
+pub struct Marconi {
+    ranks: Vec<Rank>,
+    lists: Lists,
+    /// Uses so far: the clock of recency.
+    clock: u64,
+    /// Units of the last checkpoint that was made.
+    checkpoint: f64,
+    mean_efficiency: f64,
+    mean_stay: f64,
+    /// Step of the request that is being stored.
+    class: u8,
+}
+
+impl Marconi {
+    /// An empty cache's policy.
+    #[must_use]
+    pub fn new(units: u64) -> Self {
+        Self {
+            ranks: Vec::with_capacity(super::room(units)),
+            lists: Lists::new(CLASSES, super::room(units)),
+            clock: 0,
+            checkpoint: 1.0,
+            mean_efficiency: 0.0,
+            mean_stay: 0.0,
+            class: 0,
+        }
+    }
+
+    /// When an entry used now and then would be as stale as one of no efficiency.
+    fn key(&self, used: u64, class: u8) -> f64 {
+        used as f64 + ALPHA * 4.0 * f64::from(class) / CLASSES as f64 * self.mean_stay
+    }
+
+    fn rank(&mut self, id: EntryId) -> &mut Rank {
+        let at = id.0 as usize;
+        if at >= self.ranks.len() {
+            self.ranks.resize(at + 1, Rank::default());
+        }
+        &mut self.ranks[at]
+    }
+}
+
+impl Policy for Marconi {
+    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        let saved = (request.blocks() - request.resumed.min(request.blocks())) as f64;
+        let efficiency = saved / (saved + self.checkpoint);
+        self.mean_efficiency += 0.01 * (efficiency - self.mean_efficiency);
+        let steps = efficiency / self.mean_efficiency.max(1e-9) * CLASSES as f64 / 4.0;
+        self.class = (steps as usize).min(CLASSES - 1) as u8;
+        Admission::Junction.admit(request, admitted);
+    }
+
+    fn enter(&mut self, entry: &Entry) {
+        if entry.kind == EntryKind::Checkpoint {
+            self.checkpoint = f64::from(entry.units);
+        }
+        *self.rank(entry.id) = Rank::default();
+    }
+
+    fn release(&mut self, id: EntryId) {
+        self.clock += 1;
+        let (clock, class) = (self.clock, self.class);
+        let old = *self.rank(id);
+        if self.key(old.used, old.class) <= self.key(clock, class) {
+            *self.rank(id) = Rank {
+                used: clock,
+                class,
+                evictable: true,
+            };
+        } else if old.evictable {
+            return;
+        }
+        let rank = self.rank(id);
+        rank.evictable = true;
+        let list = rank.class.into();
+        self.lists.push(list, id.0);
+    }
+
+    fn hold(&mut self, id: EntryId) {
+        self.rank(id).evictable = false;
+        self.lists.remove(id.0);
+    }
+
+    fn leave(&mut self, id: EntryId) {
+        let stayed = (self.clock - self.rank(id).used.min(self.clock)) as f64;
+        self.mean_stay += 0.001 * (stayed - self.mean_stay);
+        *self.rank(id) = Rank::default();
+        self.lists.remove(id.0);
+    }
+
+    fn victim(&mut self) -> Option<EntryId> {
+        let heads = (0..CLASSES).filter_map(|class| {
+            let id = self.lists.first(class)?;
+            let rank = self.ranks[id as usize];
+            Some((self.key(rank.used, rank.class), id))
+        });
+        heads
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .map(|(_, id)| EntryId(id))
+    }
+
+    fn bytes(&self) -> usize {
+        self.ranks.capacity() * size_of::<Rank>() + self.lists.bytes()
+    }
+}

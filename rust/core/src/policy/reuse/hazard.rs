@@ -1,0 +1,221 @@
+//! When is a checkpoint used next? Hazards by age, learned online, and the index that follows.
+//!
+//! Ages fall in bins spaced by the square root of two. How often a checkpoint that was not used before a
+//! bin is expected to be used within it (a Poisson rate) is a product of factors, one a feature; each factor is one number of a
+//! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
+//! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
+//! the same in every bin, is the scale-free law under which least recently used is right.
+
+/// Age bins: from a second to days.
+pub(super) const BINS: usize = 36;
+/// Factors of a checkpoint.
+const FEATURES: usize = 9;
+/// Places in the table of each factor.
+const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 64, 64, 256];
+/// Expected uses in one bin before anything was learned.
+const PRIOR: f32 = 0.05;
+/// Expected uses that the prior weighs.
+const WEIGHT: f32 = 5.0;
+/// Expected uses in one bin never exceed this.
+const MOST: f32 = 4.5;
+/// End of the first bin, in milliseconds, as a power of two.
+const FIRST: f64 = 10.0;
+
+/// What a checkpoint is, with what has become of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// At the end of a prompt.
+    End,
+    /// Where a prompt left known pages.
+    Branch,
+    /// So many blocks before an end.
+    Before(u32),
+    /// Never used, and a request resumed deeper.
+    Passed,
+    /// Used; and the requests went on.
+    Continued,
+}
+
+/// What is known when a checkpoint is made or used: about the request that made it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    /// Requests before it in its conversation.
+    pub(super) turn: u32,
+    /// Blocks that it added to what was known.
+    pub(super) added: u32,
+    pub(super) blocks: u32,
+    pub(super) tokens: u64,
+    pub(super) output_tokens: u64,
+    /// Milliseconds since the turn before; 0 for a first turn.
+    pub(super) gap: u64,
+}
+
+/// Which number of each factor applies.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Features([u16; FEATURES]);
+
+fn octave(value: u64, most: u32) -> u16 {
+    (u64::BITS - 1 - (value + 1).leading_zeros()).min(most) as u16
+}
+
+/// Twice the binary logarithm.
+fn half_octave(value: u64) -> u16 {
+    (2.0 * (value.max(1) as f64).log2()) as u16
+}
+
+/// Four times the binary logarithm, from 2^7 to 2^20.
+fn quarter_octave(value: u64) -> u16 {
+    ((4.0 * (value.max(1) as f64).log2()) as u16).clamp(30, 80) - 30
+}
+
+impl Features {
+    /// Of a checkpoint that was used so many times.
+    pub(super) fn new(kind: Kind, hits: u32, origin: &Origin) -> Self {
+        // Places of the first factor, and the group by which the others are told apart.
+        let (place, group) = match kind {
+            Kind::End => (0, 0),
+            Kind::Branch => (1, 1),
+            Kind::Before(blocks) => (
+                2 + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
+                2,
+            ),
+            Kind::Passed => (8, 3),
+            Kind::Continued => (
+                9 + (u32::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
+                4,
+            ),
+        };
+        let first = u16::from(origin.turn > 0);
+        let output = octave(origin.output_tokens, 11);
+        let gap = match origin.gap {
+            0 => 0,
+            gap => 1 + octave(gap / 1000, 10),
+        };
+        let is_end = group == 0;
+        let pace = |value: u64| {
+            if is_end {
+                1 + half_octave(value).min(60)
+            } else {
+                0
+            }
+        };
+        Self([
+            place,
+            origin.turn.min(11) as u16 * 5 + group,
+            (octave(origin.added.into(), 11) * 2 + first) * 5 + group,
+            pace(origin.output_tokens + 8),
+            if origin.gap > 0 {
+                pace(origin.gap.max(256))
+            } else {
+                0
+            },
+            octave(origin.blocks.into(), 11) * 5 + group,
+            output * 5 + group,
+            gap * 5 + group,
+            quarter_octave(origin.tokens) * 5 + group,
+        ])
+    }
+
+    /// Its place in a table at an age.
+    fn at(&self, feature: usize, bin: usize) -> usize {
+        let value = self.0[feature] as usize;
+        match feature {
+            0 => value * BINS + bin,
+            // Age as a multiple of the output's length or of the gap before: one scale for all.
+            3 | 4 if value > 0 => (bin + 60).saturating_sub(value).clamp(1, 60),
+            _ => value,
+        }
+    }
+}
+
+/// Learned hazards.
+#[derive(Debug)]
+pub(super) struct Hazards {
+    /// Factor and expected uses that it was exposed to.
+    factors: Vec<(f32, f32)>,
+    offsets: [usize; FEATURES],
+    /// Ends of the bins in milliseconds.
+    ends: [f64; BINS],
+}
+
+impl Hazards {
+    pub(super) fn new() -> Self {
+        let mut offsets = [0; FEATURES];
+        let mut total = 0;
+        for (offset, size) in offsets.iter_mut().zip(SIZES) {
+            *offset = total;
+            total += size;
+        }
+        let mut factors = vec![(1.0, 0.0); total];
+        factors[..SIZES[0]].fill((PRIOR, 0.0));
+        Self {
+            factors,
+            offsets,
+            ends: std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2()),
+        }
+    }
+
+    /// Age at which a bin ends.
+    pub(super) const fn end(&self, bin: usize) -> u64 {
+        self.ends[bin] as u64
+    }
+
+    fn start(&self, bin: usize) -> f64 {
+        bin.checked_sub(1).map_or(0.0, |before| self.ends[before])
+    }
+
+    /// How much of a bin has passed at an age.
+    pub(super) fn share(&self, bin: usize, age: u64) -> f32 {
+        let start = self.start(bin);
+        ((age as f64 - start) / (self.ends[bin] - start)).clamp(0.0, 1.0) as f32
+    }
+
+    /// Learns from a share of a bin that ended with a use or without.
+    pub(super) fn learn(&mut self, features: &Features, bin: usize, share: f32, used: bool) {
+        let places: [usize; FEATURES] =
+            std::array::from_fn(|feature| self.offsets[feature] + features.at(feature, bin));
+        let rate = places
+            .iter()
+            .fold(1.0, |rate: f32, &place| rate * self.factors[place].0)
+            .min(MOST);
+        let expected = rate * share;
+        let surprise = f32::from(u8::from(used)) - expected;
+        for place in places {
+            let (factor, exposed) = &mut self.factors[place];
+            *exposed += expected;
+            let step = surprise / (WEIGHT + *exposed);
+            *factor = (*factor * (1.0 + step + step * step / 2.0)).clamp(1e-6, 1e6);
+        }
+    }
+
+    /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
+    pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
+        let fixed = [1, 2, 5, 6, 7, 8].iter().fold(1.0, |rate: f32, &feature| {
+            rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
+        });
+        let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);
+        for bin in bin..BINS {
+            let rate = [0, 3, 4].iter().fold(fixed, |rate: f32, &feature| {
+                rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
+            });
+            let rate = rate.min(MOST);
+            // 1 - exp(-x), within a hundredth up to 1.
+            let used = 12.0 * rate / (12.0 + 6.0 * rate + rate * rate);
+            uses += left * used;
+            held += left * (1.0 - used / 2.0) * (self.ends[bin] - self.start(bin)) as f32;
+            left *= 1.0 - used;
+            let index = uses / held;
+            if index > best {
+                best = index;
+            } else if index < best * 0.3 || left < 1e-3 {
+                break;
+            }
+        }
+        best
+    }
+
+    /// Bytes of memory held.
+    pub(super) const fn bytes(&self) -> usize {
+        self.factors.capacity() * size_of::<(f32, f32)>()
+    }
+}

@@ -1,0 +1,57 @@
+//! Numbers by score, in buckets of a sixteenth of an octave: insertion, removal and the least, O(1).
+
+use crate::policy::list::Lists;
+
+/// Buckets an octave.
+const STEPS: f32 = 16.0;
+/// Octaves covered, from 2^-64 to 2^32.
+const LOWEST: f32 = -64.0;
+const BUCKETS: usize = 96 * STEPS as usize;
+
+/// A priority queue that forgets differences below a bucket; within one, first in is first out.
+#[derive(Debug)]
+pub(super) struct Order {
+    lists: Lists,
+    /// A bit a bucket: whether its list has anything.
+    filled: [u64; BUCKETS / 64],
+}
+
+impl Order {
+    pub(super) fn new(room: usize) -> Self {
+        Self {
+            lists: Lists::new(BUCKETS, room),
+            filled: [0; BUCKETS / 64],
+        }
+    }
+
+    /// The bucket of a score.
+    pub(super) fn bucket(score: f32) -> usize {
+        let steps = (score.max(f32::MIN_POSITIVE).log2() - LOWEST) * STEPS;
+        (steps.max(0.0) as usize).min(BUCKETS - 1)
+    }
+
+    pub(super) fn put(&mut self, item: u32, bucket: usize) {
+        self.take(item);
+        self.lists.push(bucket, item);
+        self.filled[bucket / 64] |= 1 << (bucket % 64);
+    }
+
+    pub(super) fn take(&mut self, item: u32) {
+        if let Some(bucket) = self.lists.remove(item)
+            && self.lists.first(bucket).is_none()
+        {
+            self.filled[bucket / 64] &= !(1 << (bucket % 64));
+        }
+    }
+
+    /// The least, with its bucket.
+    pub(super) fn least(&self) -> Option<(u32, usize)> {
+        let word = self.filled.iter().position(|&word| word != 0)?;
+        let bucket = word * 64 + self.filled[word].trailing_zeros() as usize;
+        Some((self.lists.first(bucket)?, bucket))
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.lists.bytes() + size_of::<Self>()
+    }
+}

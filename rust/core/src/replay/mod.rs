@@ -1,0 +1,184 @@
+//! The lab: replays traces through the policies of the cache.
+//!
+//! Units: a page takes 1, a checkpoint the ratio R. A budget is a share of the dense footprint, the
+//! distinct full blocks times (1 + R). Requests run one at a time; only full blocks count, and at
+//! least one token is computed.
+
+mod bound;
+mod lab;
+mod trace;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+pub use lab::Outcome;
+pub use trace::{ReadOptions, Trace};
+
+use crate::error::{Error, Result};
+use crate::policy;
+use lab::Lab;
+
+/// Name of the upper bound among the policies of a replay.
+pub const BOUND: &str = "bound";
+
+/// How much room there is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// A share of the dense footprint.
+    Fraction(f64),
+    /// Units.
+    Units(u64),
+}
+
+impl Budget {
+    /// In units and as a share, for a trace.
+    fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
+        match self {
+            Self::Fraction(share) if share.is_finite() && share >= 0.0 => {
+                Ok(((share * footprint as f64).floor() as u64, share))
+            }
+            Self::Fraction(share) => Err(Error::InvalidArgument(format!(
+                "budget: expected a share of the footprint from 0 on, found {share}"
+            ))),
+            Self::Units(units) => Ok((units, units as f64 / footprint.max(1) as f64)),
+        }
+    }
+}
+
+/// What one policy did on one trace with one budget.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Place of the trace among those given.
+    pub trace: usize,
+    /// Name of the policy.
+    pub policy: String,
+    /// Units of a checkpoint.
+    pub ratio: u32,
+    /// Share of the dense footprint.
+    pub budget_fraction: f64,
+    /// Room in units.
+    pub budget_units: u64,
+    /// Requests.
+    pub requests: usize,
+    /// Tokens of all prompts.
+    pub input_tokens: u64,
+    /// Tokens that were resumed over.
+    pub hit_tokens: u64,
+    /// Units that were written.
+    pub written_units: u64,
+    /// Most units that were taken after any request.
+    pub most_units: u64,
+    /// Share of the taken room that checkpoints took, on average.
+    pub state_share: f64,
+    /// Time a request, the lab's own bookkeeping included.
+    pub policy_us_per_request: f64,
+    /// Most memory that the policy held.
+    pub metadata_bytes: usize,
+}
+
+impl Row {
+    /// Resumed share of all prompt tokens.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        self.hit_tokens as f64 / self.input_tokens.max(1) as f64
+    }
+}
+
+/// Replays every trace with every policy and budget, over all cores. Rows come in that order; each is
+/// shown to `done` when it is made.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an unknown policy, a ratio of 0 or a budget out of range, before
+/// anything runs.
+pub fn replay(
+    traces: &[Trace],
+    policies: &[String],
+    budgets: &[Budget],
+    ratio: u32,
+    done: &(dyn Fn(&Row) + Sync),
+) -> Result<Vec<Row>> {
+    if ratio == 0 {
+        return Err(Error::InvalidArgument(
+            "ratio: expected at least 1 unit a checkpoint, found 0".into(),
+        ));
+    }
+    for name in policies {
+        if name != BOUND {
+            policy::by_name(name, 1)?;
+        }
+    }
+    let mut jobs = Vec::new();
+    for (at, trace) in traces.iter().enumerate() {
+        let footprint = trace.distinct_blocks() as u64 * (1 + u64::from(ratio));
+        for name in policies {
+            for budget in budgets {
+                jobs.push((at, name, budget.resolve(footprint)?));
+            }
+        }
+    }
+    let rows = Mutex::new(vec![None; jobs.len()]);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(at, name, budget)) = jobs.get(index) else {
+                return Ok(());
+            };
+            let row = run(&traces[at], at, name, budget, ratio)?;
+            done(&row);
+            rows.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(row);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.min(jobs.len()))
+            .map(|_| scope.spawn(work))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+        })
+    })?;
+    let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(rows.into_iter().flatten().collect())
+}
+
+fn run(
+    trace: &Trace,
+    at: usize,
+    name: &str,
+    (units, share): (u64, f64),
+    ratio: u32,
+) -> Result<Row> {
+    let start = Instant::now();
+    let (outcome, metadata_bytes) = if name == BOUND {
+        let hit_tokens = bound::bound(trace, ratio, units);
+        (
+            Outcome {
+                hit_tokens,
+                ..Outcome::default()
+            },
+            0,
+        )
+    } else {
+        Lab::new(trace, policy::by_name(name, units)?, ratio, units).run()
+    };
+    let requests = trace.requests();
+    Ok(Row {
+        trace: at,
+        policy: name.to_owned(),
+        ratio,
+        budget_fraction: share,
+        budget_units: units,
+        requests,
+        input_tokens: trace.input_tokens(),
+        hit_tokens: outcome.hit_tokens,
+        written_units: outcome.written_units,
+        most_units: outcome.most_units,
+        state_share: outcome.checkpoint_units as f64 / outcome.taken_units.max(1) as f64,
+        policy_us_per_request: start.elapsed().as_secs_f64() * 1e6 / requests.max(1) as f64,
+        metadata_bytes,
+    })
+}
