@@ -77,6 +77,7 @@ class Workload:
             rng.choice((1, 2, 5, 20)),
             salt=rng.choice(mix.salts),
             lora=lora,
+            priority=rng.randint(0, 3),
         )
 
     def run(self, engine: Engine, requests: int) -> list[Result]:
