@@ -24,7 +24,7 @@ def entries_of(engine: Engine, script: Script, kind: str, class_kind: str) -> in
     return sum(entry[0] in indexes for job in script.of(kind) for entry in job)
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if not SHAPES[name].exports])
+@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_resent_prompt_is_restored_up_to_its_last_boundary(
     name: str, asynchronous: bool, start: StartEngine
@@ -152,19 +152,6 @@ def test_finer_hashes_than_blocks_restore_whole_blocks(start: StartEngine) -> No
     assert engine.generate(prompt).restored_tokens == 6 * N
     local = engine.generate(prompt + tokens(7, 1))
     assert local.local_tokens == 6 * N + 8 and local.restored_tokens == 0
-    engine.check_idle()
-
-
-@pytest.mark.parametrize("asynchronous", [False])
-def test_states_of_generated_tokens_are_stored_where_vllm_keeps_them(
-    asynchronous: bool, start: StartEngine
-) -> None:
-    engine = start(retention=None, async_scheduling=asynchronous)
-    prompt = tokens(2 * N + 3)
-    first = engine.generate(prompt, max_tokens=3 * N)
-    assert engine.reset_prefix_cache()
-    follow = engine.generate(prompt + first.tokens + tokens(N, 1))
-    assert follow.restored_tokens == 5 * N
     engine.check_idle()
 
 

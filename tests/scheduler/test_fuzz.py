@@ -15,7 +15,7 @@ import pytest
 
 from simulation.copies import Script, random_script
 from simulation.engine import Engine, StartEngine
-from simulation.shapes import BLOCK_TOKENS, SHAPES, Shape
+from simulation.shapes import SHAPES, Shape
 from simulation.workload import Mix, Workload
 
 SCENARIOS = int(os.environ.get("HYBRID_PAGES_FUZZ", "16"))
@@ -44,8 +44,6 @@ def scenario(seed: int, name: str) -> Scenario:
         "blocks": rng.choice((40, 48, 64, 96)),
         "batched_tokens": rng.choice((12, 24, 40, 64, 200)),
         "requests": rng.choice((2, 4, 8)),
-        "policy": rng.choice(("fcfs", "priority")),
-        "retention": rng.choice((0, 0, None, 3 * BLOCK_TOKENS)),
         "match_unit": rng.choice((None, None, None, 4)),
     }
     extra = {

@@ -7,7 +7,7 @@ import functools
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from vllm.config import KVTransferConfig, VllmConfig
@@ -16,7 +16,6 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
-    resolve_cache_hit_alignment_tokens,
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -102,7 +101,6 @@ def engine_config(
     ranks: int,
     async_scheduling: bool,
     connector: dict[str, Any] | None,
-    policy: Literal["fcfs", "priority"] = "fcfs",
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -116,7 +114,6 @@ def engine_config(
     config.scheduler_config.max_num_seqs = requests
     config.scheduler_config.async_scheduling = async_scheduling
     config.scheduler_config.scheduler_cls = None
-    config.scheduler_config.policy = policy
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
     if connector is not None:
@@ -125,19 +122,12 @@ def engine_config(
 
 
 def plan_kv_caches(
-    config: VllmConfig,
-    shape: Shape,
-    match_unit: int | None = None,
-    retention: int | None = 0,
+    config: VllmConfig, shape: Shape, match_unit: int | None = None
 ) -> tuple[KVCacheConfig, list[KVCacheConfig], int, int]:
     """vLLM's plan for the scheduler and for each worker, the block size and the hash size."""
     register_all_kvcache_specs(config)
     groups = planning.get_kv_cache_groups(config, shape.specs())
-    if len(groups) > 1:  # full attention alone keeps every block anyway
-        config.cache_config.prefix_cache_retention_interval = retention
-    # One group alone has no finer hashes than its blocks. With exporting kernels finer hashes make
-    # vLLM's own prefix hits wrong: a chunk from a partial hit runs past the block's end.
-    if len(groups) > 1 and not shape.exports:
+    if len(groups) > 1:  # one group alone has no finer hashes than its blocks
         config.cache_config.prefix_match_unit = match_unit
     page = planning._pool_bytes_per_block(config, groups)
     # vLLM would not start with fewer blocks than one request of full length may need.
@@ -157,7 +147,4 @@ def plan_kv_caches(
     block_tokens, hash_tokens = resolve_kv_cache_block_sizes(scheduler, config)
     for plan in (scheduler, *workers):
         plan.hash_block_size = hash_tokens
-        plan.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(
-            scheduler, config, block_tokens, hash_tokens
-        )
     return scheduler, workers, block_tokens, hash_tokens

@@ -106,8 +106,6 @@ class Engine:
         async_scheduling: bool = False,
         runner_version: int = 1,
         match_unit: int | None = None,
-        retention: int | None = 0,
-        policy: str = "fcfs",
     ) -> None:
         self.shape, self.ranks = shape, ranks
         self.config = engine_config(
@@ -118,22 +116,15 @@ class Engine:
             ranks=ranks,
             async_scheduling=async_scheduling,
             connector=transfer,
-            policy=policy,
         )
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
-            self._start(runner_version, async_scheduling, match_unit, retention)
+            self._start(runner_version, async_scheduling, match_unit)
 
-    def _start(
-        self,
-        runner_version: int,
-        async_scheduling: bool,
-        match_unit: int | None,
-        retention: int | None,
-    ) -> None:
+    def _start(self, runner_version: int, async_scheduling: bool, match_unit: int | None) -> None:
         """As the engine core starts: workers, their memory, the scheduler, the handshake."""
         shape = self.shape
         plan, worker_plans, block_tokens, hash_tokens = plan_kv_caches(
-            self.config, shape, match_unit, retention
+            self.config, shape, match_unit
         )
         self.plan = plan
         self._identities: dict[str, object] = {}
@@ -224,7 +215,6 @@ class Engine:
         salt: str | None = None,
         lora: LoRARequest | None = None,
         name: str | None = None,
-        priority: int = 0,
     ) -> Result:
         """Queues a request."""
         request = Request(
@@ -236,7 +226,6 @@ class Engine:
             pooling_params=None,
             cache_salt=salt,
             lora_request=lora,
-            priority=priority,
             block_hasher=self._hasher,
         )
         self.results[request.request_id] = Result(request)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager  # noqa: F401  (registers specs)
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -103,18 +102,6 @@ class Memory:
         specs = [representative(group.kv_cache_spec) for group in config.kv_cache_groups]
         self.block_tokens = specs[0].block_size
         self.recurrent = [isinstance(spec, MambaSpec) for spec in specs]
-        self._checkpoint_rule = {
-            "hash_block_size": config.hash_block_size,
-            "mamba_block_size": self.block_tokens,
-            "cache_hit_alignment_tokens": config.cache_hit_alignment_tokens,
-            "drop_eagle_block": False,
-        }
-        self._alignments = [
-            spec.prefill_checkpoint_alignment
-            if isinstance(spec, MambaSpec) and spec.num_prefill_checkpoint_blocks
-            else None
-            for spec in specs
-        ]
         self.windows = [
             spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
         ]
@@ -128,18 +115,6 @@ class Memory:
             self._shadow[offset:], shape=tuple(grouped.shape), strides=strides
         )
         return LayerMemory(name, key_of("layer", name, rank), grouped.numpy(), shadow)
-
-    def exported(self, group: int, start: int, end: int) -> tuple[int, int] | None:
-        """A boundary inside a step whose state the kernel writes: its tokens, its table column."""
-        if self._alignments[group] is None:
-            return None
-        offsets, columns = compute_mamba_prefill_checkpoints(
-            [end],
-            [end - start],
-            checkpoint_alignment=self._alignments[group],
-            **self._checkpoint_rule,
-        )
-        return (start + offsets[0], columns[0]) if offsets[0] else None
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Zero new attention blocks, as the runner does before a step."""

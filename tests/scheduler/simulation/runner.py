@@ -218,18 +218,8 @@ class Runner:
                     f"the state after {request.computed} tokens, block {block}: "
                     f"{self._describe_state(request, layer, found)}",
                 )
-        end = request.computed + scheduled
-        self._write_state(request, layer, block, end)
-        if exported := self.memory.exported(group, request.computed, end):
-            boundary, column = exported
-            block = request.tables[group][column]
-            if block != NULL_BLOCK:  # without one, the kernel writes nothing
-                self._write_state(request, layer, block, boundary)
-
-    @staticmethod
-    def _write_state(request: Running, layer: LayerMemory, block: int, tokens: int) -> None:
-        state = expand([request.prefix.after(tokens)], layer.key, layer.token_bytes)[0]
-        layer.write_state(block, state)
+        after = request.prefix.after(request.computed + scheduled)
+        layer.write_state(block, expand([after], layer.key, size)[0])
 
     def _describe_state(self, request: Running, layer: LayerMemory, found: Any) -> str:
         """Which of this request's states the bytes are, if any."""

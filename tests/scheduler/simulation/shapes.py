@@ -75,11 +75,6 @@ def mamba2() -> MambaSpec:
     return recurrent(Kind.MAMBA2, ((3, 36), bf16), ((4, 6, 8), f32))
 
 
-def exporting_mamba2() -> MambaSpec:
-    """A kernel that exports a boundary's state from inside a step, as Mamba-2's does."""
-    return replace(mamba2(), num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=1)
-
-
 def short_conv() -> MambaSpec:
     return recurrent(Kind.SHORT_CONV, ((2, 30), bf16))
 
@@ -100,8 +95,6 @@ class Shape:
     kernel_tokens: int = BLOCK_TOKENS
     """Tokens in a kernel block of the attention groups."""
     block_tokens: int = field(default=BLOCK_TOKENS, init=False)
-    exports: bool = False
-    """Kernels write a boundary's state from inside a step; see MambaSpec's checkpoint blocks."""
 
     def specs(self) -> dict[str, KVCacheSpec]:
         return {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
@@ -125,7 +118,6 @@ SHAPES = {
         Shape("window-attention", (lambda: window(24), attention) * 2),
         Shape("mamba1", _hybrid(mamba1, attention)),
         Shape("mamba2", (mamba2, mamba2, attention)),
-        Shape("mamba2-exporting", (exporting_mamba2, exporting_mamba2, attention), exports=True),
         Shape("short-conv", (short_conv, attention, short_conv)),
         Shape("kda-latent", _hybrid(kda, latent)),
         Shape("two-recurrent-kinds", (gdn, mamba2, attention)),

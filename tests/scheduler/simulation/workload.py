@@ -77,7 +77,6 @@ class Workload:
             rng.choice((1, 2, 5, 20)),
             salt=rng.choice(mix.salts),
             lora=lora,
-            priority=rng.randint(0, 3),
         )
 
     def run(self, engine: Engine, requests: int) -> list[Result]:
