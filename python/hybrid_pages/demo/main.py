@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     parser.add_argument("--verbose", action="store_true", help="show the engine's own output")
     parser.add_argument(
-        "--runs", type=_positive, default=3, help="runs a time is the median of (default 3)"
+        "--runs", type=_positive, default=1, help="runs a time is the median of (default 1)"
     )
     parser.add_argument(
         "--host-gb", type=float, default=0.25, help="host memory for the cache (default 0.25 GiB)"
