@@ -113,6 +113,7 @@ impl Host {
             limit: names.len(),
             resumed: 0,
             pages: 0,
+            seen: 0,
             free: self.units - self.taken,
         };
         self.call(|policy| policy.admit(&request, &mut admitted));

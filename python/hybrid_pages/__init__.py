@@ -15,6 +15,7 @@ torch nor vLLM.
 
 from hybrid_pages._core import (
     FORMAT_VERSION,
+    Admission,
     Arena,
     ArenaError,
     BudgetError,
@@ -43,6 +44,7 @@ from hybrid_pages._core import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "Admission",
     "Arena",
     "ArenaError",
     "BudgetError",

@@ -5,6 +5,7 @@ from typing import final
 
 __all__ = [
     "FORMAT_VERSION",
+    "Admission",
     "Arena",
     "ArenaError",
     "BudgetError",
@@ -333,6 +334,25 @@ class Hit:
     def __hash__(self, /) -> int: ...
 
 @final
+class Admission:
+    """Which boundaries of a prompt deserve a checkpoint, in blocks."""
+
+    @property
+    def boundaries(self) -> list[int]:
+        """Those that the policy chose, shallow first."""
+
+    @property
+    def fork(self) -> int | None:
+        """The deepest one that an earlier prompt had too, if no state to resume from is as deep.
+
+        Known from keys: it doesn't matter what was evicted. A state made there serves whoever
+        shares that prefix.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
 class LeaseEntry:
     """One page or checkpoint under a lease, all ranks together."""
 
@@ -459,6 +479,28 @@ class Cache:
         None if the hit is no deeper than `first`. The pages of the hit and its checkpoint, and no
         other checkpoint, are refreshed when the lease ends; until then none of them is evicted.
         """
+
+    def admit(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        now: int,
+        tokens: int,
+        stride: int = 1,
+        limit: int | None = None,
+    ) -> Admission:
+        """Which boundaries of a prompt of `tokens` tokens deserve a checkpoint.
+
+        For the caller to follow as far as it can. To be called once a request, before its
+        entries are reserved, with the keys of all full blocks of its prompt: the policy learns
+        from it what is used, and when. now: milliseconds on any clock that never goes back.
+        limit: the deepest boundary, in blocks, from which the request could resume.
+        """
+
+    def finish(self, namespace: int, end: bytes, output_tokens: int) -> None:
+        """Tell the policy how many tokens a request produced; `end` is the key of the last full
+        block of its prompt."""
 
     def reserve(
         self,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hybrid_pages import _core
 from hybrid_pages._core import (
+    Admission,
     BudgetError,
     Cache,
     Geometry,
@@ -205,6 +206,56 @@ def test_after_clear_leases_end_without_harm() -> None:
     assert cache.namespace(b"engine") == namespace
 
 
+@pytest.mark.parametrize("policy", ["lru", "page-lru", "align-lru", "junction-lru", "reuse"])
+def test_a_fork_is_known_from_keys_after_its_pages_went(policy: str) -> None:
+    cache = Cache(hybrid(), slot_bytes=SLOT_BYTES, slots=8, policy=policy)
+    namespace = cache.namespace(b"engine")
+
+    def admit(prompt: str, now: int) -> Admission:
+        hashes = keys(prompt)
+        return cache.admit(namespace, hashes, now=now, tokens=16 * len(prompt) + 1)
+
+    first = admit("abcd", 0)
+    assert first.fork is None
+    assert first.boundaries[-1] == 4
+    store(cache, namespace, "abcd")
+    store(cache, namespace, "wxyz")
+    assert cache.lookup(namespace, keys("ab")).pages < 2
+    second = admit("abef", 1)
+    assert second.fork == 2
+    assert 4 in second.boundaries
+    assert admit("qrst", 3).fork is None
+    cache.finish(namespace, keys("abef")[-1], 100)
+
+
+def test_a_fork_that_can_be_resumed_from_is_none() -> None:
+    cache, namespace = make()
+    cache.admit(namespace, keys("ab"), now=0, tokens=33)
+    store(cache, namespace, "ab")
+    assert cache.admit(namespace, keys("abcd"), now=1, tokens=65).fork is None
+    assert cache.admit(namespace, keys("abce"), now=2, tokens=65).fork == 3
+
+
+def test_a_fork_leaves_the_last_token_to_be_computed() -> None:
+    cache, namespace = make()
+    cache.admit(namespace, keys("abcd"), now=0, tokens=64)
+    assert cache.admit(namespace, keys("abcd"), now=1, tokens=64, limit=3).fork == 3
+
+
+def test_a_reset_forgets_forks() -> None:
+    cache, namespace = make()
+    cache.admit(namespace, keys("abcd"), now=0, tokens=64)
+    cache.clear()
+    assert cache.admit(namespace, keys("abcd"), now=1, tokens=65).fork is None
+
+
+@pytest.mark.parametrize("bad", [b"", bytes(7), bytes(33)])
+def test_finish_refuses_what_is_no_key(used, bad: bytes) -> None:
+    cache, namespace = used
+    with pytest.raises(InvalidArgumentError):
+        cache.finish(namespace, bad, 1)
+
+
 def test_stats_name_every_count() -> None:
     cache, namespace = make()
     store(cache, namespace, "ab")
@@ -240,6 +291,9 @@ def test_values_compare_print_and_cannot_be_changed() -> None:
     assert found == cache.lookup(namespace, keys("ab"))
     assert found != cache.lookup(namespace, keys("b"))
     assert hash(found) == hash(cache.lookup(namespace, keys("a")))
+    admission = cache.admit(namespace, keys("a"), now=0, tokens=17)
+    assert repr(admission) == "Admission(boundaries=[], fork=None)"
+    assert admission == cache.admit(namespace, keys("a"), now=1, tokens=17)
     with cache.acquire(namespace, keys("a")) as read:
         entry = read.entries[0]
         assert repr(entry) == "LeaseEntry(class_index=0, block_index=0, slots=[0], checksums=[0])"
@@ -247,10 +301,16 @@ def test_values_compare_print_and_cannot_be_changed() -> None:
         entry.slots.clear()
         assert len(read.entries) == 2
         assert entry.slots == [0]
-    for value, name in ((found, "blocks"), (entry, "slots"), (read, "first"), (cache, "slots")):
+    for value, name in (
+        (found, "blocks"),
+        (admission, "fork"),
+        (entry, "slots"),
+        (read, "first"),
+        (cache, "slots"),
+    ):
         with pytest.raises(AttributeError):
             setattr(value, name, 1)
-    for made_by_the_cache in (Hit, _core.LeaseEntry, _core.ReadLease, _core.WriteLease):
+    for made_by_the_cache in (Hit, Admission, _core.LeaseEntry, _core.ReadLease, _core.WriteLease):
         with pytest.raises(TypeError):
             made_by_the_cache()
 
@@ -360,6 +420,9 @@ CALLS = {
     "reserve": lambda cache, namespace, keys, **more: cache.reserve(
         namespace, keys, more.pop("entries", []), **more
     ),
+    "admit": lambda cache, namespace, keys, **more: cache.admit(
+        namespace, keys, **{"now": 0, "tokens": 48, **more}
+    ),
 }
 
 
@@ -396,6 +459,9 @@ def test_bad_limits_and_firsts_are_refused(used, error: type[Exception], bad: ob
     refused(used, "lookup", error, limit=bad)
     refused(used, "acquire", error, limit=bad)
     refused(used, "acquire", error, first=bad)
+    refused(used, "admit", error, limit=bad)
+    refused(used, "admit", error, now=bad)
+    refused(used, "admit", error, tokens=bad)
 
 
 @pytest.mark.parametrize(("error", "bad"), BAD_ENTRIES)

@@ -55,7 +55,7 @@ proptest! {
             for (at, (letters, action)) in prompts.iter().enumerate() {
                 let keys = keys(letters);
                 let arrival = Arrival { now: at as u64 * 700, tokens: keys.len() as u64 * 4 + 1, limit: keys.len() };
-                let admitted = cache.admit(namespace, &keys, arrival).unwrap();
+                let admitted = cache.admit(namespace, &keys, arrival).unwrap().boundaries;
                 if let Some(lease) = cache.acquire(namespace, &keys, 0).unwrap() {
                     leases.push((keys.clone(), lease));
                 }

@@ -1,6 +1,6 @@
 //! The cache.
 
-use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig};
+use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, PrefixKey};
 use hybrid_pages::prefix::{Hit, boundaries};
@@ -31,6 +31,22 @@ impl PyHit {
 impl From<Hit> for PyHit {
     fn from(Hit { blocks, pages }: Hit) -> Self {
         Self { blocks, pages }
+    }
+}
+
+/// Which boundaries of a prompt deserve a checkpoint, in blocks.
+#[pyclass(frozen, eq, get_all, name = "Admission", module = "hybrid_pages._core")]
+#[derive(PartialEq, Eq)]
+pub struct PyAdmission {
+    boundaries: Vec<usize>,
+    fork: Option<usize>,
+}
+
+#[pymethods]
+impl PyAdmission {
+    fn __repr__(&self) -> String {
+        let fork = self.fork.map_or("None".into(), |fork| fork.to_string());
+        format!("Admission(boundaries={:?}, fork={fork})", self.boundaries)
     }
 }
 
@@ -174,6 +190,44 @@ impl PyCache {
     }
 
     #[pyo3(
+        signature = (namespace, keys, *, now, tokens, stride = Whole(1), limit = None),
+        text_signature = "($self, namespace, keys, *, now, tokens, stride=1, limit=None)"
+    )]
+    fn admit(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        now: Whole,
+        tokens: Whole,
+        stride: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<PyAdmission> {
+        let keys = block_keys(keys, stride, None)?;
+        let arrival = Arrival {
+            now: now.0 as u64,
+            tokens: tokens.0 as u64,
+            limit: limit.map_or(keys.len(), |Whole(limit)| limit),
+        };
+        let Admission { boundaries, fork } = self
+            .inner
+            .admit(namespace_id(namespace)?, &keys, arrival)
+            .map_err(to_py)?;
+        Ok(PyAdmission { boundaries, fork })
+    }
+
+    fn finish(
+        &self,
+        namespace: Whole,
+        end: &Bound<'_, PyBytes>,
+        output_tokens: Whole,
+    ) -> PyResult<()> {
+        let end = PrefixKey::new(end.as_bytes()).map_err(to_py)?;
+        self.inner
+            .finish(namespace_id(namespace)?, &end, output_tokens.0 as u64)
+            .map_err(to_py)
+    }
+
+    #[pyo3(
         signature = (namespace, keys, entries, *, stride = Whole(1)),
         text_signature = "($self, namespace, keys, entries, *, stride=1)"
     )]
@@ -218,6 +272,7 @@ impl PyCache {
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyHit>()?;
+    m.add_class::<PyAdmission>()?;
     m.add_class::<PyCache>()?;
     lease::register(m)
 }

@@ -26,6 +26,17 @@ pub struct Arrival {
     pub limit: usize,
 }
 
+/// What deserves a checkpoint, in blocks: the answer of [`Cache::admit`](super::Cache::admit).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// Boundaries that the policy chose, shallow first.
+    pub boundaries: Vec<usize>,
+    /// The deepest boundary below the limit up to which an earlier request was the same, if it is deeper
+    /// than what can be resumed from: a state made there serves whoever shares that prefix. Known from
+    /// keys, so it doesn't matter what was evicted.
+    pub fork: Option<usize>,
+}
+
 /// Everything a cache needs to know about the engine and the arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {

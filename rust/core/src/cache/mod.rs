@@ -14,7 +14,7 @@ mod stats;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use config::{Arrival, CacheConfig, ClassConfig};
+pub use config::{Admission, Arrival, CacheConfig, ClassConfig};
 pub use entry::{LeaseEntry, Skipped};
 pub use lease::{ReadLease, WriteLease};
 pub use stats::Stats;
@@ -82,8 +82,8 @@ impl Cache {
         Ok(hold.map(|hold| ReadLease::new(Arc::clone(&self.shared), first, hold)))
     }
 
-    /// Which boundaries of a prompt deserve a checkpoint, in blocks, shallow first: the policy's choice,
-    /// which is for the caller to follow. `keys` are those of all its full blocks. To be called once a
+    /// Which boundaries of a prompt deserve a checkpoint: the policy's choice, and where the prompt leaves
+    /// what was asked before; both for the caller to follow. `keys` are those of all its full blocks. To be called once a
     /// request, before its entries are reserved: the policy learns from it what is used.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Cache {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         arrival: Arrival,
-    ) -> Result<Vec<usize>> {
+    ) -> Result<Admission> {
         self.shared.lock().admit(namespace, keys, arrival)
     }
 

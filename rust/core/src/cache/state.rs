@@ -3,14 +3,18 @@
 //! An entry that someone holds is in nobody's list but the index's; one that nobody holds is with
 //! the policy. So `slots = free + held + evictable`, always.
 
-use super::config::{Arrival, CacheConfig};
+use super::config::{Admission, Arrival, CacheConfig};
 use super::entry::LeaseEntry;
 use super::stats::{Class, Stats};
 use crate::error::Result;
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
-use crate::policy::{self, Entry, EntryKind, Policy, Request};
+use crate::policy::{self, Entry, EntryKind, Policy, Request, Seen};
 use crate::prefix::{Hit, Index, Namespaces};
 use crate::slot::{EntryTable, SlotPool};
+
+/// Boundaries that are remembered to find forks: as many as there are slots, within these bounds.
+const LEAST_SEEN: usize = 1 << 12;
+const MOST_SEEN: usize = 1 << 18;
 
 pub(super) struct State {
     pub(super) classes: Vec<Class>,
@@ -21,6 +25,7 @@ pub(super) struct State {
     pub(super) entries: EntryTable,
     pub(super) pool: SlotPool,
     policy: Box<dyn Policy>,
+    seen: Seen,
     /// Slots of the entries that are with the policy.
     evictable: u32,
     pub(super) writing: u64,
@@ -66,6 +71,7 @@ impl State {
             entries: EntryTable::new(config.ranks),
             pool,
             policy: policy::by_name(&config.policy, config.slots as u64)?,
+            seen: Seen::new(config.slots.clamp(LEAST_SEEN, MOST_SEEN)),
             evictable: 0,
             writing: 0,
             reclaimed: 0,
@@ -157,7 +163,7 @@ impl State {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         arrival: Arrival,
-    ) -> Result<Vec<usize>> {
+    ) -> Result<Admission> {
         self.namespaces.check(namespace)?;
         let limit = arrival.limit.min(keys.len());
         let pages = self.index.joint_hit(namespace, keys, |_| ()).pages;
@@ -166,6 +172,7 @@ impl State {
             .joint_hit(namespace, &keys[..limit], |_| ())
             .blocks;
         let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
+        let seen = self.seen.visit(&boundaries).max(pages);
         let mut admitted = Vec::new();
         let request = Request {
             now: arrival.now,
@@ -174,12 +181,17 @@ impl State {
             limit,
             resumed,
             pages,
+            seen,
             free: self.pool.free().into(),
         };
         self.policy.admit(&request, &mut admitted);
         admitted.sort_unstable();
         admitted.dedup();
-        Ok(admitted)
+        let fork = seen.min(limit);
+        Ok(Admission {
+            boundaries: admitted,
+            fork: (fork > resumed).then_some(fork),
+        })
     }
 
     /// Tells the policy how much a request produced.
@@ -289,6 +301,7 @@ impl State {
     pub(super) fn clear(&mut self) -> usize {
         let mut gone = Vec::new();
         self.index.clear(&mut gone);
+        self.seen.clear();
         self.detach(&gone) as usize
     }
 
@@ -371,6 +384,7 @@ impl State {
             + self.entries.bytes()
             + self.pool.bytes()
             + self.policy.bytes()
+            + self.seen.bytes()
     }
 
     pub(super) fn audit(&self) -> Option<String> {

@@ -14,10 +14,12 @@ mod list;
 mod lru;
 mod marconi;
 mod reuse;
+mod seen;
 
 pub use lru::{Admission, Lru};
 pub use marconi::Marconi;
 pub use reuse::Reuse;
+pub use seen::Seen;
 
 use crate::error::{Error, Result};
 use crate::ids::EntryId;
@@ -37,6 +39,9 @@ pub struct Request<'a> {
     pub resumed: usize,
     /// Leading blocks whose pages are there.
     pub pages: usize,
+    /// Leading blocks that an earlier request had too, whether their pages are still there or not;
+    /// at least `pages`.
+    pub seen: usize,
     /// Units of room that nothing takes.
     pub free: u64,
 }

@@ -105,6 +105,7 @@ impl<'a> Lab<'a> {
             limit,
             resumed,
             pages,
+            seen: pages,
             free: self.budget - self.taken(),
         };
         self.policy.admit(&request, &mut self.admitted);

@@ -1,0 +1,75 @@
+//! Where prompts part: boundaries of recent prompts, whether anything of them is resident or not.
+
+use hashbrown::HashSet;
+
+/// Names of boundaries in two generations; the older one is forgotten when the younger is full.
+#[derive(Debug)]
+pub struct Seen {
+    young: HashSet<u64>,
+    old: HashSet<u64>,
+    room: usize,
+}
+
+impl Seen {
+    /// An empty memory of at least `room` boundaries, which never grows.
+    #[must_use]
+    pub fn new(room: usize) -> Self {
+        Self {
+            young: HashSet::with_capacity(room),
+            old: HashSet::with_capacity(room),
+            room,
+        }
+    }
+
+    /// How many leading boundaries an earlier prompt had too. Remembers all of them.
+    pub fn visit(&mut self, boundaries: &[u64]) -> usize {
+        let known = |name: &u64| self.young.contains(name) || self.old.contains(name);
+        let seen = boundaries.iter().take_while(|name| known(name)).count();
+        for &name in boundaries {
+            if self.young.len() >= self.room && !self.young.contains(&name) {
+                std::mem::swap(&mut self.young, &mut self.old);
+                self.young.clear();
+            }
+            self.young.insert(name);
+        }
+        seen
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.young.clear();
+        self.old.clear();
+    }
+
+    /// Bytes of memory held.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.young.allocation_size() + self.old.allocation_size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_seen_as_far_as_an_earlier_one_went() {
+        let mut seen = Seen::new(16);
+        assert_eq!(seen.visit(&[1, 2, 3]), 0);
+        assert_eq!(seen.visit(&[1, 2, 4]), 2);
+        assert_eq!(seen.visit(&[1, 2, 4, 5]), 3);
+        assert_eq!(seen.visit(&[7, 2, 4]), 0);
+    }
+
+    #[test]
+    fn what_is_met_again_and_again_outlives_many_others_in_constant_memory() {
+        let mut seen = Seen::new(8);
+        let bytes = seen.bytes();
+        seen.visit(&[1, 2]);
+        for name in 100..1_000 {
+            assert_eq!(seen.visit(&[1, 2, name]), 2);
+        }
+        assert_eq!(seen.visit(&[100]), 0);
+        assert_eq!(seen.bytes(), bytes);
+    }
+}
