@@ -6,8 +6,12 @@
 
 mod bound;
 mod lab;
+mod line;
+mod source;
 mod trace;
 
+use std::borrow::Borrow;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -36,7 +40,9 @@ impl Budget {
     fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
         match self {
             Self::Fraction(share) if share.is_finite() && share >= 0.0 => {
-                Ok(((share * footprint as f64).floor() as u64, share))
+                // 29 % of 100 is 29, though the nearest float to .29 is less.
+                let units = share * footprint as f64 * (1.0 + 1e-12);
+                Ok((units.floor() as u64, share))
             }
             Self::Fraction(share) => Err(Error::InvalidArgument(format!(
                 "budget: expected a share of the footprint from 0 on, found {share}"
@@ -86,17 +92,17 @@ impl Row {
 }
 
 /// Replays every trace with every policy and budget, over all cores. Rows come in that order; each is
-/// shown to `done` when it is made.
+/// shown to `done` when it is made. After a break nothing more is begun, and what was made is returned.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for an unknown policy, a ratio of 0 or a budget out of range, before
 /// anything runs.
-pub fn replay(
-    traces: &[Trace],
+pub fn replay<T: Borrow<Trace> + Sync>(
+    traces: &[T],
     policies: &[String],
     budgets: &[Budget],
     ratio: u32,
-    done: &(dyn Fn(&Row) + Sync),
+    done: &(dyn Fn(&Row) -> ControlFlow<()> + Sync),
 ) -> Result<Vec<Row>> {
     if ratio == 0 {
         return Err(Error::InvalidArgument(
@@ -110,7 +116,7 @@ pub fn replay(
     }
     let mut jobs = Vec::new();
     for (at, trace) in traces.iter().enumerate() {
-        let footprint = trace.distinct_blocks() as u64 * (1 + u64::from(ratio));
+        let footprint = trace.borrow().distinct_blocks() as u64 * (1 + u64::from(ratio));
         for name in policies {
             for budget in budgets {
                 jobs.push((at, name, budget.resolve(footprint)?));
@@ -125,8 +131,10 @@ pub fn replay(
             let Some(&(at, name, budget)) = jobs.get(index) else {
                 return Ok(());
             };
-            let row = run(&traces[at], at, name, budget, ratio)?;
-            done(&row);
+            let row = run(traces[at].borrow(), at, name, budget, ratio)?;
+            if done(&row).is_break() {
+                next.store(jobs.len(), Ordering::Relaxed);
+            }
             rows.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(row);
         }
     };

@@ -1,22 +1,26 @@
-//! Traces: Mooncake's JSONL, plain or compressed, as chains of boundaries.
+//! Traces as chains of boundaries: Mooncake's JSONL and recordings of a live engine.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use hashbrown::HashMap;
-use serde::Deserialize;
 
+use super::line::{self, HashId, Line, MOST_BLOCK_TOKENS};
+use super::source;
 use crate::error::{Error, Result};
 
 /// No boundary before the first.
 pub(super) const ROOT: u32 = u32::MAX;
+/// Tokens a block of Mooncake's traces.
+const BLOCK_TOKENS: u64 = 512;
+/// Most bytes a line, far more than any prompt needs: a file without line ends is no trace.
+const MOST_LINE: u64 = 64 << 20;
 
 /// How to read a trace.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ReadOptions {
-    /// Tokens that one hash stands for.
-    pub block_tokens: usize,
+    /// Tokens that one hash stands for: by default what a recording says, else Mooncake's 512.
+    pub block_tokens: Option<usize>,
     /// Count broken lines instead of refusing the trace.
     pub skip_bad: bool,
 }
@@ -50,119 +54,89 @@ pub struct Trace {
     skipped: usize,
 }
 
-#[derive(Deserialize)]
-struct Line {
-    timestamp: f64,
-    input_length: u64,
-    #[serde(default)]
-    output_length: u64,
-    hash_ids: Vec<HashId>,
-}
-
-/// A hash as a number or as text.
-#[derive(Deserialize, PartialEq, Eq, Hash)]
-#[serde(untagged)]
-enum HashId {
-    Unsigned(u64),
-    Signed(i64),
-    Text(Box<str>),
-}
-
 impl Trace {
     /// Reads a file; gzip and zstd are known by their first bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a file that can't be read, and for the first broken line,
-    /// with its number, unless such lines are skipped.
+    /// [`Error::Trace`], naming the file: if it can't be read, and for the first broken line, with
+    /// its number, unless such lines are skipped.
     pub fn open(path: &Path, options: ReadOptions) -> Result<Self> {
-        let unread = |error: std::io::Error| {
-            Error::InvalidArgument(format!("trace {}: {error}", path.display()))
-        };
-        let mut file = File::open(path).map_err(unread)?;
-        let mut magic = Vec::new();
-        file.by_ref()
-            .take(4)
-            .read_to_end(&mut magic)
-            .map_err(unread)?;
-        file.seek(SeekFrom::Start(0)).map_err(unread)?;
-        let trace = match magic.as_slice() {
-            [0x1f, 0x8b, ..] => Self::read(flate2::read::MultiGzDecoder::new(file), options),
-            [0x28, 0xb5, 0x2f, 0xfd] => {
-                let decoder = ruzstd::decoding::StreamingDecoder::new(file).map_err(|error| {
-                    Error::InvalidArgument(format!("trace {}: {error}", path.display()))
-                })?;
-                Self::read(decoder, options)
-            }
-            _ => Self::read(file, options),
-        };
-        trace.map_err(|error| match error {
-            Error::InvalidArgument(text) => {
-                Error::InvalidArgument(format!("trace {}: {text}", path.display()))
-            }
+        let named = |text: String| Error::Trace(format!("{}{text}", path.display()));
+        let source = source::open(path).map_err(|error| named(format!(": {error}")))?;
+        Self::read(source, options).map_err(|error| match error {
+            Error::Trace(text) => named(format!(", {text}")),
             other => other,
         })
     }
 
-    /// Reads JSON lines.
+    /// Reads JSON lines: Mooncake's, or a recording, which says in its first line what it is.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] as for [`open`](Self::open).
+    /// [`Error::Trace`] as for [`open`](Self::open); [`Error::InvalidArgument`] for a block size out
+    /// of range.
     pub fn read(source: impl Read, options: ReadOptions) -> Result<Self> {
-        if options.block_tokens == 0 {
-            return Err(Error::InvalidArgument(
-                "trace block: expected at least 1 token, found 0".into(),
-            ));
+        let asked = options.block_tokens.map(|tokens| tokens as u64);
+        if let Some(tokens) = asked.filter(|tokens| !(1..=MOST_BLOCK_TOKENS).contains(tokens)) {
+            return Err(Error::InvalidArgument(format!(
+                "trace block: expected 1 to {MOST_BLOCK_TOKENS} tokens, found {tokens}"
+            )));
         }
         let mut trace = Self {
-            block_tokens: options.block_tokens as u64,
+            block_tokens: asked.unwrap_or(BLOCK_TOKENS),
             ..Self::default()
         };
         let mut known = Known::default();
         let mut source = BufReader::new(source);
         let mut text = Vec::new();
-        for number in 1.. {
+        let mut first = true;
+        for number in 1_u64.. {
+            let refused = |found: String| Error::Trace(format!("line {number}: {found}"));
             text.clear();
             let read = source
+                .by_ref()
+                .take(MOST_LINE)
                 .read_until(b'\n', &mut text)
-                .map_err(|error| Error::InvalidArgument(format!("line {number}: {error}")))?;
+                .map_err(|error| refused(format!("the file can't be read on: {error}")))?;
             if read == 0 {
                 break;
+            }
+            if read as u64 == MOST_LINE {
+                return Err(refused(format!(
+                    "expected at most {MOST_LINE} bytes, found more: is this a trace?"
+                )));
             }
             if text.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            match Self::parse(&text, options.block_tokens as u64) {
-                Ok(line) => trace.push(line, &mut known),
-                Err(_) if options.skip_bad => trace.skipped += 1,
-                Err(found) => {
-                    return Err(Error::InvalidArgument(format!("line {number}: {found}")));
+            if std::mem::take(&mut first)
+                && let Some(header) = line::header(&text)
+            {
+                trace.block_tokens = header.map_err(refused)?;
+                if let Some(asked) = asked.filter(|&asked| asked != trace.block_tokens) {
+                    return Err(refused(format!(
+                        "expected blocks of {asked} tokens as asked for, found a recording with {}",
+                        trace.block_tokens
+                    )));
                 }
+                continue;
+            }
+            match Line::parse(&text, trace.block_tokens) {
+                Ok(line) => trace.push(line, &mut known).map_err(refused)?,
+                Err(_) if options.skip_bad => trace.skipped += 1,
+                Err(found) => return Err(refused(found)),
             }
         }
         trace.visits.sort_by_key(|visit| visit.now);
         Ok(trace)
     }
 
-    fn parse(text: &[u8], block_tokens: u64) -> std::result::Result<Line, String> {
-        let line: Line = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        let blocks = line.input_length / block_tokens;
-        if (line.hash_ids.len() as u64) < blocks {
-            return Err(format!(
-                "expected a hash for each of {blocks} full blocks of {block_tokens} tokens, found {}",
-                line.hash_ids.len()
-            ));
-        }
-        if line.timestamp.is_nan() || line.timestamp < 0.0 {
-            return Err(format!(
-                "timestamp: expected milliseconds from 0 on, found {}",
-                line.timestamp
-            ));
-        }
-        Ok(line)
-    }
-
-    fn push(&mut self, line: Line, known: &mut Known) {
+    fn push(&mut self, line: Line, known: &mut Known) -> std::result::Result<(), String> {
         let blocks = (line.input_length / self.block_tokens) as usize;
+        if self.boundaries.len().saturating_add(blocks) >= ROOT as usize {
+            return Err(format!(
+                "expected at most {ROOT} different blocks, found more"
+            ));
+        }
         let first = self.paths.len();
         let mut parent = ROOT;
         for hash in line.hash_ids.into_iter().take(blocks) {
@@ -191,6 +165,7 @@ impl Trace {
             first,
             blocks,
         });
+        Ok(())
     }
 
     /// The boundaries of a request, shallow first.
@@ -208,6 +183,12 @@ impl Trace {
     #[must_use]
     pub fn input_tokens(&self) -> u64 {
         self.visits.iter().map(|visit| visit.tokens).sum()
+    }
+
+    /// Tokens a block.
+    #[must_use]
+    pub const fn block_tokens(&self) -> u64 {
+        self.block_tokens
     }
 
     /// Different full blocks.

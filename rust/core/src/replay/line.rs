@@ -1,0 +1,96 @@
+//! One line of a trace: a request, or what a recording says about itself.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// What a recording of a live engine says in its first line.
+const FORMAT: &str = "hybrid-pages-trace";
+const VERSION: u64 = 1;
+/// Most tokens a block, a bound on nonsense: no sum of lengths overflows.
+pub(super) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
+/// Most of a time in milliseconds or of an answer's length: the integers that a float holds.
+const MOST: u64 = 1 << 53;
+
+/// A request as both formats write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Line {
+    pub(super) timestamp: f64,
+    pub(super) input_length: u64,
+    #[serde(default)]
+    pub(super) output_length: u64,
+    pub(super) hash_ids: Vec<HashId>,
+}
+
+/// A hash as a number or as text.
+#[derive(Debug, Deserialize, PartialEq, Eq, Hash)]
+#[serde(
+    untagged,
+    expecting = "expected hash_ids as integers of 64 bits or as strings"
+)]
+pub(super) enum HashId {
+    Unsigned(u64),
+    Signed(i64),
+    Text(Box<str>),
+}
+
+impl Line {
+    /// Reads one line of a trace with such blocks, or says what is wrong with it.
+    pub(super) fn parse(text: &[u8], block_tokens: u64) -> Result<Self, String> {
+        if text.trim_ascii_start().first() != Some(&b'{') {
+            return Err("expected a JSON object, found something else".into());
+        }
+        let line: Self = serde_json::from_slice(text).map_err(|error| reason(text, &error))?;
+        let blocks = line.input_length / block_tokens;
+        let hashes = line.hash_ids.len();
+        if (hashes as u64) < blocks {
+            return Err(format!(
+                "expected a hash for each of {blocks} full blocks of {block_tokens} tokens, \
+                 found {hashes}"
+            ));
+        }
+        if !(0.0..=MOST as f64).contains(&line.timestamp) {
+            return Err(format!(
+                "timestamp: expected milliseconds from 0 to 2^53, found {}",
+                line.timestamp
+            ));
+        }
+        if line.output_length > MOST {
+            return Err(format!(
+                "output_length: expected at most 2^53 tokens, found {}",
+                line.output_length
+            ));
+        }
+        Ok(line)
+    }
+}
+
+/// Tokens a block that a recording's first line names; `None` for a line that is none.
+pub(super) fn header(text: &[u8]) -> Option<Result<u64, String>> {
+    let Ok(Value::Object(found)) = serde_json::from_slice(text) else {
+        return None;
+    };
+    let format = found.get("format")?;
+    let version = found.get("version").unwrap_or(&Value::Null);
+    if format != FORMAT || version != VERSION {
+        return Some(Err(format!(
+            "expected format \"{FORMAT}\" version {VERSION}, found {format} version {version}"
+        )));
+    }
+    let tokens = found.get("block_tokens").unwrap_or(&Value::Null);
+    let wanted = tokens
+        .as_u64()
+        .filter(|tokens| (1..=MOST_BLOCK_TOKENS).contains(tokens));
+    Some(wanted.ok_or_else(|| {
+        format!("block_tokens: expected 1 to {MOST_BLOCK_TOKENS} tokens, found {tokens}")
+    }))
+}
+
+/// What JSON says, with the column alone: the line's number is the file's.
+fn reason(text: &[u8], error: &serde_json::Error) -> String {
+    let found = error.to_string();
+    let found = found.split(" at line ").next().unwrap_or_default();
+    if error.is_eof() && !text.ends_with(b"\n") {
+        return format!("{found}: the file ends inside this line, as if cut off");
+    }
+    format!("{found}, at column {}", error.column())
+}
