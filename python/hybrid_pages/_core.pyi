@@ -498,9 +498,20 @@ class Cache:
         limit: the deepest boundary, in blocks, from which the request could resume.
         """
 
-    def finish(self, namespace: int, end: bytes, output_tokens: int) -> None:
-        """Tell the policy how many tokens a request produced; `end` is the key of the last full
-        block of its prompt."""
+    def finish(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        end: int,
+        output_tokens: int,
+        stride: int = 1,
+    ) -> None:
+        """Tell the policy how many tokens a request produced.
+
+        keys: of all full blocks of prompt and output; the prompt has the first `end` of the
+        blocks. Forks are found in the output as well.
+        """
 
     def reserve(
         self,

@@ -225,7 +225,14 @@ def test_a_fork_is_known_from_keys_after_its_pages_went(policy: str) -> None:
     assert second.fork == 2
     assert 4 in second.boundaries
     assert admit("qrst", 3).fork is None
-    cache.finish(namespace, keys("abef")[-1], 100)
+
+
+def test_a_fork_inside_an_output_is_known() -> None:
+    cache, namespace = make()
+    cache.admit(namespace, keys("ab"), now=0, tokens=33)
+    cache.finish(namespace, keys("abcd"), end=2, output_tokens=40)
+    store(cache, namespace, "ab")
+    assert cache.admit(namespace, keys("abcde"), now=1, tokens=90).fork == 4
 
 
 def test_a_fork_that_can_be_resumed_from_is_none() -> None:
@@ -249,11 +256,11 @@ def test_a_reset_forgets_forks() -> None:
     assert cache.admit(namespace, keys("abcd"), now=1, tokens=65).fork is None
 
 
-@pytest.mark.parametrize("bad", [b"", bytes(7), bytes(33)])
-def test_finish_refuses_what_is_no_key(used, bad: bytes) -> None:
+@pytest.mark.parametrize("end", [0, 4])
+def test_finish_refuses_an_end_that_no_key_has(used, end: int) -> None:
     cache, namespace = used
-    with pytest.raises(InvalidArgumentError):
-        cache.finish(namespace, bad, 1)
+    with pytest.raises(InvalidArgumentError, match=f"expected 1 to 3, .* found {end}"):
+        cache.finish(namespace, keys("abc"), end=end, output_tokens=1)
 
 
 def test_stats_name_every_count() -> None:
@@ -423,6 +430,9 @@ CALLS = {
     "admit": lambda cache, namespace, keys, **more: cache.admit(
         namespace, keys, **{"now": 0, "tokens": 48, **more}
     ),
+    "finish": lambda cache, namespace, keys, **more: cache.finish(
+        namespace, keys, **{"end": 1, "output_tokens": 1, **more}
+    ),
 }
 
 
@@ -462,6 +472,7 @@ def test_bad_limits_and_firsts_are_refused(used, error: type[Exception], bad: ob
     refused(used, "admit", error, limit=bad)
     refused(used, "admit", error, now=bad)
     refused(used, "admit", error, tokens=bad)
+    refused(used, "finish", error, output_tokens=bad)
 
 
 @pytest.mark.parametrize(("error", "bad"), BAD_ENTRIES)

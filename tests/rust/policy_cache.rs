@@ -72,7 +72,7 @@ proptest! {
                 } else {
                     writing.push(lease);
                 }
-                cache.finish(namespace, keys.last().unwrap(), 9).unwrap();
+                cache.finish(namespace, &keys, keys.len(), 9).unwrap();
                 if *action == 3 {
                     leases.truncate(leases.len() / 2);
                     writing.clear();

@@ -215,15 +215,26 @@ impl PyCache {
         Ok(PyAdmission { boundaries, fork })
     }
 
+    #[pyo3(
+        signature = (namespace, keys, *, end, output_tokens, stride = Whole(1)),
+        text_signature = "($self, namespace, keys, *, end, output_tokens, stride=1)"
+    )]
     fn finish(
         &self,
         namespace: Whole,
-        end: &Bound<'_, PyBytes>,
+        keys: &Bound<'_, PyAny>,
+        end: Whole,
         output_tokens: Whole,
+        stride: Whole,
     ) -> PyResult<()> {
-        let end = PrefixKey::new(end.as_bytes()).map_err(to_py)?;
+        let keys = block_keys(keys, stride, None)?;
         self.inner
-            .finish(namespace_id(namespace)?, &end, output_tokens.0 as u64)
+            .finish(
+                namespace_id(namespace)?,
+                &keys,
+                end.0,
+                output_tokens.0 as u64,
+            )
             .map_err(to_py)
     }
 

@@ -97,17 +97,21 @@ impl Cache {
         self.shared.lock().admit(namespace, keys, arrival)
     }
 
-    /// Tells the policy how many tokens a request produced; `end` is the key of its last full block.
+    /// Tells the policy how many tokens a request produced. `keys` are those of all its full blocks, of
+    /// which the prompt has the first `end`; forks are found in the rest as well.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace and an `end` that is not among the keys.
     pub fn finish(
         &self,
         namespace: NamespaceId,
-        end: &PrefixKey,
+        keys: &[PrefixKey],
+        end: usize,
         output_tokens: u64,
     ) -> Result<()> {
-        self.shared.lock().finish(namespace, end, output_tokens)
+        self.shared
+            .lock()
+            .finish(namespace, keys, end, output_tokens)
     }
 
     /// Finds room for entries, each a class and a block of `keys`, in any order. What is resident or

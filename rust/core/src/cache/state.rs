@@ -6,7 +6,7 @@
 use super::config::{Admission, Arrival, CacheConfig};
 use super::entry::LeaseEntry;
 use super::stats::{Class, Stats};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
 use crate::policy::{self, Entry, EntryKind, Policy, Request, Seen};
 use crate::prefix::{Hit, Index, Namespaces};
@@ -194,15 +194,25 @@ impl State {
         })
     }
 
-    /// Tells the policy how much a request produced.
+    /// Tells the policy how much a request produced, and remembers all its boundaries.
     pub(super) fn finish(
         &mut self,
         namespace: NamespaceId,
-        end: &PrefixKey,
+        keys: &[PrefixKey],
+        end: usize,
         output_tokens: u64,
     ) -> Result<()> {
         self.namespaces.check(namespace)?;
-        self.policy.finish(boundary(namespace, end), output_tokens);
+        let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
+        let last = end.checked_sub(1).and_then(|at| boundaries.get(at));
+        let Some(&last) = last else {
+            return Err(Error::InvalidArgument(format!(
+                "end: expected 1 to {}, the number of keys, found {end}",
+                keys.len()
+            )));
+        };
+        self.policy.finish(last, output_tokens);
+        self.seen.visit(&boundaries);
         Ok(())
     }
 
