@@ -7,7 +7,8 @@ What a program needs to keep and find such a cache itself:
 - :class:`Cache` says which prefixes are there and which slots hold them, through a
   :class:`ReadLease` or a :class:`WriteLease`;
 - :class:`Arena` is the memory that the slots lie in, shared by the processes of a node;
-- :class:`HostEngine` copies between an engine's memory and an arena.
+- :class:`HostEngine` copies between an engine's memory and an arena;
+- :class:`Trace` and :func:`replay_traces` say what a policy would have kept.
 
 Users of vLLM need none of it: see :mod:`hybrid_pages.vllm`. Importing this package imports neither
 torch nor vLLM.
@@ -15,6 +16,7 @@ torch nor vLLM.
 
 from hybrid_pages._core import (
     FORMAT_VERSION,
+    POLICIES,
     Admission,
     Arena,
     ArenaError,
@@ -35,15 +37,20 @@ from hybrid_pages._core import (
     LeaseError,
     PageClass,
     ReadLease,
+    ReplayRow,
     Segment,
+    Trace,
+    TraceError,
     TransferError,
     WriteLease,
     __version__,
     checksum,
+    replay_traces,
 )
 
 __all__ = [
     "FORMAT_VERSION",
+    "POLICIES",
     "Admission",
     "Arena",
     "ArenaError",
@@ -64,9 +71,13 @@ __all__ = [
     "LeaseError",
     "PageClass",
     "ReadLease",
+    "ReplayRow",
     "Segment",
+    "Trace",
+    "TraceError",
     "TransferError",
     "WriteLease",
     "__version__",
     "checksum",
+    "replay_traces",
 ]

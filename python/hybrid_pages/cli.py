@@ -32,12 +32,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     info = commands.add_parser("info", help="say what is installed and whether it fits together")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
+    replay = commands.add_parser(
+        "replay", help="say what policies and budgets are worth on a trace of requests"
+    )
+
+    # Only the command that runs is loaded.
     if words[:1] == ["demo"]:
         from hybrid_pages.demo.main import add_arguments
 
         add_arguments(demo)
+    elif words[:1] == ["replay"]:
+        from hybrid_pages.replay.main import add_arguments
+
+        add_arguments(replay)
     args = parser.parse_args(words)
-    return _demo(args) if args.command == "demo" else _info(args)
+    return {"demo": _demo, "replay": _replay, "info": _info}[args.command](args)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from hybrid_pages.replay.main import run
+
+    return run(args)
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ struct Table {
     budget: Py<PyType>,
     lease: Py<PyType>,
     transfer: Py<PyType>,
+    trace: Py<PyType>,
 }
 
 static TABLE: PyOnceLock<Table> = PyOnceLock::new();
@@ -78,11 +79,16 @@ impl Table {
                 "A copy that did not happen, or whose bytes were not those that left the engine.",
                 &[parent],
             )?,
+            trace: exception(
+                "TraceError",
+                "A trace that can't be read, with the file and the line.",
+                &[parent, &value],
+            )?,
             base,
         })
     }
 
-    fn all(&self) -> [&Py<PyType>; 8] {
+    fn all(&self) -> [&Py<PyType>; 9] {
         [
             &self.base,
             &self.geometry,
@@ -92,6 +98,7 @@ impl Table {
             &self.budget,
             &self.lease,
             &self.transfer,
+            &self.trace,
         ]
     }
 }
@@ -111,6 +118,7 @@ pub fn to_py(error: Error) -> PyErr {
             Error::Budget(_) => &table.budget,
             Error::Lease(_) => &table.lease,
             Error::Transfer(_) => &table.transfer,
+            Error::Trace(_) => &table.trace,
             _ => &table.base,
         };
         PyErr::from_type(exception.bind(py).clone(), error.to_string())

@@ -5,6 +5,7 @@ mod engine;
 mod error;
 mod geometry;
 mod number;
+mod replay;
 
 mod cache;
 mod lease;
@@ -20,5 +21,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     arena::register(m)?;
     engine::register(m)?;
     cache::register(m)?;
+    replay::register(m)?;
     Ok(())
 }

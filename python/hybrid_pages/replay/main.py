@@ -1,0 +1,179 @@
+"""``hybrid-pages replay``: traces through the policies, at any budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from hybrid_pages import HybridPagesError, ReplayRow, Trace, TraceError, replay_traces
+from hybrid_pages.replay import plot
+from hybrid_pages.replay.model import Model, ModelError, read_model
+from hybrid_pages.replay.report import Replayed, objects, table
+from hybrid_pages.replay.words import Budget, budgets, policies
+
+_POLICIES = "page-lru,align-lru,junction-lru,reuse,bound"
+_BUDGETS = "0.5%,1%,2%,5%,10%,20%,50%"
+_RATIO = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the lab."""
+    add = parser.add_argument
+    add("traces", nargs="+", metavar="TRACE", help="JSON lines, plain, gzip or zstd")
+    add(
+        "--policy",
+        type=policies,
+        default=_POLICIES,
+        metavar="NAME[,NAME...]",
+        help="policies, and `bound`, which none can exceed (default %(default)s)",
+    )
+    add(
+        "--budget",
+        type=budgets,
+        default=_BUDGETS,
+        metavar="SIZE[,SIZE...]",
+        help="shares of the room of all pages and checkpoints, or sizes such as 64GiB, which need "
+        "--model (default %(default)s)",
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--ratio",
+        type=_whole,
+        metavar="R",
+        help=f"room of a checkpoint, in pages (default {_RATIO})",
+    )
+    size.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a Hugging Face model's folder or config.json, which says how large both are",
+    )
+    add(
+        "--trace-block",
+        type=_whole,
+        metavar="N",
+        help="tokens a block (default: what a recording says, else 512)",
+    )
+    add("--skip-bad", action="store_true", help="count broken lines instead of refusing the trace")
+    add("--json", action="store_true", help="print a JSON object a trace, policy and budget")
+    add("--plot", type=Path, metavar="FILE", help="draw hit rate over budget (.png, .pdf, .svg)")
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 20:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to {(1 << 20) - 1}, found {text!r}"
+        )
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays; 2 for what can't be read or done, 130 when interrupted."""
+    try:
+        _check(args)
+        model = None if args.model is None else read_model(args.model)
+        traces = [_open(path, args) for path in args.traces]
+        replayed = _replay(traces, model, args)
+        if args.plot is not None:
+            plot.draw(replayed, args.plot)
+    except (HybridPagesError, ModelError, _Refusal, OSError) as error:
+        print(f"hybrid-pages replay: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hybrid-pages replay: interrupted", file=sys.stderr)
+        return 130
+    if args.json:
+        for one in replayed:
+            for row in objects(one, model):
+                print(json.dumps(row))
+    else:
+        print("\n\n".join(table(one, args.budget, model) for one in replayed))
+    return 0
+
+
+class _Refusal(Exception):
+    """Options that don't fit together or this machine."""
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Before anything is read: what would fail at the end."""
+    sized = [budget.label for budget in args.budget if budget.bytes is not None]
+    if sized and args.model is None:
+        raise _Refusal(
+            f"--budget {','.join(sized)} needs --model, the folder of a model: without it nothing "
+            "says how many bytes a page takes"
+        )
+    if args.plot is None:
+        return
+    if args.plot.suffix.lower() not in plot.SUFFIXES:
+        raise _Refusal(
+            f"--plot: expected a name that ends in {', '.join(plot.SUFFIXES)}, found {args.plot}"
+        )
+    if not args.plot.absolute().parent.is_dir():
+        raise _Refusal(f"--plot: expected a folder that exists, found {args.plot.parent}")
+    if not plot.is_installed():
+        raise _Refusal("--plot needs matplotlib: pip install 'hybrid-pages[plot]'")
+
+
+def _open(path: str, args: argparse.Namespace) -> Trace:
+    trace = Trace.open(path, block_tokens=args.trace_block, skip_bad=args.skip_bad)
+    if trace.input_tokens == 0:
+        broken = f" and {trace.skipped} broken lines" if trace.skipped else ""
+        raise TraceError(f"trace: {path}: expected requests with prompts, found none{broken}")
+    return trace
+
+
+def _replay(
+    traces: Sequence[Trace], model: Model | None, args: argparse.Namespace
+) -> list[Replayed]:
+    """Traces of one block size together, since a model's units depend on it."""
+    names, room = args.policy, args.budget
+    found: dict[int, Replayed] = {}
+    with _progress(len(traces) * len(names) * len(room)) as bar:
+
+        def done(row: ReplayRow) -> None:
+            if bar is not None:
+                bar.update()
+
+        for block in dict.fromkeys(trace.block_tokens for trace in traces):
+            places = [at for at, trace in enumerate(traces) if trace.block_tokens == block]
+            ratio = args.ratio or (_RATIO if model is None else model.ratio(block))
+            rows = iter(
+                replay_traces(
+                    [traces[at] for at in places],
+                    names,
+                    ratio=ratio,
+                    fractions=[one.fraction for one in room if one.fraction is not None],
+                    units=_units(room, model, block),
+                    done=done,
+                )
+            )
+            for at in places:
+                table = [[next(rows) for _ in room] for _ in names]
+                found[at] = Replayed(args.traces[at], traces[at], ratio, table)
+    return [found[at] for at in range(len(traces))]
+
+
+def _units(room: Sequence[Budget], model: Model | None, block: int) -> list[int]:
+    """Whole pages that the sizes have room for."""
+    if model is None:
+        return []
+    page = model.page_bytes(block)
+    return [one.bytes // page for one in room if one.bytes is not None]
+
+
+def _progress(total: int) -> AbstractContextManager[Any]:
+    """A bar on a terminal, if tqdm is there."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return nullcontext()
+    bar: AbstractContextManager[Any] = tqdm(
+        total=total, unit="replay", file=sys.stderr, disable=None, leave=False
+    )
+    return bar

@@ -1,0 +1,103 @@
+"""What was replayed, as JSON objects or as a table for each trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybrid_pages import ReplayRow, Trace
+from hybrid_pages.replay.model import Model
+from hybrid_pages.replay.words import BOUND, Budget
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One trace with its rows: a list a policy, of a row a budget."""
+
+    path: str
+    trace: Trace
+    ratio: int
+    rows: Sequence[Sequence[ReplayRow]]
+
+    @property
+    def footprint(self) -> int:
+        """Units of every page and every checkpoint."""
+        return self.trace.distinct_blocks * (1 + self.ratio)
+
+
+def objects(replayed: Replayed, model: Model | None) -> list[dict[str, Any]]:
+    """A JSON object a row. What a bound doesn't have is null."""
+    extra: dict[str, Any] = {
+        "block_tokens": replayed.trace.block_tokens,
+        "skipped_lines": replayed.trace.skipped,
+    }
+    if model is not None:
+        extra["page_bytes"] = model.page_bytes(replayed.trace.block_tokens)
+        extra["checkpoint_bytes"] = model.checkpoint_bytes
+    return [_object(replayed.path, row) | extra for rows in replayed.rows for row in rows]
+
+
+def _object(path: str, row: ReplayRow) -> dict[str, Any]:
+    real = row.policy != BOUND
+    return {
+        "trace": path,
+        "policy": row.policy,
+        "ratio": row.ratio,
+        "budget_fraction": row.budget_fraction,
+        "budget_units": row.budget_units,
+        "requests": row.requests,
+        "input_tokens": row.input_tokens,
+        "hit_tokens": row.hit_tokens,
+        "hit_rate": row.hit_rate,
+        "written_units": row.written_units if real else None,
+        "state_share": row.state_share if real else None,
+        "policy_us_per_request": row.policy_us_per_request if real else None,
+        "metadata_bytes": row.metadata_bytes if real else None,
+    }
+
+
+def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) -> str:
+    """The hit rates by policy and budget, under what was replayed."""
+    trace = replayed.trace
+    lines = [
+        f"{replayed.path}: {trace.requests:,} requests, {trace.input_tokens:,} prompt tokens, "
+        f"{trace.distinct_blocks:,} different blocks of {trace.block_tokens} tokens"
+    ]
+    if trace.skipped:
+        lines.append(f"{_count(trace.skipped, 'broken line')} left out")
+    ratio = f"a checkpoint takes as much room as {_count(replayed.ratio, 'page')}"
+    whole = f"all pages and checkpoints: {replayed.footprint:,} pages"
+    if model is not None:
+        page = model.page_bytes(trace.block_tokens)
+        exact = model.exact_ratio(trace.block_tokens)
+        lines.append(
+            f"{model.name}, {model.dtype}: {model.attention_layers} attention layers, "
+            f"{page:,} bytes a page; {model.recurrent_layers} recurrent layers, "
+            f"{model.checkpoint_bytes:,} bytes a checkpoint"
+        )
+        ratio += f" ({exact:.3g}, rounded)" if exact != replayed.ratio else ""
+        whole += f", {replayed.footprint * page / _GIB:,.1f} GiB"
+    lines += [f"{ratio}; {whole}", ""]
+
+    head = ["hit rate", *(budget.label for budget in budgets)]
+    body = [[rows[0].policy, *(f"{row.hit_rate:.3f}" for row in rows)] for rows in replayed.rows]
+    if any(budget.bytes is not None for budget in budgets):
+        shares = (f"{row.budget_fraction:.3g}" for row in replayed.rows[0])
+        body.insert(0, ["(share)", *shares])
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    for cells in [head, *body]:
+        first, *others = (
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        lines.append("  ".join([first, *others]))
+    if any(rows[0].policy == BOUND for rows in replayed.rows):
+        lines += ["", "bound: proven, no policy can exceed it, not even one that knows the future"]
+    return "\n".join(lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

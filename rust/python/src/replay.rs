@@ -1,0 +1,219 @@
+//! The lab: traces, and their replays on threads of the core while Python handles its signals.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::policy;
+use hybrid_pages::replay::{Budget, ReadOptions, Row, Trace, replay};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::error::to_py;
+use crate::number::Whole;
+
+/// How long a signal may wait to be handled.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Requests in order of arrival, each with the hashes of its full blocks.
+#[pyclass(frozen, name = "Trace", module = "hybrid_pages._core")]
+pub struct PyTrace {
+    inner: Arc<Trace>,
+}
+
+#[pymethods]
+impl PyTrace {
+    #[staticmethod]
+    #[pyo3(
+        signature = (path, *, block_tokens = None, skip_bad = false),
+        text_signature = "(path, *, block_tokens=None, skip_bad=False)"
+    )]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        block_tokens: Option<Whole>,
+        skip_bad: bool,
+    ) -> PyResult<Self> {
+        let options = ReadOptions {
+            block_tokens: block_tokens.map(|Whole(tokens)| tokens),
+            skip_bad,
+        };
+        let inner = beside(
+            py,
+            move |_| Trace::open(&path, options).map(Arc::new),
+            |()| Ok(()),
+        )?;
+        Ok(Self { inner })
+    }
+
+    #[getter]
+    fn block_tokens(&self) -> u64 {
+        self.inner.block_tokens()
+    }
+
+    #[getter]
+    fn requests(&self) -> usize {
+        self.inner.requests()
+    }
+
+    #[getter]
+    fn input_tokens(&self) -> u64 {
+        self.inner.input_tokens()
+    }
+
+    #[getter]
+    fn distinct_blocks(&self) -> usize {
+        self.inner.distinct_blocks()
+    }
+
+    #[getter]
+    fn skipped(&self) -> usize {
+        self.inner.skipped()
+    }
+
+    fn __repr__(&self) -> String {
+        let trace = &self.inner;
+        format!(
+            "Trace(requests={}, block_tokens={}, distinct_blocks={}, skipped={})",
+            trace.requests(),
+            trace.block_tokens(),
+            trace.distinct_blocks(),
+            trace.skipped()
+        )
+    }
+}
+
+/// What one policy did on one trace with one budget.
+#[pyclass(frozen, get_all, name = "ReplayRow", module = "hybrid_pages._core")]
+pub struct PyRow {
+    trace: usize,
+    policy: String,
+    ratio: u32,
+    budget_fraction: f64,
+    budget_units: u64,
+    requests: usize,
+    input_tokens: u64,
+    hit_tokens: u64,
+    hit_rate: f64,
+    written_units: u64,
+    state_share: f64,
+    policy_us_per_request: f64,
+    metadata_bytes: usize,
+}
+
+impl From<Row> for PyRow {
+    fn from(row: Row) -> Self {
+        Self {
+            hit_rate: row.hit_rate(),
+            trace: row.trace,
+            policy: row.policy,
+            ratio: row.ratio,
+            budget_fraction: row.budget_fraction,
+            budget_units: row.budget_units,
+            requests: row.requests,
+            input_tokens: row.input_tokens,
+            hit_tokens: row.hit_tokens,
+            written_units: row.written_units,
+            state_share: row.state_share,
+            policy_us_per_request: row.policy_us_per_request,
+            metadata_bytes: row.metadata_bytes,
+        }
+    }
+}
+
+#[pymethods]
+impl PyRow {
+    fn __repr__(&self) -> String {
+        format!(
+            "ReplayRow(trace={}, policy='{}', budget_units={}, hit_rate={:.3})",
+            self.trace, self.policy, self.budget_units, self.hit_rate
+        )
+    }
+}
+
+#[pyfunction]
+#[pyo3(
+    signature = (traces, policies, *, ratio, fractions = Vec::new(), units = Vec::new(), done = None),
+    text_signature = "(traces, policies, *, ratio, fractions=(), units=(), done=None)"
+)]
+fn replay_traces(
+    py: Python<'_>,
+    traces: Vec<PyRef<'_, PyTrace>>,
+    policies: Vec<String>,
+    ratio: Whole,
+    fractions: Vec<f64>,
+    units: Vec<Whole>,
+    done: Option<Bound<'_, PyAny>>,
+) -> PyResult<Vec<PyRow>> {
+    let traces: Vec<_> = traces
+        .iter()
+        .map(|trace| Arc::clone(&trace.inner))
+        .collect();
+    let ratio = u32::try_from(ratio.0).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "ratio: expected at most {} units a checkpoint, found {}",
+            u32::MAX,
+            ratio.0
+        )))
+    })?;
+    let budgets: Vec<_> = fractions
+        .into_iter()
+        .map(Budget::Fraction)
+        .chain(
+            units
+                .into_iter()
+                .map(|Whole(units)| Budget::Units(units as u64)),
+        )
+        .collect();
+    let work = move |show: &(dyn Fn(Row) -> ControlFlow<()> + Sync)| {
+        replay(&traces, &policies, &budgets, ratio, &|row| {
+            show(row.clone())
+        })
+    };
+    let rows = beside(py, work, |row: Row| match &done {
+        Some(done) => done.call1((PyRow::from(row),)).map(drop),
+        None => Ok(()),
+    })?;
+    Ok(rows.into_iter().map(PyRow::from).collect())
+}
+
+/// Does work on a thread of its own and shows here what it sends, so that signals are handled meanwhile.
+///
+/// If a signal's handler or the showing raises, nobody receives any more: the work learns of it when
+/// it sends, and is not waited for.
+fn beside<S: Send + 'static, T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce(&(dyn Fn(S) -> ControlFlow<()> + Sync)) -> Result<T> + Send + 'static,
+    show: impl Fn(S) -> PyResult<()>,
+) -> PyResult<T> {
+    let (sender, mut receiver) = channel();
+    let worker = std::thread::spawn(move || {
+        work(&|part| match sender.send(part) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        })
+    });
+    loop {
+        let receiver = &mut receiver;
+        match py.detach(move || receiver.recv_timeout(PATIENCE)) {
+            Ok(part) => show(part)?,
+            Err(RecvTimeoutError::Timeout) => (),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        py.check_signals()?;
+    }
+    worker
+        .join()
+        .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+        .map_err(to_py)
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("POLICIES", PyTuple::new(m.py(), policy::NAMES)?)?;
+    m.add_class::<PyTrace>()?;
+    m.add_class::<PyRow>()?;
+    m.add_function(wrap_pyfunction!(replay_traces, m)?)
+}
