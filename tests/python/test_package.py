@@ -10,12 +10,13 @@ import pytest
 import hybrid_pages
 from hybrid_pages import _core, cli
 
-ENGINES = ("torch", "vllm", "transformers", "numpy")
+ENGINES = ("torch", "vllm", "transformers", "numpy", "matplotlib")
 
 # Modules that any environment must be able to import.
 LIGHT_MODULES = (
     "hybrid_pages",
     "hybrid_pages.cli",
+    "hybrid_pages.replay.main",
     "hybrid_pages.vllm",
     "hybrid_pages.vllm.settings",
     "hybrid_pages.vllm.support",
@@ -132,7 +133,9 @@ def test_the_command_entry_point_is_the_cli():
     assert entry.load() is cli.main
 
 
-@pytest.mark.parametrize("words", [["--help"], ["info"], ["info", "--json"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["info"], ["info", "--json"], ["demo", "--help"], ["replay", "--help"]]
+)
 def test_the_command_answers_without_importing_an_engine(words):
     result = isolated(f"from hybrid_pages.cli import main\nsys.exit(main({words!r}))")
     assert result.returncode == 0, result.stderr

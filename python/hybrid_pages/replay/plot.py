@@ -11,6 +11,9 @@ from hybrid_pages.replay.words import BOUND
 
 SUFFIXES = (".png", ".pdf", ".svg")
 
+# As many budgets are each written at the axis.
+_MOST_TICKS = 9
+
 # Colours of Okabe and Ito, dark ones first; markers and dashes tell the lines apart in print.
 _STYLES: dict[str, dict[str, Any]] = {
     "lru": {"color": "#999999", "marker": "x", "dashes": (1, 1)},
@@ -53,9 +56,10 @@ def draw(replayed: Sequence[Replayed], path: Path) -> None:
             style = {"markersize": 5, "linewidth": 1.4} | _STYLES.get(rows[0].policy, {})
             panel.plot(*zip(*points, strict=True), label=rows[0].policy, **style)
         panel.set_xscale("log")
-        panel.set_xticks(sorted(shares))
+        if len(shares) <= _MOST_TICKS:
+            panel.set_xticks(sorted(shares))
+            panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.3g} %"))
-        panel.xaxis.set_minor_locator(NullLocator())
         panel.set_ylim(bottom=0)
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)

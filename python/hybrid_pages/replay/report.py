@@ -78,7 +78,7 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
             f"{page:,} bytes a page; {model.recurrent_layers} recurrent layers, "
             f"{model.checkpoint_bytes:,} bytes a checkpoint"
         )
-        ratio += f" ({exact:.3g}, rounded)" if exact != replayed.ratio else ""
+        ratio += f" ({exact:.4g}, rounded)" if exact != replayed.ratio else ""
         whole += f", {replayed.footprint * page / _GIB:,.1f} GiB"
     lines += [f"{ratio}; {whole}", ""]
 

@@ -134,6 +134,7 @@ impl PyRow {
     }
 }
 
+/// Replay every trace with every policy and budget on all cores, without the GIL.
 #[pyfunction]
 #[pyo3(
     signature = (traces, policies, *, ratio, fractions = Vec::new(), units = Vec::new(), done = None),

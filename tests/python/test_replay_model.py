@@ -1,0 +1,195 @@
+"""What a model's configuration says about the bytes of its pages and checkpoints."""
+
+import json
+
+import pytest
+
+from hybrid_pages import cli
+from hybrid_pages.replay.model import ModelError, read_model
+
+DELTA_NET = dict(
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_num_key_heads=16,
+    linear_num_value_heads=48,
+)
+# Sizes of the published configurations, in the words of their files.
+QWEN36_27B = {
+    "model_type": "qwen3_5",
+    "text_config": dict(
+        dtype="bfloat16",
+        hidden_size=5120,
+        num_hidden_layers=64,
+        num_attention_heads=24,
+        num_key_value_heads=4,
+        head_dim=256,
+        full_attention_interval=4,
+        mamba_ssm_dtype="float32",
+        **DELTA_NET,
+    ),
+}
+QWEN3_NEXT = dict(
+    model_type="qwen3_next",
+    torch_dtype="bfloat16",
+    hidden_size=2048,
+    layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 2,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    head_dim=256,
+    **DELTA_NET | dict(linear_num_value_heads=32),
+)
+LFM2 = dict(
+    model_type="lfm2",
+    torch_dtype="bfloat16",
+    hidden_size=1024,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    full_attn_idxs=[2, 5, 8, 10, 12, 14],
+    conv_L_cache=3,
+)
+NEMOTRON_H = dict(
+    model_type="nemotron_h",
+    torch_dtype="bfloat16",
+    hidden_size=4096,
+    hybrid_override_pattern="M-M*-ME",
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    mamba_num_heads=128,
+    mamba_head_dim=64,
+    n_groups=8,
+    ssm_state_size=128,
+    conv_kernel=4,
+)
+GRANITE = dict(
+    model_type="granitemoehybrid",
+    torch_dtype="bfloat16",
+    hidden_size=1536,
+    layer_types=["mamba"] * 9 + ["attention"],
+    num_attention_heads=12,
+    num_key_value_heads=4,
+    mamba_expand=2,
+    mamba_n_heads=48,
+    mamba_d_head="auto",
+    mamba_d_state=128,
+    mamba_n_groups=1,
+    mamba_d_conv=4,
+)
+BAMBA = {key: value for key, value in GRANITE.items() if key != "layer_types"} | dict(
+    model_type="bamba", num_hidden_layers=10, attn_layer_indices=[9], mamba_d_head=64
+)
+JAMBA = dict(
+    model_type="jamba",
+    torch_dtype="bfloat16",
+    hidden_size=4096,
+    num_hidden_layers=8,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    attn_layer_period=8,
+    attn_layer_offset=4,
+    mamba_expand=2,
+    mamba_d_state=16,
+    mamba_d_conv=4,
+)
+
+
+def model(tmp_path, config):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return read_model(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "token_bytes", "checkpoint_bytes"),
+    [
+        (QWEN36_27B, (16, 48), 16 * 4096, 48 * (10240 * 3 * 2 + 48 * 128 * 128 * 4)),
+        (QWEN3_NEXT, (2, 6), 2 * 2048, 6 * (8192 * 3 * 2 + 32 * 128 * 128 * 2)),
+        (LFM2, (6, 10), 6 * 2048, 10 * 1024 * 2 * 2),
+        (NEMOTRON_H, (1, 3), 4096, 3 * (10240 * 3 * 2 + 128 * 64 * 128 * 4)),
+        (GRANITE, (1, 9), 2048, 9 * (3328 * 3 * 2 + 48 * 64 * 128 * 2)),
+        (BAMBA, (1, 9), 2048, 9 * (3328 * 3 * 2 + 48 * 64 * 128 * 2)),
+        (JAMBA, (1, 7), 4096, 7 * 8192 * (3 + 16) * 2),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)
+def test_sizes_follow_from_the_configuration(
+    tmp_path, config, layers, token_bytes, checkpoint_bytes
+):
+    found = model(tmp_path, config)
+    assert (found.attention_layers, found.recurrent_layers) == layers
+    assert (found.token_bytes, found.checkpoint_bytes) == (token_bytes, checkpoint_bytes)
+
+
+def test_the_block_that_vllm_chooses_for_qwen36_27b_makes_a_checkpoint_three_pages(tmp_path):
+    found = model(tmp_path, QWEN36_27B)
+    assert found.page_bytes(784) == 49 << 20
+    assert found.ratio(784) == 3
+    assert found.exact_ratio(784) == pytest.approx(2.996, abs=0.001)
+
+
+def test_a_checkpoint_is_never_rounded_to_nothing(tmp_path):
+    assert model(tmp_path, LFM2).ratio(512) == 1
+
+
+def test_the_fields_of_a_short_convolution_may_name_its_width(tmp_path):
+    assert model(tmp_path, LFM2 | {"conv_dim": 512}).checkpoint_bytes == 10 * 512 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layer_types": ["full_attention"]}, "found full_attention"),
+        ({"layer_types": ["mamba"]}, "found mamba"),
+        ({"layer_types": ["mamba", "attention", "sliding_attention"]}, "found sliding_attention"),
+        ({"layer_types": None}, "which layers are recurrent"),
+        ({"mamba_d_state": None}, "mamba_d_state: expected a positive integer, found None"),
+        ({"mamba_n_heads": 1.5}, "mamba_n_heads: expected a positive integer, found 1.5"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads: expected a positive integer"),
+        ({"torch_dtype": "float8"}, "torch_dtype: expected bfloat16, float16, float32"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(tmp_path, change, reason):
+    with pytest.raises(ModelError, match=r"config\.json \(granitemoehybrid\)") as error:
+        model(tmp_path, GRANITE | change)
+    assert reason in str(error.value)
+    assert "--ratio" in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xff", b'{"text_config": 3}', b"{}"])
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_model(tmp_path)
+
+
+def test_a_missing_model_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelError, match="nothing"):
+        read_model(tmp_path / "nothing")
+
+
+def test_a_size_in_gib_becomes_pages_of_the_model(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN36_27B))
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": at, "input_length": 785, "output_length": 1, "hash_ids": [at % 40]}
+        for at in range(80)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["replay", str(trace), "--model", str(tmp_path), "--trace-block", "784"]
+    words += ["--policy", "lru", "--budget", "10%,1GiB,0.5GiB"]
+    assert cli.main([*words, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    # 49 MiB a page; the footprint is 40 pages and 40 checkpoints of 3.
+    assert [(row["budget_units"], row["budget_fraction"]) for row in rows] == [
+        (16, 0.1),
+        (20, 20 / 160),
+        (10, 10 / 160),
+    ]
+    assert {(row["ratio"], row["page_bytes"]) for row in rows} == {(3, 49 << 20)}
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "as much room as 3 pages (2.996, rounded)" in printed
+    assert "51,380,224 bytes a page" in printed
