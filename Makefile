@@ -105,7 +105,7 @@ sdist: $(STAMPS)/packages ## Build the source distribution into dist/
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-scheduler test-engine check-wheel ## Run every check: style, Rust, Python, the real engine, the wheel
+test: lint test-rust test-python test-batch test-scheduler test-engine check-wheel ## Run every check: style, Rust, Python, the real engine, the wheel
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/uv ## Test the Rust core
@@ -120,6 +120,11 @@ test-rust: $(STAMPS)/uv ## Test the Rust core
 test-python: build ## Test the package without an engine, and its type stubs
 	@$(SAY) "testing the Python package"
 	@$(PYTEST) tests/python
+
+.PHONY: test-batch
+test-batch: build ## Test batches of hybrid caches against rows computed alone
+	@$(SAY) "testing batches"
+	@$(PYTEST) tests/batch
 
 .PHONY: test-scheduler
 test-scheduler: build $(VLLM_033)/.stamp ## Test against the real schedulers of vLLM 0.32 and 0.33, without kernels

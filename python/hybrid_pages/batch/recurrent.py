@@ -1,0 +1,56 @@
+"""The state of a recurrence: a matrix a head, whatever the model makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hybrid_pages._core import InvalidArgumentError
+from hybrid_pages.batch.layer import LayerCache
+from hybrid_pages.batch.step import Step
+
+
+class RecurrentCache(LayerCache):
+    """One state a row, [size, ...], such as [size, heads, key_dim, value_dim].
+
+    A model reads it, computes the step with `Step.fill` making padding stand still (decay 1,
+    input 0), and writes what comes out.
+    """
+
+    def __init__(self, size: int = 1, state: torch.Tensor | None = None) -> None:
+        super().__init__(size, state=state)
+
+    @property
+    def state(self) -> torch.Tensor | None:
+        """[size, ...], None before the first step."""
+        return self.tensors["state"]
+
+    def read(
+        self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str
+    ) -> torch.Tensor:
+        """The state to go on from, zeros of [size, *shape] if there is none."""
+        state = self.state
+        if state is None:
+            return torch.zeros((self.size, *shape), dtype=dtype, device=device)
+        self._check_like("state", self.row_layout(state), (*shape, dtype, torch.device(device)))
+        return state
+
+    def write(self, state: torch.Tensor, step: Step) -> None:
+        """Keep the state after a step; rows without a token in it keep theirs to the bit.
+
+        state: [size, ...]. The cache's own tensor keeps its address.
+        """
+        mine = self.tensors["state"]
+        if state.dim() < 1 or state.shape[0] != self.size:
+            raise InvalidArgumentError(
+                f"expected a state of {self.size} rows, found the shape {tuple(state.shape)}"
+            )
+        self._check_like("state", self.layout()["state"], self.row_layout(state))
+        if mine is None:
+            mine = torch.zeros_like(state, memory_format=torch.contiguous_format)
+            self.tensors["state"] = mine
+        if step.padded:
+            moved = (step.ends > step.starts).to(state.device)
+            state = torch.where(moved.reshape(-1, *[1] * (state.dim() - 1)), state, mine)
+        mine.copy_(state)
