@@ -80,7 +80,8 @@ def filled(
     for prompt in prompts:
         prepared.append(one.index.prepare(prompt))
         one.time(_FILL, one.index.insert, prepared[-1])
-    one.bytes_a_block = (resident_bytes() - before) / sum(map(len, prompts))
+    taken = resident_bytes() - before - one.index.payload_bytes
+    one.bytes_a_block = taken / sum(map(len, prompts))
     return one, prepared
 
 

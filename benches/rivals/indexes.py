@@ -25,6 +25,8 @@ class Index(ABC):
     name: str
     # What is measured is more or less than what ours does.
     remark = ""
+    # Memory for payloads that it takes at once, which is no part of an index.
+    payload_bytes = 0
 
     def __init__(self, entries: int) -> None:
         self.entries = entries
@@ -200,7 +202,7 @@ class VllmManager(_VllmKeys):
 
 
 class LMCacheL1(Index):
-    """LMCache's `L1Manager` with its `LRUEvictionPolicy`, over memory that is never touched."""
+    """LMCache's `L1Manager` with its `LRUEvictionPolicy`, over memory that nobody writes."""
 
     remark = "lookup takes and releases read locks: it has no other"
 
@@ -219,9 +221,9 @@ class LMCacheL1(Index):
                 f"lmcache can't be imported ({error}): make bench-index installs it"
             ) from error
         self.name = f"LMCache {metadata_version('lmcache')} L1Manager"
-        # An object more than the entries: its allocator wants room to align.
+        self.payload_bytes = entries * 512
         memory = L1MemoryManagerConfig(
-            size_in_bytes=(entries + GROUPS) * 512, use_lazy=False, align_bytes=512, shm_name=""
+            size_in_bytes=self.payload_bytes, use_lazy=False, align_bytes=512, shm_name=""
         )
         self._manager = L1Manager(L1ManagerConfig(memory))
         self._policy = LRUEvictionPolicy()
