@@ -9,9 +9,14 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{self, Entry, EntryKind, Policy, Request};
+use hybrid_pages::policy::{self, Entry, EntryKind, Policy, Request, Shape};
 
 const RATIO: u32 = 3;
+const SHAPE: Shape = Shape {
+    page: 1,
+    window: 0,
+    checkpoint: RATIO,
+};
 
 /// Time that this thread ran: a call is not charged for what else the machine did.
 fn ran() -> Duration {
@@ -42,7 +47,7 @@ fn name(number: u64) -> u64 {
 impl Host {
     fn new(policy: &str, units: u64) -> Self {
         Self {
-            policy: policy::by_name(policy, units).expect("the name is known"),
+            policy: policy::by_name(policy, SHAPE).expect("the name is known"),
             units,
             taken: 0,
             entries: Vec::new(),
@@ -134,8 +139,7 @@ impl Host {
         {
             self.call(|policy| policy.release(id));
         }
-        let end = names[names.len() - 1];
-        self.call(|policy| policy.finish(end, 100));
+        self.call(|policy| policy.finish(&names, names.len(), 100));
         if known == 0 {
             self.open.push_back(chain);
             if self.open.len() > 1000 {

@@ -8,7 +8,7 @@ use super::entry::LeaseEntry;
 use super::stats::{Class, Stats};
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
-use crate::policy::{self, Entry, EntryKind, Policy, Request, Seen};
+use crate::policy::{self, Entry, EntryKind, Policy, Request, Seen, Shape};
 use crate::prefix::{Hit, Index, Namespaces};
 use crate::slot::{EntryTable, SlotPool};
 
@@ -47,6 +47,19 @@ fn boundary(namespace: NamespaceId, key: &PrefixKey) -> u64 {
     key.short() ^ u64::from(namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// What the entries of a cache take.
+fn shape(config: &CacheConfig) -> Shape {
+    let units = |kind: ClassKind| {
+        let of_kind = config.classes.iter().filter(|class| class.kind == kind);
+        of_kind.map(|class| class.slots_per_entry as u32).sum()
+    };
+    Shape {
+        page: units(ClassKind::Attention),
+        window: units(ClassKind::Window),
+        checkpoint: units(ClassKind::Recurrent),
+    }
+}
+
 impl State {
     pub(super) fn new(config: &CacheConfig) -> Result<Self> {
         let roles = config.roles()?;
@@ -70,7 +83,7 @@ impl State {
             index: Index::new(roles),
             entries: EntryTable::new(config.ranks),
             pool,
-            policy: policy::by_name(&config.policy, config.slots as u64)?,
+            policy: policy::by_name(&config.policy, shape(config))?,
             seen: Seen::new(config.slots.clamp(LEAST_SEEN, MOST_SEEN)),
             evictable: 0,
             writing: 0,
@@ -204,14 +217,13 @@ impl State {
     ) -> Result<()> {
         self.namespaces.check(namespace)?;
         let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
-        let last = end.checked_sub(1).and_then(|at| boundaries.get(at));
-        let Some(&last) = last else {
+        if end == 0 || end > keys.len() {
             return Err(Error::InvalidArgument(format!(
                 "end: expected 1 to {}, the number of keys, found {end}",
                 keys.len()
             )));
-        };
-        self.policy.finish(last, output_tokens);
+        }
+        self.policy.finish(&boundaries, end, output_tokens);
         self.seen.visit(&boundaries);
         Ok(())
     }

@@ -1,4 +1,6 @@
-//! Doubly linked lists threaded through one vector: a number is in at most one list, every step O(1).
+//! Doubly linked lists threaded through one table: a number is in at most one list, every step O(1).
+
+use super::table::Table;
 
 /// End of a list.
 const END: u32 = u32::MAX;
@@ -28,19 +30,19 @@ struct Ends {
 /// Lists over small numbers.
 #[derive(Debug)]
 pub(super) struct Lists {
-    links: Vec<Link>,
+    links: Table<Link>,
     ends: Vec<Ends>,
 }
 
 impl Lists {
-    /// So many empty lists, with room for so many numbers before anything moves.
-    pub(super) fn new(count: usize, room: usize) -> Self {
+    /// So many empty lists.
+    pub(super) fn new(count: usize) -> Self {
         let empty = Ends {
             first: END,
             last: END,
         };
         Self {
-            links: Vec::with_capacity(room),
+            links: Table::new(UNLINKED),
             ends: vec![empty; count],
         }
     }
@@ -48,40 +50,44 @@ impl Lists {
     fn join(&mut self, list: u32, before: u32, after: u32) {
         match before {
             END => self.ends[list as usize].first = after,
-            at => self.links[at as usize].after = after,
+            at => self.links[at].after = after,
         }
         match after {
             END => self.ends[list as usize].last = before,
-            at => self.links[at as usize].before = before,
+            at => self.links[at].before = before,
         }
     }
 
     /// Puts a number at the end of a list, taking it out of the one that it is in.
     pub(super) fn push(&mut self, list: usize, item: u32) {
         self.remove(item);
-        let at = item as usize;
-        if at >= self.links.len() {
-            self.links.resize(at + 1, UNLINKED);
-        }
+        self.links.reach(item);
         let list = list as u32;
-        self.links[at].list = list;
+        self.links[item].list = list;
         self.join(list, self.ends[list as usize].last, item);
         self.join(list, item, END);
     }
 
     /// Takes a number out; tells which list it was in.
     pub(super) fn remove(&mut self, item: u32) -> Option<usize> {
-        let link = self.links.get_mut(item as usize)?;
-        if link.before == ABSENT {
-            return None;
-        }
-        let Link {
+        let &Link {
             before,
             after,
             list,
-        } = std::mem::replace(link, UNLINKED);
+        } = self.links.get(item)?;
+        if before == ABSENT {
+            return None;
+        }
+        self.links[item] = UNLINKED;
         self.join(list, before, after);
         Some(list as usize)
+    }
+
+    /// Whether a number is in a list.
+    pub(super) fn has(&self, item: u32) -> bool {
+        self.links
+            .get(item)
+            .is_some_and(|link| link.before != ABSENT)
     }
 
     /// First of a list.
@@ -92,6 +98,6 @@ impl Lists {
 
     /// Bytes of memory held.
     pub(super) const fn bytes(&self) -> usize {
-        self.links.capacity() * size_of::<Link>() + self.ends.capacity() * size_of::<Ends>()
+        self.links.bytes() + self.ends.capacity() * size_of::<Ends>()
     }
 }

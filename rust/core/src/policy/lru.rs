@@ -43,9 +43,9 @@ impl Lru {
     /// An empty list. With `refreshes_path`, a host should count every checkpoint that a request
     /// passes as used: see [`Policy::refreshes_path`].
     #[must_use]
-    pub fn new(admission: Admission, refreshes_path: bool, units: u64) -> Self {
+    pub fn new(admission: Admission, refreshes_path: bool) -> Self {
         Self {
-            order: Lists::new(1, super::room(units)),
+            order: Lists::new(1),
             admission,
             refreshes_path,
         }

@@ -17,7 +17,8 @@
 
 use super::list::Lists;
 use super::lru::Admission;
-use super::{Entry, EntryKind, Policy, Request};
+use super::table::Table;
+use super::{Entry, Policy, Request, Shape};
 use crate::ids::EntryId;
 
 /// Weight of efficiency against recency.
@@ -35,12 +36,11 @@ struct Rank {
 /// Recency and efficiency, mended: see the head of the module's source.
 #[derive(Debug)]
 pub struct Marconi {
-    ranks: Vec<Rank>,
+    ranks: Table<Rank>,
     lists: Lists,
     /// Uses so far: the clock of recency.
     clock: u64,
-    /// Units of the last checkpoint that was made.
-    checkpoint: f64,
+    shape: Shape,
     mean_efficiency: f64,
     mean_stay: f64,
     /// Step of the request that is being stored.
@@ -50,12 +50,12 @@ pub struct Marconi {
 impl Marconi {
     /// An empty cache's policy.
     #[must_use]
-    pub fn new(units: u64) -> Self {
+    pub fn new(shape: Shape) -> Self {
         Self {
-            ranks: Vec::with_capacity(super::room(units)),
-            lists: Lists::new(CLASSES, super::room(units)),
+            ranks: Table::new(Rank::default()),
+            lists: Lists::new(CLASSES),
             clock: 0,
-            checkpoint: 1.0,
+            shape,
             mean_efficiency: 0.0,
             mean_stay: 0.0,
             class: 0,
@@ -68,18 +68,19 @@ impl Marconi {
     }
 
     fn rank(&mut self, id: EntryId) -> &mut Rank {
-        let at = id.0 as usize;
-        if at >= self.ranks.len() {
-            self.ranks.resize(at + 1, Rank::default());
-        }
-        &mut self.ranks[at]
+        self.ranks.reach(id.0);
+        &mut self.ranks[id.0]
     }
 }
 
 impl Policy for Marconi {
     fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
         let saved = (request.blocks() - request.resumed.min(request.blocks())) as f64;
-        let efficiency = saved / (saved + self.checkpoint);
+        let Shape {
+            page, checkpoint, ..
+        } = self.shape;
+        let room = saved * f64::from(page) + f64::from(checkpoint);
+        let efficiency = saved / room.max(1.0);
         self.mean_efficiency += 0.01 * (efficiency - self.mean_efficiency);
         let steps = efficiency / self.mean_efficiency.max(1e-9) * CLASSES as f64 / 4.0;
         self.class = (steps as usize).min(CLASSES - 1) as u8;
@@ -87,9 +88,6 @@ impl Policy for Marconi {
     }
 
     fn enter(&mut self, entry: &Entry) {
-        if entry.kind == EntryKind::Checkpoint {
-            self.checkpoint = f64::from(entry.units);
-        }
         *self.rank(entry.id) = Rank::default();
     }
 
@@ -127,7 +125,7 @@ impl Policy for Marconi {
     fn victim(&mut self) -> Option<EntryId> {
         let heads = (0..CLASSES).filter_map(|class| {
             let id = self.lists.first(class)?;
-            let rank = self.ranks[id as usize];
+            let rank = self.ranks[id];
             Some((self.key(rank.used, rank.class), id))
         });
         heads
@@ -136,6 +134,6 @@ impl Policy for Marconi {
     }
 
     fn bytes(&self) -> usize {
-        self.ranks.capacity() * size_of::<Rank>() + self.lists.bytes()
+        self.ranks.bytes() + self.lists.bytes()
     }
 }

@@ -15,6 +15,7 @@ mod lru;
 mod marconi;
 mod reuse;
 mod seen;
+mod table;
 
 pub use lru::{Admission, Lru};
 pub use marconi::Marconi;
@@ -100,9 +101,9 @@ pub trait Policy: Send {
         false
     }
 
-    /// The request that ends at `boundary` produced so many tokens.
-    fn finish(&mut self, boundary: u64, output_tokens: u64) {
-        let _ = (boundary, output_tokens);
+    /// A request ended that had these boundaries, `end` of them in its prompt, and produced so many tokens.
+    fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
+        let _ = (boundaries, end, output_tokens);
     }
 
     /// Learns of a new entry; it is held.
@@ -122,11 +123,6 @@ pub trait Policy: Send {
     /// The entry to go next; it stays until it leaves.
     fn victim(&mut self) -> Option<EntryId>;
 
-    /// An entry that is worth nothing, whatever the room; it stays until it leaves.
-    fn surplus(&mut self) -> Option<EntryId> {
-        None
-    }
-
     /// Bytes of memory held.
     fn bytes(&self) -> usize;
 }
@@ -141,24 +137,33 @@ pub const NAMES: &[&str] = &[
     "reuse",
 ];
 
-/// Entries to make room for at once: a vector that moves when it grows would hold up the scheduler.
-/// Room that is never used is address space, not memory.
-fn room(units: u64) -> usize {
-    units.min(1 << 22) as usize
+/// Units that one entry of each kind takes; 0 where there is no such kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Of an attention page.
+    pub page: u32,
+    /// Of the window pages of one block.
+    pub window: u32,
+    /// Of a checkpoint.
+    pub checkpoint: u32,
 }
 
-/// Makes an empty policy for a cache of so many units.
+/// Makes the policy of an empty cache. `reuse` weighs checkpoints with the pages above them: where there
+/// are no checkpoints, or window pages without attention pages, it is `junction-lru`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a name that is not in [`NAMES`].
-pub fn by_name(name: &str, units: u64) -> Result<Box<dyn Policy>> {
+pub fn by_name(name: &str, shape: Shape) -> Result<Box<dyn Policy>> {
     Ok(match name {
-        "lru" => Box::new(Lru::new(Admission::Every, true, units)),
-        "page-lru" => Box::new(Lru::new(Admission::Every, false, units)),
-        "align-lru" => Box::new(Lru::new(Admission::End, false, units)),
-        "junction-lru" => Box::new(Lru::new(Admission::Junction, false, units)),
-        "marconi" => Box::new(Marconi::new(units)),
-        "reuse" => Box::new(Reuse::new(units)),
+        "lru" => Box::new(Lru::new(Admission::Every, true)),
+        "page-lru" => Box::new(Lru::new(Admission::Every, false)),
+        "align-lru" => Box::new(Lru::new(Admission::End, false)),
+        "junction-lru" => Box::new(Lru::new(Admission::Junction, false)),
+        "marconi" => Box::new(Marconi::new(shape)),
+        "reuse" if shape.checkpoint > 0 && (shape.page > 0 || shape.window == 0) => {
+            Box::new(Reuse::new(shape))
+        }
+        "reuse" => Box::new(Lru::new(Admission::Junction, false)),
         other => {
             return Err(Error::InvalidArgument(format!(
                 "policy: expected one of {}, found '{other}'",

@@ -128,15 +128,12 @@ impl<'a> Lab<'a> {
         }
         self.release(path, resumed);
         self.policy
-            .finish(self.names.last().copied().unwrap_or(0), visit.output_tokens);
+            .finish(&self.names, self.names.len(), visit.output_tokens);
         while self.taken() > self.budget {
             let Some(victim) = self.policy.victim() else {
                 break;
             };
             self.evict(victim);
-        }
-        while let Some(surplus) = self.policy.surplus() {
-            self.evict(surplus);
         }
         let states = self.checkpoints * u64::from(self.ratio);
         self.outcome.checkpoint_units += states;

@@ -20,7 +20,7 @@ pub use lab::Outcome;
 pub use trace::{ReadOptions, Trace};
 
 use crate::error::{Error, Result};
-use crate::policy;
+use crate::policy::{self, Shape};
 use lab::Lab;
 
 /// Name of the upper bound among the policies of a replay.
@@ -111,7 +111,7 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     }
     for name in policies {
         if name != BOUND {
-            policy::by_name(name, 1)?;
+            policy::by_name(name, shape(ratio))?;
         }
     }
     let mut jobs = Vec::new();
@@ -153,6 +153,15 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     Ok(rows.into_iter().flatten().collect())
 }
 
+/// Units of the lab's entries.
+const fn shape(ratio: u32) -> Shape {
+    Shape {
+        page: 1,
+        window: 0,
+        checkpoint: ratio,
+    }
+}
+
 fn run(
     trace: &Trace,
     at: usize,
@@ -171,7 +180,7 @@ fn run(
             0,
         )
     } else {
-        Lab::new(trace, policy::by_name(name, units)?, ratio, units).run()
+        Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, units).run()
     };
     let requests = trace.requests();
     Ok(Row {

@@ -9,9 +9,9 @@
 /// Age bins: from a second to days.
 pub(super) const BINS: usize = 36;
 /// Factors of a checkpoint.
-const FEATURES: usize = 9;
+const FEATURES: usize = 7;
 /// Places in the table of each factor.
-const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 64, 64, 256];
+const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 256];
 /// Expected uses in one bin before anything was learned.
 const PRIOR: f32 = 0.05;
 /// Expected uses that the prior weighs.
@@ -43,34 +43,45 @@ pub(super) struct Origin {
     pub(super) turn: u32,
     /// Blocks that it added to what was known.
     pub(super) added: u32,
-    pub(super) blocks: u32,
-    pub(super) tokens: u64,
-    pub(super) output_tokens: u64,
+    pub(super) tokens: u32,
+    pub(super) output_tokens: u32,
     /// Milliseconds since the turn before; 0 for a first turn.
-    pub(super) gap: u64,
+    pub(super) gap: u32,
+}
+
+impl Origin {
+    pub(super) const UNKNOWN: Self = Self {
+        turn: 0,
+        added: 0,
+        tokens: 0,
+        output_tokens: 0,
+        gap: 0,
+    };
 }
 
 /// Which number of each factor applies.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Features([u16; FEATURES]);
 
-fn octave(value: u64, most: u32) -> u16 {
-    (u64::BITS - 1 - (value + 1).leading_zeros()).min(most) as u16
+fn octave(value: u32, most: u32) -> u16 {
+    (u32::BITS - 1 - value.saturating_add(1).leading_zeros()).min(most) as u16
 }
 
 /// Twice the binary logarithm.
-fn half_octave(value: u64) -> u16 {
+fn half_octave(value: u32) -> u16 {
     (2.0 * (value.max(1) as f64).log2()) as u16
 }
 
 /// Four times the binary logarithm, from 2^7 to 2^20.
-fn quarter_octave(value: u64) -> u16 {
+fn quarter_octave(value: u32) -> u16 {
     ((4.0 * (value.max(1) as f64).log2()) as u16).clamp(30, 80) - 30
 }
 
 impl Features {
+    pub(super) const NONE: Self = Self([0; FEATURES]);
+
     /// Of a checkpoint that was used so many times.
-    pub(super) fn new(kind: Kind, hits: u32, origin: &Origin) -> Self {
+    pub(super) fn new(kind: Kind, hits: u16, origin: &Origin) -> Self {
         // Places of the first factor, and the group by which the others are told apart.
         let (place, group) = match kind {
             Kind::End => (0, 0),
@@ -81,18 +92,14 @@ impl Features {
             ),
             Kind::Passed => (8, 3),
             Kind::Continued => (
-                9 + (u32::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
+                9 + (u16::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
                 4,
             ),
         };
         let first = u16::from(origin.turn > 0);
         let output = octave(origin.output_tokens, 11);
-        let gap = match origin.gap {
-            0 => 0,
-            gap => 1 + octave(gap / 1000, 10),
-        };
         let is_end = group == 0;
-        let pace = |value: u64| {
+        let pace = |value: u32| {
             if is_end {
                 1 + half_octave(value).min(60)
             } else {
@@ -102,16 +109,14 @@ impl Features {
         Self([
             place,
             origin.turn.min(11) as u16 * 5 + group,
-            (octave(origin.added.into(), 11) * 2 + first) * 5 + group,
-            pace(origin.output_tokens + 8),
+            (octave(origin.added, 11) * 2 + first) * 5 + group,
+            pace(origin.output_tokens.saturating_add(8)),
             if origin.gap > 0 {
                 pace(origin.gap.max(256))
             } else {
                 0
             },
-            octave(origin.blocks.into(), 11) * 5 + group,
             output * 5 + group,
-            gap * 5 + group,
             quarter_octave(origin.tokens) * 5 + group,
         ])
     }
@@ -190,7 +195,7 @@ impl Hazards {
 
     /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
-        let fixed = [1, 2, 5, 6, 7, 8].iter().fold(1.0, |rate: f32, &feature| {
+        let fixed = [1, 2, 5, 6].iter().fold(1.0, |rate: f32, &feature| {
             rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
         });
         let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);

@@ -17,9 +17,9 @@ pub(super) struct Order {
 }
 
 impl Order {
-    pub(super) fn new(room: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            lists: Lists::new(BUCKETS, room),
+            lists: Lists::new(BUCKETS),
             filled: [0; BUCKETS / 64],
         }
     }
@@ -42,6 +42,10 @@ impl Order {
         {
             self.filled[bucket / 64] &= !(1 << (bucket % 64));
         }
+    }
+
+    pub(super) fn has(&self, item: u32) -> bool {
+        self.lists.has(item)
     }
 
     /// The least, with its bucket.

@@ -1,73 +1,109 @@
-//! Who hangs from which page: what a checkpoint saves and what room its eviction frees.
+//! Entries and what hangs from them: what a checkpoint saves and what room its eviction frees.
 
 use crate::ids::EntryId;
+use crate::policy::table::Table;
+use crate::policy::{Entry, EntryKind};
 
 const NONE: u32 = u32::MAX;
 
-/// A page: what it hangs from, and what needs it.
+/// An entry.
 #[derive(Debug, Clone, Copy)]
-struct Page {
-    parent: u32,
-    /// Pages that hang from it, and its own checkpoint.
-    needed_by: u32,
-    /// Record of its own checkpoint.
-    record: u32,
-    depth: u32,
-    /// Whether it counts among what needs its parent.
+pub(super) struct Node {
+    pub(super) kind: EntryKind,
+    pub(super) held: bool,
+    /// Of a page: whether it counts among what needs its parent.
     counts: bool,
     present: bool,
+    /// The page that it hangs from.
+    parent: u32,
+    /// Of a page: the pages that hang from it, and its own checkpoint.
+    needed_by: u32,
+    /// Of a checkpoint: its record. Of a page: the record of its own checkpoint.
+    record: u32,
+    depth: u32,
+    /// Its room; of a page, with that of its window pages.
+    units: u32,
+    boundary: u64,
 }
+
+const ABSENT: Node = Node {
+    kind: EntryKind::Page,
+    held: false,
+    counts: true,
+    present: false,
+    parent: NONE,
+    needed_by: 0,
+    record: NONE,
+    depth: 0,
+    units: 0,
+    boundary: 0,
+};
 
 /// What the eviction of a checkpoint would free and cost.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
-    /// Pages that nothing else needs.
-    pub(super) pages: u32,
+    /// Room of the checkpoint and of the pages that only it needs.
+    pub(super) units: u32,
     /// Blocks down from the nearest checkpoint above.
     pub(super) blocks: u32,
     /// Record of that checkpoint.
     pub(super) above: Option<u32>,
 }
 
-/// All resident pages by entry number.
+/// All resident entries by number.
 #[derive(Debug)]
 pub(super) struct Tree {
-    pages: Vec<Page>,
+    nodes: Table<Node>,
 }
 
 impl Tree {
-    pub(super) fn new(room: usize) -> Self {
+    pub(super) const fn new() -> Self {
         Self {
-            pages: Vec::with_capacity(room),
+            nodes: Table::new(ABSENT),
         }
     }
 
-    pub(super) fn add(&mut self, id: EntryId, parent: Option<EntryId>, depth: u32) {
-        let at = id.0 as usize;
-        let absent = Page {
-            parent: NONE,
-            needed_by: 0,
-            record: NONE,
-            depth: 0,
-            counts: true,
-            present: false,
-        };
-        if at >= self.pages.len() {
-            self.pages.resize(at + 1, absent);
-        }
-        self.pages[at] = Page {
-            parent: parent.map_or(NONE, |parent| parent.0),
-            depth,
+    pub(super) fn get(&self, id: EntryId) -> &Node {
+        &self.nodes[id.0]
+    }
+
+    pub(super) fn known(&self, id: EntryId) -> bool {
+        self.nodes.get(id.0).is_some_and(|node| node.present)
+    }
+
+    pub(super) fn hold(&mut self, id: EntryId, held: bool) {
+        self.nodes[id.0].held = held;
+    }
+
+    /// Adds an entry, held; `record` is a checkpoint's. Shows to `revived` the pages that are needed again.
+    pub(super) fn add(&mut self, entry: &Entry, record: Option<u32>, revived: impl FnMut(EntryId)) {
+        self.nodes.reach(entry.id.0);
+        self.nodes[entry.id.0] = Node {
+            kind: entry.kind,
+            held: true,
             present: true,
-            ..absent
+            parent: entry.parent.map_or(NONE, |page| page.0),
+            record: record.unwrap_or(NONE),
+            depth: entry.depth,
+            units: entry.units,
+            boundary: entry.boundary,
+            ..ABSENT
         };
+        let Some(page) = entry.parent else { return };
+        match entry.kind {
+            EntryKind::Page => self.need(page, revived),
+            EntryKind::Checkpoint => {
+                self.nodes[page.0].record = record.unwrap_or(NONE);
+                self.need(page, revived);
+            }
+            EntryKind::Window => self.nodes[page.0].units += entry.units,
+        }
     }
 
-    /// One more need of a page. Shows to `revived` the pages that are needed again.
-    pub(super) fn need(&mut self, page: EntryId, mut revived: impl FnMut(EntryId)) {
+    fn need(&mut self, page: EntryId, mut revived: impl FnMut(EntryId)) {
         let mut at = page.0;
         while at != NONE {
-            let page = &mut self.pages[at as usize];
+            let page = &mut self.nodes[at];
             page.needed_by += 1;
             if page.needed_by == 1 {
                 revived(EntryId(at));
@@ -79,67 +115,80 @@ impl Tree {
         }
     }
 
-    /// One need of a page less. Shows to `left` the pages that nothing needs any more, deepest first;
-    /// those of which it says that they are held go on counting.
-    pub(super) fn spare(&mut self, page: EntryId, mut left: impl FnMut(EntryId) -> bool) {
-        let mut at = page.0;
-        while at != NONE {
-            let page = &mut self.pages[at as usize];
-            if !page.present {
-                break;
+    /// Removes an entry. Shows to `left` the pages that nothing needs any more, deepest first; those that
+    /// are held go on counting.
+    pub(super) fn remove(&mut self, id: EntryId, mut left: impl FnMut(EntryId)) {
+        let gone = std::mem::replace(&mut self.nodes[id.0], ABSENT);
+        let mut at = gone.parent;
+        if at == NONE {
+            return;
+        }
+        match gone.kind {
+            EntryKind::Page if gone.counts => {}
+            EntryKind::Page => return,
+            EntryKind::Checkpoint => self.nodes[at].record = NONE,
+            EntryKind::Window => {
+                self.nodes[at].units -= gone.units;
+                return;
             }
+        }
+        while at != NONE && self.nodes[at].present {
+            let page = &mut self.nodes[at];
             page.needed_by -= 1;
-            if page.needed_by > 0 || !left(EntryId(at)) {
+            if page.needed_by > 0 || page.held {
                 break;
             }
+            left(EntryId(at));
             page.counts = false;
             at = page.parent;
         }
     }
 
-    /// Removes a page; tells which one it hung from, if it counted there.
-    pub(super) fn remove(&mut self, page: EntryId) -> Option<EntryId> {
-        let page = &mut self.pages[page.0 as usize];
-        page.present = false;
-        (page.counts && page.parent != NONE).then_some(EntryId(page.parent))
-    }
-
-    pub(super) fn is_needed(&self, page: EntryId) -> bool {
-        self.pages[page.0 as usize].needed_by > 0
-    }
-
-    /// Sets or clears the record of the checkpoint at a page.
-    pub(super) fn mark(&mut self, page: EntryId, record: Option<u32>) {
-        self.pages[page.0 as usize].record = record.unwrap_or(NONE);
-    }
-
-    /// Of the checkpoint at a page.
-    pub(super) fn weigh(&self, page: EntryId) -> Weight {
-        let own = self.pages[page.0 as usize];
-        let mut alone = own.needed_by == 1;
-        let mut pages = u32::from(alone);
-        let mut at = own.parent;
+    /// Of a checkpoint.
+    pub(super) fn weigh(&self, checkpoint: EntryId) -> Weight {
+        let own = self.nodes[checkpoint.0];
+        let (mut units, mut alone, mut at) = (own.units, true, own.parent);
         while at != NONE {
-            let page = self.pages[at as usize];
-            if page.record != NONE {
+            let page = self.nodes[at];
+            if page.record != NONE && page.record != own.record {
                 return Weight {
-                    pages,
+                    units,
                     blocks: own.depth - page.depth,
                     above: Some(page.record),
                 };
             }
             alone &= page.needed_by == 1;
-            pages += u32::from(alone);
+            units += if alone { page.units } else { 0 };
             at = page.parent;
         }
         Weight {
-            pages,
+            units,
             blocks: own.depth,
             above: None,
         }
     }
 
     pub(super) const fn bytes(&self) -> usize {
-        self.pages.capacity() * size_of::<Page>()
+        self.nodes.bytes()
+    }
+}
+
+impl Node {
+    pub(super) const fn is_needed(&self) -> bool {
+        self.needed_by > 0
+    }
+
+    pub(super) const fn boundary(&self) -> u64 {
+        self.boundary
+    }
+
+    /// Of a checkpoint.
+    pub(super) const fn record(&self) -> u32 {
+        self.record
+    }
+
+    /// Whether it needs no page.
+    pub(super) const fn stands_alone(&self) -> bool {
+        self.parent == NONE
     }
 }

@@ -1,0 +1,151 @@
+//! Which boundaries of a request get a checkpoint, and what the request tells about those before it.
+
+use super::Reuse;
+use super::hazard::{Features, Kind, Origin};
+use crate::policy::Request;
+
+/// One request in so many tells about boundaries that get no checkpoint.
+const SAMPLE: u64 = 8;
+/// Blocks before the end where a checkpoint is considered.
+const OFFSETS: [usize; 8] = [1, 2, 3, 5, 8, 13, 21, 34];
+
+impl Reuse {
+    /// The end of a prompt, the branch point and the boundary before the end; more of those before
+    /// as their learned worth exceeds that of what is being evicted.
+    pub(super) fn choose(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        let origin = self.observe(request);
+        let (from, end, fork) = (request.resumed, request.blocks(), request.pages);
+        let mut add = |this: &mut Self, depth: usize, kind| {
+            this.plan(request.boundaries[depth - 1], depth, kind, origin);
+            admitted.extend((depth > from).then_some(depth));
+        };
+        if end > 0 {
+            add(self, end, Kind::End);
+        }
+        if fork > from && fork < end {
+            add(self, fork, Kind::Branch);
+        }
+        for (step, offset) in OFFSETS.into_iter().enumerate() {
+            if end <= from + offset || end - offset == fork {
+                break;
+            }
+            let kind = Kind::Before(offset as u32);
+            if step > 0 {
+                let index = self.hazards.index(&Features::new(kind, 0, &origin), 0);
+                let blocks = (end - offset - from) as f32;
+                if index * blocks / (self.shape.checkpoint as f32) < self.threshold {
+                    // A sample is remembered all the same: what is never tried is never learned.
+                    if self.requests.is_multiple_of(SAMPLE) {
+                        let depth = end - offset;
+                        self.plan(request.boundaries[depth - 1], depth, kind, origin);
+                    }
+                    continue;
+                }
+            }
+            add(self, end - offset, kind);
+        }
+        if self.shape.page == 0 {
+            self.link(request);
+        }
+    }
+
+    /// Finds what a request would have used, and what it tells about the ways there. Returns the
+    /// origin of what it will make.
+    fn observe(&mut self, request: &Request<'_>) -> Origin {
+        let mut known = std::mem::take(&mut self.known);
+        known.clear();
+        let places = request.boundaries.iter().zip(1..);
+        known.extend(places.filter_map(|(&name, depth)| Some((depth, self.records.find(name)?))));
+        let wanted = known
+            .iter()
+            .rev()
+            .find(|&&(depth, _)| depth <= request.limit);
+        let reached = wanted.map_or(0, |&(depth, _)| depth).max(request.resumed);
+        let mut origin = Origin {
+            added: request.blocks().saturating_sub(reached) as u32,
+            tokens: request.tokens.min(u32::MAX.into()) as u32,
+            ..Origin::UNKNOWN
+        };
+        if let Some(&(depth, at)) = wanted {
+            self.conclude(at, true);
+            self.disinherit(at);
+            let record = &mut self.records[at];
+            record.hits = record.hits.saturating_add(1);
+            let (kind, from) = (record.kind, record.origin);
+            if kind != Kind::Branch && (kind != Kind::Continued || from.turn > 0) {
+                origin.turn = from.turn.saturating_add(1);
+                origin.gap = (self.now - record.since).clamp(1, u32::MAX.into()) as u32;
+            }
+            let goes_on = request.blocks() > depth;
+            self.begin(at, if goes_on { Kind::Continued } else { kind }, from);
+        }
+        for &(depth, at) in &known {
+            let record = &self.records[at];
+            let fresh = matches!(record.kind, Kind::End | Kind::Before(_)) && record.hits == 0;
+            if fresh && depth <= reached && Some(&(depth, at)) != wanted {
+                let from = record.origin;
+                self.conclude(at, false);
+                self.begin(at, Kind::Passed, from);
+            }
+        }
+        self.known = known;
+        origin
+    }
+
+    /// Notes that a boundary gets a checkpoint of a kind.
+    fn plan(&mut self, boundary: u64, depth: usize, kind: Kind, origin: Origin) {
+        let Some(at) = self.records.find(boundary) else {
+            let at = self.records.add(boundary, depth as u32);
+            self.begin(at, kind, origin);
+            return;
+        };
+        let record = &self.records[at];
+        if record.since == self.now && record.kind == Kind::Continued {
+            return;
+        }
+        let better = matches!(
+            (record.kind, kind),
+            (Kind::Passed, _)
+                | (Kind::End, Kind::End)
+                | (Kind::Before(_), Kind::End | Kind::Branch)
+        );
+        if better {
+            let kind = if record.hits > 0 {
+                Kind::Continued
+            } else {
+                kind
+            };
+            self.conclude(at, false);
+            self.begin(at, kind, origin);
+        }
+    }
+
+    /// Without pages, tells the records of a prompt which one is above them.
+    fn link(&mut self, request: &Request<'_>) {
+        let mut above = None;
+        for &name in request.boundaries {
+            if let Some(at) = self.records.find(name) {
+                self.records[at].above = above.unwrap_or(name);
+                above = Some(name);
+            }
+        }
+    }
+
+    /// Learns how much the request that ended at a boundary produced.
+    pub(super) fn note_output(&mut self, boundary: u64, output_tokens: u64) {
+        let Some(at) = self.records.find(boundary) else {
+            return;
+        };
+        let hazards = &self.hazards;
+        let record = &mut self.records[at];
+        if record.kind != Kind::End {
+            return;
+        }
+        record.origin.output_tokens = output_tokens.min(u32::MAX.into()) as u32;
+        record.features = Features::new(Kind::End, record.hits, &record.origin);
+        record.index = hazards.index(&record.features, record.bin.into());
+        if record.is_resident() {
+            self.score(at);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What is remembered of checkpoints: those that are resident, and ghosts of those that were or might be.
+
+use super::hazard::{BINS, Features, Kind, Origin};
+use super::names::Names;
+use crate::policy::list::Lists;
+use crate::policy::table::Table;
+
+/// No record, no entry.
+pub(super) const NONE: u32 = u32::MAX;
+/// Records kept of checkpoints that are not resident.
+const GHOSTS: usize = 16_384;
+
+/// One checkpoint's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Record {
+    /// When it was made or last used.
+    pub(super) since: u64,
+    /// Boundary of the next record up its prompt, as far as that was known.
+    pub(super) above: u64,
+    pub(super) origin: Origin,
+    pub(super) kind: Kind,
+    pub(super) features: Features,
+    pub(super) hits: u16,
+    pub(super) bin: u8,
+    /// Its entry, if it is resident.
+    pub(super) entry: u32,
+    pub(super) depth: u32,
+    pub(super) index: f32,
+    /// Blocks that it saves over the room that it frees, as of when it was last weighed.
+    pub(super) density: f32,
+    /// The largest index among evicted ones whose requests would now resume here, and whose it is.
+    pub(super) inherited: f32,
+    pub(super) source: u32,
+    /// If it is not resident: who inherited from it.
+    pub(super) heir: u32,
+}
+
+const BLANK: Record = Record {
+    since: 0,
+    above: 0,
+    origin: Origin::UNKNOWN,
+    kind: Kind::End,
+    features: Features::NONE,
+    hits: 0,
+    bin: 0,
+    entry: NONE,
+    depth: 0,
+    index: 0.0,
+    density: 0.0,
+    inherited: 0.0,
+    source: NONE,
+    heir: NONE,
+};
+
+impl Record {
+    pub(super) const fn is_resident(&self) -> bool {
+        self.entry != NONE
+    }
+}
+
+/// All records by number, by boundary and by age.
+pub(super) struct Records {
+    table: Table<Record>,
+    span: u32,
+    vacant: Lists,
+    names: Names,
+    /// By age bin, oldest first.
+    pub(super) ages: Lists,
+    /// Those without an entry, oldest first.
+    ghosts: Lists,
+    ghost_count: usize,
+}
+
+impl Records {
+    pub(super) fn new() -> Self {
+        Self {
+            table: Table::new(BLANK),
+            span: 0,
+            vacant: Lists::new(1),
+            names: Names::new(),
+            ages: Lists::new(BINS),
+            ghosts: Lists::new(1),
+            ghost_count: 0,
+        }
+    }
+
+    pub(super) fn find(&self, boundary: u64) -> Option<u32> {
+        self.names.find(boundary)
+    }
+
+    /// A ghost of a boundary.
+    pub(super) fn add(&mut self, boundary: u64, depth: u32) -> u32 {
+        let at = self.vacant.first(0).unwrap_or(self.span);
+        self.vacant.remove(at);
+        self.span = self.span.max(at + 1);
+        self.table.reach(at);
+        self.table[at] = Record { depth, ..BLANK };
+        self.names.insert(boundary, at);
+        self.ghosts.push(0, at);
+        self.ghost_count += 1;
+        at
+    }
+
+    /// It got an entry.
+    pub(super) fn wake(&mut self, at: u32, entry: u32) {
+        self.table[at].entry = entry;
+        self.ghosts.remove(at);
+        self.ghost_count -= 1;
+    }
+
+    /// It lost its entry.
+    pub(super) fn sleep(&mut self, at: u32) {
+        self.table[at].entry = NONE;
+        self.ghosts.push(0, at);
+        self.ghost_count += 1;
+    }
+
+    /// It is of use: if it is a ghost, the last to be forgotten.
+    pub(super) fn touch(&mut self, at: u32) {
+        if !self.table[at].is_resident() {
+            self.ghosts.push(0, at);
+        }
+    }
+
+    /// The ghost to be forgotten, when there are too many.
+    pub(super) fn excess(&self) -> Option<u32> {
+        let oldest = self.ghosts.first(0)?;
+        (self.ghost_count > GHOSTS).then_some(oldest)
+    }
+
+    /// Forgets a ghost.
+    pub(super) fn forget(&mut self, at: u32) {
+        self.ghosts.remove(at);
+        self.ages.remove(at);
+        self.names.remove(at);
+        self.vacant.push(0, at);
+        self.ghost_count -= 1;
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.table.bytes()
+            + self.vacant.bytes()
+            + self.names.bytes()
+            + self.ages.bytes()
+            + self.ghosts.bytes()
+    }
+}
+
+impl std::ops::Index<u32> for Records {
+    type Output = Record;
+
+    fn index(&self, at: u32) -> &Record {
+        &self.table[at]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Records {
+    fn index_mut(&mut self, at: u32) -> &mut Record {
+        &mut self.table[at]
+    }
+}
