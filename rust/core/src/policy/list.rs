@@ -47,6 +47,7 @@ impl Lists {
         }
     }
 
+    #[inline]
     fn join(&mut self, list: u32, before: u32, after: u32) {
         match before {
             END => self.ends[list as usize].first = after,

@@ -22,13 +22,22 @@ impl<T: Copy> Table<T> {
     }
 
     /// Makes sure that a number has a place.
+    #[inline]
     pub(super) fn reach(&mut self, at: u32) {
-        while self.chunks.len() * CHUNK <= at as usize {
+        if at as usize / CHUNK >= self.chunks.len() {
+            self.grow(at);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, at: u32) {
+        while at as usize / CHUNK >= self.chunks.len() {
             self.chunks.push(Box::new([self.blank; CHUNK]));
         }
     }
 
     /// A value, if the number has a place.
+    #[inline]
     pub(super) fn get(&self, at: u32) -> Option<&T> {
         let chunk = self.chunks.get(at as usize / CHUNK)?;
         Some(&chunk[at as usize % CHUNK])
@@ -43,12 +52,14 @@ impl<T: Copy> Table<T> {
 impl<T> Index<u32> for Table<T> {
     type Output = T;
 
+    #[inline]
     fn index(&self, at: u32) -> &T {
         &self.chunks[at as usize / CHUNK][at as usize % CHUNK]
     }
 }
 
 impl<T> IndexMut<u32> for Table<T> {
+    #[inline]
     fn index_mut(&mut self, at: u32) -> &mut T {
         &mut self.chunks[at as usize / CHUNK][at as usize % CHUNK]
     }

@@ -2,6 +2,7 @@
 
 use super::Reuse;
 use super::hazard::{Features, Kind, Origin};
+use super::record::CLIMB;
 use crate::policy::Request;
 
 /// One request in so many tells about boundaries that get no checkpoint.
@@ -44,9 +45,7 @@ impl Reuse {
             }
             add(self, end - offset, kind);
         }
-        if self.shape.page == 0 {
-            self.link(request);
-        }
+        self.link(request);
     }
 
     /// Finds what a request would have used, and what it tells about the ways there. Returns the
@@ -96,6 +95,7 @@ impl Reuse {
     fn plan(&mut self, boundary: u64, depth: usize, kind: Kind, origin: Origin) {
         let Some(at) = self.records.find(boundary) else {
             let at = self.records.add(boundary, depth as u32);
+            self.known.push((depth, at));
             self.begin(at, kind, origin);
             return;
         };
@@ -120,22 +120,33 @@ impl Reuse {
         }
     }
 
-    /// Without pages, tells the records of a prompt which one is above them.
+    /// Tells the records of a prompt which one is above them, and that a request is on its way.
     fn link(&mut self, request: &Request<'_>) {
-        let mut above = None;
-        for &name in request.boundaries {
-            if let Some(at) = self.records.find(name) {
-                self.records[at].above = above.unwrap_or(name);
-                above = Some(name);
-            }
+        let mut known = std::mem::take(&mut self.known);
+        known.sort_unstable();
+        for pair in known.windows(2) {
+            let [(depth, upper), (_, at)] = *pair else {
+                continue;
+            };
+            self.records[at].above = request.boundaries[depth - 1];
+            self.records[upper].running = self.requests;
         }
+        self.known = known;
     }
 
-    /// Learns how much the request that ended at a boundary produced.
-    pub(super) fn note_output(&mut self, boundary: u64, output_tokens: u64) {
+    /// The request that ended at a boundary produced so many tokens.
+    pub(super) fn end(&mut self, boundary: u64, output_tokens: u64) {
         let Some(at) = self.records.find(boundary) else {
             return;
         };
+        let mut upper = at;
+        for _ in 0..CLIMB {
+            let Some(next) = self.records.above(upper) else {
+                break;
+            };
+            upper = next;
+            self.records[upper].running = 0;
+        }
         let hazards = &self.hazards;
         let record = &mut self.records[at];
         if record.kind != Kind::End {

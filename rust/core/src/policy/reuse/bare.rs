@@ -6,7 +6,7 @@ use crate::policy::list::Lists;
 use crate::policy::table::Table;
 
 /// Requests that may arrive while a page waits for its first checkpoint.
-const PATIENCE: u64 = 256;
+pub(super) const PATIENCE: u64 = 256;
 /// Those that lost their last checkpoint, or will not get one.
 const LEFT: usize = 0;
 /// The last pages of prompts that are being computed: their checkpoint is still to come. By when they

@@ -3,6 +3,7 @@
 use super::Reuse;
 use super::hazard::{BINS, Features, Kind, Origin};
 use super::order::Order;
+use super::record::CLIMB;
 use super::tree::Weight;
 use crate::ids::EntryId;
 
@@ -12,8 +13,6 @@ const UPDATES: usize = 256;
 const RESCORES: usize = 64;
 /// First age bin of which only every other renews the index: about a quarter of an hour.
 const COARSE: usize = 20;
-/// Records that are looked at for the nearest checkpoint above one that needs no page.
-const CLIMB: usize = 32;
 
 impl Reuse {
     /// Brings ages up to date: every bin that has passed is learned from and changes the index.
@@ -95,12 +94,9 @@ impl Reuse {
         }
         let mut upper = at;
         for _ in 0..CLIMB {
-            let Some(next) = self.records.find(self.records[upper].above) else {
+            let Some(next) = self.records.above(upper) else {
                 break;
             };
-            if self.records[next].depth >= self.records[upper].depth {
-                break;
-            }
             upper = next;
             if self.records[next].is_resident() {
                 weight.blocks -= self.records[next].depth;

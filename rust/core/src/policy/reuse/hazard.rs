@@ -11,7 +11,18 @@ pub(super) const BINS: usize = 36;
 /// Factors of a checkpoint.
 const FEATURES: usize = 7;
 /// Places in the table of each factor.
-const SIZES: [usize; FEATURES] = [16 * BINS, 64, 128, 64, 64, 64, 256];
+const SIZES: [u16; FEATURES] = [16 * BINS as u16, 64, 128, 64, 64, 64, 256];
+/// Where the table of each factor begins.
+const OFFSETS: [u16; FEATURES] = {
+    let mut offsets = [0; FEATURES];
+    let mut feature = 1;
+    while feature < FEATURES {
+        offsets[feature] = offsets[feature - 1] + SIZES[feature - 1];
+        feature += 1;
+    }
+    offsets
+};
+const PLACES: usize = (OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize;
 /// Expected uses in one bin before anything was learned.
 const PRIOR: f32 = 0.05;
 /// Expected uses that the prior weighs.
@@ -59,7 +70,7 @@ impl Origin {
     };
 }
 
-/// Which number of each factor applies.
+/// Which number of each factor applies: its place among all, at age 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Features([u16; FEATURES]);
 
@@ -106,8 +117,8 @@ impl Features {
                 0
             }
         };
-        Self([
-            place,
+        let values = [
+            place * BINS as u16,
             origin.turn.min(11) as u16 * 5 + group,
             (octave(origin.added, 11) * 2 + first) * 5 + group,
             pace(origin.output_tokens.saturating_add(8)),
@@ -118,17 +129,23 @@ impl Features {
             },
             output * 5 + group,
             quarter_octave(origin.tokens) * 5 + group,
-        ])
+        ];
+        Self(std::array::from_fn(|feature| {
+            OFFSETS[feature] + values[feature]
+        }))
     }
 
-    /// Its place in a table at an age.
+    /// Its place at an age.
     fn at(&self, feature: usize, bin: usize) -> usize {
-        let value = self.0[feature] as usize;
+        let place = self.0[feature];
         match feature {
-            0 => value * BINS + bin,
+            0 => place as usize + bin,
             // Age as a multiple of the output's length or of the gap before: one scale for all.
-            3 | 4 if value > 0 => (bin + 60).saturating_sub(value).clamp(1, 60),
-            _ => value,
+            3 | 4 if place > OFFSETS[feature] => {
+                let value = (place - OFFSETS[feature]) as usize;
+                OFFSETS[feature] as usize + (bin + 60).saturating_sub(value).clamp(1, 60)
+            }
+            _ => place as usize,
         }
     }
 }
@@ -137,25 +154,17 @@ impl Features {
 #[derive(Debug)]
 pub(super) struct Hazards {
     /// Factor and expected uses that it was exposed to.
-    factors: Vec<(f32, f32)>,
-    offsets: [usize; FEATURES],
+    factors: Box<[(f32, f32); PLACES]>,
     /// Ends of the bins in milliseconds.
     ends: [f64; BINS],
 }
 
 impl Hazards {
     pub(super) fn new() -> Self {
-        let mut offsets = [0; FEATURES];
-        let mut total = 0;
-        for (offset, size) in offsets.iter_mut().zip(SIZES) {
-            *offset = total;
-            total += size;
-        }
-        let mut factors = vec![(1.0, 0.0); total];
-        factors[..SIZES[0]].fill((PRIOR, 0.0));
+        let mut factors = Box::new([(1.0, 0.0); PLACES]);
+        factors[..SIZES[0].into()].fill((PRIOR, 0.0));
         Self {
             factors,
-            offsets,
             ends: std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2()),
         }
     }
@@ -177,8 +186,7 @@ impl Hazards {
 
     /// Learns from a share of a bin that ended with a use or without.
     pub(super) fn learn(&mut self, features: &Features, bin: usize, share: f32, used: bool) {
-        let places: [usize; FEATURES] =
-            std::array::from_fn(|feature| self.offsets[feature] + features.at(feature, bin));
+        let places: [usize; FEATURES] = std::array::from_fn(|feature| features.at(feature, bin));
         let rate = places
             .iter()
             .fold(1.0, |rate: f32, &place| rate * self.factors[place].0)
@@ -196,12 +204,12 @@ impl Hazards {
     /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
         let fixed = [1, 2, 5, 6].iter().fold(1.0, |rate: f32, &feature| {
-            rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
+            rate * self.factors[features.at(feature, bin)].0
         });
         let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);
         for bin in bin..BINS {
             let rate = [0, 3, 4].iter().fold(fixed, |rate: f32, &feature| {
-                rate * self.factors[self.offsets[feature] + features.at(feature, bin)].0
+                rate * self.factors[features.at(feature, bin)].0
             });
             let rate = rate.min(MOST);
             // 1 - exp(-x), within a hundredth up to 1.
@@ -220,7 +228,7 @@ impl Hazards {
     }
 
     /// Bytes of memory held.
-    pub(super) const fn bytes(&self) -> usize {
-        self.factors.capacity() * size_of::<(f32, f32)>()
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.factors)
     }
 }

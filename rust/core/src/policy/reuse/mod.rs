@@ -102,7 +102,7 @@ impl Policy for Reuse {
 
     fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
         if let Some(&last) = boundaries[..end].last() {
-            self.note_output(last, output_tokens);
+            self.end(last, output_tokens);
         }
         self.bare.give_up(boundaries);
     }
@@ -149,8 +149,21 @@ impl Policy for Reuse {
             self.order.take(at);
             (at, self.weight(at).above.unwrap_or(NONE))
         });
-        let Self { tree, bare, .. } = self;
-        tree.remove(id, |page| bare.leave(page));
+        let mut goes_on = gone.is_some_and(|(at, _)| self.records[at].awaits_more(self.requests));
+        let Self {
+            tree,
+            bare,
+            requests,
+            ..
+        } = self;
+        tree.remove(id, |page| {
+            if std::mem::take(&mut goes_on) {
+                bare.wait(page, node.boundary(), *requests);
+                return false;
+            }
+            bare.leave(page);
+            true
+        });
         let Some((at, heir)) = gone else { return };
         self.records.sleep(at);
         let record = &mut self.records[at];

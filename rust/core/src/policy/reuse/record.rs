@@ -1,5 +1,6 @@
 //! What is remembered of checkpoints: those that are resident, and ghosts of those that were or might be.
 
+use super::bare::PATIENCE;
 use super::hazard::{BINS, Features, Kind, Origin};
 use super::names::Names;
 use crate::policy::list::Lists;
@@ -10,12 +11,15 @@ pub(super) const NONE: u32 = u32::MAX;
 /// Records kept of checkpoints that are not resident.
 const GHOSTS: usize = 16_384;
 
+/// Records that are followed up a prompt at most.
+pub(super) const CLIMB: usize = 32;
+
 /// One checkpoint's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     /// When it was made or last used.
     pub(super) since: u64,
-    /// Boundary of the next record up its prompt, as far as that was known.
+    /// Boundary of the next record up the prompt of the last request that passed.
     pub(super) above: u64,
     pub(super) origin: Origin,
     pub(super) kind: Kind,
@@ -33,6 +37,8 @@ pub(super) struct Record {
     pub(super) source: u32,
     /// If it is not resident: who inherited from it.
     pub(super) heir: u32,
+    /// Last request that passes here on its way to a deeper checkpoint, counted from 1; 0 when it has ended.
+    pub(super) running: u64,
 }
 
 const BLANK: Record = Record {
@@ -50,11 +56,17 @@ const BLANK: Record = Record {
     inherited: 0.0,
     source: NONE,
     heir: NONE,
+    running: 0,
 };
 
 impl Record {
     pub(super) const fn is_resident(&self) -> bool {
         self.entry != NONE
+    }
+
+    /// Whether a request may still store pages below.
+    pub(super) const fn awaits_more(&self, requests: u64) -> bool {
+        self.running > 0 && self.running + PATIENCE >= requests
     }
 }
 
@@ -86,6 +98,13 @@ impl Records {
 
     pub(super) fn find(&self, boundary: u64) -> Option<u32> {
         self.names.find(boundary)
+    }
+
+    /// The next record up the prompt of the last request that passed, if it is still known.
+    pub(super) fn above(&self, at: u32) -> Option<u32> {
+        let record = &self.table[at];
+        let above = self.names.find(record.above)?;
+        (self.table[above].depth < record.depth).then_some(above)
     }
 
     /// A ghost of a boundary.

@@ -116,8 +116,8 @@ impl Tree {
     }
 
     /// Removes an entry. Shows to `left` the pages that nothing needs any more, deepest first; those that
-    /// are held go on counting.
-    pub(super) fn remove(&mut self, id: EntryId, mut left: impl FnMut(EntryId)) {
+    /// are held, and those of which it says that they are kept, go on counting.
+    pub(super) fn remove(&mut self, id: EntryId, mut left: impl FnMut(EntryId) -> bool) {
         let gone = std::mem::replace(&mut self.nodes[id.0], ABSENT);
         let mut at = gone.parent;
         if at == NONE {
@@ -135,10 +135,9 @@ impl Tree {
         while at != NONE && self.nodes[at].present {
             let page = &mut self.nodes[at];
             page.needed_by -= 1;
-            if page.needed_by > 0 || page.held {
+            if page.needed_by > 0 || page.held || !left(EntryId(at)) {
                 break;
             }
-            left(EntryId(at));
             page.counts = false;
             at = page.parent;
         }
