@@ -1,0 +1,208 @@
+"""Rows to and from the caches of Hugging Face transformers 5.x.
+
+`from_transformers` takes the rows of a DynamicCache into a `Batch`, where they are merged,
+extended, filtered and extracted; `to_transformers` gives a DynamicCache that a model goes on with.
+Neither side sees what the other does afterwards. Layouts are those of `transformers.cache_utils`:
+keys and values [rows, heads, columns, head_dim], convolution states [rows, channels, K], recurrent
+states as the model has them.
+
+What a model then computes equals each row alone up to the rounding of other shapes, if it has
+
+- one token, or the same number of them, for every row of the batch, whatever the rows' lengths;
+- or a whole batch of new rows, padded at the left.
+
+Padding amid rows that have a state already is wrong inside the models: they put zeros in for padded
+inputs, which enter the convolution, and let the recurrent state decay. Prefill such rows one by
+one, or in groups of equal numbers of tokens, and merge them. Jamba of transformers 5.19 forgets
+its state when it is given several tokens after one; one token at a time is right there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from hybrid_pages._core import InvalidArgumentError
+from hybrid_pages.batch.attention import AttentionCache
+from hybrid_pages.batch.batch import Batch
+from hybrid_pages.batch.checks import at_least_one, per_row, whole_numbers
+from hybrid_pages.batch.composite import CompositeCache
+from hybrid_pages.batch.layer import LayerCache
+
+# Which kinds of layers hold keys and values, a window of them, or states.
+_ATTENTION = {
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+}
+_WINDOW = {DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer}
+_STATES = {
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+}
+
+
+def from_transformers(cache: DynamicCache, lengths: Iterable[int] | None = None) -> Batch:
+    """The rows of a cache as a batch.
+
+    lengths: the tokens of each row, without the padding at its left; all columns by default.
+    A cache that was never used is one empty row, or as many as `lengths` has zeros.
+
+    Raises InvalidArgumentError for a cache that is offloaded, records its past or has layers of
+    another kind, static and quantized ones among them, and for lengths that don't fit.
+    """
+    if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
+        raise InvalidArgumentError(
+            f"expected a DynamicCache in one place, found {type(cache).__name__}"
+            f"{', offloaded' if getattr(cache, 'offloading', False) else ''}"
+        )
+    tensors = [tensor for layer in cache.layers for tensor in _tensors(layer)]
+    columns = _columns(cache)
+    if lengths is not None:
+        lengths = whole_numbers("lengths", lengths)
+        size = at_least_one("rows", tensors[0].shape[0] if tensors else len(lengths))
+        lengths = per_row("lengths", lengths, size)
+    elif columns is None:
+        raise InvalidArgumentError(
+            "expected lengths for a cache without attention layers, found none: its states do "
+            "not tell how many tokens they have seen"
+        )
+    else:
+        size = tensors[0].shape[0] if tensors else 1
+        lengths = [columns] * size
+    if columns is not None and columns != max(lengths):
+        raise InvalidArgumentError(
+            f"expected lengths of at most the cache's {columns} columns, and one that fills them, "
+            f"found {lengths}"
+        )
+    return Batch([_take(layer, size) for layer in cache.layers], lengths)
+
+
+def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
+    """A cache of a model's rows, for the model of `config` to go on with.
+
+    The model has to be given the `model_inputs` of the rows' lengths, too. Raises
+    InvalidArgumentError if padding is not finalized or the layers are those of another model.
+    """
+    if batch.prepared:
+        raise InvalidArgumentError("expected no announced padding, found some; finalize first")
+    cache = DynamicCache(config=config)
+    kinds = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
+    if "chunked_attention" in kinds:
+        raise InvalidArgumentError("expected layers without chunked attention, found some")
+    if len(cache.layers) != len(batch.layers):
+        raise InvalidArgumentError(
+            f"expected a batch of {len(cache.layers)} layers, found {len(batch.layers)}"
+        )
+    columns = max(batch.lengths)
+    for index, (layer, rows) in enumerate(zip(cache.layers, batch.layers, strict=True)):
+        expected = _take(layer, batch.size)
+        try:
+            expected.check_join([rows])
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"layer {index} is of another model: {error}") from error
+        _give(layer, rows, columns)
+    return cache
+
+
+def model_inputs(
+    lengths: Iterable[int], columns: int = 1, device: torch.device | str = "cpu"
+) -> dict[str, torch.Tensor]:
+    """What a model needs beside `columns` new tokens for every row.
+
+    lengths: the tokens of each row so far, as `Batch.lengths`. Returns attention_mask [rows,
+    cached columns + columns], 0 at left padding, and position_ids [rows, columns].
+    """
+    numbers = whole_numbers("lengths", lengths)
+    per_row("lengths", numbers, at_least_one("rows", len(numbers)))
+    at_least_one("columns", columns)
+    length = torch.tensor(numbers, device=device)[:, None]
+    column = torch.arange(max(numbers) + columns, device=device)
+    return {
+        "attention_mask": (column >= max(numbers) - length).long(),
+        "position_ids": length + torch.arange(columns, device=device),
+    }
+
+
+def _tensors(layer: Any) -> list[torch.Tensor]:
+    """What a layer holds; checks its kind."""
+    if type(layer) not in _ATTENTION | _STATES:
+        raise InvalidArgumentError(
+            "expected layers of a DynamicCache for full, sliding or linear attention, found "
+            f"{type(layer).__name__}"
+        )
+    if getattr(layer, "record_past", False):
+        raise InvalidArgumentError("expected layers that hold one state, found a recorded past")
+    found = [layer.keys, layer.values] if type(layer) in _ATTENTION else []
+    if type(layer) in _STATES:
+        found += [*layer.conv_states.values(), *layer.recurrent_states.values()]
+    return [tensor for tensor in found if tensor is not None and tensor.numel()]
+
+
+def _columns(cache: DynamicCache) -> int | None:
+    """The tokens that attention layers have seen, None without such layers."""
+    seen = [layer.get_seq_length() for layer in cache.layers if type(layer) in _ATTENTION]
+    if len(set(seen)) > 1:
+        raise InvalidArgumentError(f"expected attention layers of one length, found {seen}")
+    return seen[0] if seen else None
+
+
+def _take(layer: Any, size: int) -> CompositeCache:
+    parts: dict[str, LayerCache] = {}
+    if type(layer) in _ATTENTION:
+        window = layer.sliding_window if type(layer) in _WINDOW else None
+        known = layer.keys is not None and layer.keys.numel() > 0
+        # Shared: such a layer never writes into its keys and values, it makes longer ones.
+        parts["attention"] = AttentionCache(
+            size, layer.keys if known else None, layer.values if known else None, window=window
+        )
+    if type(layer) in _STATES:
+        states: dict[str, torch.Tensor | None] = {}
+        for index in range(layer.number_of_states):
+            for name, state in _states(layer, index).items():
+                states[name] = None if state is None else state.clone()
+        parts["states"] = LayerCache(size, **states)
+    return CompositeCache(parts, size)
+
+
+def _give(layer: Any, rows: CompositeCache, columns: int) -> None:
+    if type(layer) in _ATTENTION and rows["attention"].keys is not None:
+        attention = rows["attention"]
+        layer.lazy_initialization(attention.keys, attention.values)
+        layer.keys, layer.values = attention.keys, attention.values
+        if type(layer) in _WINDOW:
+            layer.cumulative_length = columns
+    if type(layer) in _STATES:
+        states = rows["states"].tensors
+        for index in range(layer.number_of_states):
+            conv, recurrent = states[f"conv{index}"], states[f"recurrent{index}"]
+            if conv is not None:
+                layer.lazy_initialization(
+                    conv_states=conv, state_idx=index, conv_kernel_size=conv.shape[-1]
+                )
+            if recurrent is not None:
+                layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
+            for own, state in zip(_states(layer, index).values(), (conv, recurrent), strict=True):
+                if state is not None and own is not None:
+                    own.copy_(state)
+            # As in transformers: the convolution's update sets it.
+            layer.has_previous_state[index] = conv is not None
+
+
+def _states(layer: Any, index: int) -> dict[str, torch.Tensor | None]:
+    return {
+        f"conv{index}": layer.conv_states[index],
+        f"recurrent{index}": layer.recurrent_states[index],
+    }

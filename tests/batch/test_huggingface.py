@@ -1,0 +1,211 @@
+"""Rows of real Hugging Face models in one batch give the logits of each row alone.
+
+Alone means one forward pass over all tokens of a row, without a cache. float32: the allowance is
+the rounding of other shapes; what a wrong state does is shown to be a thousand times that.
+"""
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import DynamicCache, StaticCache
+
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages.batch import Batch, LayerCache
+from hybrid_pages.batch.huggingface import from_transformers, model_inputs, to_transformers
+from models import MAKERS, model
+
+ALLOWANCE = 3e-4
+LENGTHS = (70, 3, 21)
+
+
+def tokens(*lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 512, (n,), generator=generator) for n in lengths]
+
+
+def prefilled(lm, row):
+    cache = DynamicCache(config=lm.config)
+    if len(row):
+        with torch.no_grad():
+            lm(row[None], past_key_values=cache)
+    return from_transformers(cache)
+
+
+def advance(lm, batch, ids):
+    """`ids` [rows, columns] into every row; the logits and the batch after it."""
+    cache = to_transformers(batch, lm.config)
+    with torch.no_grad():
+        logits = lm(ids, past_key_values=cache, **model_inputs(batch.lengths, ids.shape[1])).logits
+    return logits, from_transformers(cache, [n + ids.shape[1] for n in batch.lengths])
+
+
+def deviation(lm, logits, rows):
+    """The largest deviation from each row alone."""
+    found = []
+    for row, out in zip(rows, logits, strict=True):
+        with torch.no_grad():
+            alone = lm(row[None]).logits[0, -len(out) :]
+        found.append((out - alone).abs().max().item())
+    return max(found)
+
+
+def grown(rows, ids):
+    return [torch.cat([row, new]) for row, new in zip(rows, ids, strict=True)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_rows_come_and_go_and_every_row_is_as_alone(name):
+    lm, rows = model(name), tokens(*LENGTHS)
+    batch = Batch.merge([prefilled(lm, row) for row in rows])
+    for _ in range(2):
+        ids = torch.stack(tokens(1, 1, 1, seed=1))
+        logits, batch = advance(lm, batch, ids)
+        rows = grown(rows, ids)
+        assert deviation(lm, logits, rows) < ALLOWANCE
+    batch.filter([2, 1])
+    rows = [rows[2], rows[1]]
+    (new,) = tokens(40, seed=2)
+    batch.extend(prefilled(lm, new))
+    rows.append(new)
+    batch.extend(prefilled(lm, tokens(0)[0]))
+    rows.append(tokens(0)[0])
+    assert batch.lengths == [23, 5, 40, 0]
+    ids = torch.stack(tokens(1, 1, 1, 1, seed=3))
+    logits, batch = advance(lm, batch, ids)
+    rows = grown(rows, ids)
+    assert deviation(lm, logits, rows) < ALLOWANCE
+    row = batch.extract(1)
+    ids = torch.stack(tokens(1, seed=4))
+    logits, _ = advance(lm, row, ids)
+    assert deviation(lm, logits, grown([rows[1]], ids)) < ALLOWANCE
+
+
+# Jamba of transformers 5.19 starts anew when it is given several tokens after a state.
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "jamba"])
+def test_the_same_number_of_tokens_for_every_row_is_exact(name):
+    lm, rows = model(name), tokens(*LENGTHS)
+    batch = Batch.merge([prefilled(lm, row) for row in rows])
+    ids = torch.stack(tokens(5, 5, 5, seed=1))
+    logits, _ = advance(lm, batch, ids)
+    assert deviation(lm, logits, grown(rows, ids)) < ALLOWANCE
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_new_rows_padded_at_the_left_are_exact(name):
+    lm, rows = model(name), tokens(*LENGTHS)
+    padding = [max(LENGTHS) - n for n in LENGTHS]
+    ids = torch.stack([functional.pad(row, (max(LENGTHS) - len(row), 0)) for row in rows])
+    mask = (torch.arange(max(LENGTHS)) >= torch.tensor(padding)[:, None]).long()
+    cache = DynamicCache(config=lm.config)
+    with torch.no_grad():
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        lm(ids, attention_mask=mask, position_ids=places, past_key_values=cache)
+    batch = from_transformers(cache, LENGTHS)
+    batch.filter([1, 2])
+    ids = torch.stack(tokens(1, 1, seed=1))
+    logits, _ = advance(lm, batch, ids)
+    assert deviation(lm, logits, grown(rows[1:], ids)) < ALLOWANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "lfm2", "falcon-h1", "bamba", "jamba"])
+def test_a_wrong_state_shows(name):
+    lm, rows = model(name), tokens(*LENGTHS)
+    batch = Batch.merge([prefilled(lm, row) for row in rows])
+    ids = torch.stack(tokens(1, 1, 1, seed=1))
+    for layer in batch.layers:
+        for part in layer.parts.values():
+            if type(part) is LayerCache:
+                part.tensors = {
+                    name: None if state is None else state.roll(1, 0)
+                    for name, state in part.tensors.items()
+                }
+    logits, _ = advance(lm, batch, ids)
+    assert deviation(lm, logits, grown(rows, ids)) > 1000 * ALLOWANCE
+
+
+def test_padding_amid_rows_with_a_state_is_not_exact_in_the_models():
+    """Why rows of different numbers of tokens are not put into one step: see the module."""
+    lm, rows = model("qwen3.5"), tokens(30, 20)
+    batch = Batch.merge([prefilled(lm, row) for row in rows])
+    ids = torch.stack(tokens(4, 4, seed=1))
+    inputs = model_inputs(batch.lengths, 4)
+    inputs["attention_mask"][1, 30:32] = 0
+    inputs["position_ids"][1] -= 2
+    with torch.no_grad():
+        logits = lm(ids, past_key_values=to_transformers(batch, lm.config), **inputs).logits
+    assert deviation(lm, logits[:1], grown(rows[:1], ids[:1])) < ALLOWANCE
+    assert deviation(lm, logits[1:, 2:], grown(rows[1:], ids[1:, 2:])) > 1000 * ALLOWANCE
+
+
+def test_neither_side_sees_what_the_other_does():
+    lm, (row,) = model("qwen3.5"), tokens(20)
+    batch = prefilled(lm, row)
+    cache = to_transformers(batch, lm.config)
+    ids = torch.stack(tokens(1, seed=1))
+    first, _ = advance(lm, batch, ids)
+    for _ in range(3):
+        with torch.no_grad():
+            lm(ids, past_key_values=cache)
+    again, _ = advance(lm, batch, ids)
+    assert torch.equal(first, again)
+    for layer in cache.layers:
+        for state in (getattr(layer, "keys", None), *getattr(layer, "conv_states", {}).values()):
+            if state is not None:
+                state.fill_(torch.nan)
+    again, _ = advance(lm, batch, ids)
+    assert torch.equal(first, again)
+
+
+def test_an_unused_cache_gives_empty_rows():
+    lm = model("falcon-h1")
+    empty = from_transformers(DynamicCache(config=lm.config))
+    assert (empty.size, empty.lengths) == (1, [0])
+    three = from_transformers(DynamicCache(config=lm.config), [0, 0, 0])
+    assert (three.size, three.lengths) == (3, [0, 0, 0])
+    assert to_transformers(three, lm.config).get_seq_length() == 0
+
+
+def test_caches_of_another_kind_are_refused():
+    lm, (row,) = model("qwen3.5"), tokens(9)
+    with pytest.raises(InvalidArgumentError, match=r"expected a DynamicCache.*found StaticCache"):
+        from_transformers(StaticCache(config=lm.config, max_cache_len=16))
+    cache = DynamicCache(config=lm.config)
+    with torch.no_grad():
+        lm(row[None], past_key_values=cache)
+    for lengths, words in (
+        ([8], "9 columns"),
+        ([10], "9 columns"),
+        ([9, 9], "each of 1 rows"),
+        ([-9], "at least 0"),
+        ([], "each of 1 rows"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            from_transformers(cache, lengths)
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        from_transformers(DynamicCache(config=lm.config), [])
+    # Cropped in one layer: its tokens are gone.
+    cache.layers[3].crop(-2)
+    with pytest.raises(InvalidArgumentError, match="one length"):
+        from_transformers(cache)
+    cache.activate_past_recording()
+    with pytest.raises(InvalidArgumentError, match="recorded past"):
+        from_transformers(cache)
+    cache.offloading = True
+    with pytest.raises(InvalidArgumentError, match="offloaded"):
+        from_transformers(cache)
+
+
+def test_rows_of_another_model_are_refused():
+    (row,) = tokens(9)
+    qwen, lfm, falcon = (prefilled(model(name), row) for name in ("qwen3.5", "lfm2", "falcon-h1"))
+    with pytest.raises(InvalidArgumentError, match="layer 0 is of another model"):
+        to_transformers(falcon, model("gemma3").config)
+    with pytest.raises(InvalidArgumentError, match="batch of 4 layers, found 8"):
+        to_transformers(qwen, model("falcon-h1").config)
+    lengths = qwen.lengths
+    with pytest.raises(InvalidArgumentError, match="expected"):
+        qwen.extend(lfm)
+    assert qwen.lengths == lengths
+    qwen.prepare(lengths=[1])
+    with pytest.raises(InvalidArgumentError, match="finalize first"):
+        to_transformers(qwen, model("qwen3.5").config)
