@@ -145,6 +145,11 @@ fuzz-scheduler: build $(VLLM_033)/.stamp ## Long random workloads on both schedu
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/scheduler/test_fuzz.py
 	@HYBRID_PAGES_FUZZ=$(FUZZ) HYBRID_PAGES_VLLM=$(CURDIR)/$(VLLM_033) $(PYTEST) tests/scheduler/test_fuzz.py
 
+.PHONY: fuzz-batch
+fuzz-batch: build ## Long random courses of batch operations (FUZZ=512 courses; minutes)
+	@$(SAY) "random courses of batch operations"
+	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/batch/test_equality.py
+
 .PHONY: fuzz-engine
 fuzz-engine: build ## Long random trees of prompts on real engines (TREES=16 seeds a model; minutes)
 	@$(SAY) "random trees of prompts on real engines"

@@ -1,5 +1,6 @@
 """Any sequence of operations gives the outputs of each row alone."""
 
+import os
 from collections import Counter
 
 import pytest
@@ -126,7 +127,9 @@ def play(model, data):
     return world
 
 
-PLAYED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+# How many courses: `make fuzz-batch` asks for more.
+COURSES = int(os.environ.get("HYBRID_PAGES_FUZZ", "60"))
+PLAYED = settings(max_examples=COURSES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @PLAYED

@@ -187,6 +187,19 @@ def test_operations_share_no_memory(model):
     assert all(map(torch.equal, before, after))
 
 
+def test_a_step_keeps_nothing_of_the_callers_tensors():
+    layers = AttentionCache(1), ConvCache(1, width=2), RecurrentCache(1)
+    batch = Batch(layers)
+    step = batch.step(3)
+    given = [torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3), torch.ones(1, 2)]
+    layers[0].update(given[0], given[0], step)
+    layers[1].update(given[1], step)
+    layers[2].write(given[2], step)
+    for tensor in given:
+        tensor.fill_(torch.nan)
+    assert not any(tensor.isnan().any() for layer in layers for tensor in tensors(layer))
+
+
 def test_a_padded_position_moves_no_recurrent_state_to_the_bit(model):
     batch = Batch.merge(rows_of(model, 5, 3))
     state = batch.layers[2]["recurrent"].state.clone()

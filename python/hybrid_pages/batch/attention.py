@@ -78,7 +78,8 @@ class AttentionCache(LayerCache):
         for name, new in (("keys", keys), ("values", values)):
             new = step.fill(new, 0.0, dim=2)
             old = self.tensors[name]
-            whole[name] = new if old is None else torch.cat([old, new], dim=2)
+            # A copy also of the first ones: they may be views of what a model goes on to use.
+            whole[name] = torch.cat([new] if old is None else [old, new], dim=2)
         columns = whole["keys"].shape[2]
         kept = self._kept(step.past + step.columns)
         self.tensors = {name: _last(tensor, kept) for name, tensor in whole.items()}

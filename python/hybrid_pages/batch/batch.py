@@ -101,7 +101,7 @@ class Batch:
         self._replace(self._selected(rows))
 
     def release(self) -> None:
-        """Give back what layers share with others, such as pages. Nothing the second time."""
+        """The end: give back what layers share with others, such as blocks. Once is enough."""
         for layer in self.layers:
             layer.release()
 

@@ -13,7 +13,7 @@ from hybrid_pages.batch.step import Step
 
 
 class ConvCache(LayerCache):
-    """The last `width` inputs of every row, always contiguous.
+    """The last `width` inputs of every row, always contiguous and written in place.
 
     width: for a kernel of K taps, K as Hugging Face keeps it (the default layout,
     [size, channels, width]) or K - 1 as MLX does; K - 1 are needed. channels_last: the layout of
@@ -28,7 +28,7 @@ class ConvCache(LayerCache):
         width: int,
         channels_last: bool = False,
     ) -> None:
-        super().__init__(size, state=state)
+        super().__init__(size, state=None if state is None else state.contiguous())
         self.width = at_least_one("width", width)
         self.channels_last = channels_last
         if state is not None and (state.dim() != 3 or state.shape[self._dim] != width):

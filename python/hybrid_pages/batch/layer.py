@@ -100,7 +100,7 @@ class LayerCache:
         )
 
     def release(self) -> None:
-        """Give back what this layer shares with others. Nothing the second time."""
+        """The end: give back what this layer shares with others. Nothing the second time."""
 
     # ---- steps ----
 

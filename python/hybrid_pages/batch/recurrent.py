@@ -12,7 +12,7 @@ from hybrid_pages.batch.step import Step
 
 
 class RecurrentCache(LayerCache):
-    """One state a row, [size, ...], such as [size, heads, key_dim, value_dim].
+    """One state a row, [size, ...], such as [size, heads, key_dim, value_dim], written in place.
 
     A model reads it, computes the step with `Step.fill` making padding stand still (decay 1,
     input 0), and writes what comes out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -29,7 +30,7 @@ class Step:
     key_positions: torch.Tensor
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def valid(self) -> torch.Tensor:
         """[size, columns] bool: which columns are tokens."""
         return self.key_positions[:, self.past :] >= 0
@@ -63,7 +64,6 @@ class Step:
                 seen &= key > query - window
             if self.padded:
                 own = torch.arange(self.columns, device=seen.device)
-                padding = seen[:, own, keys - self.columns + own] | ~self.valid
-                seen[:, own, keys - self.columns + own] = padding
+                seen[:, own, keys - self.columns + own] |= ~self.valid
             self._masks[window, keys] = seen[:, None]
         return self._masks[window, keys]
