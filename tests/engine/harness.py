@@ -344,7 +344,13 @@ class Engine:
         def watched_match(request: Any, local: int) -> Any:
             local_hits[request.request_id] = local
             self.last_hashes = list(request.block_hashes)
-            return (0, False) if self._away else matched(request, local)
+            if self._away:
+                if not request.shared_prefix_boundary and request.num_tokens % self.N == 0:
+                    # vLLM drops the state at the very end of a prompt, where a step ends anyway;
+                    # as a reference for what was restored from there it has to keep it.
+                    request.shared_prefix_boundary = request.num_tokens
+                return 0, False
+            return matched(request, local)
 
         def watched_alloc(request: Any, blocks: Any, external: int) -> None:
             local = local_hits.pop(request.request_id, None)

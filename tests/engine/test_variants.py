@@ -4,9 +4,12 @@ import pytest
 
 from harness import NOISE, Engine, tokens
 
+# Short steps end on every boundary, and the policy keeps those states while there is room; so that
+# vLLM's own hits can be compared with, it has to keep them too.
+EVERY_STATE = {"max_num_seqs": 8, "prefix_cache_retention_interval": 64}
 VARIANTS = {
-    "steps of little more than a block": {"max_num_batched_tokens": 80, "max_num_seqs": 8},
-    "steps shorter than a block": {"max_num_batched_tokens": 48, "max_num_seqs": 8},
+    "steps of little more than a block": {"max_num_batched_tokens": 80, **EVERY_STATE},
+    "steps shorter than a block": {"max_num_batched_tokens": 48, **EVERY_STATE},
     "asynchronous scheduling": {"async_scheduling": True},
     "a state kept at every boundary": {"prefix_cache_retention_interval": 64},
     "larger blocks": {"block_size": 96},
@@ -52,9 +55,15 @@ def test_eight_at_once_are_right(engine: Engine):
     ]
     cold = [engine.cold(prompt) for prompt in prompts]
     engine.reset_all()
+    with engine.looking_away():
+        engine.run_all(prompts)
+        alone = engine.run_all(prompts)
+    engine.reset_all()
     engine.run_all(prompts)
     engine.reset_local()
     results = engine.run_all(prompts)
     assert sum(result.host for result in results) > 0
-    assert max(a.distance(b) for a, b in zip(cold, results, strict=True)) < NOISE
+    # With the shortest steps batching alone moves vLLM's own results by 0.6 from the cold ones.
+    for one, together, result in zip(cold, alone, results, strict=True):
+        assert min(one.distance(result), together.distance(result)) < NOISE
     assert not any(key.startswith("failures") for key in engine.stats())

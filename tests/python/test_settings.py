@@ -1,16 +1,25 @@
 """The connector's settings: typed, checked, refused with what was expected."""
 
 import re
+from typing import get_args
 
 import pytest
 
-from hybrid_pages.vllm.settings import GIB, Settings, SettingsError
+from hybrid_pages import Cache, Geometry, Group, InvalidArgumentError, Layer, Segment
+from hybrid_pages.vllm.settings import GIB, Policy, Settings, SettingsError
+
+PURE = Geometry(
+    block_tokens=16,
+    groups=[Group("attention", [Layer("0", [Segment("kv", "uint8", [512])])])],
+    identity={},
+)
 
 
 def test_no_setting_is_needed() -> None:
     settings = Settings.parse({})
     assert settings.host_bytes == 4 * GIB
-    assert settings.policy == "lru"
+    assert (settings.policy, settings.checkpoint_mode) == ("reuse", "adaptive")
+    assert (settings.checkpoint_interval, settings.trace_dir) == (0, "")
     assert settings.store_mode == "step"
     assert settings.verify_on_load is False
 
@@ -18,7 +27,10 @@ def test_no_setting_is_needed() -> None:
 def test_every_setting_is_taken() -> None:
     given = {
         "host_gb": 1,
-        "policy": "lru",
+        "policy": "page-lru",
+        "checkpoint_mode": "align",
+        "checkpoint_interval": 4096,
+        "trace_dir": "/somewhere",
         "copy_threads": 3,
         "store_mode": "background",
         "verify_on_load": True,
@@ -36,7 +48,10 @@ def test_a_fraction_of_a_gib_is_a_budget_in_bytes() -> None:
     ("given", "said"),
     [
         ({"hostgb": 4}, "unknown key 'hostgb': did you mean 'host_gb'?"),
-        ({"zzz": 4}, "unknown key 'zzz': valid keys are copy_threads, host_gb"),
+        (
+            {"zzz": 4},
+            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, copy_threads",
+        ),
         ({"host_gb": "4"}, "host_gb: expected float, found '4' of type str"),
         ({"host_gb": True}, "host_gb: expected float, found True of type bool"),
         ({"host_gb": None}, "host_gb: expected float, found None"),
@@ -44,8 +59,13 @@ def test_a_fraction_of_a_gib_is_a_budget_in_bytes() -> None:
         ({"host_gb": -1.5}, "host_gb: expected a size above 0"),
         ({"host_gb": float("nan")}, "host_gb: expected a size above 0"),
         ({"host_gb": float("inf")}, "host_gb: expected a size above 0"),
-        ({"policy": "lur"}, "policy: expected one of 'lru', found 'lur' (did you mean 'lru'?)"),
-        ({"policy": 1}, "policy: expected one of 'lru', found 1"),
+        ({"policy": "resue"}, "policy: expected one of 'reuse', 'lru', 'page-lru', 'align-lru'"),
+        ({"policy": "resue"}, "found 'resue' (did you mean 'reuse'?)"),
+        ({"policy": 1}, "'marconi', found 1"),
+        ({"checkpoint_mode": "alll"}, "expected one of 'none', 'align', 'all', 'adaptive'"),
+        ({"checkpoint_interval": -1}, "checkpoint_interval: expected 0 to 4294967295 tokens"),
+        ({"checkpoint_interval": 2.5}, "checkpoint_interval: expected int, found 2.5"),
+        ({"trace_dir": 3}, "trace_dir: expected str, found 3 of type int"),
         ({"store_mode": "backgrond"}, "(did you mean 'background'?)"),
         ({"copy_threads": 0}, "copy_threads: expected 1 to 256, found 0"),
         ({"copy_threads": 2.5}, "copy_threads: expected int, found 2.5 of type float"),
@@ -58,3 +78,14 @@ def test_an_impossible_setting_is_refused_with_what_was_expected(
 ) -> None:
     with pytest.raises(SettingsError, match=re.escape(said)):
         Settings.parse(given)
+
+
+def test_the_policies_are_those_of_the_core() -> None:
+    for name in get_args(Policy):
+        Cache(PURE, slot_bytes=512, slots=4, policy=name)
+    with pytest.raises(InvalidArgumentError) as caught:
+        Cache(PURE, slot_bytes=512, slots=4, policy="none of them")
+    named = re.findall(
+        r"[a-z-]+", str(caught.value).partition("one of ")[2].partition(", found")[0]
+    )
+    assert sorted(named) == sorted(get_args(Policy))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from hybrid_pages.vllm.settings import Policy
 from simulation.copies import Script, random_script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import SHAPES, Shape
@@ -51,6 +52,9 @@ def scenario(seed: int, name: str) -> Scenario:
         "store_mode": rng.choice(("step", "background")),
         "verify_on_load": rng.random() < 0.5,
         "copy_threads": 1,
+        "policy": rng.choice(get_args(Policy)),
+        "checkpoint_mode": rng.choice(("none", "align", "all", "adaptive", "adaptive", "adaptive")),
+        "checkpoint_interval": rng.choice((0, 0, 40)),
     }
     mix = Mix(
         arrival=rng.choice((0.1, 0.5)),
@@ -60,6 +64,7 @@ def scenario(seed: int, name: str) -> Scenario:
         reset_all=rng.choice((0.0, 0.03)),
         salts=rng.choice(((None,), (None, "a", "b"))),
         adapters=rng.choice((0, 2)),
+        hints=rng.choice((0.0, 0.3)),
     )
     shape = rng.choice(list(SHAPES.values()))
     return Scenario(shape, engine, extra, mix, rng.choice((0, 1, 5, 12)), 0.0, rng)

@@ -94,9 +94,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def shutdown(self) -> None:
-        """Ends every copy."""
+        """Ends every copy, and the recording."""
         if self.worker is not None:
             self.worker.shutdown()
+        if self.scheduler is not None:
+            self.scheduler.shutdown()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Counted in the scheduler half alone; the workers report to it."""

@@ -28,6 +28,11 @@ COUNTERS = {
         None,
         "Tokens whose attention pages were there but no recurrent state to resume from.",
     ),
+    "steered_steps": (
+        None,
+        "Steps that ended at a boundary because a checkpoint was wanted there.",
+    ),
+    "refused_hints": (None, "Requests whose hints made no sense and were ignored."),
     "stored_bytes": (None, "Bytes copied out of the engine."),
     "stored_seconds": (None, "Seconds of copying out, summed over ranks."),
     "stored_entries": ("kind", "Entries published, by kind."),

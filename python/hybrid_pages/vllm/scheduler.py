@@ -1,14 +1,17 @@
 """The scheduler half: what is known, what moves in a step, what is published."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
+from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Handshake, StepMetadata, StoreJob, WorkerMetadata
 from hybrid_pages.vllm.metrics import KINDS, Figures, HybridPagesStats
+from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import GIB, Settings
 from hybrid_pages.vllm.store import Stores
 from hybrid_pages.vllm.tracking import Tracked, namespace_identity
@@ -33,6 +36,7 @@ class SchedulerHalf:
     geometry: Geometry
     arena: Arena
     cache: Cache
+    checkpoints: Checkpoints
     stores: Stores
     loads: Loads
 
@@ -42,6 +46,11 @@ class SchedulerHalf:
         self.connected = False
         self._pool: BlockPool | None = None
         self._requests: dict[str, Tracked] = {}
+        self._recording: Recording | None = None
+        if settings.trace_dir:
+            self._recording = Recording(
+                Path(settings.trace_dir), grid.block_tokens, grid.stride, self.figures
+            )
 
     # ---- start
 
@@ -71,7 +80,8 @@ class SchedulerHalf:
             geometry, slot_bytes=slot_bytes, slots=slots, policy=self.settings.policy
         )
         self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
-        self.stores = Stores(geometry, self.cache, self.grid, self.figures)
+        self.checkpoints = Checkpoints(geometry, self.cache, self.grid, self.settings, self.figures)
+        self.stores = Stores(geometry, self.cache, self.grid, self.checkpoints, self.figures)
         self.loads = Loads(geometry, self.cache, self.grid, self.figures)
         self.stores.pool = self._pool
         self.connected = True
@@ -111,7 +121,12 @@ class SchedulerHalf:
         if tracked is None:
             tracked = Tracked(request, self.cache.namespace(namespace_identity(request)))
             self._requests[request.request_id] = tracked
-        return self.loads.match(tracked, local_tokens)
+            if self._recording is not None:
+                self._recording.arrived(tracked)
+        self.checkpoints.arrived(tracked)
+        tokens = self.loads.match(tracked, local_tokens)
+        self.checkpoints.looked_up(tracked)
+        return tokens
 
     def allocated(
         self, request: "Request", tables: tuple[list[int], ...], external_tokens: int
@@ -140,6 +155,7 @@ class SchedulerHalf:
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is not None and state is not None:
+                self.checkpoints.stepped(tracked, tracked.request.num_computed_tokens + new_tokens)
                 try:
                     yield self.stores.plan(tracked, new_tokens, state)
                 except Exception:
@@ -166,8 +182,22 @@ class SchedulerHalf:
 
     def forget(self, request: "Request") -> None:
         """A request ended: lets go of what no copy under way needs."""
-        if tracked := self._requests.pop(request.request_id, None):
-            tracked.drop_lease()
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return
+        tracked.drop_lease()
+        if self._recording is not None:
+            self._recording.finished(tracked)
+        try:
+            self.checkpoints.finished(tracked)
+        except Exception:
+            logger.exception("the policy was not told the end of %s", request.request_id)
+            self.figures.count("failures", label="finish")
+
+    def shutdown(self) -> None:
+        """Ends the recording, if there is one."""
+        if self._recording is not None:
+            self._recording.close()
 
     @property
     def storing(self) -> bool:

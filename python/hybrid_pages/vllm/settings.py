@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args, get_type_hints
 GIB = 1 << 30
 
 StoreMode = Literal["step", "background"]
-Policy = Literal["lru"]
+Policy = Literal["reuse", "lru", "page-lru", "align-lru", "junction-lru", "marconi"]
+CheckpointMode = Literal["none", "align", "all", "adaptive"]
 
 
 class SettingsError(ValueError):
@@ -23,8 +24,21 @@ class Settings:
     host_gb: float = 4.0
     """Host memory for pages and checkpoints of all ranks of this engine, in GiB."""
 
-    policy: Policy = "lru"
-    """Which entries stay when the budget is full."""
+    policy: Policy = "reuse"
+    """Which checkpoints deserve room, and which entries stay when the budget is full."""
+
+    checkpoint_mode: CheckpointMode = "adaptive"
+    """Where a prompt gets checkpoints. ``adaptive``: where the policy wants one, and where prompts
+    fork, for which the engine is asked to end a step. ``align``: where vLLM keeps a state itself.
+    ``all``: wherever a step ended on a boundary. ``none``: nowhere."""
+
+    checkpoint_interval: int = 0
+    """A checkpoint at least every so many tokens, in whole blocks; 0 for none. The engine ends a
+    step at each of them."""
+
+    trace_dir: str = ""
+    """Directory to record requests in for ``hybrid-pages replay``: lengths, times, salted hashes.
+    Empty for no recording."""
 
     copy_threads: int = min(4, os.cpu_count() or 1)
     """Threads a worker copies with."""
@@ -46,6 +60,11 @@ class Settings:
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"
+            )
+        if not 0 <= self.checkpoint_interval < 1 << 32:
+            raise SettingsError(
+                "checkpoint_interval: expected 0 to 4294967295 tokens, found "
+                f"{self.checkpoint_interval}"
             )
         if not 1 <= self.copy_threads <= 256:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")

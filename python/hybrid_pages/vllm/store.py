@@ -4,11 +4,12 @@ Blocks fill, their entries are reserved, the engine's source blocks are pinned, 
 the lease commits, the pins go. A failure anywhere costs the store and nothing else.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, WriteLease
+from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import KVConnectorBlockState
-
-Offers = Iterable[tuple[int, int, int]]
-"""(group, block id, boundary in tokens): vLLM's ``boundary_state_offloads`` of one request."""
 
 
 @dataclass
@@ -37,8 +35,16 @@ class _Store:
 class Stores:
     """Plans stores and publishes what every rank has copied."""
 
-    def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: Cache,
+        grid: BlockGrid,
+        checkpoints: Checkpoints,
+        figures: Figures,
+    ) -> None:
         self.cache, self.grid, self.figures = cache, grid, figures
+        self.checkpoints = checkpoints
         self.classes, self.ranks = geometry.classes, geometry.ranks
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
@@ -64,9 +70,12 @@ class Stores:
         tables = state.get_block_ids(request.request_id)
         if tables is None:
             return None
-        sources = self._pages(tables, tracked.stored_blocks, ready)
+        reach = self.checkpoints.reach(tracked, ready)
+        sources = self._pages(tables, tracked.stored_blocks, reach)
         if ready and end == ready * n:
-            sources |= self._checkpoint(end, ready - 1, offers)
+            offered = {group: block for group, block, tokens in offers if tokens == end}
+            if self.checkpoints.wants(tracked, ready, bool(offered)):
+                sources |= self._checkpoint(tables, ready - 1, offered)
         tracked.stored_blocks = max(tracked.stored_blocks, ready)
         if not sources:
             return None
@@ -99,21 +108,25 @@ class Stores:
         return sources
 
     def _checkpoint(
-        self, boundary: int, block: int, offers: Offers
+        self, tables: Sequence[Sequence[int]], block: int, offered: Mapping[int, int]
     ) -> dict[tuple[int, int], list[int]]:
-        """Source blocks of the state at the boundary where this step ends, if all are offered.
+        """Source blocks of the state at the end of ``block``, where this step ends.
 
-        vLLM also offers states again that it has just loaded, and states inside a step: only a
-        step's end proves that a block holds the state of exactly that boundary.
+        Only a step's end proves that the block at that place of the table holds the state of
+        exactly that boundary: vLLM also offers states that it has just loaded, and states inside
+        a step. Where it offers this boundary, it must name the same block.
         """
-        offered = {group: block_id for group, block_id, tokens in offers if tokens == boundary}
         sources = {}
         for item in self.classes:
             if item.kind == "recurrent":
-                ids = [offered.get(group, 0) for group in item.groups]
-                if all(ids):
+                ids = [tables[group][block] for group in item.groups]
+                same = all(
+                    offered.get(group, source) == source
+                    for group, source in zip(item.groups, ids, strict=True)
+                )
+                if all(ids) and same:
                     sources[item.index, block] = ids
-                elif any(ids):
+                else:
                     self.figures.count("skipped_entries", label="partial_state")
         return sources
 

@@ -1,7 +1,7 @@
 """A request as the scheduler half follows it, from its arrival to its end."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_pages import ReadLease
@@ -33,6 +33,14 @@ class Tracked:
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     lookup: Lookup | None = None
     """The last lookup, until it is counted."""
+    admitted: bool = False
+    """Whether the policy has been asked about it."""
+    wanted: set[int] = field(default_factory=set)
+    """Boundaries, in blocks, that get a checkpoint if a step ends there."""
+    stops: set[int] = field(default_factory=set)
+    """Those of them at which the engine is asked to end a step."""
+    arrival: float = 0.0
+    """When it came, on the monotonic clock, if requests are recorded."""
     refused: bool = False
     """A load of this request failed: from then on it is computed."""
 

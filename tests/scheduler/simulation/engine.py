@@ -215,23 +215,50 @@ class Engine:
         salt: str | None = None,
         lora: LoRARequest | None = None,
         name: str | None = None,
+        hints: Any = None,
     ) -> Result:
-        """Queues a request."""
-        request = Request(
+        """Queues a request; ``hints`` are what an application says to this connector."""
+        request = self._request(prompt, max_tokens, salt, lora, name, hints)
+        self.results[request.request_id] = Result(request)
+        self._identities[request.request_id] = identity_of(request)
+        self.scheduler.add_request(request)
+        return self.results[request.request_id]
+
+    def _request(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        salt: str | None = None,
+        lora: LoRARequest | None = None,
+        name: str | None = None,
+        hints: Any = None,
+    ) -> Request:
+        said = None if hints is None else {"kv_transfer_params": {"hybrid_pages": hints}}
+        return Request(
             request_id=name or f"r{next(self._ids)}",
             prompt_token_ids=list(prompt),
             sampling_params=SamplingParams(
-                temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+                temperature=0.0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                extra_args=said,
             ),
             pooling_params=None,
             cache_salt=salt,
             lora_request=lora,
             block_hasher=self._hasher,
         )
-        self.results[request.request_id] = Result(request)
-        self._identities[request.request_id] = identity_of(request)
-        self.scheduler.add_request(request)
-        return self.results[request.request_id]
+
+    def depths(self, prompt: Sequence[int]) -> list[int]:
+        """Boundaries, in blocks, from which a prompt could be resumed now."""
+        stride, keys = self.connector.scheduler.grid.stride, self._request(prompt).block_hashes
+        namespace = self.cache.namespace(b"")
+        return [
+            depth
+            for depth in range(1, len(keys) // stride + 1)
+            if self.cache.lookup(namespace, keys, stride=stride, limit=depth).blocks == depth
+        ]
 
     def abort(self, result: Result) -> None:
         """The client went away."""

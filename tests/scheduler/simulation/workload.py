@@ -29,6 +29,8 @@ class Mix:
     """A reset that preempts whatever runs and clears the connector too."""
     salts: tuple[str | None, ...] = (None,)
     adapters: int = 0
+    hints: float = 0.0
+    """How many requests come with hints, some of which make no sense."""
 
 
 @dataclass
@@ -72,9 +74,16 @@ class Workload:
         rng, mix = self.rng, self.mix
         adapter = rng.randint(0, mix.adapters)
         lora = LoRARequest(f"a{adapter}", adapter, f"/a/{adapter}") if adapter else None
+        prompt = self.prompt()
+        hints = None
+        if rng.random() < mix.hints:
+            end = len(prompt)
+            positions = [rng.randint(1, end) for _ in range(rng.randint(0, 3))]
+            hints = rng.choice(({"checkpoint_at": positions}, {"checkpoint_at": [end + 1]}, "x"))
         return engine.add(
-            self.prompt(),
+            prompt,
             rng.choice((1, 2, 5, 20)),
+            hints=hints,
             salt=rng.choice(mix.salts),
             lora=lora,
         )

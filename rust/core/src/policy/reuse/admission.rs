@@ -15,7 +15,11 @@ impl Reuse {
     /// as their learned worth exceeds that of what is being evicted.
     pub(super) fn choose(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
         let origin = self.observe(request);
-        let (from, end, fork) = (request.resumed, request.blocks(), request.pages);
+        let (from, end, fork) = (
+            request.resumed,
+            request.blocks(),
+            request.seen.min(request.limit),
+        );
         let mut add = |this: &mut Self, depth: usize, kind| {
             this.plan(request.boundaries[depth - 1], depth, kind, origin);
             admitted.extend((depth > from).then_some(depth));

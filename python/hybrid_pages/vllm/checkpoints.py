@@ -1,0 +1,131 @@
+"""Where a request gets checkpoints, and where the engine is asked to end a step for one.
+
+A state can be stored only where a step ended. vLLM ends one at the last boundary of a prompt and at
+one junction, ``Request.shared_prefix_boundary`` (``Scheduler._mamba_block_aligned_split``). Moving
+that junction from stop to stop brings the end of a step to every boundary that needs one.
+"""
+
+import time
+
+from hybrid_pages import Cache, Geometry
+from hybrid_pages.vllm.hints import HintError, checkpoint_positions
+from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.tracking import Tracked
+
+
+class Checkpoints:
+    """Chooses boundaries, in blocks, by the cache's policy, the settings and a request's hints."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: Cache,
+        grid: BlockGrid,
+        settings: Settings,
+        figures: Figures,
+    ) -> None:
+        self.cache, self.grid, self.figures = cache, grid, figures
+        self.mode = settings.checkpoint_mode
+        self.interval = -(-settings.checkpoint_interval // grid.block_tokens)
+        self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
+
+    # ---- a request
+
+    def arrived(self, tracked: Tracked) -> None:
+        """Chooses for a new request; nothing the second time."""
+        if tracked.admitted:
+            return
+        tracked.admitted = True
+        request, n = tracked.request, self.grid.block_tokens
+        tokens = request.num_prompt_tokens
+        blocks, last = tokens // n, (tokens - 1) // n
+        admission = self.cache.admit(
+            tracked.namespace,
+            request.block_hashes[: blocks * self.grid.stride],
+            now=time.monotonic_ns() // 1_000_000,
+            tokens=tokens,
+            stride=self.grid.stride,
+            limit=last,
+        )
+        if not self.recurrent or self.mode == "none":
+            return
+        stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
+        try:
+            positions = checkpoint_positions(request.kv_transfer_params, tokens)
+        except HintError as error:
+            logger.warning("the hints of request %s are ignored: %s", request.request_id, error)
+            self.figures.count("refused_hints")
+        else:
+            stops |= {position // n for position in positions}
+        if self.mode == "adaptive":
+            if admission.fork is not None:
+                stops.add(admission.fork)
+            tracked.wanted |= {*admission.boundaries, last}
+        tracked.stops = stops - {0}
+        tracked.wanted |= tracked.stops
+
+    def looked_up(self, tracked: Tracked) -> None:
+        """After each lookup: forks that it found, vLLM's own junction, and the first stop."""
+        lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
+        if lookup is None or not self.recurrent or self.mode == "none":
+            return
+        resumed = max(lookup.local, lookup.restorable)
+        junction = request.shared_prefix_boundary
+        forks: tuple[int, ...] = ()
+        if self.mode == "adaptive":
+            forks = lookup.paged, junction
+        elif tracked.stops:
+            forks = (junction,)
+        stops = {fork // n for fork in forks if fork > resumed and fork % n == 0}
+        tracked.stops |= stops
+        tracked.wanted |= stops
+        self._steer(tracked, resumed)
+
+    def stepped(self, tracked: Tracked, end: int) -> None:
+        """A step was planned that ends after ``end`` tokens: on to the next stop."""
+        if tracked.stops:
+            block, rest = divmod(end, self.grid.block_tokens)
+            if not rest and block in tracked.stops:
+                self.figures.count("steered_steps")
+            self._steer(tracked, end)
+
+    def _steer(self, tracked: Tracked, done: int) -> None:
+        ahead = [stop for stop in tracked.stops if stop * self.grid.block_tokens > done]
+        if ahead:
+            tracked.request.shared_prefix_boundary = min(ahead) * self.grid.block_tokens
+
+    def finished(self, tracked: Tracked) -> None:
+        """Tells the policy what a request produced."""
+        request, n = tracked.request, self.grid.block_tokens
+        blocks = request.num_prompt_tokens // n
+        if tracked.admitted and blocks:
+            self.cache.finish(
+                tracked.namespace,
+                request.block_hashes,
+                end=blocks,
+                output_tokens=request.num_output_tokens,
+                stride=self.grid.stride,
+            )
+
+    # ---- a step
+
+    def wants(self, tracked: Tracked, boundary: int, offered: bool) -> bool:
+        """Whether the state at a boundary, in blocks, where a step ends is to be stored.
+
+        Args:
+            tracked: the request.
+            boundary: in blocks.
+            offered: whether vLLM keeps that state itself.
+        """
+        if self.mode == "all":
+            return True
+        return boundary in tracked.wanted or (self.mode == "align" and offered)
+
+    def reach(self, tracked: Tracked, blocks: int) -> int:
+        """How many of the filled blocks have pages that some checkpoint may need."""
+        if not self.recurrent or self.mode in ("align", "all"):
+            return blocks
+        return min(blocks, max(tracked.wanted, default=0))

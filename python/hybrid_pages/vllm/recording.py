@@ -1,0 +1,94 @@
+"""A trace of what an engine was asked, to replay in the lab: ``hybrid-pages replay``.
+
+Lengths, times and hashes, never a token. A recording's hashes are made with a secret that is never
+written, so that nobody can find out from it whether a text that he has was among the prompts.
+Format: JSON lines; the first names the format and the block size, then one a request, at its end:
+``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import TextIO
+
+from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.settings import SettingsError
+from hybrid_pages.vllm.tracking import Tracked
+
+FORMAT, VERSION = "hybrid-pages-trace", 1
+
+
+class Recording:
+    """One file, a new one for each start of an engine.
+
+    Args:
+        directory: where it goes; made if it is not there.
+        block_tokens: N.
+        stride: hashes a block.
+        figures: where a failure is counted.
+
+    Raises:
+        SettingsError: the file cannot be made: said at start, while somebody looks.
+    """
+
+    def __init__(self, directory: Path, block_tokens: int, stride: int, figures: Figures) -> None:
+        self.block_tokens, self.stride, self.figures = block_tokens, stride, figures
+        self._secret = secrets.token_bytes(32)
+        self._start = time.monotonic()
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self.path = directory / f"requests-{stamp}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO | None = self.path.open("x", encoding="ascii", buffering=1)
+            self._write({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens})
+        except OSError as error:
+            raise SettingsError(
+                f"trace_dir: expected a directory to write to, found {directory}: {error}"
+            ) from error
+        logger.info("recording lengths, times and hashes of requests to %s", self.path)
+
+    def arrived(self, tracked: Tracked) -> None:
+        """Notes when a request came."""
+        tracked.arrival = time.monotonic()
+
+    def finished(self, tracked: Tracked) -> None:
+        """Writes a request down. After a failure nothing is written any more."""
+        if self._file is None:
+            return
+        request = tracked.request
+        blocks = request.num_prompt_tokens // self.block_tokens
+        keys = request.block_hashes[self.stride - 1 :: self.stride][:blocks]
+        try:
+            self._write(
+                {
+                    "timestamp": round((tracked.arrival - self._start) * 1000, 3),
+                    "input_length": request.num_prompt_tokens,
+                    "output_length": request.num_output_tokens,
+                    "hash_ids": [self._hash(tracked.namespace, key) for key in keys],
+                }
+            )
+        except OSError as error:
+            logger.error("the recording %s ends: %s", self.path, error)
+            self.figures.count("failures", label="recording")
+            self.close()
+
+    def _hash(self, namespace: int, key: bytes) -> str:
+        message = namespace.to_bytes(4, "little") + key
+        return hashlib.blake2b(message, digest_size=8, key=self._secret).hexdigest()
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Ends the file. Nothing the second time."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:  # what its buffer still held is lost
+                logger.error("the recording %s was not closed: %s", self.path, error)

@@ -1,0 +1,102 @@
+"""Recordings of live engines: what is in them, what is not, what a full disk does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid_pages.vllm.settings import SettingsError
+from simulation.engine import Engine, StartEngine, connector
+from simulation.shapes import BLOCK_TOKENS as N
+from test_boundaries import tokens
+from test_checkpoints import counters
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """The one recording in a directory."""
+    (path,) = directory.iterdir()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_requests_are_written_at_their_ends(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(extra={"trace_dir": str(tmp_path / "new")}, match_unit=4)
+    shared = tokens(3 * N)
+    engine.generate(shared + tokens(N + 2, 1), max_tokens=5)
+    engine.generate(shared + tokens(5, 2), max_tokens=2)
+    engine.abort(engine.add(tokens(N - 1)))
+    engine.run()
+    header, first, second = lines(tmp_path / "new")
+    assert header == {"format": "hybrid-pages-trace", "version": 1, "block_tokens": N}
+    assert (first["input_length"], first["output_length"]) == (4 * N + 2, 5)
+    assert (second["input_length"], second["output_length"]) == (3 * N + 5, 2)
+    assert 0 <= first["timestamp"] <= second["timestamp"]
+    assert len(first["hash_ids"]) == 4
+    assert first["hash_ids"][:3] == second["hash_ids"]
+    assert len(set(first["hash_ids"])) == 4
+
+
+def test_a_request_that_was_scheduled_and_aborted_is_written(
+    start: StartEngine, tmp_path: Path
+) -> None:
+    engine = start(extra={"trace_dir": str(tmp_path)})
+    result = engine.add(tokens(3 * N + 1), max_tokens=50)
+    for _ in range(3):
+        engine.step()
+    engine.abort(result)
+    engine.run()
+    assert len(lines(tmp_path)) == 2
+
+
+def test_hashes_of_two_recordings_cannot_be_compared(start: StartEngine, tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        engine = start(extra={"trace_dir": str(tmp_path / name)})
+        request = engine.generate(tokens(2 * N)).request
+        found += lines(tmp_path / name)[1]["hash_ids"]
+        (path,) = (tmp_path / name).iterdir()
+        text = path.read_text()
+        for key in request.block_hashes:
+            assert bytes(key).hex()[:16] not in text
+    assert len(set(found)) == 4
+
+
+def test_salted_requests_share_no_hash(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(extra={"trace_dir": str(tmp_path)})
+    for salt in (None, "a", "b"):
+        engine.generate(tokens(2 * N), salt=salt)
+    hashes = [each for line in lines(tmp_path)[1:] for each in line["hash_ids"]]
+    assert len(set(hashes)) == 6
+
+
+def test_each_start_makes_a_file_of_its_own(start: StartEngine, tmp_path: Path) -> None:
+    for _ in range(2):
+        start(extra={"trace_dir": str(tmp_path)})
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(extra={"trace_dir": str(tmp_path)})
+    engine.generate(tokens(2 * N, 1))
+    recording = engine.connector.scheduler._recording
+
+    def full(line: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording, "_write", full)
+    for seed in (2, 3):
+        engine.generate(tokens(2 * N, seed))
+    engine.check_idle()
+    assert counters(engine)["failures:recording"] == 1
+    assert len(lines(tmp_path)) == 2
+
+
+def test_a_directory_that_cannot_be_made_is_said_at_start(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(SettingsError, match=r"trace_dir: expected a directory.*found .*file"):
+        Engine(transfer=connector(trace_dir=str(file)))
