@@ -10,7 +10,8 @@ import pytest
 
 from hybrid_pages import POLICIES, InvalidArgumentError, Trace, TraceError, cli, replay_traces
 
-CONVERSATION = Path(__file__).parents[1] / "data" / "mooncake_conversation_trace.jsonl.zst"
+ROOT = Path(__file__).parents[2]
+CONVERSATION = ROOT / "tests" / "data" / "mooncake_conversation_trace.jsonl.zst"
 FIELDS = [
     "trace",
     "policy",
@@ -115,6 +116,21 @@ def test_the_shared_trace_replays_to_the_published_figures(capsys):
     }
     assert max(rates[name] for name in published) < rates["reuse"] < rates["bound"]
     assert {row["budget_units"] for row in rows} == {170_899 * 4 // 20}
+
+
+def test_the_table_of_the_readme_is_what_the_command_prints(capsys):
+    rows = replay(capsys, CONVERSATION)
+    printed = {}
+    for row in rows:
+        printed.setdefault(row["policy"], []).append(row["hit_rate"])
+    shown = {}
+    for line in (ROOT / "README.md").read_text().splitlines():
+        name, *rates = line.split() or [""]
+        if line.startswith("    ") and name in printed:
+            shown[name] = [float(rate) for rate in rates]
+    assert list(shown) == list(printed)
+    # A policy may be tuned without a new table, but not by much.
+    assert shown == {name: pytest.approx(rates, abs=0.02) for name, rates in printed.items()}
 
 
 def test_every_policy_can_be_named(capsys, trace):
