@@ -23,8 +23,8 @@ from typing import Any
 
 from rivals.indexes import GROUPS, Absent, Index, LMCacheL1, Ours, VllmManager, VllmPolicy
 
-OPERATIONS = ("lookup", "use", "insert", "insert, evicting")
-_FILL, _EVICT = OPERATIONS[2:]
+OPERATIONS = ("lookup", "lookup, warm", "use", "insert", "insert, evicting")
+_FILL, _EVICT = OPERATIONS[3:]
 
 
 class Measured:
@@ -113,6 +113,7 @@ def measure(
             known.append(one.index.prepare(prompt))
             one.time(_EVICT, one.index.insert, known[-1])
             found = one.time("lookup", one.index.lookup, known[-1 - looked_up])
+            one.time("lookup, warm", one.index.lookup, known[-1 - looked_up])
             one.hits += found == options.blocks
             one.time("use", one.index.use, known[-1 - used])
             del known[0]

@@ -285,7 +285,7 @@ def test_a_wrong_word_is_refused_with_what_was_expected(capsys, trace, words, re
 
 def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path, trace):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "hybrid-pages[plot]" in refusal(capsys, trace, "--plot", tmp_path / "picture.png")
+    assert "pip install matplotlib" in refusal(capsys, trace, "--plot", tmp_path / "picture.png")
 
 
 @pytest.mark.parametrize("traces", [1, 3])

@@ -117,7 +117,7 @@ def _check(args: argparse.Namespace) -> None:
     if not args.plot.absolute().parent.is_dir():
         raise _Refusal(f"--plot: expected a folder that exists, found {args.plot.parent}")
     if not plot.is_installed():
-        raise _Refusal("--plot needs matplotlib: pip install 'hybrid-pages[plot]'")
+        raise _Refusal("--plot needs matplotlib: pip install matplotlib")
 
 
 def _open(path: str, args: argparse.Namespace) -> Trace:
