@@ -106,7 +106,7 @@ sdist: $(STAMPS)/packages ## Build the source distribution into dist/
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-batch test-scheduler test-engine check-wheel ## Run every check: style, Rust, Python, the real engine, the wheel
+test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-wheel ## Run every check: style, Rust, Python, the real engine, the wheel
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/uv ## Test the Rust core
@@ -133,6 +133,11 @@ test-scheduler: build $(VLLM_033)/.stamp ## Test against the real schedulers of 
 	@$(PYTEST) tests/scheduler
 	@$(SAY) "testing with the scheduler of vLLM 0.33"
 	@HYBRID_PAGES_VLLM=$(CURDIR)/$(VLLM_033) $(PYTEST) tests/scheduler
+
+.PHONY: test-transformers
+test-transformers: build ## Test with Hugging Face transformers, on tiny models of eight kinds
+	@$(SAY) "testing with Hugging Face transformers (about 2 minutes)"
+	@$(PYTEST) tests/transformers
 
 .PHONY: test-engine
 test-engine: build ## Test on real vLLM engines (each takes 15 to 90 s to start)

@@ -1,0 +1,31 @@
+"""Prefix reuse for hybrid models that run with Hugging Face transformers, on a CPU or a GPU.
+
+- :class:`PrefixCache` is a model whose ``generate`` resumes from prefixes that it has seen;
+- :class:`CacheStore` snapshots a live cache and restores it into a fresh one;
+- :func:`cache_bytes` measures a live cache, :func:`geometry_of` predicts it from a config.
+"""
+
+try:
+    import torch  # noqa: F401
+    import transformers
+except ImportError as error:
+    from hybrid_pages.transformers.support import EXTRA
+
+    raise ImportError(f"hybrid_pages.transformers needs transformers and torch: {EXTRA}") from error
+
+from hybrid_pages.transformers.support import UnsupportedError, require_version
+
+require_version(transformers.__version__)
+
+from hybrid_pages.transformers.prefix_cache import PrefixCache, Stats  # noqa: E402
+from hybrid_pages.transformers.sizes import cache_bytes, geometry_of  # noqa: E402
+from hybrid_pages.transformers.store import CacheStore  # noqa: E402
+
+__all__ = [
+    "CacheStore",
+    "PrefixCache",
+    "Stats",
+    "UnsupportedError",
+    "cache_bytes",
+    "geometry_of",
+]

@@ -1,0 +1,81 @@
+"""What the bytes of a cache depend on besides their shapes: the model, its config, its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+
+from hybrid_pages.transformers.support import UnsupportedError
+
+WeightsDigest = Literal["sampled", "full"]
+
+_SAMPLES = 64
+# Where a model came from and who wrote its file changes no byte.
+_VOLATILE = ("_name_or_path", "transformers_version", "architectures")
+
+
+def model_identity(model: Any, weights: WeightsDigest) -> dict[str, str]:
+    """Everything that a model's cached bytes depend on, as the identity of a geometry.
+
+    weights: "sampled" digests 64 elements of every tensor, "full" every byte.
+    """
+    import transformers
+
+    config = model.config.get_text_config(decoder=True)
+    return {
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "config": _config_digest(config),
+        "weights": _weights_digest(model, weights),
+        "dtype": str(model.dtype),
+        "attention": str(getattr(config, "_attn_implementation", None)),
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def adapters(model: Any) -> bool:
+    """Whether adapters (PEFT) are on the model: they may be switched between two calls."""
+    return hasattr(model, "peft_config") or bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def weights_version(model: Any) -> int:
+    """Changes when a parameter or buffer is replaced or written to in place.
+
+    Tensors made in inference mode count no writes: of those only a replacement is noticed.
+    """
+    return hash(
+        tuple(
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for _, tensor in _tensors(model)
+        )
+    )
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _config_digest(config: Any) -> str:
+    fields = {key: value for key, value in config.to_dict().items() if key not in _VOLATILE}
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _weights_digest(model: Any, weights: WeightsDigest) -> str:
+    if weights not in ("sampled", "full"):
+        raise UnsupportedError(f"weights: expected 'sampled' or 'full', found {weights!r}")
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in _tensors(model):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        flat = tensor.detach().reshape(-1)
+        if weights == "sampled" and flat.numel() > _SAMPLES:
+            places = torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1)
+            flat = flat[places // (_SAMPLES - 1)]
+        if flat.numel():
+            digest.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,291 @@
+"""A Hugging Face cache as this package's geometry: every tensor of it is a part.
+
+A part is one tensor of one layer: keys or values of one block, a conv or a recurrent state. It is
+one layer of the geometry with one segment, so that its bytes are dense and aligned anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybrid_pages import (
+    ForeignError,
+    Geometry,
+    Group,
+    InvalidArgumentError,
+    Layer,
+    Segment,
+)
+from hybrid_pages.transformers import layers
+from hybrid_pages.transformers.support import UnsupportedError
+
+KEYS, VALUES = "keys", "values"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of one cache layer.
+
+    kind: keys, values, conv or recurrent. shape: of one block or one state, without the batch row:
+    ``[heads, block_tokens, dim]`` for keys and values. window: tokens a sliding layer sees, the
+    present one included.
+    """
+
+    layer: int
+    kind: str
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    window: int | None = None
+
+    @property
+    def is_state(self) -> bool:
+        return self.kind not in (KEYS, VALUES)
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}.{self.kind}.{self.index}"
+
+    def as_layer(self) -> Layer:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return Layer(self.name, [Segment(self.kind, dtype, self.shape)])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the caches of one model are made of.
+
+    groups: the parts of each group of the geometry, in its order.
+    """
+
+    geometry: Geometry
+    groups: tuple[tuple[Part, ...], ...]
+    cache_layers: int
+
+    @classmethod
+    def of_parts(
+        cls,
+        parts: Sequence[Part],
+        cache_layers: int,
+        *,
+        block_tokens: int,
+        identity: Mapping[str, str],
+    ) -> Layout:
+        """Full attention is one group, each width of window another, all states the last."""
+        tokens = [part for part in parts if not part.is_state]
+        windows = sorted({part.window for part in tokens if part.window is not None})
+        members = [
+            ("attention", None, [part for part in tokens if part.window is None]),
+            *(("window", w, [part for part in tokens if part.window == w]) for w in windows),
+            ("recurrent", None, [part for part in parts if part.is_state]),
+        ]
+        members = [member for member in members if member[2]]
+        geometry = Geometry(
+            block_tokens=block_tokens,
+            groups=[
+                Group(kind, [part.as_layer() for part in group], window_tokens=window)
+                for kind, window, group in members
+            ],
+            identity=identity,
+        )
+        return cls(geometry, tuple(tuple(group) for _, _, group in members), cache_layers)
+
+    @classmethod
+    def of_cache(cls, cache: Any, *, block_tokens: int, identity: Mapping[str, str]) -> Layout:
+        """Reads a live ``DynamicCache`` of one row that has seen at least one token.
+
+        Raises:
+            UnsupportedError: a kind of cache or layer that cannot be moved.
+            InvalidArgumentError: a cache of another batch size.
+        """
+        require_cache(cache)
+        parts: list[Part] = []
+        for index, layer in enumerate(cache.layers):
+            if layers.has_tokens(layer) and layers.seen(layer):
+                held = layers.tokens(layer)
+                window = layers.kept(layer)
+                for kind, tensor in ((KEYS, held.keys), (VALUES, held.values)):
+                    _require_one_row(index, tensor)
+                    parts.append(
+                        Part(
+                            index,
+                            kind,
+                            0,
+                            (tensor.shape[1], block_tokens, tensor.shape[3]),
+                            tensor.dtype,
+                            tensor.device,
+                            None if window is None else window + 1,
+                        )
+                    )
+            if layers.has_states(layer):
+                for (kind, number), state in layers.states(layer).items():
+                    _require_one_row(index, state)
+                    shape = tuple(state.shape[1:])
+                    parts.append(Part(index, kind, number, shape, state.dtype, state.device))
+        return cls.of_parts(parts, len(cache.layers), block_tokens=block_tokens, identity=identity)
+
+    @property
+    def block_tokens(self) -> int:
+        return self.geometry.block_tokens
+
+    def class_parts(self, class_index: int) -> Iterator[Part]:
+        """The parts of an entry of a class, in the order of its payload."""
+        for group in self.geometry.classes[class_index].groups:
+            yield from self.groups[group]
+
+    def parts(self) -> Iterator[Part]:
+        for group in self.groups:
+            yield from group
+
+    def kept_tokens(self, cache: Any) -> int | None:
+        """How many of the last tokens every layer of a cache still has; None for all."""
+        widths = [
+            width
+            for layer in cache.layers
+            if layers.is_window(layer) and (width := layers.kept(layer)) is not None
+        ]
+        return min(widths, default=None)
+
+    def require_match(self, cache: Any) -> None:
+        """Refuses a cache that is not of this layout.
+
+        Raises:
+            ForeignError: layer, expected and found.
+            InvalidArgumentError: a cache of another batch size.
+            UnsupportedError: a kind of cache or layer that cannot be moved.
+        """
+        require_cache(cache)
+        if len(cache.layers) != self.cache_layers:
+            raise ForeignError(
+                f"cache: expected {self.cache_layers} layers, found {len(cache.layers)}"
+            )
+        expected: dict[int, dict[tuple[str, int], Part]] = {}
+        for part in self.parts():
+            expected.setdefault(part.layer, {})[part.kind, part.index] = part
+        for index, layer in enumerate(cache.layers):
+            parts = expected.get(index, {})
+            _require_kinds(index, layer, list(parts.values()))
+            for key, tensor in _tensors(layer).items():
+                _require_one_row(index, tensor)
+                if key not in parts:
+                    raise ForeignError(f"cache layer {index}: expected no {key[0]}, found some")
+                _require_tensor(parts[key], tensor)
+
+    def require_fresh(self, cache: Any) -> None:
+        """Refuses a cache that has seen tokens.
+
+        Raises:
+            InvalidArgumentError: with the first layer that has.
+        """
+        for index, layer in enumerate(cache.layers):
+            if not layers.is_fresh(layer):
+                raise InvalidArgumentError(
+                    f"cache layer {index}: expected a fresh cache, found one that has seen tokens"
+                )
+
+    def seen(self, cache: Any) -> int:
+        """How many tokens a cache has seen.
+
+        Raises:
+            InvalidArgumentError: its attention layers disagree, or a state is missing.
+        """
+        counts = {
+            part.layer: layers.seen(cache.layers[part.layer])
+            for part in self.parts()
+            if not part.is_state
+        }
+        if len(set(counts.values())) != 1:
+            raise InvalidArgumentError(
+                f"cache: expected all attention layers at one token, found {counts}: was it "
+                "cropped or advanced in parts?"
+            )
+        count = next(iter(counts.values()))
+        missing = [
+            part.name
+            for part in self.parts()
+            if part.is_state
+            and (part.kind, part.index) not in layers.states(cache.layers[part.layer])
+        ]
+        if count and missing:
+            raise InvalidArgumentError(
+                f"cache: expected states after {count} tokens, found none of {', '.join(missing)}"
+            )
+        return count
+
+
+def require_cache(cache: Any) -> None:
+    """Refuses what is no list of known cache layers, and caches that move on their own.
+
+    Raises:
+        UnsupportedError: names what was found.
+    """
+    from transformers.cache_utils import DynamicCache, StaticCache
+
+    if type(cache) not in (DynamicCache, StaticCache):
+        raise UnsupportedError(
+            f"cache: expected a DynamicCache or StaticCache, found {type(cache).__name__}"
+        )
+    if cache.offloading:
+        raise UnsupportedError("cache: expected one that stays on its device, found offloading")
+    for index, layer in enumerate(cache.layers):
+        layers.require_known(index, layer)
+
+
+def _tensors(layer: Any) -> dict[tuple[str, int], torch.Tensor]:
+    """The tensors that exist in a layer, whether it has seen tokens or not."""
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    if layers.has_tokens(layer) and layer.is_initialized and layer.keys.dim() == 4:
+        found |= {(KEYS, 0): layer.keys, (VALUES, 0): layer.values}
+    if layers.has_states(layer):
+        found |= layers.states(layer)
+    return found
+
+
+def _require_kinds(index: int, layer: Any, parts: Sequence[Part]) -> None:
+    windows = {part.window for part in parts if not part.is_state}
+    if bool(windows) != layers.has_tokens(layer):
+        want, found = ("keys and values", "none") if windows else ("none", "keys and values")
+        raise ForeignError(f"cache layer {index}: expected {want}, found {found}")
+    if any(part.is_state for part in parts) and not layers.has_states(layer):
+        raise ForeignError(f"cache layer {index}: expected recurrent states, found none")
+    if windows:
+        window, width = next(iter(windows)), layers.kept(layer)
+        if (window is None) != (width is None):
+            kinds = ["full attention", "a sliding window"]
+            raise ForeignError(
+                f"cache layer {index}: expected {kinds[window is not None]}, found "
+                f"{kinds[width is not None]}"
+            )
+        dynamic = layers.capacity(layer) is None and not hasattr(layer, "max_cache_len")
+        if window is not None and width is not None and dynamic and width + 1 != window:
+            raise ForeignError(
+                f"cache layer {index}: expected a window of {window} tokens, found {width + 1}"
+            )
+
+
+def _require_one_row(index: int, tensor: torch.Tensor) -> None:
+    if tensor.shape[0] != 1:
+        raise InvalidArgumentError(
+            f"cache layer {index}: expected a batch of 1 row, found {tensor.shape[0]}"
+        )
+
+
+def _require_tensor(part: Part, tensor: torch.Tensor) -> None:
+    expected, found = part.shape, tuple(tensor.shape[1:])
+    if not part.is_state:
+        expected, found = (expected[0], expected[2]), (found[0], found[2])
+    checks = (
+        ("shape", expected, found),
+        ("dtype", part.dtype, tensor.dtype),
+        ("device", part.device, tensor.device),
+    )
+    for what, want, have in checks:
+        if want != have:
+            raise ForeignError(
+                f"cache layer {part.layer}, {part.kind}: {what}: expected {want}, found {have}"
+            )

@@ -1,0 +1,121 @@
+"""Which calls of ``generate`` can use the prefix cache. A doubt is a miss: it runs uncached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.generation import GenerationMode
+
+# Arguments of `generate` that change neither what a token's state is nor which tokens are computed.
+_HARMLESS = {
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "streamer",
+    "tokenizer",
+}
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+_CACHES = (None, "dynamic", "static")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call that can use the cache.
+
+    ids: ``[1, tokens]``. static_tokens: how many tokens a static cache needs room for; None for a
+    dynamic one.
+    """
+
+    ids: torch.Tensor
+    static_tokens: int | None
+
+    @property
+    def tokens(self) -> int:
+        return int(self.ids.shape[1])
+
+
+def read_request(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Request | str:
+    """The request that a call of ``generate`` makes, or why the cache must not be used for it."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    ids = given.pop("input_ids", inputs) if inputs is None else inputs
+    if "input_ids" in given:
+        return "two inputs"
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        return "no input_ids"
+    if ids.shape[0] != 1:
+        return "more than one row"
+    if ids.device != model.device:
+        return "input_ids on another device"
+    if model.training:
+        return "training mode"
+    for name in _HARMLESS:
+        given.pop(name, None)
+    mask = given.pop("attention_mask", None)
+    base = arguments.get("generation_config")
+    config, rest = model._prepare_generation_config(base, **given)
+    unknown = sorted(name for name, value in rest.items() if value is not None)
+    if unknown:
+        return f"argument {unknown[0]}"
+    return (
+        _refused_mode(config)
+        or _refused_padding(config, ids, mask)
+        or _request(model, config, ids, (base, given))
+    )
+
+
+def _refused_mode(config: Any) -> str | None:
+    mode = config.get_generation_mode()
+    if mode not in _MODES:
+        return f"{mode.value} decoding"
+    checks = (
+        ("num_return_sequences", (config.num_return_sequences or 1) > 1),
+        ("use_cache=False", config.use_cache is False),
+        (
+            f"cache_implementation={config.cache_implementation}",
+            config.cache_implementation not in _CACHES,
+        ),
+        ("guidance_scale", config.guidance_scale not in (None, 1, 1.0)),
+        ("prefill_chunk_size", config.prefill_chunk_size is not None),
+        ("token_healing", bool(config.token_healing)),
+        ("is_assistant", bool(config.is_assistant)),
+    )
+    return next((name for name, refused in checks if refused), None)
+
+
+def _refused_padding(config: Any, ids: torch.Tensor, mask: Any) -> str | None:
+    """Padding that is there, or that transformers would read out of the ids."""
+    if mask is not None:
+        whole = (
+            isinstance(mask, torch.Tensor) and mask.shape == ids.shape and bool((mask == 1).all())
+        )
+        return None if whole else "padding"
+    pad, eos = config.pad_token_id, config.eos_token_id
+    ends = eos if isinstance(eos, list) else [eos]
+    if pad is not None and pad not in ends and bool((ids == pad).any()):
+        return "padding"
+    return None
+
+
+def _request(model: Any, config: Any, ids: torch.Tensor, given: tuple[Any, Any]) -> Request | str:
+    """How long the sequence can get, as ``generate`` counts it, if the cache is static."""
+    if ids.shape[1] == 0:
+        return "empty prompt"
+    if config.cache_implementation != "static":
+        return Request(ids, None)
+    base, arguments = given
+    limits = (arguments.get("max_length"), getattr(base, "max_length", None))
+    set_by_caller = any(
+        limit is not None for limit in (*limits, model.generation_config.max_length)
+    )
+    length = int(ids.shape[1])
+    if config.max_new_tokens is not None:
+        total = length + config.max_new_tokens
+    else:
+        total = config.max_length if set_by_caller else length + config.max_length
+    if total <= length:
+        return "no room for new tokens"
+    return Request(ids, max(total - 1, config.max_cache_len or 0))
