@@ -139,7 +139,7 @@ class PrefixCache:
 
         Raises:
             InvalidArgumentError: the cache is closed.
-            What ``model.generate`` raises. A failure of the cache itself is a miss.
+            What ``model.generate`` raises. A copy that fails is a miss.
         """
         with self._lock, torch.no_grad():
             if self._closed:

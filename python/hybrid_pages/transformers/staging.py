@@ -79,7 +79,7 @@ class Staging:
                 first = bulk[0]
                 for part in self._layout.class_parts(first.class_index):
                     source = read(part, first.block_index, len(bulk))
-                    self._places[part][: len(bulk)].copy_(source, non_blocking=True)
+                    self._places[part][: len(bulk)].copy_(source, non_blocking=source.is_cuda)
                 self._synchronize()
                 items = [(e.class_index, e.slots, self._ids(e, i)) for i, e in enumerate(bulk)]
                 found = self._finish(self._engine.store(items))

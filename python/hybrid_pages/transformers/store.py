@@ -312,7 +312,7 @@ class _Writer:
             start = (block - self._first[part]) * size
             row = target[0, :, start : start + count * size]
             target = row.unflatten(1, (count, size)).transpose(0, 1)
-        target.copy_(staged, non_blocking=True)
+        target.copy_(staged, non_blocking=target.is_cuda)
 
     def adopt(self, cache: Any) -> None:
         """Writes the collected tensors into a fresh cache, and says so in its flags."""
