@@ -10,8 +10,9 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.
 
 # The Python that .venv is made with; by default the first on the PATH that vLLM runs on.
 PYTHON ?=
-# Words passed on: to `hybrid-pages demo`, to pytest, to the benches.
+# Words passed on: to `hybrid-pages demo`, to the example, to pytest, to the benches.
 DEMO_ARGS ?=
+EXAMPLE_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # How long the fuzz targets run.
@@ -90,6 +91,10 @@ $(CORE): $(STAMPS)/packages $(RUST_SOURCES)
 .PHONY: demo
 demo: build ## Run the main job on a real vLLM engine and show it
 	@$(BIN)/hybrid-pages demo $(DEMO_ARGS)
+
+.PHONY: example
+example: build ## Serve requests that come and go on a tiny Hugging Face model, with continuous batching
+	@$(BIN)/python examples/continuous_batching.py $(EXAMPLE_ARGS)
 
 .PHONY: wheel
 wheel: $(STAMPS)/packages ## Build the wheel into dist/
