@@ -14,7 +14,7 @@ from hybrid_pages.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benches/README.md")
-TREES = ("rust", "python", "tests", "benches", "requirements", ".ci")
+TREES = ("rust", "python", "tests", "examples", "benches", "requirements", ".ci")
 
 
 def text(name):
@@ -95,5 +95,7 @@ def test_the_flag_of_the_readme_is_valid():
 
 
 def test_the_code_of_the_readme_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+    blocks = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
+    assert blocks
+    for code in blocks:
+        exec(compile(code, "README.md", "exec"), {})
