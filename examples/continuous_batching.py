@@ -23,13 +23,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from hybrid_pages.transformers import PrefixCache
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
 from hybrid_pages.batch import Batch
 from hybrid_pages.batch.huggingface import from_transformers, model_inputs, to_transformers
 from hybrid_pages.demo import models
+from hybrid_pages.transformers import PrefixCache
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def serve(
     texts: list[list[int]] = [[] for _ in requests]
     loop, clock = Loop(model, generate), 0
     while waiting or loop.rows:
-        arrived = []
+        arrived: list[tuple[int, Request]] = []
         while waiting and len(loop.rows) + len(arrived) < most_rows:
             if waiting[0][1].arrival > clock:
                 break
