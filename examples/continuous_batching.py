@@ -208,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--model", help="a folder with a hybrid model, instead of the tiny one")
-    parser.add_argument("--requests", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rows", type=int, default=8, help="most rows that decode together")
     parser.add_argument("--runs", type=int, default=3, help="runs of each kind; medians count")
     options = parser.parse_args(words)
