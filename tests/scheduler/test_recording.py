@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages._core import Trace, replay_traces
 from hybrid_pages.vllm.settings import SettingsError
 from simulation.engine import Engine, StartEngine, connector
 from simulation.shapes import BLOCK_TOKENS as N
@@ -100,3 +101,20 @@ def test_a_directory_that_cannot_be_made_is_said_at_start(tmp_path: Path) -> Non
     file.write_text("")
     with pytest.raises(SettingsError, match=r"trace_dir: expected a directory.*found .*file"):
         Engine(transfer=connector(trace_dir=str(file)))
+
+
+def test_the_lab_reads_what_was_recorded(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(extra={"trace_dir": str(tmp_path), "host_gb": 0.05}, batched_tokens=400)
+    shared = tokens(6 * N)
+    for visitor in range(6):
+        assert engine.reset_prefix_cache()
+        engine.generate(shared + tokens(3 * N, visitor))
+    (path,) = tmp_path.iterdir()
+    trace = Trace.open(path)
+    assert (trace.block_tokens, trace.requests) == (N, 6)
+    rows = replay_traces([trace], ["align-lru", "junction-lru"], ratio=3, fractions=[1.0], units=[])
+    live = counters(engine)
+    for row in rows:
+        assert row.input_tokens == live["lookup_tokens"]
+    assert [row.hit_tokens for row in rows] == [0, 4 * 6 * N]
+    assert live["hit_tokens:host"] == 4 * 6 * N
