@@ -1,4 +1,4 @@
-//! A vector that grows a chunk at a time: nothing that is in it ever moves.
+//! A vector that gets its memory a chunk at a time, where it is used: nothing that is in it ever moves.
 
 use std::ops::{Index, IndexMut};
 
@@ -8,7 +8,8 @@ const CHUNK: usize = 1024;
 /// Values by small number.
 #[derive(Debug)]
 pub(super) struct Table<T> {
-    chunks: Vec<Box<[T; CHUNK]>>,
+    chunks: Vec<Option<Box<[T; CHUNK]>>>,
+    filled: usize,
     blank: T,
 }
 
@@ -17,6 +18,7 @@ impl<T: Copy> Table<T> {
     pub(super) const fn new(blank: T) -> Self {
         Self {
             chunks: Vec::new(),
+            filled: 0,
             blank,
         }
     }
@@ -24,43 +26,50 @@ impl<T: Copy> Table<T> {
     /// Makes sure that a number has a place.
     #[inline]
     pub(super) fn reach(&mut self, at: u32) {
-        if at as usize / CHUNK >= self.chunks.len() {
-            self.grow(at);
+        if self.get(at).is_none() {
+            self.fill(at as usize / CHUNK);
         }
     }
 
     #[cold]
-    fn grow(&mut self, at: u32) {
-        while at as usize / CHUNK >= self.chunks.len() {
-            self.chunks.push(Box::new([self.blank; CHUNK]));
+    fn fill(&mut self, chunk: usize) {
+        if chunk >= self.chunks.len() {
+            self.chunks.resize_with(chunk + 1, || None);
         }
+        self.chunks[chunk] = Some(Box::new([self.blank; CHUNK]));
+        self.filled += 1;
     }
 
     /// A value, if the number has a place.
     #[inline]
     pub(super) fn get(&self, at: u32) -> Option<&T> {
-        let chunk = self.chunks.get(at as usize / CHUNK)?;
+        let chunk = self.chunks.get(at as usize / CHUNK)?.as_ref()?;
         Some(&chunk[at as usize % CHUNK])
     }
 
     /// Bytes of memory held.
     pub(super) const fn bytes(&self) -> usize {
-        self.chunks.len() * size_of::<[T; CHUNK]>() + self.chunks.capacity() * size_of::<usize>()
+        self.filled * size_of::<[T; CHUNK]>() + self.chunks.capacity() * size_of::<usize>()
     }
 }
+
+/// Of a number that was reached.
+const PLACE: &str = "the number was reached before";
 
 impl<T> Index<u32> for Table<T> {
     type Output = T;
 
     #[inline]
     fn index(&self, at: u32) -> &T {
-        &self.chunks[at as usize / CHUNK][at as usize % CHUNK]
+        let chunk = self.chunks[at as usize / CHUNK].as_ref();
+        &chunk.expect(PLACE)[at as usize % CHUNK]
     }
 }
 
 impl<T> IndexMut<u32> for Table<T> {
     #[inline]
     fn index_mut(&mut self, at: u32) -> &mut T {
-        &mut self.chunks[at as usize / CHUNK][at as usize % CHUNK]
+        let chunk = self.chunks[at as usize / CHUNK].as_mut();
+        &mut chunk.expect(PLACE)[at as usize % CHUNK]
     }
 }

@@ -30,24 +30,27 @@ impl Reuse {
         if fork > from && fork < end {
             add(self, fork, Kind::Branch);
         }
+        // A sample is remembered of what gets no checkpoint: what is never tried is never learned.
+        let sample = self.requests.is_multiple_of(SAMPLE);
+        let mut pays = true;
         for (step, offset) in OFFSETS.into_iter().enumerate() {
             if end <= from + offset || end - offset == fork {
                 break;
             }
             let kind = Kind::Before(offset as u32);
-            if step > 0 {
+            if step > 0 && pays {
                 let index = self.hazards.index(&Features::new(kind, 0, &origin), 0);
                 let blocks = (end - offset - from) as f32;
-                if index * blocks / (self.shape.checkpoint as f32) < self.threshold {
-                    // A sample is remembered all the same: what is never tried is never learned.
-                    if self.requests.is_multiple_of(SAMPLE) {
-                        let depth = end - offset;
-                        self.plan(request.boundaries[depth - 1], depth, kind, origin);
-                    }
-                    continue;
-                }
+                pays = index * blocks / (self.shape.checkpoint as f32) >= self.threshold;
             }
-            add(self, end - offset, kind);
+            if pays {
+                add(self, end - offset, kind);
+            } else if sample {
+                let depth = end - offset;
+                self.plan(request.boundaries[depth - 1], depth, kind, origin);
+            } else {
+                break;
+            }
         }
         self.link(request);
     }

@@ -155,17 +155,21 @@ impl Features {
 pub(super) struct Hazards {
     /// Factor and expected uses that it was exposed to.
     factors: Box<[(f32, f32); PLACES]>,
-    /// Ends of the bins in milliseconds.
+    /// Ends and lengths of the bins in milliseconds.
     ends: [f64; BINS],
+    spans: [f32; BINS],
 }
 
 impl Hazards {
     pub(super) fn new() -> Self {
         let mut factors = Box::new([(1.0, 0.0); PLACES]);
         factors[..SIZES[0].into()].fill((PRIOR, 0.0));
+        let ends: [f64; BINS] = std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2());
+        let start = |bin: usize| bin.checked_sub(1).map_or(0.0, |before| ends[before]);
         Self {
             factors,
-            ends: std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2()),
+            ends,
+            spans: std::array::from_fn(|bin| (ends[bin] - start(bin)) as f32),
         }
     }
 
@@ -174,14 +178,10 @@ impl Hazards {
         self.ends[bin] as u64
     }
 
-    fn start(&self, bin: usize) -> f64 {
-        bin.checked_sub(1).map_or(0.0, |before| self.ends[before])
-    }
-
     /// How much of a bin has passed at an age.
     pub(super) fn share(&self, bin: usize, age: u64) -> f32 {
-        let start = self.start(bin);
-        ((age as f64 - start) / (self.ends[bin] - start)).clamp(0.0, 1.0) as f32
+        let span = self.spans[bin];
+        (1.0 - (self.ends[bin] - age as f64) as f32 / span).clamp(0.0, 1.0)
     }
 
     /// Learns from a share of a bin that ended with a use or without.
@@ -203,19 +203,25 @@ impl Hazards {
 
     /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
-        let fixed = [1, 2, 5, 6].iter().fold(1.0, |rate: f32, &feature| {
-            rate * self.factors[features.at(feature, bin)].0
-        });
+        let factor = |feature: usize, bin| self.factors[features.at(feature, bin)].0;
+        let mut fixed = [1, 2, 5, 6]
+            .iter()
+            .fold(1.0, |rate: f32, &feature| rate * factor(feature, bin));
+        let paced = features.0[3] > OFFSETS[3];
+        if !paced {
+            fixed *= factor(3, 0) * factor(4, 0);
+        }
         let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);
         for bin in bin..BINS {
-            let rate = [0, 3, 4].iter().fold(fixed, |rate: f32, &feature| {
-                rate * self.factors[features.at(feature, bin)].0
-            });
+            let mut rate = fixed * factor(0, bin);
+            if paced {
+                rate *= factor(3, bin) * factor(4, bin);
+            }
             let rate = rate.min(MOST);
             // 1 - exp(-x), within a hundredth up to 1.
             let used = 12.0 * rate / (12.0 + 6.0 * rate + rate * rate);
             uses += left * used;
-            held += left * (1.0 - used / 2.0) * (self.ends[bin] - self.start(bin)) as f32;
+            held += left * (1.0 - used / 2.0) * self.spans[bin];
             left *= 1.0 - used;
             let index = uses / held;
             if index > best {
