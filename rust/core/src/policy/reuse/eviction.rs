@@ -8,7 +8,7 @@ use super::tree::Weight;
 use crate::ids::EntryId;
 
 /// Ages that one request brings up to date at most.
-const UPDATES: usize = 128;
+const UPDATES: usize = 256;
 /// Rescorings that one eviction does at most.
 const RESCORES: usize = 64;
 /// First age bin of which only every other renews the index: about a quarter of an hour.
@@ -37,7 +37,7 @@ impl Reuse {
                     self.records[at].index = self.hazards.index(&record.features, bin + 1);
                 }
                 if record.is_resident() {
-                    if bin % 4 == 1 {
+                    if bin % 2 == 0 {
                         self.weigh(at);
                     }
                     self.place(at);
