@@ -8,7 +8,7 @@ use crate::policy::Request;
 /// One request in so many tells about boundaries that get no checkpoint.
 const SAMPLE: u64 = 8;
 /// Blocks before the end where a checkpoint is considered.
-const OFFSETS: [usize; 8] = [1, 2, 3, 5, 8, 13, 21, 34];
+const OFFSETS: [usize; 4] = [1, 3, 8, 21];
 
 impl Reuse {
     /// The end of a prompt, the branch point and the boundary before the end; more of those before

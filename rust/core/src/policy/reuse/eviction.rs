@@ -1,50 +1,64 @@
 //! Ages, worth, and what goes next.
 
 use super::Reuse;
-use super::hazard::{BINS, Features, Kind, Origin};
+use super::hazard::{BINS, EARLY, Features, Kind, Origin};
 use super::order::Order;
 use super::record::CLIMB;
 use super::tree::Weight;
 use crate::ids::EntryId;
 
 /// Ages that one request brings up to date at most.
-const UPDATES: usize = 256;
+const UPDATES: usize = 1024;
 /// Rescorings that one eviction does at most.
 const RESCORES: usize = 64;
 /// First age bin of which only every other renews the index: about a quarter of an hour.
-const COARSE: usize = 20;
+const COARSE: usize = EARLY + 20;
+/// Of so many bins that pass, one weighs a checkpoint anew.
+const WEIGHING: usize = 4;
 
 impl Reuse {
-    /// Brings ages up to date: every bin that has passed is learned from and changes the index.
+    /// Brings ages up to date: every bin that has passed is learned from and changes the index. From the
+    /// oldest bin to the youngest, so that each stays in order.
     pub(super) fn grow_older(&mut self) {
         let mut left = UPDATES;
-        for bin in 0..BINS - 1 {
+        for bin in (0..BINS - 1).rev() {
             while let Some(at) = self.records.ages.first(bin) {
                 let record = self.records[at];
-                if left == 0 || self.now < record.since + self.hazards.end(bin) {
+                let age = self.now.saturating_sub(record.since);
+                let mut next = bin;
+                while next < BINS - 1 && age >= self.hazards.end(next) && left > 0 {
+                    self.hazards.learn(&record.features, next, 1.0, false);
+                    next += 1;
+                    left -= 1;
+                }
+                if next == bin {
                     break;
                 }
-                left -= 1;
-                self.hazards.learn(&record.features, bin, 1.0, false);
-                self.records.ages.push(bin + 1, at);
-                self.records[at].bin = bin as u8 + 1;
+                self.records.ages.push(next, at);
+                self.records[at].bin = next as u8;
                 // Later, an index that is half an octave old is good enough.
-                if bin >= COARSE && bin % 2 == 0 {
+                if next > COARSE && next - bin == 1 && bin % 2 == 0 {
                     continue;
                 }
-                let leads = self.leads(at);
-                if record.is_resident() || leads {
-                    self.records[at].index = self.hazards.index(&record.features, bin + 1);
-                }
-                if record.is_resident() {
-                    if bin % 2 == 0 {
-                        self.weigh(at);
-                    }
-                    self.place(at);
-                } else if leads {
-                    self.bequeath(at);
-                }
+                self.renew(at, bin % WEIGHING == 0);
             }
+        }
+    }
+
+    /// Brings the index of a record up to date that has grown older.
+    fn renew(&mut self, at: u32, weigh: bool) {
+        let leads = self.leads(at);
+        let record = &mut self.records[at];
+        if record.is_resident() || leads {
+            record.index = self.hazards.index(&record.features, record.bin.into());
+        }
+        if record.is_resident() {
+            if weigh {
+                self.weigh(at);
+            }
+            self.place(at);
+        } else if leads {
+            self.bequeath(at);
         }
     }
 

@@ -1,13 +1,15 @@
 //! When is a checkpoint used next? Hazards by age, learned online, and the index that follows.
 //!
-//! Ages fall in bins spaced by the square root of two. How often a checkpoint that was not used before a
+//! Ages fall in bins spaced by the square root of two, below a second by two. How often a checkpoint that was not used before a
 //! bin is expected to be used within it (a Poisson rate) is a product of factors, one a feature; each factor is one number of a
 //! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
 //! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
 //! the same in every bin, is the scale-free law under which least recently used is right.
 
-/// Age bins: from a second to days.
-pub(super) const BINS: usize = 36;
+/// Age bins: from milliseconds to days.
+pub(super) const BINS: usize = EARLY + 36;
+/// Bins below a second, each an octave; the others are half an octave.
+pub(super) const EARLY: usize = 6;
 /// Factors of a checkpoint.
 const FEATURES: usize = 7;
 /// Places in the table of each factor.
@@ -23,14 +25,20 @@ const OFFSETS: [u16; FEATURES] = {
     offsets
 };
 const PLACES: usize = (OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize;
-/// Expected uses in one bin before anything was learned.
+/// Expected uses in half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
 /// Expected uses that the prior weighs.
 const WEIGHT: f32 = 5.0;
 /// Expected uses in one bin never exceed this.
 const MOST: f32 = 4.5;
-/// End of the first bin, in milliseconds, as a power of two.
+/// End of the first half octave, in milliseconds, as a power of two.
 const FIRST: f64 = 10.0;
+
+/// End of a bin, in half octaves after the first one.
+const fn half_octaves(bin: usize) -> i32 {
+    let after = bin as i32 - EARLY as i32;
+    if after < 0 { 2 * after } else { after }
+}
 
 /// What a checkpoint is, with what has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,8 +150,9 @@ impl Features {
             0 => place as usize + bin,
             // Age as a multiple of the output's length or of the gap before: one scale for all.
             3 | 4 if place > OFFSETS[feature] => {
-                let value = (place - OFFSETS[feature]) as usize;
-                OFFSETS[feature] as usize + (bin + 60).saturating_sub(value).clamp(1, 60)
+                let value = i32::from(place - OFFSETS[feature]);
+                let place = half_octaves(bin) + 60 - value;
+                OFFSETS[feature] as usize + place.clamp(1, 60) as usize
             }
             _ => place as usize,
         }
@@ -163,8 +172,15 @@ pub(super) struct Hazards {
 impl Hazards {
     pub(super) fn new() -> Self {
         let mut factors = Box::new([(1.0, 0.0); PLACES]);
-        factors[..SIZES[0].into()].fill((PRIOR, 0.0));
-        let ends: [f64; BINS] = std::array::from_fn(|bin| (FIRST + bin as f64 / 2.0).exp2());
+        for (place, (factor, _)) in factors[..SIZES[0].into()].iter_mut().enumerate() {
+            *factor = if place % BINS < EARLY {
+                2.0 * PRIOR
+            } else {
+                PRIOR
+            };
+        }
+        let ends: [f64; BINS] =
+            std::array::from_fn(|bin| (FIRST + f64::from(half_octaves(bin)) / 2.0).exp2());
         let start = |bin: usize| bin.checked_sub(1).map_or(0.0, |before| ends[before]);
         Self {
             factors,
@@ -193,7 +209,9 @@ impl Hazards {
             .min(MOST);
         let expected = rate * share;
         let surprise = f32::from(u8::from(used)) - expected;
-        for place in places {
+        // What happens within a second tells about that second and about nothing else.
+        let taught = if bin < EARLY { 1 } else { FEATURES };
+        for &place in &places[..taught] {
             let (factor, exposed) = &mut self.factors[place];
             *exposed += expected;
             let step = surprise / (WEIGHT + *exposed);
