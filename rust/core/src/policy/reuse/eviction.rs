@@ -14,7 +14,7 @@ const RESCORES: usize = 64;
 /// First age bin of which only every other renews the index: about a quarter of an hour.
 const COARSE: usize = EARLY + 20;
 /// Of so many bins that pass, one weighs a checkpoint anew.
-const WEIGHING: usize = 4;
+const WEIGHING: usize = 8;
 
 impl Reuse {
     /// Brings ages up to date: every bin that has passed is learned from and changes the index. From the
@@ -22,6 +22,9 @@ impl Reuse {
     pub(super) fn grow_older(&mut self) {
         let mut left = UPDATES;
         for bin in (0..BINS - 1).rev() {
+            if self.now < self.due[bin] {
+                continue;
+            }
             while let Some(at) = self.records.ages.first(bin) {
                 let record = self.records[at];
                 let age = self.now.saturating_sub(record.since);
@@ -32,6 +35,7 @@ impl Reuse {
                     left -= 1;
                 }
                 if next == bin {
+                    self.due[bin] = record.since + self.hazards.end(bin);
                     break;
                 }
                 self.records.ages.push(next, at);

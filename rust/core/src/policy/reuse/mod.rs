@@ -13,7 +13,7 @@ mod tree;
 use super::{Entry, EntryKind, Policy, Request, Shape};
 use crate::ids::EntryId;
 use bare::Bare;
-use hazard::{Hazards, Kind, Origin};
+use hazard::{BINS, Hazards, Kind, Origin};
 use order::Order;
 use record::{NONE, Records};
 use tree::Tree;
@@ -37,6 +37,8 @@ pub struct Reuse {
     order: Order,
     /// Evictable pages that nothing needs.
     bare: Bare,
+    /// Before when no record leaves an age bin.
+    due: [u64; BINS],
     now: u64,
     requests: u64,
     /// Running mean of the worth of what is evicted.
@@ -56,6 +58,7 @@ impl Reuse {
             tree: Tree::new(),
             order: Order::new(),
             bare: Bare::new(),
+            due: [0; BINS],
             now: 0,
             requests: 0,
             threshold: 0.0,
