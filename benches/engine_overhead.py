@@ -22,7 +22,7 @@ from overhead.samples import NONE, OURS, VARIANTS
 MODEL_LENGTH = 8192
 
 
-def transfer_config(variant: str, host_mib: int) -> dict[str, Any]:
+def transfer_config(variant: str, host_mib: float) -> dict[str, Any]:
     """A connector's --kv-transfer-config; each connector gets the same budget."""
     if variant == OURS:
         name, extra = "HybridPagesConnector", {"host_gb": host_mib / 1024}
@@ -31,7 +31,7 @@ def transfer_config(variant: str, host_mib: int) -> dict[str, Any]:
         extra = {
             "spec_name": "MemcpyOffloadingSpec",
             "spec_module_path": "memcpy_spec",
-            "cpu_bytes_to_use": host_mib << 20,
+            "cpu_bytes_to_use": int(host_mib * (1 << 20)),
         }
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 

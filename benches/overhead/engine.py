@@ -145,6 +145,11 @@ class Engine:
             raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
         return {}
 
+    def counters(self) -> dict[str, float]:
+        """What hybrid-pages has counted since the start; nothing of another connector."""
+        half = getattr(self._scheduler.connector, "scheduler", None)
+        return half.stats()["counters"] if hasattr(half, "stats") else {}
+
     def run(self, prompts: list[list[int]], decode: int) -> dict[str, Any]:
         """Runs prompts sent at once to their ends, and then until nothing is in flight."""
         from vllm import SamplingParams
@@ -229,8 +234,10 @@ def serve(commands: TextIO, answers: TextIO) -> None:
             answer = engine.reset_local()
         elif name == "run":
             answer = engine.run(**command)
+        elif name == "counters":
+            answer = engine.counters()
         else:
-            raise ValueError(f"expected start, reset_local or run, found {name!r}")
+            raise ValueError(f"expected start, reset_local, run or counters, found {name!r}")
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
