@@ -202,6 +202,10 @@ $(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
 	@$(UV_INSTALL) --target $(LMCACHE) -r $<
 	@touch $@
 
+.PHONY: bench-policies
+bench-policies: build ## Measure what policies and checkpoint modes find on a real engine with a small budget
+	@$(BIN)/python benches/live_policies.py $(BENCH_ARGS)
+
 .PHONY: bench-index
 bench-index: build $(LMCACHE)/.stamp ## Measure the index against vLLM's LRU and LMCache's L1 manager
 	@PYTHONPATH=$(LMCACHE) $(BIN)/python benches/compare_index.py $(BENCH_ARGS)
