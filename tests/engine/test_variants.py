@@ -4,12 +4,12 @@ import pytest
 
 from harness import NOISE, Engine, tokens
 
-# Short steps end on every boundary, and the policy keeps those states while there is room; so that
-# vLLM's own hits can be compared with, it has to keep them too.
-EVERY_STATE = {"max_num_seqs": 8, "prefix_cache_retention_interval": 64}
+# Short steps end on every boundary. So that vLLM's own hits can be compared with, both keep all of
+# those states.
+SHORT = {"max_num_seqs": 8, "prefix_cache_retention_interval": 64}
 VARIANTS = {
-    "steps of little more than a block": {"max_num_batched_tokens": 80, **EVERY_STATE},
-    "steps shorter than a block": {"max_num_batched_tokens": 48, **EVERY_STATE},
+    "steps of little more than a block": {"max_num_batched_tokens": 80, **SHORT},
+    "steps shorter than a block": {"max_num_batched_tokens": 48, **SHORT},
     "asynchronous scheduling": {"async_scheduling": True},
     "a state kept at every boundary": {"prefix_cache_retention_interval": 64},
     "larger blocks": {"block_size": 96},
@@ -19,7 +19,9 @@ VARIANTS = {
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def engine(request, start):
-    return start("qwen3.5", {"verify_on_load": True}, **VARIANTS[request.param])
+    mode = "all" if request.param.startswith("steps") else "adaptive"
+    settings = {"verify_on_load": True, "checkpoint_mode": mode}
+    return start("qwen3.5", settings, **VARIANTS[request.param])
 
 
 def test_a_resend_an_extension_and_a_fork_are_restored(engine: Engine):
