@@ -1,7 +1,7 @@
 //! What a policy costs a request, at worst a call, and in memory.
 //!
-//! `request`: a turn of a conversation (24 blocks known, 2 new, one checkpoint) arrives in a full
-//! cache of 100,000 units, and as much is evicted. Before it, for each policy at 1,000,000 units: the longest of
+//! `request`: by turns a new prompt of 24 blocks, and the next turn of one (24 blocks known, 2 new), each
+//! with one checkpoint, in a full cache of 100,000 units, and as much is evicted. Before it, for each policy at 1,000,000 units: the longest of
 //! all its calls while that many entries come and as many go, and its bytes a unit.
 
 use std::collections::VecDeque;
@@ -29,15 +29,25 @@ struct Host {
     policy: Box<dyn Policy>,
     units: u64,
     taken: u64,
-    /// Of each entry in use: its units and whether it is a checkpoint's.
-    entries: Vec<u32>,
+    /// Of each entry in use its units, and how often its number was given before.
+    entries: Vec<(u32, u32)>,
     vacant: Vec<u32>,
     now: u64,
     number: u64,
-    /// Conversations with a next turn: names and pages of their blocks.
-    open: VecDeque<Vec<(u64, EntryId)>>,
+    /// Conversations with a next turn.
+    open: VecDeque<Chain>,
     longest: Duration,
     timed: bool,
+}
+
+/// An entry as long as it is there: its number, and how often that was given before.
+type Held = (EntryId, u32);
+
+/// A conversation: names and pages of its blocks, and the checkpoint at its end.
+#[derive(Default)]
+struct Chain {
+    blocks: Vec<(u64, Held)>,
+    checkpoint: Option<Held>,
 }
 
 fn name(number: u64) -> u64 {
@@ -77,13 +87,13 @@ impl Host {
         parent: Option<EntryId>,
         depth: usize,
         boundary: u64,
-    ) -> EntryId {
+    ) -> Held {
         let units = if kind == EntryKind::Page { 1 } else { RATIO };
         let id = self.vacant.pop().unwrap_or_else(|| {
-            self.entries.push(0);
+            self.entries.push((0, 0));
             self.entries.len() as u32 - 1
         });
-        self.entries[id as usize] = units;
+        self.entries[id as usize].0 = units;
         self.taken += u64::from(units);
         let entry = Entry {
             id: EntryId(id),
@@ -94,50 +104,65 @@ impl Host {
             boundary,
         };
         self.call(|policy| policy.enter(&entry));
-        entry.id
+        (entry.id, self.entries[id as usize].1)
     }
 
-    /// A new prompt of 24 blocks, then 2 blocks more for one that is open.
+    fn is_there(&self, (id, given): Held) -> bool {
+        self.entries[id.0 as usize].1 == given
+    }
+
+    /// A new prompt of 24 blocks, or 2 blocks more for one that is open.
     fn request(&mut self) {
         self.now += 300;
         self.number += 1;
         let mut chain = if self.number.is_multiple_of(2) {
             self.open.pop_front().unwrap_or_default()
         } else {
-            Vec::new()
+            Chain::default()
         };
-        let known = chain.len();
+        let known = chain.blocks.len();
         let fresh = if known == 0 { 24 } else { 2 };
-        let mut names: Vec<u64> = chain.iter().map(|&(name, _)| name).collect();
+        let mut names: Vec<u64> = chain.blocks.iter().map(|&(name, _)| name).collect();
         names.extend((0..fresh).map(|block| name(self.number * 64 + block)));
+        let there = |&(_, page): &(u64, Held)| self.is_there(page);
+        let pages = chain.blocks.iter().take_while(|block| there(block)).count();
+        let whole = pages == known;
+        let used = chain
+            .checkpoint
+            .filter(|&held| whole && self.is_there(held));
         let mut admitted = Vec::new();
         let request = Request {
             now: self.now,
             tokens: names.len() as u64 * 512 + 100,
             boundaries: &names,
             limit: names.len(),
-            resumed: 0,
-            pages: 0,
-            seen: 0,
+            resumed: used.map_or(0, |_| known),
+            pages,
+            seen: known,
             free: self.units - self.taken,
         };
         self.call(|policy| policy.admit(&request, &mut admitted));
-        // The chain may have gone meanwhile: it is made anew, as a host would on a miss.
-        chain.clear();
-        let mut checkpoints = Vec::new();
-        for (block, &name) in names.iter().enumerate() {
-            let parent = chain.last().map(|&(_, page)| page);
-            let page = self.enter(EntryKind::Page, parent, block + 1, name);
-            chain.push((name, page));
-            if block + 1 == names.len() {
-                checkpoints.push(self.enter(EntryKind::Checkpoint, Some(page), block + 1, name));
-            }
+        chain.blocks.truncate(pages);
+        let resident: Vec<EntryId> = chain.blocks.iter().map(|&(_, (page, _))| page).collect();
+        for id in resident.into_iter().chain(used.map(|(id, _)| id)) {
+            self.call(|policy| policy.hold(id));
         }
-        for id in checkpoints
-            .into_iter()
-            .chain(chain.iter().rev().map(|&(_, page)| page))
-        {
-            self.call(|policy| policy.release(id));
+        for (block, &name) in names.iter().enumerate().skip(pages) {
+            let parent = chain.blocks.last().map(|&(_, (page, _))| page);
+            let page = self.enter(EntryKind::Page, parent, block + 1, name);
+            chain.blocks.push((name, page));
+        }
+        let (end, &(name, (page, _))) = (names.len(), chain.blocks.last().expect("24 or more"));
+        let made = self.enter(EntryKind::Checkpoint, Some(page), end, name);
+        chain.checkpoint = Some(made);
+        // Deepest first, a block's checkpoint before its page.
+        self.call(|policy| policy.release(made.0));
+        for at in (0..end).rev() {
+            if let Some((id, _)) = used.filter(|_| at + 1 == known) {
+                self.call(|policy| policy.release(id));
+            }
+            let (_, (page, _)) = chain.blocks[at];
+            self.call(|policy| policy.release(page));
         }
         self.call(|policy| policy.finish(&names, names.len(), 100));
         if known == 0 {
@@ -151,7 +176,9 @@ impl Host {
                 .call(|policy| policy.victim())
                 .expect("something is evictable");
             self.call(|policy| policy.leave(victim));
-            self.taken -= u64::from(self.entries[victim.0 as usize]);
+            let (units, given) = &mut self.entries[victim.0 as usize];
+            self.taken -= u64::from(*units);
+            *given += 1;
             self.vacant.push(victim.0);
         }
     }
