@@ -262,7 +262,8 @@ class Completion:
     """How a transfer ended.
 
     bytes: those that are whole where they were to go: all or, after a failure, none.
-    checksums: of a store that succeeded, XXH3-64 of this rank's part of each entry, in order.
+    checksums: of a store that succeeded, :func:`checksum` of this rank's part of each entry, in
+    order.
     """
 
     @property
@@ -322,7 +323,11 @@ class HostEngine:
         """Wait for the transfers in flight and refuse any more. Nothing the second time."""
 
 def checksum(data: bytes) -> int:
-    """XXH3-64, by which entries are checked."""
+    """What entries are checked by: XXH3-64 over the hashes of tiles, and the length.
+
+    A tile is 16384 bytes, the last one filled up with zeros; its hash is its XXH3-64. Hashes and
+    length are 8 bytes each, little-endian (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md).
+    """
 
 # cache
 
@@ -379,7 +384,7 @@ class LeaseEntry:
 
     @property
     def checksums(self) -> list[int]:
-        """XXH3-64 of each rank's part; empty while it is being written."""
+        """The :func:`checksum` of each rank's part; empty while it is being written."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -438,9 +443,9 @@ class WriteLease:
     def commit(self, checksums: Sequence[Sequence[int]]) -> None:
         """Publish all entries at once; their bytes must be whole.
 
-        checksums: for each entry, in order, the XXH3-64 of each rank's part. Entries that were
-        dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before them)
-        stay unpublished.
+        checksums: for each entry, in order, the :func:`checksum` of each rank's part. Entries
+        that were dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before
+        them) stay unpublished.
 
         Raises LeaseError if it has ended; InvalidArgumentError if the checksums have another
         shape, and then the lease goes on.

@@ -309,7 +309,7 @@ fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
     Ok(Duration::try_from_secs_f64(timeout).ok())
 }
 
-/// XXH3-64, by which entries are checked.
+/// What entries are checked by.
 #[pyfunction]
 fn checksum(data: &Bound<'_, PyBytes>) -> u64 {
     transfer::checksum(data.as_bytes())

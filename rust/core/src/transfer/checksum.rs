@@ -1,71 +1,50 @@
-//! XXH3-64 of a stream whose pieces become ready in any order.
-
-use std::sync::Mutex;
+//! The checksum of a payload: a hash over the hashes of its tiles, so that threads and devices can
+//! work on tiles in any order.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::lock;
+/// Bytes of a tile; the last one of a payload counts as filled up with zeros.
+pub const TILE_BYTES: usize = 16 << 10;
 
-/// XXH3-64: what this crate checks bytes by.
+/// What this crate checks bytes by: XXH3-64 over the [`tile_digest`]s and the length.
 #[must_use]
 pub fn checksum(data: &[u8]) -> u64 {
-    xxh3_64(data)
+    combine(data.chunks(TILE_BYTES).map(tile_digest), data.len())
 }
 
-/// Hashes steps in order while several threads make them ready in any order, each step soon
-/// after it was written, when it is still in a cache. One thread at a time holds the hasher and
-/// takes every step that is due; the others go on copying.
-pub(super) struct InOrder {
-    state: Mutex<State>,
+/// XXH3-64 of one tile of at most [`TILE_BYTES`], filled up with zeros.
+///
+/// # Panics
+/// If it is longer.
+#[must_use]
+pub fn tile_digest(tile: &[u8]) -> u64 {
+    assert!(tile.len() <= TILE_BYTES, "a tile holds {TILE_BYTES} bytes");
+    digest_parts(std::iter::once(tile))
 }
 
-struct State {
-    /// Absent while a thread hashes.
-    hasher: Option<Box<Xxh3>>,
-    ready: Vec<bool>,
-    next: usize,
-}
-
-impl InOrder {
-    pub(super) fn new(steps: usize) -> Self {
-        let hasher = Some(Box::new(Xxh3::new()));
-        Self {
-            state: Mutex::new(State {
-                hasher,
-                ready: vec![false; steps],
-                next: 0,
-            }),
+/// The digest of a tile that lies in several places.
+pub(super) fn digest_parts<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut whole = [0; TILE_BYTES];
+    let mut filled = 0;
+    for part in parts {
+        if part.len() >= TILE_BYTES {
+            return xxh3_64(part);
         }
+        whole[filled..][..part.len()].copy_from_slice(part);
+        filled += part.len();
     }
+    xxh3_64(&whole)
+}
 
-    /// Marks a step ready and hashes all that are due, unless another thread is at it.
-    pub(super) fn ready(&self, step: usize, hash: impl Fn(usize, &mut Xxh3)) {
-        let mut state = lock(&self.state);
-        state.ready[step] = true;
-        // Whoever has the hasher looks at `ready` again before giving it back.
-        let Some(mut hasher) = state.hasher.take() else {
-            return;
-        };
-        while state.ready.get(state.next) == Some(&true) {
-            let due = state.next;
-            drop(state);
-            hash(due, &mut hasher);
-            state = lock(&self.state);
-            state.next = due + 1;
-        }
-        state.hasher = Some(hasher);
+/// The checksum of a payload of `len` bytes from the digests of its tiles, in order.
+#[must_use]
+pub fn combine(digests: impl Iterator<Item = u64>, len: usize) -> u64 {
+    let mut hasher = Xxh3::new();
+    for digest in digests {
+        hasher.update(&digest.to_le_bytes());
     }
-
-    /// The checksum, once every step has been hashed.
-    pub(super) fn value(&self) -> Option<u64> {
-        let state = lock(&self.state);
-        let whole = state.next == state.ready.len();
-        state
-            .hasher
-            .as_ref()
-            .filter(|_| whole)
-            .map(|hasher| hasher.digest())
-    }
+    hasher.update(&(len as u64).to_le_bytes());
+    hasher.digest()
 }
 
 #[cfg(test)]
@@ -73,17 +52,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_ready_in_any_order_hash_like_the_whole() {
-        let data: Vec<u8> = (0..1000_u32).flat_map(u32::to_le_bytes).collect();
-        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
-            let hash = InOrder::new(4);
-            for step in order {
-                assert_eq!(hash.value(), None);
-                hash.ready(step, |step, hasher| {
-                    hasher.update(&data[step * 1000..][..1000])
-                });
-            }
-            assert_eq!(hash.value(), Some(checksum(&data)));
+    fn zeros_at_the_end_count() {
+        let data = [7; 100];
+        let longer = [&data[..], &[0; 20]].concat();
+        assert_eq!(tile_digest(&data), tile_digest(&longer));
+        assert_ne!(checksum(&data), checksum(&longer));
+    }
+
+    #[test]
+    fn a_tile_in_parts_is_the_tile() {
+        let data: Vec<u8> = (0..TILE_BYTES).map(|byte| (byte * 7) as u8).collect();
+        for length in [0, 1, 100, TILE_BYTES - 1, TILE_BYTES] {
+            let tile = &data[..length];
+            let (first, second) = tile.split_at(length / 3);
+            let parts = digest_parts([first, second].into_iter());
+            assert_eq!(parts, tile_digest(tile));
         }
     }
 }

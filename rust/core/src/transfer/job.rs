@@ -3,15 +3,14 @@
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
-use xxhash_rust::xxh3::Xxh3;
 
 use super::board::Board;
-use super::checksum::InOrder;
+use super::checksum::{TILE_BYTES, combine, digest_parts};
 use super::engine::{Completion, Ticket};
 use super::layout::Layout;
 use super::lock;
@@ -19,7 +18,7 @@ use super::plan::{Direction, Plan};
 use super::region::SlotMemory;
 
 /// A store copies and hashes in steps that stay in a core's cache in between.
-const STORE_STEP: usize = 128 << 10;
+const STORE_STEP: usize = 8 * TILE_BYTES;
 /// A load only copies: its steps are large enough that handing them out costs nothing.
 const LOAD_STEP: usize = 1 << 20;
 
@@ -59,8 +58,8 @@ pub(super) struct Job {
     next_entry: AtomicUsize,
     /// The next step of each entry.
     next_steps: Vec<AtomicUsize>,
-    /// The checksums of a store.
-    sums: Vec<InOrder>,
+    /// Of a store: the digest of each tile of each entry.
+    digests: Vec<Vec<AtomicU64>>,
     failure: Mutex<Option<String>>,
 }
 
@@ -77,12 +76,13 @@ impl Job {
             workers: AtomicUsize::new(0),
             next_entry: AtomicUsize::new(0),
             next_steps: (0..entries).map(|_| AtomicUsize::new(0)).collect(),
-            sums: Vec::new(),
+            digests: Vec::new(),
             failure: Mutex::new(None),
         };
         if job.plan.direction() == Direction::Store {
-            job.sums = (0..entries)
-                .map(|entry| InOrder::new(job.steps(entry)))
+            let tiles = |entry| job.part_bytes(entry).div_ceil(TILE_BYTES);
+            job.digests = (0..entries)
+                .map(|entry| (0..tiles(entry)).map(|_| AtomicU64::new(0)).collect())
                 .collect();
         }
         let verify = job
@@ -162,14 +162,22 @@ impl Job {
         let bytes = (0..self.plan.entries().len())
             .map(|entry| self.part_bytes(entry))
             .sum();
-        let checksums: Option<Vec<u64>> = self.sums.iter().map(InOrder::value).collect();
+        let checksums = if whole { self.checksums() } else { Vec::new() };
         self.shared.board.finish(Completion {
             ticket: self.ticket,
             error,
             bytes: if whole { bytes } else { 0 },
             seconds: self.started.elapsed().as_secs_f64(),
-            checksums: checksums.filter(|_| whole).unwrap_or_default(),
+            checksums,
         });
+    }
+
+    fn checksums(&self) -> Vec<u64> {
+        let of = |(entry, digests): (usize, &Vec<AtomicU64>)| {
+            let digests = digests.iter().map(|digest| digest.load(Ordering::Relaxed));
+            combine(digests, self.part_bytes(entry))
+        };
+        self.digests.iter().enumerate().map(of).collect()
     }
 
     fn verify_entries(&self) -> Result<(), String> {
@@ -197,9 +205,9 @@ impl Job {
         let Some(expected) = self.plan.entries()[entry].checksum else {
             return Ok(());
         };
-        let mut hasher = Box::new(Xxh3::new());
-        self.hash(entry, 0..self.part_bytes(entry), &mut hasher);
-        let found = hasher.digest();
+        let bytes = self.part_bytes(entry);
+        let digests = (0..bytes.div_ceil(TILE_BYTES)).map(|tile| self.digest(entry, tile));
+        let found = combine(digests, bytes);
         if found != expected {
             return Err(format!(
                 "checksum of entry {entry}: expected {expected:016x}, found {found:016x}: not \
@@ -247,22 +255,26 @@ impl Job {
                             .copy_to_nonoverlapping(piece.arena, piece.length)
                     };
                 }
-                self.sums[entry].ready(step, |due, hasher| {
-                    self.hash(entry, self.range(entry, due), hasher);
-                });
+                let first = step * (STORE_STEP / TILE_BYTES);
+                let tiles = self.digests[entry].iter().enumerate().skip(first);
+                for (tile, digest) in tiles.take(STORE_STEP / TILE_BYTES) {
+                    digest.store(self.digest(entry, tile), Ordering::Relaxed);
+                }
             }
         }
     }
 
-    fn hash(&self, entry: usize, range: Range<usize>, hasher: &mut Xxh3) {
+    fn digest(&self, entry: usize, tile: usize) -> u64 {
         let Shared { layout, memory, .. } = &*self.shared;
-        for stretch in self.plan.stretches(layout, memory, entry, range) {
+        let start = tile * TILE_BYTES;
+        let range = start..(start + TILE_BYTES).min(self.part_bytes(entry));
+        let stretches = self.plan.stretches(layout, memory, entry, range);
+        digest_parts(stretches.map(|stretch| {
             // SAFETY: the plan keeps stretches inside the arena, and its slots belong to this
-            // transfer: those of a store were written by steps that ended before this one began,
-            // those of a load are only read.
-            let bytes = unsafe { std::slice::from_raw_parts(stretch.arena, stretch.length) };
-            hasher.update(bytes);
-        }
+            // transfer: those of a store were written by this thread in the same step, those of a
+            // load are only read.
+            unsafe { std::slice::from_raw_parts(stretch.arena, stretch.length) }
+        }))
     }
 
     fn range(&self, entry: usize, step: usize) -> Range<usize> {

@@ -16,7 +16,7 @@ mod region;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use checksum::checksum;
+pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
 pub use engine::{Completion, Engine, Ticket};
 pub use host::HostEngine;
 pub use layout::{LayerMap, Layout, Run};

@@ -1,0 +1,51 @@
+//! What can go wrong with a device, told by the call that said so.
+
+use hybrid_pages::error::Error;
+use thiserror::Error as ThisError;
+
+/// Why something could not be done on a device.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is nothing to work with: no driver, no device, no function of that name.
+    #[error("CUDA is not available: {0}")]
+    Unavailable(String),
+    /// A driver function refused or reported what happened earlier.
+    #[error("{call} failed: {name} ({code}): {text}")]
+    Driver {
+        /// The driver function.
+        call: &'static str,
+        /// Its `CUresult`.
+        code: i32,
+        /// The result's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+        name: String,
+        /// What the driver says about it.
+        text: String,
+    },
+    /// Kernels could not be compiled on this machine.
+    #[error("kernels: {0}")]
+    Compile(String),
+}
+
+impl CudaError {
+    /// Whether the device's context is of no use any more: every later call fails, too.
+    ///
+    /// The results that leave the process in an inconsistent state, by the driver API's reference
+    /// of `CUresult`.
+    #[must_use]
+    pub fn is_sticky(&self) -> bool {
+        const STICKY: [i32; 15] = [
+            4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721,
+        ];
+        matches!(self, Self::Driver { code, .. } if STICKY.contains(code))
+    }
+}
+
+impl From<CudaError> for Error {
+    fn from(error: CudaError) -> Self {
+        Self::Transfer(error.to_string())
+    }
+}
+
+/// Result with this crate's error.
+pub type Result<T> = std::result::Result<T, CudaError>;

@@ -1,0 +1,3 @@
+//! The kernels of `csrc/`, and what goes with them on the host.
+
+pub mod abi;
