@@ -1,3 +1,4 @@
 //! The kernels of `csrc/`, and what goes with them on the host.
 
 pub mod abi;
+pub mod twin;

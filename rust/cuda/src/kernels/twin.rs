@@ -1,0 +1,433 @@
+//! The kernels' definition, in Rust over host memory: same lists, same bytes, same digests.
+//!
+//! One tile at a time: the bytes of one side are laid into a tile of zeros, the tile is hashed, and
+//! its bytes are taken to the other side.
+
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::transfer::tile_digest;
+
+use super::abi::{Packed, Strided, TILE_BYTES};
+
+/// Twin of `hybrid_pages_gather`: strided to packed, digests of what was strided.
+///
+/// # Panics
+/// If `digests` is shorter than `tile_count`.
+///
+/// # Safety
+/// [`check`] accepts the lists. Every strided byte of these tiles can be read, every packed one
+/// written, and no byte is both.
+pub unsafe fn gather(
+    strided: &[Strided],
+    packed: &[Packed],
+    first_tile: u64,
+    tile_count: u64,
+    mut digests: Option<&mut [u64]>,
+) {
+    for index in 0..tile_count {
+        // SAFETY: the caller's promise about strided bytes.
+        let (start, tile) = unsafe { read(strided, first_tile + index) };
+        note(&mut digests, index, &tile);
+        // SAFETY: the caller's promise about packed bytes.
+        unsafe { write(packed, start, &tile) };
+    }
+}
+
+/// Twin of `hybrid_pages_scatter`: packed to strided, digests of what was packed.
+///
+/// # Panics
+/// If `digests` is shorter than `tile_count`.
+///
+/// # Safety
+/// [`check`] accepts the lists. Every packed byte of these tiles can be read, every strided one
+/// written, and no byte is both.
+pub unsafe fn scatter(
+    strided: &[Strided],
+    packed: &[Packed],
+    first_tile: u64,
+    tile_count: u64,
+    mut digests: Option<&mut [u64]>,
+) {
+    for index in 0..tile_count {
+        // SAFETY: the caller's promise about packed bytes.
+        let (start, tile) = unsafe { read(packed, first_tile + index) };
+        note(&mut digests, index, &tile);
+        // SAFETY: the caller's promise about strided bytes.
+        unsafe { write(strided, start, &tile) };
+    }
+}
+
+/// Twin of `hybrid_pages_digest`: digests of what is strided. Writes nothing else.
+///
+/// # Panics
+/// If `digests` is shorter than `tile_count`.
+///
+/// # Safety
+/// [`check_list`] accepts the list, and every strided byte of these tiles can be read.
+pub unsafe fn digest(strided: &[Strided], first_tile: u64, tile_count: u64, digests: &mut [u64]) {
+    for index in 0..tile_count {
+        // SAFETY: the caller's promise.
+        let (_, tile) = unsafe { read(strided, first_tile + index) };
+        note(&mut Some(&mut *digests), index, &tile);
+    }
+}
+
+/// Whether two lists can be paged: each is right by [`check_list`], and both cover the same bytes.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] with the first piece or position that is wrong.
+pub fn check(strided: &[Strided], packed: &[Packed]) -> Result<()> {
+    check_list(strided)?;
+    check_list(packed)?;
+    let (ours, theirs) = (covered(strided), covered(packed));
+    let differ = |index: &usize| ours.get(*index) != theirs.get(*index);
+    match (0..ours.len().max(theirs.len())).find(differ) {
+        None => Ok(()),
+        Some(index) => Err(Error::InvalidArgument(format!(
+            "lists: expected both to cover the same bytes of the line, found {:x?} strided and \
+             {:x?} packed",
+            ours.get(index),
+            theirs.get(index)
+        ))),
+    }
+}
+
+/// Whether every piece is well formed, and the list is sorted by position and disjoint on the line.
+/// Where the addresses lead is the caller's affair.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] with the first piece that is wrong.
+pub fn check_list<P: Piece>(list: &[P]) -> Result<()> {
+    let mut end = 0;
+    for (index, piece) in list.iter().enumerate() {
+        let wrong =
+            |what: String| Error::InvalidArgument(format!("{} piece {index}: {what}", P::SIDE));
+        piece.well_formed().map_err(wrong)?;
+        let position = piece.position();
+        if position < end {
+            return Err(wrong(format!(
+                "expected a position from {end:#x} on, where the piece before ends, found \
+                 {position:#x}"
+            )));
+        }
+        end = position
+            .checked_add(piece.bytes())
+            .filter(|end| end.checked_next_multiple_of(TILE_BYTES as u64).is_some())
+            .ok_or_else(|| {
+                wrong(format!(
+                    "expected an end below 2^64 - {TILE_BYTES}, found {:#x} bytes from {position:#x}",
+                    piece.bytes()
+                ))
+            })?;
+    }
+    Ok(())
+}
+
+/// What both sides of the line have in common.
+pub trait Piece {
+    /// Which side.
+    const SIDE: &str;
+
+    /// Where it begins on the line.
+    fn position(&self) -> u64;
+
+    /// How many bytes of the line it holds.
+    fn bytes(&self) -> u64;
+
+    /// Where byte `offset` of the piece lies, and how many are adjacent from there on.
+    fn at(&self, offset: u64) -> (u64, u64);
+
+    /// Whether its fields agree with each other.
+    ///
+    /// # Errors
+    /// What was expected and what was found.
+    fn well_formed(&self) -> std::result::Result<(), String>;
+}
+
+impl Piece for Strided {
+    const SIDE: &str = "strided";
+
+    fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn at(&self, offset: u64) -> (u64, u64) {
+        let run = u64::from(self.run);
+        let mut rest = offset / run;
+        let mut address = self.address.wrapping_add(offset % run);
+        for (extent, stride) in self.extent.iter().zip(self.stride).rev() {
+            let index = rest % u64::from(*extent);
+            rest /= u64::from(*extent);
+            address = address.wrapping_add(index.wrapping_mul(stride as u64));
+        }
+        (address, run - offset % run)
+    }
+
+    fn well_formed(&self) -> std::result::Result<(), String> {
+        if self.run == 0 || self.extent.contains(&0) {
+            return Err(format!(
+                "expected a run and extents of at least 1, found {} and {:?}",
+                self.run, self.extent
+            ));
+        }
+        if self.reserved != 0 {
+            return Err(format!("reserved: expected 0, found {}", self.reserved));
+        }
+        let mut extents = self.extent.iter();
+        let product = extents.try_fold(u128::from(self.run), |product, extent| {
+            product.checked_mul(u128::from(*extent))
+        });
+        if product != Some(u128::from(self.bytes)) {
+            return Err(format!(
+                "bytes: expected the product of run {} and extents {:?}, found {}",
+                self.run, self.extent, self.bytes
+            ));
+        }
+        let (mut low, mut high) = (0, i128::from(self.run));
+        for (extent, stride) in self.extent.iter().zip(self.stride) {
+            let reach = i128::from(*extent - 1) * i128::from(stride);
+            (low, high) = (low + reach.min(0), high + reach.max(0));
+        }
+        let first = i128::from(self.address);
+        if first + low < 0 || first + high > 1 << 64 {
+            return Err(format!(
+                "expected addresses of 64 bits, found strides {:?} over {:?} from {:#x}",
+                self.stride, self.extent, self.address
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Piece for Packed {
+    const SIDE: &str = "packed";
+
+    fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn at(&self, offset: u64) -> (u64, u64) {
+        (self.address + offset, self.bytes - offset)
+    }
+
+    fn well_formed(&self) -> std::result::Result<(), String> {
+        if self.bytes == 0 {
+            return Err("bytes: expected at least 1, found 0".into());
+        }
+        if self.address.checked_add(self.bytes).is_none() {
+            return Err(format!(
+                "expected addresses of 64 bits, found {:#x} bytes from {:#x}",
+                self.bytes, self.address
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A tile's first position and its bytes; those of no piece are zeros.
+///
+/// # Safety
+/// The pieces' bytes in this tile can be read.
+unsafe fn read<P: Piece>(list: &[P], tile: u64) -> (u64, [u8; TILE_BYTES]) {
+    let start = tile * TILE_BYTES as u64;
+    let mut bytes = [0; TILE_BYTES];
+    for (at, address, length) in stretches(list, start) {
+        let source = std::ptr::with_exposed_provenance::<u8>(address as usize);
+        // SAFETY: the caller's promise; `bytes` is new.
+        unsafe { source.copy_to_nonoverlapping(bytes[at..at + length].as_mut_ptr(), length) };
+    }
+    (start, bytes)
+}
+
+/// # Safety
+/// The pieces' bytes in this tile can be written.
+unsafe fn write<P: Piece>(list: &[P], start: u64, bytes: &[u8; TILE_BYTES]) {
+    for (at, address, length) in stretches(list, start) {
+        let target = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        // SAFETY: the caller's promise; `bytes` is a copy.
+        unsafe { target.copy_from_nonoverlapping(bytes[at..at + length].as_ptr(), length) };
+    }
+}
+
+/// The adjacent bytes of a tile: place in the tile, address, length.
+fn stretches<P: Piece>(list: &[P], start: u64) -> Vec<(usize, u64, usize)> {
+    let end = start + TILE_BYTES as u64;
+    let mut found = Vec::new();
+    for piece in list {
+        let mut position = piece.position().max(start);
+        let last = (piece.position() + piece.bytes()).min(end);
+        while position < last {
+            let (address, adjacent) = piece.at(position - piece.position());
+            let length = adjacent.min(last - position);
+            found.push(((position - start) as usize, address, length as usize));
+            position += length;
+        }
+    }
+    found
+}
+
+fn note(digests: &mut Option<&mut [u64]>, index: u64, tile: &[u8]) {
+    if let Some(digests) = digests {
+        digests[index as usize] = tile_digest(tile);
+    }
+}
+
+/// The stretches of the line that a list covers, as far as they reach.
+fn covered<P: Piece>(list: &[P]) -> Vec<(u64, u64)> {
+    let mut stretches: Vec<(u64, u64)> = Vec::new();
+    for piece in list {
+        let end = piece.position() + piece.bytes();
+        match stretches.last_mut() {
+            Some(last) if last.1 == piece.position() => last.1 = end,
+            _ => stretches.push((piece.position(), end)),
+        }
+    }
+    stretches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TILE: u64 = TILE_BYTES as u64;
+
+    fn strided(position: u64, address: u64, run: u32, nest: &[(u32, i64)]) -> Strided {
+        let mut piece = Strided {
+            position,
+            address,
+            bytes: u64::from(run),
+            run,
+            extent: [1; 4],
+            reserved: 0,
+            stride: [0; 4],
+        };
+        for (level, (extent, stride)) in (4 - nest.len()..4).zip(nest) {
+            piece.bytes *= u64::from(*extent);
+            (piece.extent[level], piece.stride[level]) = (*extent, *stride);
+        }
+        piece
+    }
+
+    fn packed(position: u64, address: u64, bytes: u64) -> Packed {
+        Packed {
+            position,
+            address,
+            bytes,
+        }
+    }
+
+    fn address(memory: &mut [u8]) -> u64 {
+        memory.as_mut_ptr().expose_provenance() as u64
+    }
+
+    #[test]
+    fn extents_count_from_the_innermost_and_strides_may_be_negative() {
+        let mut engine: Vec<u8> = (0..100).collect();
+        let mut slot = vec![255; 12];
+        let from = address(&mut engine) + 50;
+        let list = [strided(0, from, 2, &[(2, -40), (3, 10)])];
+        let slots = [packed(0, address(&mut slot), 12)];
+        check(&list, &slots).unwrap();
+        // SAFETY: offsets 10 to 72 of `engine`, all of `slot`.
+        unsafe { gather(&list, &slots, 0, 1, None) };
+        assert_eq!(slot, [50, 51, 60, 61, 70, 71, 10, 11, 20, 21, 30, 31]);
+
+        slot.reverse();
+        // SAFETY: as above.
+        unsafe { scatter(&list, &slots, 0, 1, None) };
+        assert_eq!(engine[50..52], [31, 30]);
+        assert_eq!(engine[30..32], [51, 50]);
+        assert_eq!(engine[52..60], [52, 53, 54, 55, 56, 57, 58, 59]);
+    }
+
+    #[test]
+    fn a_launch_takes_its_tiles_only_and_hashes_gaps_as_zeros() {
+        let mut engine: Vec<u8> = (0..3 * TILE).map(|byte| (byte % 251) as u8).collect();
+        let mut slot = vec![0; 2 * TILE_BYTES];
+        let far = (1 << 32) / TILE;
+        let list = [
+            strided(far * TILE, address(&mut engine), 7, &[]),
+            strided(far * TILE + TILE + 9, address(&mut engine) + 7, 20_000, &[]),
+        ];
+        let to = address(&mut slot);
+        let slots = [
+            packed(far * TILE, to, 7),
+            packed(far * TILE + TILE + 9, to + 7, 1000),
+            packed(far * TILE + TILE + 1009, to + 1007, 19_000),
+        ];
+        check(&list, &slots).unwrap();
+        let mut digests = [0; 2];
+        // SAFETY: the tile holds the first 7 and the next 16375 bytes.
+        unsafe { gather(&list, &slots, far + 1, 1, Some(&mut digests[..1])) };
+        assert_eq!(slot[..7], [0; 7]);
+        assert_eq!(slot[7..TILE_BYTES - 2], engine[7..TILE_BYTES - 2]);
+        assert!(slot[TILE_BYTES - 2..].iter().all(|byte| *byte == 0));
+        let tile = [&[0; 9], &engine[7..TILE_BYTES - 2]].concat();
+        assert_eq!(digests[0], tile_digest(&tile));
+
+        // SAFETY: reads the first 20007 bytes of `engine`.
+        unsafe { digest(&list, far, 2, &mut digests) };
+        assert_eq!(digests, [tile_digest(&engine[..7]), tile_digest(&tile)]);
+
+        slot[TILE_BYTES - 2..].fill(0);
+        let back = engine.clone();
+        // SAFETY: as in the gather.
+        unsafe { scatter(&list, &slots, far + 1, 1, Some(&mut digests[..1])) };
+        assert_eq!(digests[0], tile_digest(&tile));
+        assert_eq!(engine, back);
+    }
+
+    #[test]
+    fn no_tiles_and_no_pieces_touch_nothing() {
+        let list = [strided(0, 8, 8, &[])];
+        let slots = [packed(0, 8, 8)];
+        // SAFETY: no tile of these has a piece, so that the addresses are not looked at.
+        unsafe {
+            gather(&list, &slots, 0, 0, None);
+            scatter(&list, &slots, 5, 3, None);
+            gather(&[], &[], 0, 2, None);
+            let mut digests = [0; 1];
+            digest(&[], 7, 1, &mut digests);
+            assert_eq!(digests, [tile_digest(&[])]);
+        }
+    }
+
+    #[test]
+    fn lists_that_break_the_contract_are_refused() {
+        let fine = strided(100, 4096, 8, &[(3, -16)]);
+        check_list(&[fine, strided(124, 0, 1, &[])]).unwrap();
+        let refused = |list: &[Strided], why: &str| {
+            let found = check_list(list).unwrap_err().to_string();
+            assert!(found.contains(why), "expected {why:?}, found {found:?}");
+        };
+        refused(&[fine, strided(123, 0, 1, &[])], "piece 1: expected a pos");
+        refused(&[fine, strided(0, 0, 1, &[])], "expected a position from");
+        refused(&[Strided { run: 0, ..fine }], "of at least 1");
+        let extent = [0, 1, 1, 3];
+        refused(&[Strided { extent, ..fine }], "of at least 1");
+        refused(&[Strided { bytes: 25, ..fine }], "bytes: expected the");
+        let extent = [u32::MAX; 4];
+        refused(&[Strided { extent, ..fine }], "bytes: expected the");
+        let reserved = 1;
+        refused(&[Strided { reserved, ..fine }], "reserved: expected 0");
+        refused(&[strided(0, 16, 8, &[(3, -16)])], "addresses of 64 bits");
+        refused(&[strided(0, u64::MAX, 2, &[])], "addresses of 64 bits");
+        refused(&[strided(u64::MAX - 9, 0, 5, &[])], "expected an end below");
+        refused(&[strided(u64::MAX, 0, 5, &[])], "expected an end below");
+
+        assert!(check_list(&[packed(0, 0, 0)]).is_err());
+        assert!(check_list(&[packed(0, u64::MAX, 2)]).is_err());
+        assert!(check_list(&[packed(8, 0, 2), packed(9, 0, 2)]).is_err());
+        let slots = [packed(100, 0, 10), packed(110, 64, 14)];
+        check(&[fine], &slots).unwrap();
+        assert!(check(&[fine], &slots[..1]).is_err());
+        assert!(check(&[], &slots).is_err());
+    }
+}
