@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_overhead import engine_settings
-from overhead.driver import FIRST_TOKEN, EngineEnded, EngineProcess
+from overhead.driver import FIRST_TOKEN, EngineEnded, EngineProcess, Progress
 from overhead.samples import OURS, RIVAL
 
 DECODE_TOKENS = 8
@@ -107,14 +107,15 @@ def run(variant: Variant, options: argparse.Namespace, model: Path, log: Path) -
         prompts = requests(
             options.seed, options.requests, options.block, facts["vocab"], options.one_shots
         )
-        for number, prompt in enumerate(prompts):
-            if sys.stderr.isatty():
-                print(f"\r{variant.name}: {number} of {len(prompts)} ", end="", file=sys.stderr)
+        progress = Progress(len(prompts))
+        for prompt in prompts:
+            progress.step(variant.name)
             engine.ask("reset_local")
             done = engine.ask("run", prompts=[prompt], decode=DECODE_TOKENS)
             row.prompt_tokens += len(prompt)
             row.restored_tokens += done["answers"][0]["external_tokens"]
             row.steps += sum(step["tokens"] > 0 for step in done["steps"])
+        progress.end()
         counters = engine.ask("counters")
         row.stored_mib = counters.get("stored_bytes", 0) / (1 << 20)
         row.checkpoints = int(counters.get("stored_entries:checkpoints", 0))
@@ -149,8 +150,6 @@ def main() -> int:
         except EngineEnded as error:
             print(error, file=sys.stderr)
             return 2
-        if sys.stderr.isatty():
-            print("\r", end="", file=sys.stderr)
         if options.json:
             print(json.dumps(asdict(row)), flush=True)
         else:

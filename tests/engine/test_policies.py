@@ -7,10 +7,8 @@ forgets everything before each request.
 import random
 
 from harness import NOISE, Engine, Prompt, tokens
+from test_budget import budget
 
-GIB = 1 << 30
-# Of the model, as in test_budget.py: a page and a checkpoint.
-PAGE, CHECKPOINT = 64 << 10, 104 << 10
 REQUESTS, TALKS, TURNS = 60, 3, 6
 
 
@@ -41,12 +39,12 @@ def serve(engine: Engine) -> list:
 
 
 def test_reuse_finds_more_than_states_at_every_boundary_and_texts_are_equal(start):
-    budget = {"host_gb": (20 * PAGE + 8 * CHECKPOINT) / GIB}
-    engine = start("qwen3.5", budget)
+    small = budget(20, 8)
+    engine = start("qwen3.5", small)
     ours = serve(engine)
     cold = [engine.cold(prompt) for prompt in requests(engine.N)]
     others = {"policy": "page-lru", "checkpoint_mode": "all", "checkpoint_interval": engine.N}
-    theirs = serve(start("qwen3.5", budget | others))
+    theirs = serve(start("qwen3.5", small | others))
     for one, result, other in zip(cold, ours, theirs, strict=True):
         assert one.distance(result) < NOISE
         assert one.distance(other) < NOISE

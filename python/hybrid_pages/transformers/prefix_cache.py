@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from hybrid_pages.transformers.layout import Part
 from hybrid_pages.transformers.probe import continues, read_layout
 from hybrid_pages.transformers.request import Request, read_request
 from hybrid_pages.transformers.store import CacheStore, States, require_model
+from hybrid_pages.transformers.support import Closing
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Counts:
     uncached: Counter[str] = field(default_factory=Counter)
 
 
-class PrefixCache:
+class PrefixCache(Closing):
     """A model whose ``generate`` keeps what it computed of prompts, and resumes from it.
 
     :meth:`generate` takes and returns what ``model.generate`` does. Calls that cannot use the cache
@@ -183,17 +183,6 @@ class PrefixCache:
             self._closed = True
             if self._owns_store:
                 self.store.close()
-
-    def __enter__(self) -> PrefixCache:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _require_windows(self) -> None:
         size = self.store.layout.block_tokens

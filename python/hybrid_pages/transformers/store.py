@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from hybrid_pages.transformers.keys import Prefix
 from hybrid_pages.transformers.layout import KEYS, Layout, Part
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
-from hybrid_pages.transformers.support import UnsupportedError
+from hybrid_pages.transformers.support import Closing, UnsupportedError
 
 States = Mapping[Part, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
@@ -41,7 +40,7 @@ class Moved:
     failed_stores: int = 0
 
 
-class CacheStore:
+class CacheStore(Closing):
     """Pages and checkpoints of one model's caches, in memory of the host.
 
     The caches are ``DynamicCache`` or ``StaticCache`` objects of one row; entries of one kind serve
@@ -167,17 +166,6 @@ class CacheStore:
     def close(self) -> None:
         """Ends the copy threads; the store is of no use any more. Nothing the second time."""
         self._staging.close()
-
-    def __enter__(self) -> CacheStore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ---- what PrefixCache needs besides
 

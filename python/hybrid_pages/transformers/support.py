@@ -1,6 +1,11 @@
 """What this package works with, and how it refuses the rest: by name, before anything happens."""
 
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
 from hybrid_pages import HybridPagesError
+
+_Self = TypeVar("_Self", bound="Closing")
 
 MINIMUM = (5, 19)
 """The first transformers version that works; earlier ones go on wrongly from some states."""
@@ -25,3 +30,17 @@ def require_version(version: str) -> None:
             f"hybrid_pages.transformers works with transformers>={expected}, found {version}: "
             f"{EXTRA}"
         )
+
+
+class Closing(ABC):
+    """Closed when it is left as a context."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of threads. Nothing the second time."""
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -35,10 +35,7 @@ class Checkpoints:
     # ---- a request
 
     def arrived(self, tracked: Tracked) -> None:
-        """Chooses for a new request; nothing the second time."""
-        if tracked.admitted:
-            return
-        tracked.admitted = True
+        """Chooses for a new request."""
         request, n = tracked.request, self.grid.block_tokens
         tokens = request.num_prompt_tokens
         blocks, last = tokens // n, (tokens - 1) // n
@@ -93,6 +90,8 @@ class Checkpoints:
             self._steer(tracked, end)
 
     def _steer(self, tracked: Tracked, done: int) -> None:
+        if done >= tracked.request.num_tokens:
+            return  # decoding: every stop has passed
         ahead = [stop for stop in tracked.stops if stop * self.grid.block_tokens > done]
         if ahead:
             tracked.request.shared_prefix_boundary = min(ahead) * self.grid.block_tokens
@@ -101,7 +100,7 @@ class Checkpoints:
         """Tells the policy what a request produced."""
         request, n = tracked.request, self.grid.block_tokens
         blocks = request.num_prompt_tokens // n
-        if tracked.admitted and blocks:
+        if blocks:
             self.cache.finish(
                 tracked.namespace,
                 request.block_hashes,

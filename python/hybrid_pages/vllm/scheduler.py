@@ -123,7 +123,7 @@ class SchedulerHalf:
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
-        self.checkpoints.arrived(tracked)
+            self.checkpoints.arrived(tracked)
         tokens = self.loads.match(tracked, local_tokens)
         self.checkpoints.looked_up(tracked)
         return tokens

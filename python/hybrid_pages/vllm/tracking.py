@@ -33,8 +33,6 @@ class Tracked:
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     lookup: Lookup | None = None
     """The last lookup, until it is counted."""
-    admitted: bool = False
-    """Whether the policy has been asked about it."""
     wanted: set[int] = field(default_factory=set)
     """Boundaries, in blocks, that get a checkpoint if a step ends there."""
     stops: set[int] = field(default_factory=set)

@@ -47,6 +47,11 @@ fn boundary(namespace: NamespaceId, key: &PrefixKey) -> u64 {
     key.short() ^ u64::from(namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// What a policy calls the boundaries of a prefix.
+fn boundaries(namespace: NamespaceId, keys: &[PrefixKey]) -> Vec<u64> {
+    keys.iter().map(|key| boundary(namespace, key)).collect()
+}
+
 /// What the entries of a cache take.
 fn shape(config: &CacheConfig) -> Shape {
     let units = |kind: ClassKind| {
@@ -179,12 +184,17 @@ impl State {
     ) -> Result<Admission> {
         self.namespaces.check(namespace)?;
         let limit = arrival.limit.min(keys.len());
-        let pages = self.index.joint_hit(namespace, keys, |_| ()).pages;
-        let resumed = self
-            .index
-            .joint_hit(namespace, &keys[..limit], |_| ())
-            .blocks;
-        let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
+        let whole = self.index.joint_hit(namespace, keys, |_| ());
+        let pages = whole.pages;
+        // A hit within the limit is the hit under it.
+        let resumed = if whole.blocks <= limit {
+            whole.blocks
+        } else {
+            self.index
+                .joint_hit(namespace, &keys[..limit], |_| ())
+                .blocks
+        };
+        let boundaries = boundaries(namespace, keys);
         let seen = self.seen.visit(&boundaries).max(pages);
         let mut admitted = Vec::new();
         let request = Request {
@@ -216,7 +226,7 @@ impl State {
         output_tokens: u64,
     ) -> Result<()> {
         self.namespaces.check(namespace)?;
-        let boundaries: Vec<u64> = keys.iter().map(|key| boundary(namespace, key)).collect();
+        let boundaries = boundaries(namespace, keys);
         if end == 0 || end > keys.len() {
             return Err(Error::InvalidArgument(format!(
                 "end: expected 1 to {}, the number of keys, found {end}",
