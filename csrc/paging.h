@@ -1,0 +1,60 @@
+// What the kernels are told. Twin of rust/cuda/src/kernels/abi.rs.
+//
+// The payload of several entries lies on one line of bytes: each entry begins at a multiple of
+// TILE. Two lists, each sorted by position and disjoint, say where bytes of the line lie in memory.
+// They need not cut at the same positions. Bytes that the list read from does not cover count as
+// zero; bytes that the list written to does not cover are not written.
+#pragma once
+
+namespace hybrid_pages {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+// Bytes of a tile: what a thread block holds at a time, and what a digest is of.
+constexpr u32 TILE = 16384;
+
+// What the engine launches a thread block with. The kernels are right for any number.
+constexpr u32 THREADS = 512;
+
+// Runs of adjacent bytes, nested up to four deep: the engine's side of the line.
+//
+// Run r holds the line from position + r * run on. Its address is address plus
+// index[k] * stride[k] for each k, where index is r in digits of base extent, the last one fastest.
+struct Strided {
+    u64 position;   // on the line, in bytes
+    u64 address;    // of the first run
+    u64 bytes;      // of all runs: run times the product of extent
+    u32 run;        // adjacent bytes, at least 1
+    u32 extent[4];  // outermost first, at least 1; 1 where there is nothing to repeat
+    u32 reserved;   // 0
+    i64 stride[4];  // in bytes
+};
+
+// Adjacent bytes: the slots' side of the line.
+struct Packed {
+    u64 position;  // on the line, in bytes
+    u64 address;   // where they lie
+    u64 bytes;     // how many
+};
+
+// One launch: its only parameter, by value.
+struct Paging {
+    const Strided* strided;
+    const Packed* packed;
+    u32 strided_count;
+    u32 packed_count;
+    u64 first_tile;  // the first tile of the line that this launch takes
+    u64 tile_count;  // how many it takes
+    u64* digests;    // one for each of its tiles, or null
+};
+
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integers of these sizes");
+static_assert(sizeof(Strided) == 80 && alignof(Strided) == 8, "abi.rs counts on it");
+static_assert(sizeof(Packed) == 24 && alignof(Packed) == 8, "abi.rs counts on it");
+static_assert(sizeof(Paging) == 48 && alignof(Paging) == 8, "abi.rs counts on it");
+
+}  // namespace hybrid_pages
