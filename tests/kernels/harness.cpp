@@ -1,0 +1,191 @@
+// Runs launches that come over stdin and answers with what they left in memory. See harness.rs,
+// which writes and reads the stream.
+//
+// Every region, list and array of digests is an allocation of exactly its size. Under
+// AddressSanitizer, what the launch has no business with is poisoned inside regions, too.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../../csrc/paging.h"
+#include "launch.h"
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
+using hybrid_pages::Packed;
+using hybrid_pages::Paging;
+using hybrid_pages::Strided;
+using hybrid_pages::TILE;
+
+extern "C" void hybrid_pages_gather(Paging);
+extern "C" void hybrid_pages_scatter(Paging);
+extern "C" void hybrid_pages_digest(Paging);
+
+namespace {
+
+void read(void* into, std::size_t bytes) {
+    if (bytes != 0 && std::fread(into, bytes, 1, stdin) != 1) {
+        std::fputs("harness: the stream ends within a launch\n", stderr);
+        std::exit(2);
+    }
+}
+
+void write(const void* from, std::size_t bytes) {
+    if (bytes != 0 && std::fwrite(from, bytes, 1, stdout) != 1) {
+        std::exit(3);
+    }
+}
+
+// `count` values, and not a byte more.
+template <typename T>
+struct Block {
+    std::size_t count;
+    std::unique_ptr<void, decltype(&std::free)> memory;
+
+    explicit Block(std::size_t count) : count(count), memory(std::malloc(count * sizeof(T)), std::free) {}
+
+    T* data() const { return static_cast<T*>(memory.get()); }
+    std::size_t bytes() const { return count * sizeof(T); }
+};
+
+struct Header {
+    std::uint64_t kernel, grid, block, blocks, together, threads, seed, first_tile, tile_count,
+        digests, regions, strided, packed;
+};
+
+// A region, and which of its bytes the launch may touch.
+struct Region {
+    Block<unsigned char> block;
+    std::vector<unsigned char> open;
+
+    explicit Region(std::size_t bytes) : block(bytes), open(bytes) {}
+
+    void poison() const {
+#ifdef __SANITIZE_ADDRESS__
+        for (std::size_t begin = 0, end; begin < block.count; begin = end) {
+            for (end = begin + 1; end < block.count && open[end] == open[begin];) {
+                ++end;
+            }
+            if (!open[begin]) {
+                __asan_poison_memory_region(block.data() + begin, end - begin);
+            }
+        }
+#endif
+    }
+
+    void heal() const {
+#ifdef __SANITIZE_ADDRESS__
+        __asan_unpoison_memory_region(block.data(), block.bytes());
+#endif
+    }
+};
+
+struct Case {
+    Header header;
+    std::vector<Region> regions;
+
+    // Opens the bytes of a run that lie in the launch's tiles.
+    void open(Region& region, std::uint64_t position, std::uint64_t offset, std::uint64_t bytes) {
+        const std::uint64_t first = std::max(position, header.first_tile * TILE);
+        const std::uint64_t end =
+            std::min(position + bytes, (header.first_tile + header.tile_count) * TILE);
+        if (first >= end) {
+            return;
+        }
+        offset += first - position;
+        if (offset > region.block.count || end - first > region.block.count - offset) {
+            std::fputs("harness: a piece leaves its region\n", stderr);
+            std::exit(2);
+        }
+        std::memset(region.open.data() + offset, 1, end - first);
+    }
+
+    void place(Region& region, Strided& piece) {
+        std::uint64_t position = piece.position;
+        for (std::uint64_t a = 0; a < piece.extent[0]; ++a)
+            for (std::uint64_t b = 0; b < piece.extent[1]; ++b)
+                for (std::uint64_t c = 0; c < piece.extent[2]; ++c)
+                    for (std::uint64_t d = 0; d < piece.extent[3]; ++d, position += piece.run)
+                        open(region, position,
+                             piece.address + a * std::uint64_t(piece.stride[0]) +
+                                 b * std::uint64_t(piece.stride[1]) +
+                                 c * std::uint64_t(piece.stride[2]) +
+                                 d * std::uint64_t(piece.stride[3]),
+                             piece.run);
+    }
+
+    void place(Region& region, Packed& piece) {
+        open(region, piece.position, piece.address, piece.bytes);
+    }
+
+    // Reads a list whose addresses are offsets in regions.
+    template <typename Piece>
+    Block<Piece> list(std::size_t count, bool used) {
+        Block<Piece> pieces(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            Piece& piece = pieces.data()[i];
+            std::uint64_t region;
+            read(&region, sizeof region);
+            read(&piece, sizeof piece);
+            if (used) {
+                place(regions.at(region), piece);
+            }
+            piece.address += reinterpret_cast<std::uint64_t>(regions.at(region).block.data());
+        }
+        return pieces;
+    }
+
+    void run() {
+        for (std::size_t i = 0; i < header.regions; ++i) {
+            std::uint64_t bytes;
+            read(&bytes, sizeof bytes);
+            read(regions.emplace_back(bytes).block.data(), bytes);
+        }
+        const bool digest = header.kernel == 2;
+        const Block<Strided> strided = list<Strided>(header.strided, true);
+        const Block<Packed> packed = list<Packed>(header.packed, !digest);
+        const Block<unsigned long long> digests(header.digests ? header.tile_count : 0);
+        std::memset(digests.data(), 0xA5, digests.bytes());
+        const Paging paging{strided.data(),
+                            packed.data(),
+                            static_cast<unsigned>(strided.count),
+                            static_cast<unsigned>(packed.count),
+                            header.first_tile,
+                            header.tile_count,
+                            header.digests ? digests.data() : nullptr};
+        shim::Launch launch;
+        launch.grid = static_cast<unsigned>(header.grid);
+        launch.block = static_cast<unsigned>(header.block);
+        launch.blocks = static_cast<shim::Order>(header.blocks);
+        launch.together = header.together != 0;
+        launch.threads = static_cast<shim::Order>(header.threads);
+        launch.seed = header.seed;
+        for (const Region& region : regions) {
+            region.poison();
+        }
+        shim::run(header.kernel == 0   ? hybrid_pages_gather
+                  : header.kernel == 1 ? hybrid_pages_scatter
+                                       : hybrid_pages_digest,
+                  paging, launch);
+        for (const Region& region : regions) {
+            region.heal();
+            write(region.block.data(), region.block.bytes());
+        }
+        write(digests.data(), digests.bytes());
+    }
+};
+
+}  // namespace
+
+int main() {
+    Header header;
+    while (std::fread(&header, sizeof header, 1, stdin) == 1) {
+        Case{header, {}}.run();
+        std::fflush(stdout);
+    }
+}
