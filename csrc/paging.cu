@@ -13,11 +13,11 @@ struct alignas(16) Word16 {
     u64 low, high;
 };
 
-// Words that a thread has under way at a time: reads of host memory take microseconds.
-constexpr u32 UNDER_WAY = 2;
-
 // The bytes of one run, or of a part of it.
 struct Adjacent {
+    // Words that a thread has under way at a time. 512 threads move a tile in one go.
+    static constexpr u32 UNDER_WAY = 2;
+
     u64 address;
 
     __device__ u64 at(u32 offset) const { return address + offset; }
@@ -40,6 +40,8 @@ __device__ inline Digit advance(u32 start, u32 by, u32 base) {
 
 // The bytes of a piece from some byte on, over several runs.
 struct Nested {
+    static constexpr u32 UNDER_WAY = 1;  // more take registers, and then memory
+
     const Strided& piece;
     u64 address;   // of the run in which the bytes begin
     u32 within;    // the first byte in that run
@@ -78,9 +80,8 @@ struct Nested {
 
 enum class Way { IN, OUT };  // of shared memory
 
-// Moves words first, first + blockDim.x, ... of a tile, as far as below `count`: all reads before all
-// writes.
-template <typename Word, Way WAY>
+// Moves words first, first + blockDim.x, ... of a tile, those below `count`: reads, then writes.
+template <typename Word, Way WAY, u32 UNDER_WAY>
 __device__ inline void move_words(const u64 (&memory)[UNDER_WAY], u8* tile, u32 first, u32 count) {
     Word* const words = reinterpret_cast<Word*>(tile);
     Word held[UNDER_WAY];
@@ -109,15 +110,15 @@ __device__ inline void move_words(const u64 (&memory)[UNDER_WAY], u8* tile, u32 
 template <Way WAY, typename Place>
 __device__ void move_bytes(const Place& place, u8* tile, u32 begin, u32 bytes, u32 alignment) {
     alignment |= begin | bytes;
-    const u32 shift = alignment % 2   ? 0
-                      : alignment % 4 ? 1
-                      : alignment % 8 ? 2
-                      : alignment % 16 ? 3
-                                       : 4;
+    const u32 shift = alignment % 4 != 0 ? alignment % 2 == 0
+                      : alignment % 8 != 0 ? 2
+                      : alignment % 16 != 0 ? 3
+                                            : 4;
     const u32 count = bytes >> shift;
     const u32 before = (begin >> shift) % blockDim.x;
     const u32 first = threadIdx.x >= before ? threadIdx.x - before
                                             : threadIdx.x + blockDim.x - before;
+    constexpr u32 UNDER_WAY = Place::UNDER_WAY;
     tile += begin;
 #pragma unroll 1
     for (u32 i = first; i < count; i += UNDER_WAY * blockDim.x) {
@@ -208,7 +209,7 @@ struct Cursor {
             }
             move<WAY>(piece, skip, tile, begin, bytes);
             filled = begin + bytes;
-            if (left > room) {
+            if (left != bytes) {
                 break;
             }
         }
@@ -241,10 +242,11 @@ __device__ void run(const Paging& paging, const From* from, u32 from_count, cons
     if (begin == end) {
         return;
     }
-    u64 position = (paging.first_tile + begin) * TILE;
-    Source source(from, from_count, position);
-    Target target(to, to_count, position);
-    for (u64 i = begin; i < end; ++i, position += TILE) {
+    const u64 start = (paging.first_tile + begin) * TILE;
+    Source source(from, from_count, start);
+    Target target(to, to_count, start);
+    for (u64 i = begin; i < end; ++i) {
+        const u64 position = (paging.first_tile + i) * TILE;
         source.template pass<Way::IN>(position, tile);
         __syncthreads();
         target.template pass<Way::OUT>(position, tile);
@@ -260,23 +262,27 @@ __device__ void run(const Paging& paging, const From* from, u32 from_count, cons
 using hybrid_pages::Packed;
 using hybrid_pages::Paging;
 using hybrid_pages::Strided;
+using hybrid_pages::THREADS;
+
+// Two blocks share a multiprocessor, so that one has memory under way while the other hashes: that
+// leaves 64 registers a thread.
 
 // From the strided pieces to the packed ones. Digests are of what was read.
-extern "C" __global__ void __launch_bounds__(hybrid_pages::THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     hybrid_pages_gather(const Paging paging) {
     hybrid_pages::run<hybrid_pages::Cursor<Strided>, hybrid_pages::Cursor<Packed>>(
         paging, paging.strided, paging.strided_count, paging.packed, paging.packed_count);
 }
 
 // From the packed pieces to the strided ones. Digests are of what was read.
-extern "C" __global__ void __launch_bounds__(hybrid_pages::THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     hybrid_pages_scatter(const Paging paging) {
     hybrid_pages::run<hybrid_pages::Cursor<Packed>, hybrid_pages::Cursor<Strided>>(
         paging, paging.packed, paging.packed_count, paging.strided, paging.strided_count);
 }
 
 // Reads the strided pieces for their digests alone.
-extern "C" __global__ void __launch_bounds__(hybrid_pages::THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     hybrid_pages_digest(const Paging paging) {
     hybrid_pages::run<hybrid_pages::Cursor<Strided>, hybrid_pages::Nowhere>(
         paging, paging.strided, paging.strided_count, paging.packed, paging.packed_count);
