@@ -127,9 +127,10 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
-test-rust: $(STAMPS)/uv ## Test the Rust core
+test-rust: $(STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core
 	@$(SAY) "testing the Rust core (about 2 minutes the first time)"
-	@if cargo nextest --version >/dev/null 2>&1; then \
+	@export HYBRID_PAGES_NVRTC=$(CURDIR)/$(NVRTC)/nvidia/cuda_nvrtc/lib/libnvrtc.so.12; \
+	if cargo nextest --version >/dev/null 2>&1; then \
 	    cargo nextest run --locked --workspace --cargo-quiet --no-fail-fast --status-level fail && cargo test --locked --quiet --doc; \
 	else \
 	    cargo test --locked --quiet --workspace; \

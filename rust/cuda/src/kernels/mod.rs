@@ -1,4 +1,7 @@
 //! The kernels of `csrc/`, and what goes with them on the host.
 
 pub mod abi;
+pub mod compile_cache;
+pub mod image;
+pub mod nvrtc;
 pub mod twin;

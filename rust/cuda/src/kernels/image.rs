@@ -1,0 +1,115 @@
+//! The kernels as they are shipped: compiled from `csrc/` by `make kernels`.
+
+/// What a driver makes of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Machine code: for GPUs of the same major version and at least the same minor one.
+    Cubin,
+    /// For a driver to translate: for GPUs of at least this version, and drivers of at least the
+    /// compiler's.
+    Ptx,
+}
+
+/// One compilation of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Image {
+    /// Compute capability, major and minor.
+    pub arch: (u32, u32),
+    /// Machine code or PTX.
+    pub kind: Kind,
+    /// As `cuModuleLoadData` takes them: PTX ends with a zero.
+    pub bytes: &'static [u8],
+}
+
+macro_rules! cubin {
+    ($major:literal, $minor:literal) => {
+        Image {
+            arch: ($major, $minor),
+            kind: Kind::Cubin,
+            bytes: include_bytes!(concat!(
+                "../../../../csrc/images/sm_",
+                $major,
+                $minor,
+                ".cubin"
+            )),
+        }
+    };
+}
+
+static IMAGES: [Image; 5] = [
+    cubin!(12, 0),
+    cubin!(10, 0),
+    cubin!(9, 0),
+    cubin!(8, 0),
+    Image {
+        arch: (8, 0),
+        kind: Kind::Ptx,
+        bytes: concat!(include_str!("../../../../csrc/images/compute_80.ptx"), "\0").as_bytes(),
+    },
+];
+
+/// All of them: cubins, newest first, then PTX.
+#[must_use]
+pub fn images() -> &'static [Image] {
+    &IMAGES
+}
+
+/// Those that a GPU of that compute capability may run, best first. A driver may still refuse one
+/// that is newer than itself.
+pub fn candidates(major: u32, minor: u32) -> impl Iterator<Item = &'static Image> {
+    images().iter().filter(move |image| match image.kind {
+        Kind::Cubin => image.arch.0 == major && image.arch.1 <= minor,
+        Kind::Ptx => image.arch <= (major, minor),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(major: u32, minor: u32) -> Vec<(Kind, (u32, u32))> {
+        candidates(major, minor)
+            .map(|image| (image.kind, image.arch))
+            .collect()
+    }
+
+    #[test]
+    fn a_gpu_gets_machine_code_of_its_major_version_and_then_ptx() {
+        let ptx = (Kind::Ptx, (8, 0));
+        for (gpu, cubin) in [
+            ((8, 0), (8, 0)),
+            ((8, 9), (8, 0)),
+            ((9, 0), (9, 0)),
+            ((10, 3), (10, 0)),
+            ((12, 1), (12, 0)),
+        ] {
+            assert_eq!(chosen(gpu.0, gpu.1), [(Kind::Cubin, cubin), ptx]);
+        }
+        assert_eq!(chosen(11, 0), [ptx]);
+        assert_eq!(chosen(7, 5), []);
+    }
+
+    #[test]
+    fn every_image_is_of_its_kind_and_has_every_kernel() {
+        for image in images() {
+            match image.kind {
+                Kind::Cubin => assert_eq!(&image.bytes[..4], b"\x7fELF"),
+                Kind::Ptx => assert_eq!(image.bytes.iter().position(|byte| *byte == 0), {
+                    Some(image.bytes.len() - 1)
+                }),
+            }
+            for kernel in ["gather", "scatter", "digest"] {
+                let name = format!("hybrid_pages_{kernel}");
+                assert!(
+                    image
+                        .bytes
+                        .windows(name.len())
+                        .any(|at| at == name.as_bytes()),
+                    "{:?} {:?}: {name}",
+                    image.kind,
+                    image.arch
+                );
+            }
+        }
+    }
+}
