@@ -20,6 +20,7 @@ BENCH_ARGS ?=
 # How long the fuzz targets run.
 FUZZ ?= 512
 TREES ?= 16
+LISTS ?= 500000
 # `make lock UPGRADE=--upgrade` moves every pin to the newest version.
 UPGRADE ?=
 
@@ -124,7 +125,7 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
+test: lint test-rust test-kernels test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core
@@ -135,6 +136,11 @@ test-rust: $(STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core
 	else \
 	    cargo test --locked --quiet --workspace; \
 	fi
+
+.PHONY: test-kernels
+test-kernels: ## Test the CUDA kernels on the CPU against their twins, and that planted faults are found
+	@$(SAY) "testing the CUDA kernels on a CPU (about 1 minute)"
+	@HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000} cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 
 .PHONY: test-python
 test-python: build ## Test the package without an engine, and its type stubs
@@ -173,6 +179,11 @@ fuzz-scheduler: build $(VLLM_033)/.stamp ## Long random workloads on both schedu
 fuzz-batch: build ## Long random courses of batch operations (FUZZ=512 courses; minutes)
 	@$(SAY) "random courses of batch operations"
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/batch/test_equality.py
+
+.PHONY: fuzz-kernels
+fuzz-kernels: ## Long random lists through the CUDA kernels (LISTS=500000 lists; half an hour)
+	@$(SAY) "random lists through the CUDA kernels"
+	@HYBRID_PAGES_FUZZ=$(LISTS) cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 
 .PHONY: fuzz-engine
 fuzz-engine: build ## Long random trees of prompts on real engines (TREES=16 seeds a model; minutes)

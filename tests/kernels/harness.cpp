@@ -68,9 +68,9 @@ struct Region {
     void poison() const {
 #ifdef __SANITIZE_ADDRESS__
         for (std::size_t begin = 0, end; begin < block.count; begin = end) {
-            for (end = begin + 1; end < block.count && open[end] == open[begin];) {
-                ++end;
-            }
+            const void* const other =
+                std::memchr(open.data() + begin, !open[begin], block.count - begin);
+            end = other ? static_cast<const unsigned char*>(other) - open.data() : block.count;
             if (!open[begin]) {
                 __asan_poison_memory_region(block.data() + begin, end - begin);
             }

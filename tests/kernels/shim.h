@@ -1,6 +1,6 @@
 // What csrc/paging.cu needs of CUDA, for a C++17 compiler and a CPU. The sources stay as they are:
 //
-//     c++ -std=c++17 -fno-strict-aliasing -Wno-unknown-pragmas -Wno-attributes
+//     c++ -std=c++17 -fno-strict-aliasing
 //         -include tests/kernels/shim.h -x c++ -c csrc/paging.cu
 //
 // One other translation unit of the program includes launch.h, declares the kernels, and runs them:

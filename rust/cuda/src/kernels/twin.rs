@@ -148,10 +148,11 @@ impl Piece for Strided {
         let run = u64::from(self.run);
         let mut rest = offset / run;
         let mut address = self.address.wrapping_add(offset % run);
-        for (extent, stride) in self.extent.iter().zip(self.stride).rev() {
-            let index = rest % u64::from(*extent);
-            rest /= u64::from(*extent);
-            address = address.wrapping_add(index.wrapping_mul(stride as u64));
+        for k in (0..4).rev() {
+            let extent = u64::from(self.extent[k]);
+            let steps = (rest % extent).wrapping_mul(self.stride[k] as u64);
+            address = address.wrapping_add(steps);
+            rest /= extent;
         }
         (address, run - offset % run)
     }
