@@ -48,8 +48,8 @@ struct Nested {
     u32 index[4];  // of that run
 
     __device__ Nested(const Strided& piece, u64 skip)
-        : piece(piece), address(piece.address), within(0), index{0, 0, 0, 0} {
-        if (skip == 0) {
+        : piece(piece), address(piece.address), within(static_cast<u32>(skip)), index{0, 0, 0, 0} {
+        if (skip < piece.run) {
             return;
         }
         u64 run = skip / piece.run;
