@@ -9,8 +9,9 @@ use crate::error::{Error, Result};
 use super::engine::{Completion, Ticket};
 use super::lock;
 
+/// What every engine keeps of its transfers.
 #[derive(Debug, Default)]
-pub(super) struct Board {
+pub struct Board {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -25,7 +26,10 @@ struct State {
 
 impl Board {
     /// The next ticket; it runs until [`Board::finish`].
-    pub(super) fn start(&self) -> Result<Ticket> {
+    ///
+    /// # Errors
+    /// [`Error::Transfer`] after [`Board::close`].
+    pub fn start(&self) -> Result<Ticket> {
         let mut state = lock(&self.state);
         if state.closed {
             return Err(Error::Transfer(
@@ -38,22 +42,30 @@ impl Board {
         Ok(ticket)
     }
 
-    pub(super) fn finish(&self, completion: Completion) {
+    /// Ends a transfer that [`Board::start`] began.
+    pub fn finish(&self, completion: Completion) {
         let mut state = lock(&self.state);
         state.running.remove(&completion.ticket);
         state.completions.push(completion);
         self.ended.notify_all();
     }
 
-    pub(super) fn poll(&self) -> Vec<Completion> {
+    /// What ended since the last poll, each once.
+    pub fn poll(&self) -> Vec<Completion> {
         std::mem::take(&mut lock(&self.state).completions)
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    /// Transfers that run.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
         lock(&self.state).running.len()
     }
 
-    pub(super) fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
+    /// Waits until a transfer has ended, and says whether it has.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on a ticket that was never given out.
+    pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
         // A deadline beyond the clock is none at all.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = lock(&self.state);
@@ -74,7 +86,7 @@ impl Board {
     }
 
     /// Gives out no more tickets and returns when none runs.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
         while !state.running.is_empty() {

@@ -44,15 +44,17 @@ pub struct Layout {
 
 /// Bytes of a class that are adjacent both in the payload and in every block.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
+pub struct Span {
     region: Region,
     offset: usize,
-    block_stride: usize,
+    /// From a block's start to the next one's.
+    pub block_stride: usize,
     /// Position of the group in its class: which of an entry's block ids applies.
-    pub(super) group: usize,
+    pub group: usize,
     /// Position in the rank's part of the payload.
-    pub(super) start: usize,
-    pub(super) length: usize,
+    pub start: usize,
+    /// In bytes.
+    pub length: usize,
 }
 
 impl Span {
@@ -62,7 +64,8 @@ impl Span {
     }
 
     /// Its first byte in a block.
-    pub(super) fn in_block(&self, block: usize) -> *mut u8 {
+    #[must_use]
+    pub fn in_block(&self, block: usize) -> *mut u8 {
         self.region.at(self.offset + block * self.block_stride)
     }
 
@@ -138,7 +141,9 @@ impl Layout {
         self.num_blocks
     }
 
-    pub(super) fn spans(&self, class: usize) -> &[Span] {
+    /// The bytes of a class, in payload order.
+    #[must_use]
+    pub fn spans(&self, class: usize) -> &[Span] {
         &self.spans[class]
     }
 }

@@ -16,11 +16,12 @@ mod region;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use board::Board;
 pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
 pub use engine::{Completion, Engine, Ticket};
 pub use host::HostEngine;
-pub use layout::{LayerMap, Layout, Run};
-pub use plan::{Direction, Entry, Piece, Plan};
+pub use layout::{LayerMap, Layout, Run, Span};
+pub use plan::{Direction, Entry, Piece, Plan, Stretch};
 pub use region::{Region, SlotMemory};
 
 /// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.

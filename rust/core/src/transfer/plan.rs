@@ -128,7 +128,7 @@ impl Plan {
 
     /// The arena's side of a range of this rank's part of one entry: runs of slots that follow
     /// each other are one stretch.
-    pub(super) fn stretches<'a>(
+    pub fn stretches<'a>(
         &'a self,
         layout: &'a Layout,
         memory: &'a SlotMemory,
@@ -169,10 +169,13 @@ impl Plan {
 
 /// Adjacent bytes of an arena, and where in the rank's part they belong.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stretch {
-    position: usize,
-    pub(super) arena: *mut u8,
-    pub(super) length: usize,
+pub struct Stretch {
+    /// In the rank's part.
+    pub position: usize,
+    /// In the arena.
+    pub arena: *mut u8,
+    /// In bytes.
+    pub length: usize,
 }
 
 /// `written` collects what earlier entries of the plan write: slots of a store, a group's blocks
