@@ -22,6 +22,14 @@ pub enum CudaError {
         /// What the driver says about it.
         text: String,
     },
+    /// A transfer was asked for while its compute stream records a graph.
+    #[error(
+        "expected a compute stream that runs, found one that captures a graph: ask again after"
+    )]
+    Capturing,
+    /// An argument or a layout that the core refuses.
+    #[error(transparent)]
+    Core(#[from] Error),
     /// Kernels could not be compiled on this machine.
     #[error("kernels: {0}")]
     Compile(String),
@@ -43,7 +51,10 @@ impl CudaError {
 
 impl From<CudaError> for Error {
     fn from(error: CudaError) -> Self {
-        Self::Transfer(error.to_string())
+        match error {
+            CudaError::Core(error) => error,
+            other => Self::Transfer(other.to_string()),
+        }
     }
 }
 

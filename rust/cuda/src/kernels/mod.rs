@@ -3,5 +3,8 @@
 pub mod abi;
 pub mod compile_cache;
 pub mod image;
+mod module;
 pub mod nvrtc;
 pub mod twin;
+
+pub(crate) use module::{Kernel, Module};

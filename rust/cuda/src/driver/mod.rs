@@ -1,0 +1,14 @@
+//! The CUDA driver: its functions, and what it owns for us, freed when dropped.
+
+mod device;
+mod memory;
+mod registration;
+mod stream;
+mod table;
+
+pub use device::{Device, Entered};
+pub(crate) use memory::{DeviceMemory, HostMemory, memory_kind};
+pub use registration::Registration;
+pub(crate) use stream::{Event, Stream};
+pub(crate) use table::{CopyAttributes, DevicePointer, Handle, Location};
+pub use table::{Driver, LIBRARY_VARIABLE};

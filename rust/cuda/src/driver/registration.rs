@@ -1,0 +1,113 @@
+//! Host memory made known to the driver, so that devices reach it without a detour.
+//!
+//! A range can be registered once a process, while several engines and devices may share it.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{CudaError, Result};
+
+use super::device::Device;
+use super::table::{DevicePointer, HOST_MEMORY_ALREADY_REGISTERED, Handle};
+
+const PORTABLE_MAPPED: u32 = 1 | 2;
+
+/// Users of each range: address and bytes.
+#[derive(Default)]
+pub(crate) struct Registrations {
+    users: Mutex<HashMap<(usize, usize), usize>>,
+}
+
+impl Registrations {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Pinned host memory, until the last holder drops it.
+pub struct Registration {
+    device: Arc<Device>,
+    address: NonNull<u8>,
+    nbytes: usize,
+    mapped: DevicePointer,
+    /// Registered by this package, not by someone else in the process.
+    ours: bool,
+}
+
+// SAFETY: it only names memory.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Pins a range for all devices.
+    ///
+    /// # Safety
+    /// The range stays mapped until the last registration of it is dropped.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`]: too much to pin, or memory that cannot be.
+    pub unsafe fn new(device: &Arc<Device>, address: NonNull<u8>, nbytes: usize) -> Result<Self> {
+        let _entered = device.enter()?;
+        let driver = device.driver();
+        let range = (address.addr().get(), nbytes);
+        let host: Handle = address.as_ptr().cast::<c_void>();
+        let mut users = driver.registrations.lock();
+        let mut ours = true;
+        if let Some(count) = users.get_mut(&range) {
+            *count += 1;
+        } else {
+            // SAFETY: the caller's.
+            match unsafe { driver.host_register(host, nbytes, PORTABLE_MAPPED) } {
+                Ok(()) => {
+                    users.insert(range, 1);
+                }
+                Err(CudaError::Driver { code, .. }) if code == HOST_MEMORY_ALREADY_REGISTERED => {
+                    ours = false;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        drop(users);
+        let mut registration = Self {
+            device: Arc::clone(device),
+            address,
+            nbytes,
+            mapped: 0,
+            ours,
+        };
+        let place = &raw mut registration.mapped;
+        // SAFETY: a place for an address; the range is registered. A failure drops it again.
+        unsafe { driver.host_device_pointer(place, host, 0)? };
+        Ok(registration)
+    }
+
+    /// Where the device sees its first byte.
+    pub(crate) fn mapped(&self) -> DevicePointer {
+        self.mapped
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if !self.ours {
+            return;
+        }
+        let range = (self.address.addr().get(), self.nbytes);
+        let mut users = self.device.driver().registrations.lock();
+        let last = match users.get_mut(&range) {
+            Some(count) if *count > 1 => {
+                *count -= 1;
+                false
+            }
+            _ => users.remove(&range).is_some(),
+        };
+        if let (true, Ok(_entered)) = (last, self.device.enter()) {
+            let host = self.address.as_ptr().cast::<c_void>();
+            // SAFETY: registered by us, and nobody is left. A failure leaves nothing to be done.
+            let _ = unsafe { self.device.driver().host_unregister(host) };
+        }
+    }
+}

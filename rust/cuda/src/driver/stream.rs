@@ -1,0 +1,153 @@
+//! Streams of our own, and events between streams.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::error::{CudaError, Result};
+
+use super::device::Device;
+use super::table::{Handle, NOT_READY, STREAM_CAPTURE_IMPLICIT};
+
+const STREAM_NON_BLOCKING: u32 = 1;
+const EVENT_DISABLE_TIMING: u32 = 2;
+
+/// A stream of the lowest priority that waits for no other by itself.
+pub(crate) struct Stream {
+    device: Arc<Device>,
+    handle: Handle,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        let _entered = device.enter()?;
+        let (mut least, mut greatest, mut handle) = (0, 0, ptr::null_mut());
+        // SAFETY: places for what the functions return.
+        unsafe {
+            let driver = device.driver();
+            driver.priority_range(&raw mut least, &raw mut greatest)?;
+            driver.stream_create(&raw mut handle, STREAM_NON_BLOCKING, least)?;
+        }
+        Ok(Self {
+            device: Arc::clone(device),
+            handle,
+        })
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// What is given to the stream from now on waits for what the event stands for now.
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
+        // SAFETY: both are live and of one context, which the caller has entered.
+        unsafe {
+            self.device
+                .driver()
+                .stream_wait_event(self.handle, event.handle, 0)
+        }
+    }
+
+    /// Waits on the host until all that the stream was given has ended.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is live.
+        unsafe { self.device.driver().stream_synchronize(self.handle) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: nobody uses it any more; a failure leaves nothing to be done.
+            let _ = unsafe { self.device.driver().stream_destroy(self.handle) };
+        }
+    }
+}
+
+/// A point in a stream.
+pub(crate) struct Event {
+    device: Arc<Device>,
+    handle: Handle,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        let _entered = device.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: a place for an event.
+        unsafe {
+            device
+                .driver()
+                .event_create(&raw mut handle, EVENT_DISABLE_TIMING)?;
+        }
+        Ok(Self {
+            device: Arc::clone(device),
+            handle,
+        })
+    }
+
+    /// Stands from now on for all that the stream has been given until now. The context is entered.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both are live and of one context.
+        unsafe {
+            self.device
+                .driver()
+                .event_record(self.handle, stream.handle)
+        }
+    }
+
+    /// As [`Event::record`], on a stream of the engine's.
+    ///
+    /// # Safety
+    /// The handle is a live stream of this device, or 0 for its default stream.
+    pub(crate) unsafe fn record_foreign(&self, stream: usize) -> Result<()> {
+        let stream: Handle = ptr::with_exposed_provenance_mut(stream);
+        let _entered = self.device.enter()?;
+        let driver = self.device.driver();
+        let mut status: c_int = 0;
+        // SAFETY: the caller's.
+        let asked = unsafe { driver.stream_is_capturing(stream, &raw mut status) };
+        let implicit = matches!(&asked, Err(CudaError::Driver { code, .. }) if *code == STREAM_CAPTURE_IMPLICIT);
+        if implicit || (asked.is_ok() && status != 0) {
+            return Err(CudaError::Capturing);
+        }
+        asked?;
+        // SAFETY: the caller's.
+        unsafe { driver.event_record(self.handle, stream) }
+    }
+
+    /// Whether all that it stands for has ended.
+    pub(crate) fn query(&self) -> Result<bool> {
+        // SAFETY: the event is live.
+        match unsafe { self.device.driver().event_query(self.handle) } {
+            Ok(()) => Ok(true),
+            Err(CudaError::Driver { code, .. }) if code == NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits on the host until all that it stands for has ended.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event is live.
+        unsafe { self.device.driver().event_synchronize(self.handle) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: nobody uses it any more; a failure leaves nothing to be done.
+            let _ = unsafe { self.device.driver().event_destroy(self.handle) };
+        }
+    }
+}

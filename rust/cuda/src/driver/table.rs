@@ -1,0 +1,302 @@
+//! The functions of the CUDA driver that this crate uses, looked up in `libcuda.so.1`.
+//!
+//! Signatures: CUDA Driver API reference, 12.0 and later. Every function but those marked
+//! optional exists since CUDA 11.
+
+use std::collections::HashMap;
+use std::env;
+use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libloading::Library;
+
+use crate::error::{CudaError, Result};
+
+use super::registration::Registrations;
+
+/// Names another library than `libcuda.so.1`: a driver in an unusual place.
+pub const LIBRARY_VARIABLE: &str = "HYBRID_PAGES_LIBCUDA";
+const LIBRARY: &str = "libcuda.so.1";
+
+pub(crate) type Code = c_int;
+pub(crate) type Handle = *mut c_void;
+pub(crate) type DevicePointer = u64;
+
+pub(crate) const SUCCESS: Code = 0;
+pub(crate) const NOT_READY: Code = 600;
+pub(crate) const STREAM_CAPTURE_IMPLICIT: Code = 906;
+pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
+
+/// `CUmemLocation` of CUDA 12.2: a kind and a number.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Location {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
+}
+
+/// `CUmemcpyAttributes` of CUDA 12.8.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CopyAttributes {
+    pub(crate) source_access_order: c_int,
+    pub(crate) source: Location,
+    pub(crate) destination: Location,
+    pub(crate) flags: c_uint,
+}
+
+type CopyBatch = unsafe extern "C" fn(
+    destinations: *mut DevicePointer,
+    sources: *mut DevicePointer,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CopyAttributes,
+    attribute_indices: *mut usize,
+    attribute_count: usize,
+    failed: *mut usize,
+    stream: Handle,
+) -> Code;
+
+type Describe = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
+
+type ProcAddress = unsafe extern "C" fn(
+    symbol: *const c_char,
+    function: *mut Handle,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> Code;
+
+macro_rules! functions {
+    ($($name:ident = $symbol:literal ($($argument:ident: $kind:ty),*);)*) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($kind),*) -> Code,)*
+        }
+
+        impl Functions {
+            fn load(library: &Library) -> Result<Self> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the driver's function of that name has this signature.
+                        let symbol = unsafe { library.get(concat!($symbol, "\0")) };
+                        *symbol.map_err(|error| CudaError::Unavailable(format!(
+                            "expected a CUDA driver with {}, found none: {error}", $symbol
+                        )))?
+                    },)*
+                })
+            }
+        }
+
+        impl Driver {
+            $(
+                /// # Safety
+                /// As the driver's function of that name demands.
+                #[allow(clippy::too_many_arguments)]
+                pub(crate) unsafe fn $name(&self, $($argument: $kind),*) -> Result<()> {
+                    // SAFETY: the caller's.
+                    self.check($symbol, unsafe { (self.functions.$name)($($argument),*) })
+                }
+            )*
+        }
+    };
+}
+
+functions! {
+    init = "cuInit"(flags: c_uint);
+    driver_version = "cuDriverGetVersion"(version: *mut c_int);
+    device_count = "cuDeviceGetCount"(count: *mut c_int);
+    device_get = "cuDeviceGet"(device: *mut c_int, ordinal: c_int);
+    device_name = "cuDeviceGetName"(name: *mut c_char, length: c_int, device: c_int);
+    device_uuid = "cuDeviceGetUuid_v2"(uuid: *mut [u8; 16], device: c_int);
+    device_attribute = "cuDeviceGetAttribute"(value: *mut c_int, attribute: c_int, device: c_int);
+    context_retain = "cuDevicePrimaryCtxRetain"(context: *mut Handle, device: c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);
+    context_push = "cuCtxPushCurrent_v2"(context: Handle);
+    context_pop = "cuCtxPopCurrent_v2"(context: *mut Handle);
+    priority_range = "cuCtxGetStreamPriorityRange"(least: *mut c_int, greatest: *mut c_int);
+    stream_create = "cuStreamCreateWithPriority"(stream: *mut Handle, flags: c_uint, priority: c_int);
+    stream_destroy = "cuStreamDestroy_v2"(stream: Handle);
+    stream_wait_event = "cuStreamWaitEvent"(stream: Handle, event: Handle, flags: c_uint);
+    stream_synchronize = "cuStreamSynchronize"(stream: Handle);
+    stream_is_capturing = "cuStreamIsCapturing"(stream: Handle, status: *mut c_int);
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: *mut c_int);
+    event_create = "cuEventCreate"(event: *mut Handle, flags: c_uint);
+    event_destroy = "cuEventDestroy_v2"(event: Handle);
+    event_record = "cuEventRecord"(event: Handle, stream: Handle);
+    event_query = "cuEventQuery"(event: Handle);
+    event_synchronize = "cuEventSynchronize"(event: Handle);
+    memory_allocate = "cuMemAlloc_v2"(address: *mut DevicePointer, nbytes: usize);
+    memory_free = "cuMemFree_v2"(address: DevicePointer);
+    host_allocate = "cuMemHostAlloc"(address: *mut Handle, nbytes: usize, flags: c_uint);
+    host_free = "cuMemFreeHost"(address: Handle);
+    host_register = "cuMemHostRegister_v2"(address: Handle, nbytes: usize, flags: c_uint);
+    host_unregister = "cuMemHostUnregister"(address: Handle);
+    host_device_pointer = "cuMemHostGetDevicePointer_v2"(device: *mut DevicePointer, host: Handle, flags: c_uint);
+    pointer_attribute = "cuPointerGetAttribute"(data: Handle, attribute: c_int, address: DevicePointer);
+    copy_to_device = "cuMemcpyHtoDAsync_v2"(destination: DevicePointer, source: *const c_void, nbytes: usize, stream: Handle);
+    copy_to_host = "cuMemcpyDtoHAsync_v2"(destination: *mut c_void, source: DevicePointer, nbytes: usize, stream: Handle);
+    module_load = "cuModuleLoadDataEx"(module: *mut Handle, image: *const c_void, options: c_uint, keys: *mut c_int, values: *mut Handle);
+    module_unload = "cuModuleUnload"(module: Handle);
+    module_function = "cuModuleGetFunction"(function: *mut Handle, module: Handle, name: *const c_char);
+    launch = "cuLaunchKernel"(
+        function: Handle,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: Handle, parameters: *mut Handle, extra: *mut Handle
+    );
+}
+
+/// The driver: one for each library, for as long as the process lives.
+pub struct Driver {
+    functions: Functions,
+    error_name: Option<Describe>,
+    error_text: Option<Describe>,
+    copy_batch: Option<CopyBatch>,
+    version: i32,
+    pub(crate) registrations: Registrations,
+}
+
+impl Driver {
+    /// The driver of this machine: `libcuda.so.1`, or what [`LIBRARY_VARIABLE`] names.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] without a driver or with one that lacks a function;
+    /// [`CudaError::Driver`] if it does not start.
+    pub fn get() -> Result<Arc<Self>> {
+        static DRIVERS: Mutex<Option<HashMap<OsString, Arc<Driver>>>> = Mutex::new(None);
+        let name = env::var_os(LIBRARY_VARIABLE)
+            .filter(|name| !name.is_empty())
+            .unwrap_or_else(|| LIBRARY.into());
+        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let drivers = drivers.get_or_insert_default();
+        if let Some(driver) = drivers.get(&name) {
+            return Ok(Arc::clone(driver));
+        }
+        let driver = Arc::new(Self::load(&name)?);
+        drivers.insert(name, Arc::clone(&driver));
+        Ok(driver)
+    }
+
+    fn load(name: &OsString) -> Result<Self> {
+        // SAFETY: loading the driver runs its initialisers, which any program may do.
+        let library = unsafe { Library::new(name) }.map_err(|error| {
+            CudaError::Unavailable(format!("expected an NVIDIA driver, found none: {error}"))
+        })?;
+        let functions = Functions::load(&library)?;
+        // SAFETY: the driver's functions of these names have these signatures.
+        let (error_name, error_text, find) = unsafe {
+            (
+                library.get("cuGetErrorName\0").map(|symbol| *symbol).ok(),
+                library.get("cuGetErrorString\0").map(|symbol| *symbol).ok(),
+                library
+                    .get::<ProcAddress>("cuGetProcAddress_v2\0")
+                    .map(|symbol| *symbol)
+                    .ok(),
+            )
+        };
+        let mut driver = Self {
+            functions,
+            error_name,
+            error_text,
+            copy_batch: find.and_then(find_copy_batch),
+            version: 0,
+            registrations: Registrations::default(),
+        };
+        // The process keeps the driver: its threads and contexts outlive whoever asked for it.
+        std::mem::forget(library);
+        let mut version = 0;
+        // SAFETY: `version` is a place for an int.
+        unsafe {
+            driver.init(0)?;
+            driver.driver_version(&raw mut version)?;
+        }
+        driver.version = version;
+        Ok(driver)
+    }
+
+    /// 1000 times the major plus 10 times the minor version of CUDA that it serves.
+    #[must_use]
+    pub fn version(&self) -> i32 {
+        self.version
+    }
+
+    /// Whether it takes many copies in one call (from 12.8 on).
+    #[must_use]
+    pub fn has_copy_batch(&self) -> bool {
+        self.copy_batch.is_some()
+    }
+
+    /// Copies in one call, where the driver can.
+    ///
+    /// # Safety
+    /// As for `cuMemcpyBatchAsync`: addresses and sizes of live memory, equally many.
+    pub(crate) unsafe fn copy_batch(
+        &self,
+        destinations: &mut [DevicePointer],
+        sources: &mut [DevicePointer],
+        sizes: &mut [usize],
+        mut attributes: CopyAttributes,
+        stream: Handle,
+    ) -> Result<()> {
+        let copy = self.copy_batch.ok_or_else(|| {
+            CudaError::Unavailable("expected a driver with cuMemcpyBatchAsync".into())
+        })?;
+        let (mut first, mut failed) = (0, usize::MAX);
+        // SAFETY: the caller's; one set of attributes applies from the first copy on.
+        let code = unsafe {
+            copy(
+                destinations.as_mut_ptr(),
+                sources.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                sizes.len(),
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                &raw mut failed,
+                stream,
+            )
+        };
+        self.check("cuMemcpyBatchAsync", code)
+    }
+
+    fn check(&self, call: &'static str, code: Code) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let call = call.split_once("_v").map_or(call, |(name, _)| name);
+        let describe = |function: Option<Describe>| {
+            let mut text = ptr::null();
+            // SAFETY: the driver writes the address of a string that it never frees.
+            let known = unsafe { function?(code, &raw mut text) } == SUCCESS && !text.is_null();
+            // SAFETY: as above.
+            let text = || unsafe { CStr::from_ptr(text) };
+            known.then(|| text().to_string_lossy().into_owned())
+        };
+        Err(CudaError::Driver {
+            call,
+            code,
+            name: describe(self.error_name).unwrap_or_else(|| "unknown result".into()),
+            text: describe(self.error_text).unwrap_or_else(|| "no description".into()),
+        })
+    }
+}
+
+fn find_copy_batch(find: ProcAddress) -> Option<CopyBatch> {
+    /// The first version with the function, whose signature this is; 13.0 changed it.
+    const VERSION: c_int = 12080;
+    let (mut function, mut status) = (ptr::null_mut(), 0);
+    // SAFETY: the name is a C string, the others are places for what the function returns.
+    let code = unsafe {
+        find(
+            c"cuMemcpyBatchAsync".as_ptr(),
+            &raw mut function,
+            VERSION,
+            0,
+            &raw mut status,
+        )
+    };
+    // SAFETY: at this version, the driver's function has this signature.
+    (code == SUCCESS && status == 0 && !function.is_null())
+        .then(|| unsafe { std::mem::transmute::<Handle, CopyBatch>(function) })
+}

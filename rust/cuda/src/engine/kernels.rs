@@ -1,0 +1,54 @@
+//! Which image of the kernels a device gets.
+
+use std::sync::Arc;
+
+use crate::cache_dir::cache_dir;
+use crate::driver::Device;
+use crate::error::{CudaError, Result};
+use crate::kernels::{Module, compile_cache, image};
+
+use super::Options;
+
+/// The first image that the device takes, else one compiled for it here. Without either there is
+/// a warning, and copies go on without kernels.
+pub(super) fn load(
+    device: &Arc<Device>,
+    options: &Options,
+    warnings: &mut Vec<String>,
+) -> Result<Option<Module>> {
+    let blocks = f64::from(device.multiprocessors()) * options.share;
+    let blocks = (blocks as u32).max(1);
+    let (major, minor) = device.capability();
+    let mut refused = Vec::new();
+    for image in image::candidates(major, minor) {
+        match Module::load(device, image.bytes, blocks) {
+            Ok(module) => return Ok(Some(module)),
+            Err(error) if is_of_image(&error) => refused.push(error.to_string()),
+            Err(error) => return Err(error),
+        }
+    }
+    let cache = cache_dir(options.cache_dir.as_deref()).map(|directory| directory.join("kernels"));
+    let compiled = compile_cache::load_or_compile(cache.as_deref(), &options.nvrtc, (major, minor));
+    match compiled.and_then(|image| Module::load(device, &image, blocks)) {
+        Ok(module) => Ok(Some(module)),
+        Err(error) if matches!(error, CudaError::Driver { .. }) && !is_of_image(&error) => {
+            Err(error)
+        }
+        Err(error) => {
+            refused.push(error.to_string());
+            warnings.push(format!(
+                "no kernels for compute capability {major}.{minor}, many small pieces move slower \
+                 and checksums are computed on the host: {}",
+                refused.join("; ")
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// Whether the driver refused what it was given to load, by `CUresult`: invalid image, no binary
+/// for this device, invalid PTX, no compiler for PTX, PTX newer than the driver, function not found.
+fn is_of_image(error: &CudaError) -> bool {
+    const REFUSALS: [i32; 7] = [200, 209, 218, 221, 222, 223, 500];
+    matches!(error, CudaError::Driver { code, .. } if REFUSALS.contains(code))
+}

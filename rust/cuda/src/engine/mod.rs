@@ -1,0 +1,367 @@
+//! The CUDA engine: transfers between device memory and an arena.
+//!
+//! A thread of its own gives transfers to streams and looks which have ended, so that neither
+//! submitting nor polling waits for a device. Stores read what the compute stream has finished;
+//! loads write after the last [`CudaEngine::fence`], so that they need not wait for a forward pass that
+//! was launched since.
+
+mod buffers;
+mod calibration;
+mod choice;
+mod host;
+mod kernels;
+mod lane;
+mod method;
+mod ring;
+mod worker;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use hybrid_pages::error::Error;
+use hybrid_pages::transfer::{
+    Completion, Direction, Engine, Entry, Layout, Plan, SlotMemory, Ticket,
+};
+
+use crate::driver::{Device, Driver, Event, Registration, memory_kind};
+use crate::error::{CudaError, Result};
+
+pub use calibration::Calibration;
+pub use choice::Costs;
+use lane::Slots;
+pub use method::Method;
+use worker::{Message, Request, Setup, Shared};
+
+/// How an engine works; the defaults are right unless something was measured.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The device's number.
+    pub device: usize,
+    /// Share of the multiprocessors that kernels may take, above 0, at most 1.
+    pub share: f64,
+    /// Bytes of each direction's ring on the device.
+    pub staging_bytes: usize,
+    /// Always this way; `None` for the cheapest by calibration.
+    pub method: Option<Method>,
+    /// Where calibrations and compiled kernels are kept; `None` for the user's cache directory.
+    pub cache_dir: Option<PathBuf>,
+    /// Libraries to look for NVRTC in, before the system's.
+    pub nvrtc: Vec<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            device: 0,
+            share: 0.125,
+            staging_bytes: 16 << 20,
+            method: None,
+            cache_dir: None,
+            nvrtc: Vec::new(),
+        }
+    }
+}
+
+/// Copies between the memory of one device and an arena. Dropping it waits for the transfers in
+/// flight. A load that fails leaves its blocks undefined.
+pub struct CudaEngine {
+    shared: Arc<Shared>,
+    queue: Sender<Message>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    fence: Mutex<Option<Arc<Event>>>,
+    device: Arc<Device>,
+    facts: Facts,
+    process: u32,
+}
+
+/// What an engine found and decided.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Whether devices reach the arena without a detour.
+    pub pinned: bool,
+    /// What is not as it should be, and what it costs.
+    pub warnings: Vec<String>,
+    /// The methods that work here.
+    pub methods: Vec<Method>,
+    /// What the choice among them rests on.
+    pub calibration: Option<Calibration>,
+}
+
+impl CudaEngine {
+    /// Opens the device, pins the arena, loads the kernels, calibrates and starts the thread.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] without driver or device, or if the method asked for does not work
+    /// here; [`CudaError::Core`] with [`Error::Foreign`] if the arena belongs to another geometry,
+    /// [`Error::InvalidArgument`] on impossible options or layers that are not in this device's
+    /// memory; [`CudaError::Driver`].
+    pub fn new(layout: Layout, memory: SlotMemory, options: &Options) -> Result<Self> {
+        let (expected, found) = (layout.geometry().fingerprint(), memory.fingerprint());
+        if expected != found {
+            return Err(CudaError::Core(Error::Foreign(format!(
+                "arena: expected fingerprint {expected}, found {found}"
+            ))));
+        }
+        if !(options.share > 0.0 && options.share <= 1.0) {
+            return refuse(format!(
+                "share: expected more than 0, at most 1, found {}",
+                options.share
+            ));
+        }
+        let driver = Driver::get()?;
+        let device = Device::open(&driver, options.device)?;
+        check_memory(&layout, &device)?;
+        let mut warnings = Vec::new();
+        let registration = register(&device, &memory, &mut warnings);
+        let slots = Slots {
+            host: memory.region().address().addr().get() as u64,
+            mapped: registration.as_ref().map(Registration::mapped),
+        };
+        let setup = Setup::new(&device, slots, registration, options, &mut warnings)?;
+        let facts = Facts {
+            pinned: slots.mapped.is_some(),
+            warnings,
+            methods: setup.choice().methods().to_vec(),
+            calibration: setup.choice().calibration().cloned(),
+        };
+        let shared = Arc::new(Shared::new(layout, memory));
+        let (queue, messages) = crossbeam_channel::unbounded();
+        let thread = worker::spawn(Arc::clone(&shared), setup, messages)?;
+        Ok(Self {
+            shared,
+            queue,
+            thread: Mutex::new(Some(thread)),
+            fence: Mutex::new(None),
+            device,
+            facts,
+            process: std::process::id(),
+        })
+    }
+
+    /// The device it works with.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What it found and decided.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Loads that are submitted from now on wait for what the stream has been given until now, and for
+    /// nothing that it is given later.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this device, or 0 for its default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Capturing`], [`CudaError::Driver`].
+    pub unsafe fn fence(&self, stream: usize) -> Result<()> {
+        self.check_usable()?;
+        // SAFETY: the caller's.
+        let event = unsafe { self.mark(stream)? };
+        *self.fence.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
+        Ok(())
+    }
+
+    /// Submits a transfer. A store reads what `stream` has been given until now; a load writes after the
+    /// last fence or, without one, after what `stream` has been given.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this device, or 0 for its default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Core`] with [`Error::InvalidArgument`] before any byte moves, or with
+    /// [`Error::Transfer`] after close; [`CudaError::Capturing`]; [`CudaError::Driver`], also for
+    /// whatever has broken the device before.
+    pub unsafe fn submit_on(
+        &self,
+        direction: Direction,
+        entries: Vec<Entry>,
+        stream: usize,
+    ) -> Result<Ticket> {
+        self.check_usable()?;
+        let Shared { layout, memory, .. } = &*self.shared;
+        let plan = Plan::new(layout, memory, direction, entries)?;
+        let fence = match direction {
+            Direction::Load => self
+                .fence
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+            Direction::Store => None,
+        };
+        let after = match fence {
+            Some(fence) => fence,
+            // SAFETY: the caller's.
+            None => unsafe { self.mark(stream)? },
+        };
+        let ticket = self.shared.board.start()?;
+        let request = Box::new(Request {
+            ticket,
+            plan,
+            after,
+            started: Instant::now(),
+        });
+        if self.queue.send(Message::Transfer(request)).is_err() {
+            // The thread only leaves when no transfer runs: this one was not begun.
+            self.shared.board.finish(Completion {
+                ticket,
+                error: Some("the engine's thread has ended".into()),
+                bytes: 0,
+                seconds: 0.0,
+                checksums: Vec::new(),
+            });
+        }
+        Ok(ticket)
+    }
+
+    /// # Safety
+    /// As for [`CudaEngine::fence`].
+    unsafe fn mark(&self, stream: usize) -> Result<Arc<Event>> {
+        let event = Event::new(&self.device)?;
+        // SAFETY: the caller's.
+        unsafe { event.record_foreign(stream)? };
+        Ok(Arc::new(event))
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    fn check_own(&self) -> Result<()> {
+        if self.is_inherited() {
+            return Err(CudaError::Core(Error::Transfer(format!(
+                "expected the process that made the engine, {}, found a fork of it: a device \
+                 cannot be used there",
+                self.process
+            ))));
+        }
+        Ok(())
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        self.check_own()?;
+        match self.shared.broken.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Engine for CudaEngine {
+    /// As [`CudaEngine::submit_on`], on the default stream.
+    fn submit(
+        &self,
+        direction: Direction,
+        entries: Vec<Entry>,
+    ) -> hybrid_pages::error::Result<Ticket> {
+        // SAFETY: the default stream always lives.
+        unsafe { self.submit_on(direction, entries, 0) }.map_err(Error::from)
+    }
+
+    fn poll(&self) -> Vec<Completion> {
+        self.shared.board.poll()
+    }
+
+    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> hybrid_pages::error::Result<bool> {
+        self.check_own()?;
+        self.shared.board.wait(ticket, timeout)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.shared.board.in_flight()
+    }
+
+    fn close(&self) {
+        if self.is_inherited() {
+            return;
+        }
+        self.shared.board.close();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            let told = self.queue.send(Message::Stop);
+            debug_assert!(told.is_ok(), "the thread leaves when it is told");
+            let left = thread.join();
+            debug_assert!(left.is_ok(), "the thread catches its panics");
+            self.fence
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+        }
+    }
+}
+
+impl Drop for CudaEngine {
+    fn drop(&mut self) {
+        self.close();
+        if self.is_inherited() {
+            // The driver does not work in a fork: nothing of it may be freed there.
+            std::mem::forget(
+                self.fence
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            );
+            std::mem::forget(Arc::clone(&self.device));
+        }
+    }
+}
+
+fn refuse<T>(what: String) -> Result<T> {
+    Err(CudaError::Core(Error::InvalidArgument(what)))
+}
+
+/// Layers of host memory, or of another device, would be read as garbage or not at all.
+fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
+    let last = layout.num_blocks() - 1;
+    for class in 0..layout.geometry().classes().len() {
+        for span in layout.spans(class) {
+            for address in [
+                span.in_block(0),
+                span.in_block(last).wrapping_add(span.length - 1),
+            ] {
+                let found = memory_kind(device, address.addr() as u64)?;
+                if found != Some(device.ordinal()) {
+                    let found = found.map_or("memory of the host".into(), |ordinal| {
+                        format!("memory of device {ordinal}")
+                    });
+                    return refuse(format!(
+                        "layers: expected memory of device {}, found {found} at {address:p}",
+                        device.ordinal()
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn register(
+    device: &Arc<Device>,
+    memory: &SlotMemory,
+    warnings: &mut Vec<String>,
+) -> Option<Registration> {
+    let region = memory.region();
+    // SAFETY: the engine keeps the memory longer than the registration, and with it its owner.
+    match unsafe { Registration::new(device, region.address(), region.nbytes()) } {
+        Ok(registration) => Some(registration),
+        Err(error) => {
+            warnings.push(format!(
+                "pinning the arena's {} bytes failed: {error}. Copies go through pageable memory, \
+                 which is slower: give the process more memory to pin, or the arena less",
+                region.nbytes()
+            ));
+            None
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! The engine's thread: gives transfers to the lanes and ends them.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use hybrid_pages::error::Error;
+use hybrid_pages::transfer::{
+    Board, Completion, Direction, Layout, Plan, SlotMemory, Ticket, combine,
+};
+
+use crate::driver::{Device, Event, Registration};
+use crate::error::{CudaError, Result};
+use crate::kernels::Module;
+use crate::line::{Line, Patterns};
+
+use super::buffers::{Buffers, Pool};
+use super::calibration::Calibration;
+use super::choice::Choice;
+use super::host::digests_of_slots;
+use super::lane::{Given, Lane, Slots};
+use super::method::Method;
+use super::ring::Ring;
+use super::{Options, kernels};
+
+/// How often the thread looks at the device while transfers are in flight.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// What the engine and its thread share.
+pub(super) struct Shared {
+    pub(super) layout: Layout,
+    pub(super) memory: SlotMemory,
+    pub(super) board: Board,
+    /// What has broken the device; nothing works after it.
+    pub(super) broken: OnceLock<CudaError>,
+}
+
+impl Shared {
+    pub(super) fn new(layout: Layout, memory: SlotMemory) -> Self {
+        Self {
+            layout,
+            memory,
+            board: Board::default(),
+            broken: OnceLock::new(),
+        }
+    }
+}
+
+/// What the thread is told.
+pub(super) enum Message {
+    Transfer(Box<Request>),
+    Stop,
+}
+
+pub(super) struct Request {
+    pub(super) ticket: Ticket,
+    pub(super) plan: Plan,
+    pub(super) after: Arc<Event>,
+    pub(super) started: Instant,
+}
+
+/// What transfers are done with. Dropped in this order: streams before what they use.
+pub(super) struct Setup {
+    lanes: [Lane; 2],
+    pool: Pool,
+    module: Option<Module>,
+    choice: Choice,
+    slots: Slots,
+    _registration: Option<Registration>,
+    device: Arc<Device>,
+}
+
+impl Setup {
+    pub(super) fn new(
+        device: &Arc<Device>,
+        slots: Slots,
+        registration: Option<Registration>,
+        options: &Options,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self> {
+        let lanes = [
+            Lane::new(device, Direction::Store)?,
+            Lane::new(device, Direction::Load)?,
+        ];
+        let mut setup = Self {
+            lanes,
+            pool: Pool::default(),
+            module: kernels::load(device, options, warnings)?,
+            choice: Choice::new(vec![Method::Copy], None),
+            slots,
+            _registration: registration,
+            device: Arc::clone(device),
+        };
+        let mut methods = vec![Method::Copy];
+        if setup.module.is_some() {
+            if slots.mapped.is_some() {
+                methods.push(Method::Kernel);
+            }
+            match setup.make_rings(options.staging_bytes) {
+                Ok(()) => methods.insert(0, Method::Staged),
+                Err(error) if error.is_sticky() => return Err(error),
+                Err(error) => warnings.push(format!(
+                    "no ring on the device, many small pieces move slower: {error}"
+                )),
+            }
+        }
+        let mut calibration = None;
+        match options.method {
+            Some(method) if methods.contains(&method) => methods = vec![method],
+            Some(method) => {
+                let found: Vec<_> = methods.iter().map(|method| method.name()).collect();
+                let why = warnings.join("; ");
+                return Err(CudaError::Unavailable(format!(
+                    "method {method}: expected one of {}, which work here: {why}",
+                    found.join(", ")
+                )));
+            }
+            None if methods.contains(&Method::Kernel) => {
+                calibration = Some(Calibration::of(&mut setup, &methods, options, warnings)?);
+            }
+            None => {}
+        }
+        setup.choice = Choice::new(methods, calibration);
+        Ok(setup)
+    }
+
+    fn make_rings(&mut self, nbytes: usize) -> Result<()> {
+        for lane in &mut self.lanes {
+            lane.set_ring(Ring::new(&self.device, nbytes)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Waits on the host for an event.
+    pub(super) fn wait(&self, event: &Event) -> Result<()> {
+        let _entered = self.device.enter()?;
+        event.synchronize()
+    }
+
+    /// Buffers of a transfer that has ended.
+    pub(super) fn give_back(&mut self, buffers: Option<Buffers>) {
+        if let Some(buffers) = buffers {
+            self.pool.give_back(buffers);
+        }
+    }
+
+    /// Gives a transfer to its lane; on failure, waits until nothing of it is under way.
+    ///
+    /// # Safety
+    /// As for [`Lane::enqueue`].
+    pub(super) unsafe fn enqueue(
+        &mut self,
+        direction: Direction,
+        given: &Given<'_>,
+        kept: &mut Option<Buffers>,
+    ) -> std::result::Result<(), Failed> {
+        let Self {
+            lanes,
+            pool,
+            module,
+            ..
+        } = self;
+        let lane = &mut lanes[direction as usize];
+        // SAFETY: the caller's.
+        let outcome = unsafe { lane.enqueue(given, module.as_ref(), pool, kept) };
+        outcome.map_err(|error| match lane.drain() {
+            Ok(()) => Failed::of(error),
+            Err(broken) => Failed::Device(broken),
+        })
+    }
+}
+
+/// How far a failure reaches.
+pub(super) enum Failed {
+    /// This transfer alone.
+    This(CudaError),
+    /// Everything on the device.
+    Device(CudaError),
+}
+
+impl Failed {
+    fn of(error: CudaError) -> Self {
+        if error.is_sticky() {
+            Self::Device(error)
+        } else {
+            Self::This(error)
+        }
+    }
+}
+
+/// A transfer that the streams work on.
+struct Flight {
+    request: Box<Request>,
+    line: Line,
+    buffers: Option<Buffers>,
+    /// Whether the device computes digests that a load is compared by.
+    verify: bool,
+    done: Event,
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    setup: Setup,
+    patterns: Patterns,
+    /// By direction, each in the order in which they end.
+    flights: [VecDeque<Flight>; 2],
+}
+
+pub(super) fn spawn(
+    shared: Arc<Shared>,
+    setup: Setup,
+    messages: Receiver<Message>,
+) -> Result<JoinHandle<()>> {
+    let patterns = Patterns::new(&shared.layout);
+    let worker = Worker {
+        shared,
+        setup,
+        patterns,
+        flights: [VecDeque::new(), VecDeque::new()],
+    };
+    Builder::new()
+        .name("hybrid-pages-cuda".into())
+        .spawn(move || worker.run(&messages))
+        .map_err(|error| {
+            CudaError::Core(Error::Transfer(format!(
+                "the engine's thread cannot start: {error}"
+            )))
+        })
+}
+
+impl Worker {
+    fn run(mut self, messages: &Receiver<Message>) {
+        let mut stopping = false;
+        while !(stopping && self.is_idle()) {
+            let message = if self.is_idle() {
+                messages.recv().map_err(RecvTimeoutError::from)
+            } else {
+                messages.recv_timeout(LOOK)
+            };
+            match message {
+                Ok(Message::Transfer(request)) => self.begin(request),
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.collect();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.flights.iter().all(VecDeque::is_empty)
+    }
+
+    /// Whatever happens to a transfer, even a panic, it ends.
+    fn begin(&mut self, request: Box<Request>) {
+        let (ticket, started) = (request.ticket, request.started);
+        let failed = match caught(|| self.try_begin(request)) {
+            Ok(Ok(())) => return,
+            Ok(Err(failed)) => failed,
+            Err(why) => Failed::Device(CudaError::Core(Error::Transfer(why))),
+        };
+        let (Failed::This(error) | Failed::Device(error)) = &failed;
+        self.shared
+            .board
+            .finish(failure(ticket, started, error.to_string()));
+        if let Failed::Device(error) = &failed {
+            self.break_down(error);
+        }
+    }
+
+    fn try_begin(&mut self, request: Box<Request>) -> std::result::Result<(), Failed> {
+        if let Some(error) = self.shared.broken.get() {
+            return Err(Failed::This(error.clone()));
+        }
+        let shared = Arc::clone(&self.shared);
+        let Shared { layout, memory, .. } = &*shared;
+        let plan = &request.plan;
+        let direction = plan.direction();
+        let line = Line::new(layout, &self.patterns, memory, plan);
+        let wanted = direction == Direction::Store
+            || plan.entries().iter().any(|entry| entry.checksum.is_some());
+        let on_device = self.setup.module.is_some();
+        if wanted && !on_device && direction == Direction::Load {
+            verify(plan, &line, &digests_of_slots(&line))
+                .map_err(|why| Failed::This(CudaError::Core(Error::Transfer(why))))?;
+        }
+        let method = self.setup.choice.method(direction, &line);
+        let copies = match method {
+            Method::Copy => Line::copies(layout, memory, plan),
+            _ => Vec::new(),
+        };
+        let done = Event::new(&self.setup.device).map_err(Failed::of)?;
+        let given = Given {
+            method,
+            line: &line,
+            copies: &copies,
+            slots: self.setup.slots,
+            digests: wanted && on_device,
+            after: &request.after,
+            done: &done,
+        };
+        let mut buffers = None;
+        // SAFETY: the plan keeps every piece inside blocks and slots, which belong to the transfer.
+        unsafe { self.setup.enqueue(direction, &given, &mut buffers)? };
+        self.flights[direction as usize].push_back(Flight {
+            request,
+            line,
+            buffers,
+            verify: wanted && on_device,
+            done,
+        });
+        Ok(())
+    }
+
+    /// Ends what the device has ended.
+    fn collect(&mut self) {
+        for lane in 0..self.flights.len() {
+            while let Some(flight) = self.flights[lane].front() {
+                let entered = self.setup.device.enter();
+                match entered.and_then(|_entered| flight.done.query()) {
+                    Ok(false) => break,
+                    Ok(true) => {
+                        if let Some(flight) = self.flights[lane].pop_front() {
+                            self.finish(flight);
+                        }
+                    }
+                    Err(error) => return self.break_down(&error),
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, mut flight: Flight) {
+        let Request {
+            ticket, started, ..
+        } = *flight.request;
+        let completion = match caught(|| checked(&flight)).flatten() {
+            Ok(checksums) => Completion {
+                ticket,
+                error: None,
+                bytes: flight.line.bytes as usize,
+                seconds: started.elapsed().as_secs_f64(),
+                checksums,
+            },
+            Err(why) => failure(ticket, started, why),
+        };
+        self.setup.give_back(flight.buffers.take());
+        self.shared.board.finish(completion);
+    }
+
+    /// Nothing works on the device any more: what is in flight fails, what comes is refused.
+    fn break_down(&mut self, error: &CudaError) {
+        let first = self.shared.broken.get_or_init(|| error.clone()).to_string();
+        // A device that still runs must not write when its blocks are given to others. One that
+        // does not has stopped already: its error is the one that is told.
+        for lane in &self.setup.lanes {
+            let _ = lane.drain();
+        }
+        for flight in self
+            .flights
+            .iter_mut()
+            .flat_map(|flights| flights.drain(..))
+        {
+            let Request {
+                ticket, started, ..
+            } = *flight.request;
+            self.shared
+                .board
+                .finish(failure(ticket, started, first.clone()));
+        }
+    }
+}
+
+/// The checksums of a store that has ended; a load's are compared.
+fn checked(flight: &Flight) -> std::result::Result<Vec<u64>, String> {
+    let Flight { line, request, .. } = flight;
+    let tiles = line.tiles as usize;
+    let from_device = flight
+        .buffers
+        .as_ref()
+        .map(|buffers| buffers.digests(tiles));
+    match (request.plan.direction(), from_device) {
+        (Direction::Store, Some(digests)) => Ok(sums(line, digests)),
+        (Direction::Store, None) => Ok(sums(line, &digests_of_slots(line))),
+        (Direction::Load, Some(digests)) if flight.verify => {
+            verify(&request.plan, line, digests).map(|()| Vec::new())
+        }
+        (Direction::Load, _) => Ok(Vec::new()),
+    }
+}
+
+fn failure(ticket: Ticket, started: Instant, error: String) -> Completion {
+    Completion {
+        ticket,
+        error: Some(error),
+        bytes: 0,
+        seconds: started.elapsed().as_secs_f64(),
+        checksums: Vec::new(),
+    }
+}
+
+fn sums(line: &Line, digests: &[u64]) -> Vec<u64> {
+    let of = |entry: usize| {
+        let tiles = digests[line.tiles_of(entry)].iter().copied();
+        combine(tiles, line.entries[entry].1 as usize)
+    };
+    (0..line.entries.len()).map(of).collect()
+}
+
+fn verify(plan: &Plan, line: &Line, digests: &[u64]) -> std::result::Result<(), String> {
+    let found = sums(line, digests);
+    for (index, (entry, found)) in plan.entries().iter().zip(found).enumerate() {
+        if let Some(expected) = entry.checksum.filter(|expected| *expected != found) {
+            return Err(format!(
+                "checksum of entry {index}: expected {expected:016x}, found {found:016x}: not the \
+                 bytes that left the engine, its blocks have to be computed again"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn caught<T>(act: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("no message");
+        format!("the engine's thread panicked: {text}")
+    })
+}

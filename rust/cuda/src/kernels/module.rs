@@ -1,0 +1,111 @@
+//! The kernels on a device: loaded and launched.
+
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::driver::{Device, Handle, Stream};
+use crate::error::Result;
+
+use super::abi::Paging;
+
+/// Threads of a block.
+const THREADS: u32 = 512;
+
+/// One of the kernels of `csrc/paging.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// Strided to packed.
+    Gather,
+    /// Packed to strided.
+    Scatter,
+    /// Digests of what is strided.
+    Digest,
+}
+
+/// A loaded image.
+pub(crate) struct Module {
+    device: Arc<Device>,
+    module: Handle,
+    functions: [Handle; 3],
+    /// Most blocks of a launch.
+    blocks: u32,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+
+impl Module {
+    const NAMES: [&CStr; 3] = [
+        c"hybrid_pages_gather",
+        c"hybrid_pages_scatter",
+        c"hybrid_pages_digest",
+    ];
+
+    /// Loads an image, a cubin or PTX that ends with a zero, whose launches take at most that many
+    /// blocks.
+    pub(crate) fn load(device: &Arc<Device>, image: &[u8], blocks: u32) -> Result<Self> {
+        let _entered = device.enter()?;
+        let driver = device.driver();
+        let mut module = ptr::null_mut();
+        // SAFETY: the image is whole: built with this crate or checked when it was read.
+        unsafe {
+            driver.module_load(
+                &raw mut module,
+                image.as_ptr().cast(),
+                0,
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )?;
+        }
+        let mut loaded = Self {
+            device: Arc::clone(device),
+            module,
+            functions: [ptr::null_mut(); 3],
+            blocks,
+        };
+        for (name, function) in Self::NAMES.iter().zip(&mut loaded.functions) {
+            // SAFETY: a place for a function; the name is a C string.
+            unsafe { driver.module_function(&raw mut *function, module, name.as_ptr())? };
+        }
+        Ok(loaded)
+    }
+
+    /// Gives a launch to a stream. The context is entered.
+    ///
+    /// # Safety
+    /// Lists, digests and all bytes of the tiles that the lists name stay valid until it has ended.
+    pub(crate) unsafe fn launch(&self, kernel: Kernel, paging: Paging, on: &Stream) -> Result<()> {
+        let tiles = u32::try_from(paging.tile_count).unwrap_or(u32::MAX);
+        if tiles == 0 {
+            return Ok(());
+        }
+        let mut paging = paging;
+        let mut parameters: [Handle; 1] = [(&raw mut paging).cast()];
+        // SAFETY: the caller's; the driver copies the parameter before it returns.
+        unsafe {
+            self.device.driver().launch(
+                self.functions[kernel as usize],
+                tiles.min(self.blocks),
+                1,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                on.handle(),
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.enter() {
+            // SAFETY: no launch is under way; a failure leaves nothing to be done.
+            let _ = unsafe { self.device.driver().module_unload(self.module) };
+        }
+    }
+}
