@@ -1,19 +1,21 @@
 //! Memory, geometries and waiting, for the tests of transfers.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::transfer::{Completion, Direction, Engine, Entry, HostEngine, Region};
+use hybrid_pages::transfer::{Completion, Direction, Engine, Entry, Region};
 
 /// Engine memory: an allocation that is only ever reached through its address.
 pub struct Memory {
     address: *mut u8,
     nbytes: usize,
+    free: Box<dyn Fn(*mut u8, usize)>,
 }
 
-// SAFETY: the allocation belongs to no thread.
+// SAFETY: the allocation belongs to no thread, and neither do the ways to free it.
 unsafe impl Send for Memory {}
 // SAFETY: the tests read and write it only while no transfer does.
 unsafe impl Sync for Memory {}
@@ -21,9 +23,27 @@ unsafe impl Sync for Memory {}
 impl Memory {
     pub fn new(bytes: Vec<u8>) -> Self {
         let nbytes = bytes.len();
+        let address = Box::into_raw(bytes.into_boxed_slice()).cast();
+        let free = |address, nbytes| {
+            let bytes = std::ptr::slice_from_raw_parts_mut(address, nbytes);
+            // SAFETY: it came from a box of this length and is given back once.
+            drop(unsafe { Box::from_raw(bytes) });
+        };
+        // SAFETY: the box is nobody else's.
+        unsafe { Self::at(address, nbytes, free) }
+    }
+
+    /// # Safety
+    /// The bytes stay there, for this memory alone, until it frees them.
+    pub unsafe fn at(
+        address: *mut u8,
+        nbytes: usize,
+        free: impl Fn(*mut u8, usize) + 'static,
+    ) -> Self {
         Self {
-            address: Box::into_raw(bytes.into_boxed_slice()).cast(),
+            address,
             nbytes,
+            free: Box::new(free),
         }
     }
 
@@ -45,9 +65,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let bytes = std::ptr::slice_from_raw_parts_mut(self.address, self.nbytes);
-        // SAFETY: it came from a box of this length and is given back once.
-        drop(unsafe { Box::from_raw(bytes) });
+        (self.free)(self.address, self.nbytes);
     }
 }
 
@@ -113,7 +131,7 @@ pub fn expecting(entry: Entry, checksum: u64) -> Entry {
 }
 
 /// Submits, waits, and returns the one completion.
-pub fn run(engine: &HostEngine, direction: Direction, entries: Vec<Entry>) -> Completion {
+pub fn run(engine: &impl Engine, direction: Direction, entries: Vec<Entry>) -> Completion {
     let ticket = engine.submit(direction, entries).unwrap();
     assert!(engine.wait(ticket, None).unwrap());
     let mut completions = engine.poll();
