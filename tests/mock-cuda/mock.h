@@ -1,0 +1,131 @@
+// What the parts of the mock share. One mutex guards everything but memory, which has its own:
+// take `mock.mutex` first. Operations of streams run without it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "driver_api.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+using Lock = std::unique_lock<std::mutex>;
+
+struct Stream;
+
+/// One for each device: its primary context.
+struct Context {
+    CUdevice device = 0;
+    int references = 0;
+    std::atomic<CUresult> sticky{CUDA_SUCCESS};
+    std::shared_ptr<Stream> legacy;
+};
+
+/// A place in a stream that was reached or not.
+struct Mark {
+    bool reached = false;
+    std::chrono::steady_clock::time_point at;
+};
+
+struct Event {
+    Context* context;
+    unsigned flags;
+    std::shared_ptr<Mark> mark;
+};
+
+struct Operation {
+    std::function<void()> run;
+    std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> after;
+};
+
+struct Stream {
+    Context* context;
+    unsigned flags;
+    int priority;
+    uint64_t number;
+    std::deque<Operation> queue;
+    uint64_t enqueued = 0;
+    uint64_t done = 0;
+    bool closing = false;
+    bool capturing = false;
+    bool invalidated = false;
+    std::thread::id capturer;
+};
+
+struct Module {
+    Context* context;
+};
+
+struct Mock {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool initialised = false;
+    std::vector<Context> contexts;
+    std::map<CUstream, std::shared_ptr<Stream>> streams;
+    std::set<Event*> events;
+    std::set<Module*> modules;
+    std::map<std::string, long> history;  // what was counted since the last reset
+    std::atomic<long> violations{0};      // counted by streams, which do not hold the mutex
+    std::atomic<int> delay_us{0};
+    std::atomic<uint64_t> seed{1};
+};
+
+/// Never destroyed: streams outlive `main`.
+extern Mock& mock;
+
+enum Trait : unsigned {
+    PLAIN = 0,
+    CONTEXT = 1,   // needs a current context that is whole
+    UNSAFE = 2,    // may not run while another thread captures in mode GLOBAL
+    RELEASE = 4,   // happens even where it reports an error
+    BEFORE_INIT = 8,
+};
+
+/// Every driver function runs through here: counting, injected errors, context and capture.
+CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lock&)>& body);
+
+/// What `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
+/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NO_BATCH, NO_CUBIN, NO_PTX; DELAY_US and
+/// SEED from the environment alone, and there is FAIL, see calls.cpp.
+long setting(const char* name, long otherwise);
+
+/// Says it on stderr and counts it: a use of the API that a driver need not notice.
+void violation(const std::string& what);
+
+Context* current();
+
+/// Null, and `error` says why, where the handle is not one of the current context.
+std::shared_ptr<Stream> find_stream(CUstream handle, CUresult& error);
+void enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> run);
+void drain(Lock& lock, const std::shared_ptr<Stream>& stream);
+/// Sleeps a random while, within the bound that was set.
+void dawdle();
+uint64_t roll(uint64_t below);
+
+/// Whether the calling thread may do unsafe things; if not, captures are invalidated.
+bool capture_allows(const char* name);
+CUresult capture_check(const std::shared_ptr<Stream>& stream);
+
+enum class Use { COPY, KERNEL };
+/// The caller holds `memory_in_use()`.
+bool accessible(const Context& context, uint64_t address, uint64_t bytes, Use use);
+bool is_device(uint64_t address);
+bool is_pinned(uint64_t address);
+/// While it is held, nothing is freed or unregistered.
+std::shared_ptr<void> memory_in_use();
+long live_memory(const std::string& kind);
+
+/// What a fault made of the call in progress: a code that its operation will end with.
+CUresult take_late_fault();
+void fail_context(Context& context, CUresult code);

@@ -1,0 +1,277 @@
+// Streams: queues that a thread of their own works off, with random pauses; events and waiting.
+
+#include <random>
+
+#include "mock.h"
+
+namespace {
+
+/// Waits for something, on a host thread or as an operation of a stream. Nobody waits for a context
+/// that is broken.
+void await(Lock& lock, const Context& context, const std::function<bool()>& holds) {
+    mock.changed.wait(lock, [&] { return context.sticky != CUDA_SUCCESS || holds(); });
+}
+
+void work(const std::shared_ptr<Stream>& stream) {
+    Lock lock(mock.mutex);
+    for (;;) {
+        mock.changed.wait(lock, [&] { return !stream->queue.empty() || stream->closing; });
+        if (stream->queue.empty()) return;
+        Operation operation = std::move(stream->queue.front());
+        stream->queue.pop_front();
+        for (const auto& [other, place] : operation.after) {
+            await(lock, *stream->context, [&] { return other->done >= place; });
+        }
+        lock.unlock();
+        dawdle();
+        operation.run();
+        lock.lock();
+        ++stream->done;
+        mock.changed.notify_all();
+    }
+}
+
+std::shared_ptr<Stream> start(Context* context, unsigned flags, int priority) {
+    static uint64_t count = 0;
+    auto stream = std::make_shared<Stream>();
+    stream->context = context;
+    stream->flags = flags;
+    stream->priority = priority;
+    stream->number = ++count;
+    std::thread(work, stream).detach();
+    return stream;
+}
+
+bool is_blocking(const Stream& stream) { return !(stream.flags & CU_STREAM_NON_BLOCKING); }
+
+struct Hold {
+    bool released = false;
+};
+std::map<uint64_t, std::shared_ptr<Hold>> holds;
+
+}  // namespace
+
+uint64_t roll(uint64_t below) {
+    static std::atomic<uint64_t> threads{0};
+    thread_local uint64_t seed = 0;
+    thread_local uint64_t number = ++threads;
+    thread_local std::mt19937_64 random;
+    if (seed != mock.seed) {
+        seed = mock.seed;
+        random.seed(seed * 1000003 + number);
+    }
+    return random() % below;
+}
+
+void dawdle() {
+    int most = mock.delay_us;
+    // Most operations follow each other at once: pauses that differ are what changes the order.
+    if (most == 0 || roll(3) > 0) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(roll(static_cast<uint64_t>(most) + 1)));
+}
+
+std::shared_ptr<Stream> find_stream(CUstream handle, CUresult& error) {
+    Context* context = current();
+    if (reinterpret_cast<uintptr_t>(handle) <= 1) {
+        if (!context->legacy) context->legacy = start(context, 0, 0);
+        return context->legacy;
+    }
+    auto found = mock.streams.find(handle);
+    if (found == mock.streams.end() || found->second->context != context) {
+        error = CUDA_ERROR_INVALID_HANDLE;
+        return nullptr;
+    }
+    return found->second;
+}
+
+void enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> run) {
+    if (stream->capturing) {
+        ++mock.history["captured"];
+        return;
+    }
+    if (CUresult code = take_late_fault()) {
+        run = [stream, code] { fail_context(*stream->context, code); };
+    }
+    Operation operation{std::move(run), {}};
+    // The legacy stream and the blocking ones wait for each other.
+    bool legacy = stream == stream->context->legacy;
+    if (legacy) {
+        for (const auto& [handle, other] : mock.streams) {
+            if (other->context != stream->context || !is_blocking(*other)) continue;
+            operation.after.emplace_back(other, other->enqueued);
+        }
+    } else if (is_blocking(*stream) && stream->context->legacy) {
+        operation.after.emplace_back(stream->context->legacy, stream->context->legacy->enqueued);
+    }
+    stream->queue.push_back(std::move(operation));
+    ++stream->enqueued;
+    mock.changed.notify_all();
+}
+
+void drain(Lock& lock, const std::shared_ptr<Stream>& stream) {
+    uint64_t place = stream->enqueued;
+    await(lock, *stream->context, [&] { return stream->done >= place; });
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+    return call("cuStreamCreateWithPriority", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+        if (flags & ~CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+        auto stream = start(current(), flags, priority);
+        *handle = stream.get();
+        mock.streams[*handle] = stream;
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
+    return call("cuStreamDestroy_v2", CONTEXT | RELEASE, [&](Lock&) -> CUresult {
+        auto found = mock.streams.find(handle);
+        if (found == mock.streams.end()) return CUDA_ERROR_INVALID_HANDLE;
+        // Its work goes on without it.
+        found->second->closing = true;
+        mock.streams.erase(found);
+        mock.changed.notify_all();
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
+    return call("cuStreamWaitEvent", CONTEXT, [&](Lock&) -> CUresult {
+        CUresult error = CUDA_SUCCESS;
+        auto stream = find_stream(handle, error);
+        if (!stream) return error;
+        if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
+        if (CUresult refused = capture_check(stream)) return refused;
+        // What was recorded last counts; a later record does not move it.
+        enqueue(stream, [stream, mark = event->mark] {
+            Lock lock(mock.mutex);
+            if (mark) await(lock, *stream->context, [&] { return mark->reached; });
+        });
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle) {
+    return call("cuStreamSynchronize", CONTEXT | UNSAFE, [&](Lock& lock) -> CUresult {
+        CUresult error = CUDA_SUCCESS;
+        auto stream = find_stream(handle, error);
+        if (!stream) return error;
+        if (stream->capturing) {
+            stream->invalidated = true;
+            ++mock.history["invalidated"];
+            return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+        drain(lock, stream);
+        return stream->context->sticky;
+    });
+}
+
+EXPORT CUresult cuEventCreate(CUevent* event, unsigned flags) {
+    return call("cuEventCreate", CONTEXT, [&](Lock&) -> CUresult {
+        *event = new Event{current(), flags, nullptr};
+        mock.events.insert(*event);
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent event) {
+    return call("cuEventDestroy_v2", RELEASE, [&](Lock&) -> CUresult {
+        if (!mock.events.erase(event)) return CUDA_ERROR_INVALID_HANDLE;
+        delete event;
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
+    return call("cuEventRecord", CONTEXT, [&](Lock&) -> CUresult {
+        CUresult error = CUDA_SUCCESS;
+        auto stream = find_stream(handle, error);
+        if (!stream) return error;
+        if (!mock.events.count(event) || event->context != stream->context) {
+            return CUDA_ERROR_INVALID_HANDLE;
+        }
+        if (CUresult refused = capture_check(stream)) return refused;
+        event->mark = std::make_shared<Mark>();
+        // The mark is reached even where a late fault takes the operation's place.
+        CUresult late = take_late_fault();
+        enqueue(stream, [stream, late, mark = event->mark] {
+            if (late != CUDA_SUCCESS) fail_context(*stream->context, late);
+            Lock lock(mock.mutex);
+            mark->reached = true;
+            mark->at = std::chrono::steady_clock::now();
+            mock.changed.notify_all();
+        });
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuEventQuery(CUevent event) {
+    return call("cuEventQuery", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+        if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
+        if (CUresult sticky = event->context->sticky) return sticky;
+        return !event->mark || event->mark->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    });
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event) {
+    return call("cuEventSynchronize", CONTEXT | UNSAFE, [&](Lock& lock) -> CUresult {
+        if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
+        Context* context = event->context;
+        if (auto mark = event->mark) await(lock, *context, [&] { return mark->reached; });
+        return context->sticky;
+    });
+}
+
+EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+    return call("cuEventElapsedTime", CONTEXT, [&](Lock&) -> CUresult {
+        for (CUevent event : {start, end}) {
+            if (!mock.events.count(event) || !event->mark) return CUDA_ERROR_INVALID_HANDLE;
+            if (event->flags & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
+            if (!event->mark->reached) return CUDA_ERROR_NOT_READY;
+        }
+        std::chrono::duration<float, std::milli> elapsed = end->mark->at - start->mark->at;
+        *milliseconds = elapsed.count();
+        return CUDA_SUCCESS;
+    });
+}
+
+// ---- what tests control ----
+
+/// Blocks a stream of the current context from here on; 0 where there is no such stream.
+EXPORT uint64_t mock_cuda_hold(CUstream handle) {
+    Lock lock(mock.mutex);
+    static uint64_t count = 0;
+    CUresult error = CUDA_SUCCESS;
+    auto stream = current() ? find_stream(handle, error) : nullptr;
+    if (!stream) return 0;
+    auto hold = std::make_shared<Hold>();
+    holds[++count] = hold;
+    enqueue(stream, [stream, hold] {
+        Lock lock(mock.mutex);
+        await(lock, *stream->context, [&] { return hold->released; });
+    });
+    return count;
+}
+
+EXPORT void mock_cuda_release(uint64_t number) {
+    Lock lock(mock.mutex);
+    if (auto found = holds.find(number); found != holds.end()) {
+        found->second->released = true;
+        holds.erase(found);
+    }
+    mock.changed.notify_all();
+}
+
+/// Flags and priorities of the live streams, in no order; how many there are.
+EXPORT int mock_cuda_streams(unsigned* flags, int* priorities, int room) {
+    Lock lock(mock.mutex);
+    int count = 0;
+    for (const auto& [handle, stream] : mock.streams) {
+        if (count < room) {
+            flags[count] = stream->flags;
+            priorities[count] = stream->priority;
+        }
+        ++count;
+    }
+    return count;
+}
