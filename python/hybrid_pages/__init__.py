@@ -7,7 +7,8 @@ What a program needs to keep and find such a cache itself:
 - :class:`Cache` says which prefixes are there and which slots hold them, through a
   :class:`ReadLease` or a :class:`WriteLease`;
 - :class:`Arena` is the memory that the slots lie in, shared by the processes of a node;
-- :class:`HostEngine` copies between an engine's memory and an arena;
+- :class:`HostEngine` copies between an engine's memory and an arena, :class:`CudaEngine` between a
+  GPU's and an arena; :mod:`hybrid_pages.cuda` finds devices, streams and layers;
 - :class:`Trace` and :func:`replay_traces` say what a policy would have kept.
 
 Users of vLLM need none of it: see :mod:`hybrid_pages.vllm`. Importing this package imports neither
@@ -20,9 +21,13 @@ from hybrid_pages._core import (
     Admission,
     Arena,
     ArenaError,
+    ArrayView,
     BudgetError,
     Cache,
     Completion,
+    CudaDevice,
+    CudaEngine,
+    CudaError,
     ForeignError,
     Geometry,
     GeometryError,
@@ -45,6 +50,7 @@ from hybrid_pages._core import (
     WriteLease,
     __version__,
     checksum,
+    cuda_devices,
     replay_traces,
 )
 
@@ -54,9 +60,13 @@ __all__ = [
     "Admission",
     "Arena",
     "ArenaError",
+    "ArrayView",
     "BudgetError",
     "Cache",
     "Completion",
+    "CudaDevice",
+    "CudaEngine",
+    "CudaError",
     "ForeignError",
     "Geometry",
     "GeometryError",
@@ -79,5 +89,6 @@ __all__ = [
     "WriteLease",
     "__version__",
     "checksum",
+    "cuda_devices",
     "replay_traces",
 ]

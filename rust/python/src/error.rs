@@ -1,10 +1,14 @@
 //! The one error table: a variant of the core's error, a Python exception.
 
 use hybrid_pages::error::Error;
+use hybrid_pages_cuda::CudaError;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
+
+/// Of a driver's function that failed: its name, the result's number and name.
+const DETAILS: [&str; 3] = ["call", "code", "name"];
 
 struct Table {
     base: Py<PyType>,
@@ -15,6 +19,7 @@ struct Table {
     budget: Py<PyType>,
     lease: Py<PyType>,
     transfer: Py<PyType>,
+    cuda: Py<PyType>,
     trace: Py<PyType>,
 }
 
@@ -43,6 +48,19 @@ impl Table {
             &[&root],
         )?;
         let parent = base.bind(py);
+        let transfer = exception(
+            "TransferError",
+            "A copy that did not happen, or whose bytes were not those that left the engine.",
+            &[parent],
+        )?;
+        let cuda = exception(
+            "CudaError",
+            "No CUDA here, or a function of its driver that failed.",
+            &[transfer.bind(py)],
+        )?;
+        for detail in DETAILS {
+            cuda.setattr(py, detail, py.None())?;
+        }
         Ok(Self {
             geometry: exception(
                 "GeometryError",
@@ -74,11 +92,8 @@ impl Table {
                 "A lease used after its end or against another cache.",
                 &[parent],
             )?,
-            transfer: exception(
-                "TransferError",
-                "A copy that did not happen, or whose bytes were not those that left the engine.",
-                &[parent],
-            )?,
+            transfer,
+            cuda,
             trace: exception(
                 "TraceError",
                 "A trace that can't be read, with the file and the line.",
@@ -88,7 +103,7 @@ impl Table {
         })
     }
 
-    fn all(&self) -> [&Py<PyType>; 9] {
+    fn all(&self) -> [&Py<PyType>; 10] {
         [
             &self.base,
             &self.geometry,
@@ -98,6 +113,7 @@ impl Table {
             &self.budget,
             &self.lease,
             &self.transfer,
+            &self.cuda,
             &self.trace,
         ]
     }
@@ -122,6 +138,33 @@ pub fn to_py(error: Error) -> PyErr {
             _ => &table.base,
         };
         PyErr::from_type(exception.bind(py).clone(), error.to_string())
+    })
+}
+
+/// The exception for an error of the CUDA crate.
+pub fn cuda_to_py(error: CudaError) -> PyErr {
+    let (call, code, name) = match &error {
+        CudaError::Core(error) => return to_py(error.clone()),
+        CudaError::Driver {
+            call, code, name, ..
+        } => (*call, *code, name.as_str()),
+        other => return plain_cuda(other),
+    };
+    Python::attach(|py| {
+        let raised = plain_cuda(&error);
+        let value = raised.value(py);
+        let set = value
+            .setattr(DETAILS[0], call)
+            .and_then(|()| value.setattr(DETAILS[1], code))
+            .and_then(|()| value.setattr(DETAILS[2], name));
+        set.map_or_else(|failure| failure, |()| raised)
+    })
+}
+
+fn plain_cuda(error: &CudaError) -> PyErr {
+    Python::attach(|py| match Table::of(py) {
+        Ok(table) => PyErr::from_type(table.cuda.bind(py).clone(), error.to_string()),
+        Err(failure) => failure,
     })
 }
 

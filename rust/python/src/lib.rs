@@ -1,14 +1,19 @@
 //! `hybrid_pages._core`: the core for Python. Conversion, the error table and the GIL; no logic.
 
 mod arena;
+mod arrays;
+mod cache;
+mod cuda;
+mod dlpack;
 mod engine;
 mod error;
 mod geometry;
+mod layer;
+mod lease;
 mod number;
 mod replay;
-
-mod cache;
-mod lease;
+mod running;
+mod tuple;
 
 use pyo3::prelude::*;
 
@@ -19,7 +24,11 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(m)?;
     geometry::register(m)?;
     arena::register(m)?;
+    arrays::register(m)?;
+    layer::register(m)?;
+    running::register(m)?;
     engine::register(m)?;
+    cuda::register(m)?;
     cache::register(m)?;
     replay::register(m)?;
     Ok(())

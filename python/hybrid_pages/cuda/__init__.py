@@ -1,0 +1,11 @@
+"""CUDA without a framework: devices, streams, and layers found in arrays of any library.
+
+Importing it needs no NVIDIA software, and imports neither torch nor CuPy. What copies is
+:class:`hybrid_pages.CudaEngine`.
+"""
+
+from hybrid_pages.cuda.devices import devices, is_available, reason
+from hybrid_pages.cuda.layers import layer_map
+from hybrid_pages.cuda.streams import stream_handle
+
+__all__ = ["devices", "is_available", "layer_map", "reason", "stream_handle"]

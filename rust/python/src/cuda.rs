@@ -1,0 +1,267 @@
+//! CUDA devices and their engine.
+
+use std::path::PathBuf;
+
+use hybrid_pages::transfer::{Direction, Entry};
+use hybrid_pages_cuda::Result;
+use hybrid_pages_cuda::driver::{Device, Driver};
+use hybrid_pages_cuda::engine::{Costs, CudaEngine, Facts, Method, Options};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::arena::PyArena;
+use crate::error::cuda_to_py;
+use crate::geometry::PyGeometry;
+use crate::layer::PyLayerMap;
+use crate::number::{Whole, whole};
+use crate::running::{PyCompletion, Running, layout, to_load, to_store};
+
+/// A device of this process.
+#[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
+pub struct PyCudaDevice {
+    ordinal: usize,
+    name: String,
+    uuid: String,
+    capability: (u32, u32),
+    multiprocessors: u32,
+}
+
+impl From<&Device> for PyCudaDevice {
+    fn from(device: &Device) -> Self {
+        Self {
+            ordinal: device.ordinal(),
+            name: device.name().to_owned(),
+            uuid: device.uuid(),
+            capability: device.capability(),
+            multiprocessors: device.multiprocessors(),
+        }
+    }
+}
+
+#[pymethods]
+impl PyCudaDevice {
+    #[getter]
+    fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    #[getter]
+    fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    #[getter]
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn __repr__(&self) -> String {
+        let (major, minor) = self.capability;
+        format!(
+            "CudaDevice(ordinal={}, name={:?}, capability=({major}, {minor}), multiprocessors={})",
+            self.ordinal, self.name, self.multiprocessors
+        )
+    }
+}
+
+/// Copies between a device's memory and an arena.
+#[pyclass(frozen, name = "CudaEngine", module = "hybrid_pages._core")]
+pub struct PyCudaEngine {
+    running: Running<CudaEngine>,
+}
+
+#[pymethods]
+impl PyCudaEngine {
+    #[new]
+    #[pyo3(signature = (
+        geometry, arena, *, rank, num_blocks, layers, device = 0, share = None,
+        staging_bytes = None, method = "auto", owners = None
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        geometry: &PyGeometry,
+        arena: &PyArena,
+        rank: Whole,
+        num_blocks: Whole,
+        layers: Vec<Bound<'_, PyLayerMap>>,
+        #[pyo3(from_py_with = whole)] device: usize,
+        share: Option<f64>,
+        staging_bytes: Option<Whole>,
+        method: &str,
+        owners: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let layout = layout(geometry, rank, num_blocks, &layers)?;
+        let memory = arena.inner.memory();
+        let usual = Options::default();
+        let options = Options {
+            device,
+            share: share.unwrap_or(usual.share),
+            staging_bytes: staging_bytes.map_or(usual.staging_bytes, |bytes| bytes.0),
+            method: Method::parse(method).map_err(cuda_to_py)?,
+            nvrtc: nvrtc(py)?,
+            ..usual
+        };
+        let engine = py.detach(|| CudaEngine::new(layout, memory, &options));
+        Ok(Self {
+            running: Running::new(engine.map_err(cuda_to_py)?, owners),
+        })
+    }
+
+    #[pyo3(signature = (entries, stream = 0))]
+    fn store(
+        &self,
+        py: Python<'_>,
+        entries: Vec<Bound<'_, PyTuple>>,
+        #[pyo3(from_py_with = whole)] stream: usize,
+    ) -> PyResult<u64> {
+        self.submit(py, Direction::Store, to_store(&entries)?, stream)
+    }
+
+    #[pyo3(signature = (entries, stream = 0))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        entries: Vec<Bound<'_, PyTuple>>,
+        #[pyo3(from_py_with = whole)] stream: usize,
+    ) -> PyResult<u64> {
+        self.submit(py, Direction::Load, to_load(&entries)?, stream)
+    }
+
+    #[pyo3(signature = (stream = 0))]
+    fn fence(&self, py: Python<'_>, #[pyo3(from_py_with = whole)] stream: usize) -> PyResult<()> {
+        let engine = self.running.engine();
+        // SAFETY: what the stub demands of the caller: a live stream of the engine's device.
+        py.detach(|| unsafe { engine.fence(stream) })
+            .map_err(cuda_to_py)
+    }
+
+    fn poll(&self) -> Vec<PyCompletion> {
+        self.running.poll()
+    }
+
+    #[pyo3(signature = (ticket, timeout = None))]
+    fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
+        self.running.wait(py, ticket, timeout)
+    }
+
+    #[getter]
+    fn in_flight(&self) -> usize {
+        self.running.in_flight()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        self.running.close(py);
+    }
+
+    #[getter]
+    fn device(&self) -> PyCudaDevice {
+        PyCudaDevice::from(self.running.engine().device())
+    }
+
+    #[getter]
+    fn pinned(&self) -> bool {
+        self.facts().pinned
+    }
+
+    #[getter]
+    fn warnings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, &self.facts().warnings)
+    }
+
+    #[getter]
+    fn methods<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.facts().methods.iter().map(|method| method.name()))
+    }
+
+    #[getter]
+    fn calibration<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(calibration) = &self.facts().calibration else {
+            return Ok(None);
+        };
+        let ways = PyDict::new(py);
+        for (name, way) in [("store", Direction::Store), ("load", Direction::Load)] {
+            let methods = PyDict::new(py);
+            for method in Method::ALL {
+                if let Some(costs) = calibration.costs(way, method) {
+                    methods.set_item(method.name(), shown(py, costs)?)?;
+                }
+            }
+            ways.set_item(name, methods)?;
+        }
+        Ok(Some(ways))
+    }
+}
+
+impl PyCudaEngine {
+    fn facts(&self) -> &Facts {
+        self.running.engine().facts()
+    }
+
+    fn submit(
+        &self,
+        py: Python<'_>,
+        way: Direction,
+        entries: Vec<Entry>,
+        stream: usize,
+    ) -> PyResult<u64> {
+        let engine = self.running.engine();
+        // SAFETY: what the stub demands of the caller: a live stream of the engine's device.
+        let ticket = py.detach(|| unsafe { engine.submit_on(way, entries, stream) });
+        Ok(ticket.map_err(cuda_to_py)?.0)
+    }
+}
+
+fn shown(py: Python<'_>, costs: Costs) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("fixed", costs.fixed)?;
+    dict.set_item("per_copy", costs.per_copy)?;
+    dict.set_item("per_byte", costs.per_byte)?;
+    Ok(dict)
+}
+
+/// The compilers that packages of this Python bring, by NVIDIA's layout of its wheels:
+/// `nvidia/<part>/lib/libnvrtc.so.<version>`.
+fn nvrtc(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
+    let path: Vec<PathBuf> = py.import("sys")?.getattr("path")?.extract()?;
+    let entries = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let parts = path
+        .into_iter()
+        .flat_map(|site| entries(site.join("nvidia")));
+    let libraries = parts.flat_map(|part| entries(part.path().join("lib")));
+    let compilers = libraries.filter(|file| {
+        let name = file.file_name();
+        name.to_string_lossy().starts_with("libnvrtc.so.")
+    });
+    Ok(compilers.map(|file| file.path()).collect())
+}
+
+/// The devices that the driver shows to this process.
+#[pyfunction]
+fn cuda_devices(py: Python<'_>) -> PyResult<Vec<PyCudaDevice>> {
+    let find = || -> Result<_> {
+        let driver = Driver::get()?;
+        let open = |ordinal| Device::open(&driver, ordinal);
+        let devices = (0..Device::count(&driver)?).map(open);
+        devices
+            .map(|device| Ok(PyCudaDevice::from(&*device?)))
+            .collect()
+    };
+    py.detach(find).map_err(cuda_to_py)
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyCudaDevice>()?;
+    m.add_class::<PyCudaEngine>()?;
+    m.add_function(wrap_pyfunction!(cuda_devices, m)?)
+}

@@ -1,0 +1,201 @@
+//! What all engines have in common: entries, completions, waiting, the end. The GIL is released
+//! wherever Rust may wait.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::Error;
+use hybrid_pages::transfer::{Completion, Engine, Entry, LayerMap, Layout, Ticket};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString, PyTuple};
+
+use crate::error::to_py;
+use crate::geometry::PyGeometry;
+use crate::layer::PyLayerMap;
+use crate::number::{Whole, plain, slot};
+use crate::tuple::sized;
+
+/// How often a wait looks for signals.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// How a transfer ended.
+#[pyclass(frozen, name = "Completion", module = "hybrid_pages._core")]
+pub struct PyCompletion {
+    inner: Completion,
+}
+
+#[pymethods]
+impl PyCompletion {
+    #[getter]
+    fn ticket(&self) -> u64 {
+        self.inner.ticket.0
+    }
+
+    #[getter]
+    fn ok(&self) -> bool {
+        self.inner.error.is_none()
+    }
+
+    #[getter]
+    fn error(&self) -> Option<&str> {
+        self.inner.error.as_deref()
+    }
+
+    #[getter]
+    fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.inner.seconds
+    }
+
+    #[getter]
+    fn checksums<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, &self.inner.checksums)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let error = match self.error() {
+            Some(error) => PyString::new(py, error).repr()?.to_string(),
+            None => "None".to_owned(),
+        };
+        Ok(format!(
+            "Completion(ticket={}, error={error}, bytes={}, seconds={:.6})",
+            self.inner.ticket.0, self.inner.bytes, self.inner.seconds
+        ))
+    }
+}
+
+/// An engine and what its memory belongs to.
+pub struct Running<E: Engine> {
+    engine: E,
+    /// Let go when no copy can touch their memory any more. Unseen by the garbage collector,
+    /// which could otherwise clear them while a copy is in flight.
+    owners: Mutex<Option<Py<PyAny>>>,
+}
+
+impl<E: Engine> Running<E> {
+    pub fn new(engine: E, owners: Option<Py<PyAny>>) -> Self {
+        Self {
+            engine,
+            owners: Mutex::new(owners),
+        }
+    }
+
+    pub fn engine(&self) -> &E {
+        &self.engine
+    }
+
+    pub fn poll(&self) -> Vec<PyCompletion> {
+        self.engine
+            .poll()
+            .into_iter()
+            .map(|inner| PyCompletion { inner })
+            .collect()
+    }
+
+    pub fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
+        let ticket = Ticket(ticket.0 as u64);
+        let timeout = timeout.map(seconds).transpose()?.flatten();
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(SIGNALS, |left| left.min(SIGNALS));
+            let ended = py
+                .detach(|| self.engine.wait(ticket, Some(slice)))
+                .map_err(to_py)?;
+            py.check_signals()?;
+            if ended || left.is_some_and(|left| left <= slice) {
+                return Ok(ended);
+            }
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.engine.in_flight()
+    }
+
+    pub fn close(&self, py: Python<'_>) {
+        py.detach(|| self.engine.close());
+        // Dropped outside the lock: that may run Python.
+        let owners = self
+            .owners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(owners);
+    }
+}
+
+impl<E: Engine> Drop for Running<E> {
+    fn drop(&mut self) {
+        // No interpreter to attach to at exit: nothing to release, either.
+        if Python::try_attach(|py| py.detach(|| self.engine.close())).is_none() {
+            self.engine.close();
+        }
+    }
+}
+
+/// Where the blocks of an engine lie, checked against its geometry.
+pub fn layout(
+    geometry: &PyGeometry,
+    rank: Whole,
+    num_blocks: Whole,
+    layers: &[Bound<'_, PyLayerMap>],
+) -> PyResult<Layout> {
+    let maps: Vec<LayerMap> = layers
+        .iter()
+        .map(|layer| layer.get().inner.clone())
+        .collect();
+    Layout::new(Arc::clone(&geometry.inner), rank.0, num_blocks.0, &maps).map_err(to_py)
+}
+
+/// Entries to store: (class, slots, blocks).
+pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Entry>> {
+    let read = |given| {
+        let (class, slots, blocks) = sized("entry", given, 3)?.extract()?;
+        entry(class, slots, blocks, None)
+    };
+    entries.iter().map(read).collect()
+}
+
+/// Entries to load: (class, slots, blocks, checksum).
+pub fn to_load(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Entry>> {
+    let read = |given| {
+        let (class, slots, blocks, checksum) = sized("entry", given, 4)?.extract()?;
+        entry(class, slots, blocks, checksum)
+    };
+    entries.iter().map(read).collect()
+}
+
+fn entry(
+    class: Whole,
+    slots: Vec<Whole>,
+    blocks: Vec<Whole>,
+    checksum: Option<Whole>,
+) -> PyResult<Entry> {
+    let slots = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
+    let checksum = checksum.map(|Whole(checksum)| checksum as u64);
+    Ok(Entry {
+        class: class.0,
+        slots,
+        blocks: plain(blocks),
+        checksum,
+    })
+}
+
+/// A timeout that the clock can hold; infinity is no timeout.
+fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
+    if timeout.is_nan() || timeout < 0.0 {
+        return Err(to_py(Error::InvalidArgument(format!(
+            "timeout: expected seconds of at least 0, found {timeout}"
+        ))));
+    }
+    Ok(Duration::try_from_secs_f64(timeout).ok())
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyCompletion>()
+}

@@ -1,0 +1,22 @@
+//! Tuples of a known length.
+
+use hybrid_pages::error::Error;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::error::to_py;
+
+/// The tuple itself, if it has as many items as expected.
+pub fn sized<'a, 'py>(
+    what: &str,
+    tuple: &'a Bound<'py, PyTuple>,
+    expected: usize,
+) -> PyResult<&'a Bound<'py, PyTuple>> {
+    let found = tuple.len();
+    if found != expected {
+        return Err(to_py(Error::InvalidArgument(format!(
+            "{what}: expected a tuple of {expected}, found one of {found}"
+        ))));
+    }
+    Ok(tuple)
+}
