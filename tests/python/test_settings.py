@@ -20,7 +20,7 @@ def test_no_setting_is_needed() -> None:
     assert settings.host_bytes == 4 * GIB
     assert (settings.policy, settings.checkpoint_mode) == ("reuse", "adaptive")
     assert (settings.checkpoint_interval, settings.trace_dir) == (0, "")
-    assert settings.store_mode == "step"
+    assert settings.store_mode == "auto"
     assert settings.verify_on_load is False
 
 

@@ -25,7 +25,7 @@ if folder := os.environ.get("HYBRID_PAGES_VLLM"):
 import pytest
 import vllm
 
-from hybrid_pages.vllm import worker
+from hybrid_pages.vllm import engines as copy_engines
 from simulation.copies import Copies, Script
 from simulation.engine import Engine, StartEngine, connector
 from simulation.shapes import GDN, Shape
@@ -39,7 +39,7 @@ def pytest_report_header() -> str:
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """What happens to the copies of every engine of this test."""
     script = Script()
-    monkeypatch.setattr(worker, "HostEngine", partial(Copies, script))
+    monkeypatch.setattr(copy_engines, "HostEngine", partial(Copies, script))
     return script
 
 

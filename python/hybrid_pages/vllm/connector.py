@@ -145,6 +145,16 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         """This rank's geometry."""
         return self._worker().handshake()
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Comes after new blocks were zeroed and preempted ones let go, before the forward pass.
+
+        Order of calls: ``vllm/v1/worker/gpu/model_runner.py``, ``execute_model``, and
+        ``vllm/v1/worker/kv_connector_model_runner_mixin.py``.
+        """
+        super().bind_connector_metadata(connector_metadata)
+        if self.worker is not None:
+            self.worker.begin(self._step())
+
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Starts this step's loads. They are asynchronous: nothing in this step reads them."""
         self._worker().start_loads(self._step())

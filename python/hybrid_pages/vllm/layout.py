@@ -7,7 +7,6 @@ the tensors it registered (what it allocated). Layout facts: ``vllm/v1/kv_cache_
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from hybrid_pages import Geometry, GeometryError, Group, Layer, LayerMap, Segment
+from hybrid_pages.strides import runs
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
@@ -227,11 +227,6 @@ class _LayerView:
         if not isinstance(tensor, torch.Tensor):
             found = "nothing" if tensor is None else f"a {type(tensor).__name__}"
             raise GeometryError(f"layer {name!r}: expected one registered tensor, found {found}")
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                f"layer {name!r}: expected its cache in CPU memory, found it on {tensor.device}: "
-                "this version has no copy engine for that device"
-            )
         if isinstance(spec, MambaSpec):
             dtype, content = torch.int8, (1, 1, spec.state_content_size_bytes)
         else:
@@ -288,40 +283,18 @@ class _LayerView:
                     f"layer {self.name!r}: {what}: expected {expected} bytes, found {found}"
                 )
 
-    def _dims(self) -> list[tuple[int, int]]:
-        """(extent, stride in bytes) of one block, outermost first in memory, dense ones merged."""
+    def runs(self) -> list[tuple[int, int]]:
+        """Contiguous (offset, bytes) of one block, in memory order; padding is in none of them."""
         item = self.tensor.element_size()
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
         dims = [
-            (size, stride * item)
-            for size, stride in zip(sizes, self.tensor.stride(), strict=True)
-            if size > 1
+            (size, stride * item) for size, stride in zip(sizes, self.tensor.stride(), strict=True)
         ]
         dims.sort(key=lambda dim: -dim[1])
-        merged: list[tuple[int, int]] = []
-        for size, stride in dims:
-            if merged and merged[-1][1] == size * stride:
-                merged[-1] = (merged[-1][0] * size, stride)
-            else:
-                merged.append((size, stride))
-        return merged
-
-    def runs(self) -> list[tuple[int, int]]:
-        """Contiguous (offset, bytes) of one block, in memory order; padding is in none of them."""
-        dims = self._dims()
-        item = self.tensor.element_size()
-        length = item
-        if dims and dims[-1][1] == item:
-            length = dims.pop()[0] * item
-        if prod(size for size, _ in dims) > _MAX_RUNS:
-            raise UnsupportedError(
-                f"layer {self.name!r}: expected at most {_MAX_RUNS} contiguous pieces a block, "
-                f"found {prod(size for size, _ in dims)}: choose a layout with whole pages"
-            )
-        offsets = [0]
-        for size, stride in dims:
-            offsets = [offset + i * stride for offset in offsets for i in range(size)]
-        return [(offset, length) for offset in offsets]
+        try:
+            return runs(dims, item, most=_MAX_RUNS)
+        except GeometryError as error:
+            raise UnsupportedError(f"layer {self.name!r}: {error}") from None
 
     def segments(self) -> list[Segment]:
         """What a block of this layer is made of, in the order its bytes lie in memory."""

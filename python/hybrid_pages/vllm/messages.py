@@ -14,6 +14,9 @@ StoreEntry = tuple[int, list[int], list[int]]
 LoadEntry = tuple[int, list[int], list[int], list[int]]
 """A :data:`StoreEntry` with the checksum of each rank's part."""
 
+LoadEntryOfRank = tuple[int, list[int], list[int], int | None]
+"""A :data:`StoreEntry` with the checksum of one rank's part, None if it is not compared."""
+
 
 @dataclass
 class Handshake(KVConnectorHandshakeMetadata):

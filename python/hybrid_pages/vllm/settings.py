@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 GIB = 1 << 30
 
-StoreMode = Literal["step", "background"]
+StoreMode = Literal["auto", "step", "background"]
 Policy = Literal["reuse", "lru", "page-lru", "align-lru", "junction-lru", "marconi"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
 
@@ -43,9 +43,10 @@ class Settings:
     copy_threads: int = min(4, os.cpu_count() or 1)
     """Threads a worker copies with."""
 
-    store_mode: StoreMode = "step"
+    store_mode: StoreMode = "auto"
     """``step``: a step's stores end before the step does. ``background``: they run beside the next
-    steps, and the engine's source blocks stay pinned until they end."""
+    steps, and the engine's source blocks stay pinned until they end. ``auto``: ``step`` for caches
+    in CPU memory, ``background`` on a GPU, where ``step`` would wait for the forward pass."""
 
     verify_on_load: bool = False
     """Recompute each entry's checksum before its bytes go back into the engine; a mismatch is a

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from hybrid_pages import Arena, Completion, Geometry, HostEngine, LayerMap
+from hybrid_pages import Arena, Completion, Geometry, LayerMap, TransferError
+from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.layout import read_layout
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import (
@@ -54,7 +55,9 @@ class WorkerHalf:
         self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
         self.rank: int = config.parallel_config.rank
         self.geometry: Geometry | None = None
-        self.engine: HostEngine | None = None
+        self.engine: engines.CopyEngine | None = None
+        self._device = torch.device("cpu")
+        self._unfenced: str | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._arena_path: str | None = None
@@ -72,6 +75,7 @@ class WorkerHalf:
             UnsupportedError: a cache this connector does not handle.
         """
         self.unregister()
+        self._device = engines.cache_device(kv_caches)
         self._kv_caches = dict(kv_caches)
         self.geometry, self._maps = read_layout(
             self._config, self._kv_cache_config, self._kv_caches
@@ -96,13 +100,14 @@ class WorkerHalf:
             return None
         return Handshake(self.rank, self.geometry.to_json())
 
-    def _open(self, path: str | None) -> HostEngine:
+    def _open(self, path: str | None) -> engines.CopyEngine:
         if self.engine is not None and path == self._arena_path:
             return self.engine
         if path is None or self.geometry is None:
             raise RuntimeError("expected an arena and registered KV caches, found none")
         arena = Arena.open(path, self.geometry)
-        self.engine = HostEngine(
+        self.engine = engines.make_engine(
+            self._device,
             self.geometry,
             arena,
             rank=self.rank,
@@ -115,6 +120,23 @@ class WorkerHalf:
         return self.engine
 
     # ---- a step
+
+    def begin(self, step: StepMetadata) -> None:
+        """Called when the step's blocks are ready and its forward pass is not launched yet.
+
+        This step's loads wait for what the device was given until here, and not for the pass. On a
+        CPU there is nothing to wait for.
+        """
+        self._unfenced = None
+        if self._device.type == "cpu" or step.arena is None:
+            return
+        try:
+            engine = self._open(step.arena)
+            if step.loads and isinstance(engine, engines.StreamEngine):
+                engine.fence()
+        except Exception as error:
+            logger.exception("no transfer can be ordered in this step")
+            self._unfenced = str(error)
 
     def start_loads(self, step: StepMetadata) -> None:
         """Starts this step's loads; each ends in a later :meth:`collect`."""
@@ -129,6 +151,8 @@ class WorkerHalf:
     def _submit_load(self, step: StepMetadata, job: LoadJob) -> int:
         if job.refused is not None:
             raise ValueError(job.refused)
+        if self._unfenced is not None:
+            raise TransferError(self._unfenced)
         verify = self.settings.verify_on_load
         return self._open(step.arena).load(
             [
@@ -145,12 +169,18 @@ class WorkerHalf:
             except Exception as error:
                 logger.exception("store %d could not start", job.job)
                 self._end_store(job.job, Outcome(self.rank, str(error), "store_start"))
-        if self.settings.store_mode == "step" and self.engine is not None:
+        if self._stores_end_with_the_step and self.engine is not None:
             for ticket in self._stores:
                 self.engine.wait(ticket)
 
     def _submit_store(self, step: StepMetadata, job: StoreJob) -> int:
         return self._open(step.arena).store(job.entries)
+
+    @property
+    def _stores_end_with_the_step(self) -> bool:
+        """On a device that would wait for the pass: by default not there."""
+        mode = self.settings.store_mode
+        return mode == "step" or (mode == "auto" and self._device.type == "cpu")
 
     def collect(self, step: StepMetadata | None) -> tuple[set[str], set[str]]:
         """Requests whose loads ended since the last call, and those of them that failed."""

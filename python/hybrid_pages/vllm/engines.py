@@ -1,0 +1,124 @@
+"""The copy engine that fits where the KV caches lie."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from hybrid_pages import Arena, Completion, CudaEngine, Geometry, HostEngine, LayerMap
+from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.messages import LoadEntryOfRank, StoreEntry
+from hybrid_pages.vllm.support import UnsupportedError
+
+
+class StreamEngine:
+    """A ``CudaEngine`` whose transfers come after what torch computes.
+
+    Args:
+        engine: with the caches of a device.
+        device: that one.
+    """
+
+    def __init__(self, engine: CudaEngine, device: torch.device) -> None:
+        self._engine, self._device = engine, device
+
+    def fence(self) -> None:
+        """The loads that follow, until the next fence, wait for what was given until now."""
+        self._engine.fence(self._stream())
+
+    def store(self, entries: Sequence[StoreEntry]) -> int:
+        """As ``CudaEngine.store``, after all that was given until now."""
+        return self._engine.store(entries, self._stream())
+
+    def load(self, entries: Sequence[LoadEntryOfRank]) -> int:
+        """As ``CudaEngine.load``."""
+        return self._engine.load(entries, self._stream())
+
+    def poll(self) -> list[Completion]:
+        """As ``CudaEngine.poll``."""
+        return self._engine.poll()
+
+    def wait(self, ticket: int, timeout: float | None = None) -> bool:
+        """As ``CudaEngine.wait``."""
+        return self._engine.wait(ticket, timeout)
+
+    def close(self) -> None:
+        """As ``CudaEngine.close``."""
+        self._engine.close()
+
+    def _stream(self) -> int:
+        return current_stream(self._device)
+
+
+CopyEngine: TypeAlias = HostEngine | StreamEngine
+
+
+def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
+    """The one device that a worker's caches lie on; what is no tensor is not looked at.
+
+    Raises:
+        UnsupportedError: several devices, or one without a copy engine; names a layer.
+    """
+    first: tuple[str, torch.device] | None = None
+    for name, tensor in kv_caches.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(
+                f"layer {name!r}: expected its cache in CPU or CUDA memory, found it on "
+                f"{tensor.device}: this version has no copy engine for that device"
+            )
+        if first is None:
+            first = name, tensor.device
+        elif tensor.device != first[1]:
+            raise UnsupportedError(
+                f"layer {name!r}: expected its cache on {first[1]}, where layer {first[0]!r} has "
+                f"its own, found it on {tensor.device}"
+            )
+    return first[1] if first is not None else torch.device("cpu")
+
+
+def make_engine(
+    device: torch.device,
+    geometry: Geometry,
+    arena: Arena,
+    *,
+    rank: int,
+    num_blocks: int,
+    layers: Sequence[LayerMap],
+    threads: int,
+    owners: object,
+) -> CopyEngine:
+    """An engine between memory of a device and an arena.
+
+    Raises:
+        CudaError: no driver, or one that refuses.
+        GeometryError, InvalidArgumentError: maps that do not fit.
+    """
+    if device.type == "cpu":
+        return HostEngine(
+            geometry,
+            arena,
+            rank=rank,
+            num_blocks=num_blocks,
+            layers=layers,
+            threads=threads,
+            owners=owners,
+        )
+    engine = CudaEngine(
+        geometry,
+        arena,
+        rank=rank,
+        num_blocks=num_blocks,
+        layers=layers,
+        device=device.index or 0,
+        owners=owners,
+    )
+    for warning in engine.warnings:
+        logger.warning("rank %d: %s", rank, warning)
+    return StreamEngine(engine, device)
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of the stream that torch computes on."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
