@@ -1,0 +1,225 @@
+"""Paging between a GPU's caches and pinned host memory: how near to the bus, beside what is there.
+
+Pieces of 16 KiB to 3 MiB, 16 to 4,096 of them, out, in and both at once, on an idle GPU and beside
+a matmul that never ends. Ours (chosen by calibration, and each method) beside one pinned copy of as
+many bytes (the limit), the driver's batch copy, torch, CuPy, and vLLM's kernel where there is one.
+Writes JSON and a picture to `benches/results/`. A slow GPU fails nothing; wrong bytes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hybrid_pages
+from hybrid_pages import cuda
+from paging import report
+from paging.cases import KIB, LAYERS, MIB, SIZES, Case, cases
+from paging.machine import DryMachine, Machine
+from paging.methods import LIMIT, METHODS, OURS, Method, Missing, Ours
+from paging.place import Buffers, Place
+
+RESULTS = Path(__file__).parent / "results"
+SKIPPED = 0
+BUSY_SIZES = (16 * KIB, 64 * KIB, MIB)
+WINDOW_SECONDS = 0.06
+
+
+class Bench:
+    """Runs cases and keeps rows."""
+
+    def __init__(self, machine: Machine, chosen: list[Case], methods: list[str], rounds: int):
+        self.machine, self.cases, self.methods, self.rounds = machine, chosen, methods, rounds
+        self.rows: list[report.Row] = []
+        self.missing: dict[str, str] = {}
+        self.left_out: list[str] = []
+        self.buffers = Buffers(machine, max(case.nbytes for case in chosen))
+        self._places: dict[int, Place] = {}
+        self._idle: dict[tuple[Case, str], float] = {}
+
+    def place(self, size: int) -> Place:
+        if size not in self._places:
+            most = max(case.count for case in self.cases if case.size == size)
+            self._places[size] = Place(self.machine, self.buffers, size, most)
+        return self._places[size]
+
+    def run(self, budget: float) -> None:
+        """The most telling cases first; what the budget does not reach is named."""
+        begin = time.perf_counter()
+        for number, case in enumerate(self.cases, 1):
+            used = time.perf_counter() - begin
+            if used > budget:
+                self.left_out = [str(case) for case in self.cases[number - 1 :]]
+                break
+            cells = [self.measure(case, name) for name in self.methods if name not in self.missing]
+            found = "  ".join(f"{row.method} {row.gb_per_s:.1f}" for row in cells if row)
+            print(f"{used:4.0f} s  {number}/{len(self.cases)}  {case}  {found}", flush=True)
+
+    def measure(self, case: Case, name: str) -> report.Row | None:
+        try:
+            method = METHODS[name](self.place(case.size), case)
+            seconds, slowdown = (
+                self._busy(case, method) if case.busy else (self._time(method), None)
+            )
+        except Missing as error:
+            self.missing[name] = str(error)
+            return None
+        except hybrid_pages.CudaError as error:
+            if name not in OURS or name == "auto":
+                raise
+            self.missing[name] = str(error)
+            return None
+        if seconds is None:
+            return None
+        nbytes = case.nbytes * (2 if case.direction == "both" else 1)
+        limit = next((r for r in self.rows if r.case == case and r.method == LIMIT), None)
+        speed = nbytes / seconds / 1e9
+        share = speed / limit.gb_per_s if limit else None
+        self.rows.append(report.Row(case, name, seconds, speed, share, slowdown))
+        return self.rows[-1]
+
+    def _time(self, method: Method) -> float:
+        """Seconds of a round, the median."""
+        for _ in range(2):
+            method()
+        samples = []
+        for _ in range(self.rounds):
+            begin = time.perf_counter()
+            method()
+            samples.append(time.perf_counter() - begin)
+        return statistics.median(samples)
+
+    def _busy(self, case: Case, method: Method) -> tuple[float | None, float]:
+        """Seconds of a round beside the matmul, and how much slower the matmul ran for it."""
+        begin = time.perf_counter()
+        method()
+        window = max(WINDOW_SECONDS, 4 * (time.perf_counter() - begin))
+        self.machine.busy(window, method)
+        rounds, ratios = [], []
+        for _ in range(3):
+            alone, _ = self.machine.busy(window, None)
+            beside, done = self.machine.busy(window, method)
+            ratios.append(beside / alone - 1)
+            rounds.append(beside / done if done else math.inf)
+        seconds = statistics.median(rounds)
+        return (seconds if math.isfinite(seconds) else None), statistics.median(ratios)
+
+
+def order(case: Case) -> tuple[int, int, int]:
+    """Many pieces first, idle before busy, few pieces last."""
+    stage = 1 if case.busy else 0 if case.count >= 1024 or case.nbytes >= 256 * MIB else 2
+    return stage, case.size, -case.count
+
+
+def facts(machine: Machine) -> dict[str, Any]:
+    """When, where, of what."""
+    commit = os.environ.get("HYBRID_PAGES_COMMIT") or _output("git", "rev-parse", "HEAD")
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit or "unknown",
+        "driver": driver.splitlines()[0] if driver else "unknown",
+        "hybrid_pages": hybrid_pages.__version__,
+        "torch": torch.__version__,
+        **machine.describe(),
+    }
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--budget", type=float, default=240, help="seconds for all cases (240)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of an idle case (7)")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="KIB", help="sizes of pieces")
+    parser.add_argument("--only", nargs="+", choices=list(METHODS), help="these methods alone")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where JSON and PNG go")
+    parser.add_argument("--json", action="store_true", help="print the JSON, not the tables")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny sizes on the CPU: shows that it runs"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    if not options.dry_run and not (torch.cuda.is_available() and cuda.is_available()):
+        why = cuda.reason() or "torch sees no CUDA device"
+        print(f"gpu_paging: skipped: {why}")
+        return SKIPPED
+    if options.dry_run:
+        machine: Machine = DryMachine()
+        sizes, counts, most = (KIB, 24 * KIB), (16, 64), 2 * MIB
+    else:
+        machine = Machine()
+        sizes = tuple(KIB * size for size in options.sizes or ()) or SIZES
+        counts, most = (16, 256, 1024, 4096), 1 << 30
+    chosen = [
+        case
+        for case in sorted(cases(sizes, counts, most), key=order)
+        if not case.busy or case.size in BUSY_SIZES or options.dry_run
+    ]
+    methods = [name for name in METHODS if not options.only or name in (*options.only, LIMIT)]
+    if options.dry_run and not cuda.is_available():
+        methods = [name for name in methods if name not in OURS]
+    bench = Bench(machine, chosen, methods, options.rounds)
+    bench.run(options.budget)
+    calibration = next((engine.calibration for engine in Ours.engines.values()), None)
+    figures = {
+        **facts(machine),
+        "layers": LAYERS,
+        "rounds": options.rounds,
+        "calibration": calibration,
+        "missing": bench.missing,
+        "left_out": bench.left_out,
+        "goals": report.goals(bench.rows),
+        "rows": [row.as_json() for row in bench.rows],
+    }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        print("\n" + report.table(bench.rows))
+        for goal in figures["goals"]:
+            print(goal)
+        for name, why in bench.missing.items():
+            print(f"without {name}: {why}")
+    if bench.left_out:
+        print(f"the budget left out {len(bench.left_out)} cases", file=sys.stderr)
+    if not options.dry_run:
+        write(figures, bench.rows, options.results)
+    return 0
+
+
+def write(figures: dict[str, Any], rows: list[report.Row], folder: Path) -> None:
+    """`<date>-<device>.json` and `.png`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    device = figures["device"].lower().replace(" ", "-")
+    path = folder / f"{figures['date'][:10]}-gpu-paging-{device}.json"
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    title = f"{figures['device']}, driver {figures['driver']}, {figures['date'][:10]}"
+    try:
+        report.picture(rows, title, path.with_suffix(".png"))
+    except ImportError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
