@@ -216,6 +216,15 @@ format: $(STAMPS)/packages ## Format both languages and mend what lints can
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
+# ---- with a GPU ----
+
+# The wheel to check; by default the newest in dist/.
+WHEEL ?=
+
+.PHONY: gpu-check
+gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchmark; needs a wheel, no .venv
+	@WHEEL='$(WHEEL)' PYTHON='$(or $(PYTHON),python3)' tests/gpu/check.sh
+
 # ---- the benches ----
 
 .PHONY: bench
@@ -235,6 +244,10 @@ $(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
 .PHONY: bench-policies
 bench-policies: build ## Measure what policies and checkpoint modes find on a real engine with a small budget
 	@$(BIN)/python benches/live_policies.py $(BENCH_ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: build ## Measure paging between a GPU and host memory, beside what else there is
+	@$(BIN)/python benches/gpu_paging.py $(BENCH_ARGS)
 
 .PHONY: bench-index
 bench-index: build $(LMCACHE)/.stamp ## Measure the index against vLLM's LRU and LMCache's L1 manager

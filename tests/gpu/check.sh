@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# The checks that need a GPU, in less than nine minutes: tests, compute-sanitizer, benchmark.
+# From a bare checkout: python3 (PYTHON), torch and pytest are the machine's, nothing is fetched, and
+# the package is a wheel that was built elsewhere (WHEEL, or the newest in dist/). Wheels in
+# .cache/gpu-wheels/ are installed beside it.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+python=${PYTHON:-python3}
+site=$PWD/.cache/gpu-site
+began=$SECONDS
+whole=530
+summary=()
+status=0
+
+say() { printf '==> %s\n' "$*"; }
+
+# stage NAME SECONDS COMMAND...: at most so long, and no longer than is left of the whole.
+stage() {
+    local name=$1 limit=$2 left=$((whole - SECONDS + began)) code=0
+    shift 2
+    ((limit < left)) || limit=$left
+    if ((limit < 5)); then
+        summary+=("$name: skipped: no time left")
+        return 0
+    fi
+    say "$name (at most $limit s)"
+    timeout --kill-after=5 "$limit" "$@" || code=$?
+    case $code in
+        0) summary+=("$name: passed") ;;
+        124 | 137) summary+=("$name: FAILED: stopped after $limit s") ;;
+        *) summary+=("$name: FAILED with $code") ;;
+    esac
+    ((code == 0)) || status=1
+}
+
+skip() { summary+=("$1: skipped: $2"); }
+
+wheel=${WHEEL:-$(ls -t dist/hybrid_pages-*.whl 2>/dev/null | head -n 1)}
+if [ ! -f "$wheel" ]; then
+    echo "gpu-check: expected a wheel in dist/ (make wheel, on a machine with Rust) or WHEEL=, found" \
+        "'${wheel:-none}'" >&2
+    exit 2
+fi
+say "installing $wheel"
+rm -rf "$site"
+others=$(ls .cache/gpu-wheels/*.whl 2>/dev/null)
+# shellcheck disable=SC2086
+"$python" -m pip install --quiet --no-index --no-deps --no-compile --disable-pip-version-check \
+    --no-cache-dir --target "$site" "$wheel" $others || exit 2
+export PYTHONPATH=$site PYTHONUNBUFFERED=1
+unset VIRTUAL_ENV
+
+reason=$("$python" -c 'from hybrid_pages import cuda; print(cuda.reason() or "")') || exit 2
+if [ -n "$reason" ]; then
+    say "nothing to check: $reason"
+    exit 0
+fi
+
+pytest=("$python" -m pytest -p no:cacheprovider -q -rs --timeout 120)
+stage "tests" 200 "${pytest[@]}" tests/gpu
+
+why=$("$python" -c 'import hybrid_pages.transformers' 2>&1 | tail -n 1)
+if [ -z "$why" ]; then
+    stage "transformers" 120 "${pytest[@]}" tests/transformers/test_gpu.py -k qwen3.5
+else
+    skip "transformers" "$why"
+fi
+
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+        stage "$tool" 90 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$python" tests/gpu/small.py
+    done
+else
+    skip "compute-sanitizer" "not on the PATH"
+fi
+
+budget=$((whole - SECONDS + began - 40))
+if ((budget > 20)); then
+    stage "benchmark" $((budget + 35)) "$python" benches/gpu_paging.py --budget "$budget"
+else
+    skip "benchmark" "no time left"
+fi
+
+say "GPU checks, $((SECONDS - began)) s"
+printf '    %s\n' "${summary[@]}"
+exit $status
