@@ -3,6 +3,8 @@
 //
 // Every region, list and array of digests is an allocation of exactly its size. Under
 // AddressSanitizer, what the launch has no business with is poisoned inside regions, too.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -187,8 +189,12 @@ struct Case {
 
 int main() {
     Header header;
+    // A launch that does not end is a failure, too.
+    constexpr unsigned SECONDS = 300;
     while (std::fread(&header, sizeof header, 1, stdin) == 1) {
+        alarm(SECONDS);
         Case{header, {}}.run();
+        alarm(0);
         std::fflush(stdout);
     }
 }

@@ -293,6 +293,10 @@ fn produce(path: &Path, arguments: impl FnOnce(&mut Command)) {
         )
     });
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}:\n{said}");
+    assert!(
+        output.status.success(),
+        "expected the harness to compile; if a sanitizer's library is missing, install it (Fedora: \
+         dnf install libasan libubsan libtsan)\n{command:?}:\n{said}"
+    );
     fs::rename(&unfinished, path).expect("the target folder can be written");
 }

@@ -1,12 +1,13 @@
 // What csrc/paging.cu needs of CUDA, for a C++17 compiler and a CPU. The sources stay as they are:
 //
-//     c++ -std=c++17 -fno-strict-aliasing
-//         -include tests/kernels/shim.h -x c++ -c csrc/paging.cu
+//     c++ -std=c++17 -fno-strict-aliasing -include tests/kernels/shim.h -x c++ -c csrc/paging.cu
 //
 // One other translation unit of the program includes launch.h, declares the kernels, and runs them:
 //
 //     extern "C" void hybrid_pages_gather(hybrid_pages::Paging);
-//     shim::run(hybrid_pages_gather, paging, {.grid = 3, .block = 1});
+//     shim::Launch launch;
+//     launch.grid = 3;
+//     shim::run(hybrid_pages_gather, paging, launch);
 //
 // Only what the kernels use is here, and no header of the standard library: their sources see none.
 #pragma once
