@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::{CudaError, Result};
 
 use super::device::Device;
-use super::table::{DevicePointer, Handle};
+use super::table::{DevicePointer, Handle, INVALID_VALUE};
 
 const HOST_PORTABLE_MAPPED: u32 = 1 | 2;
 const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
@@ -122,12 +122,12 @@ pub(crate) fn memory_kind(device: &Device, address: DevicePointer) -> Result<Opt
     let (mut kind, mut ordinal): (u32, c_int) = (0, 0);
     // SAFETY: places of the attributes' sizes.
     unsafe {
-        let unknown = driver
-            .pointer_attribute((&raw mut kind).cast(), ATTRIBUTE_MEMORY_TYPE, address)
-            .is_err();
-        // Memory that the driver has never heard of is the host's.
-        if unknown || kind != MEMORY_TYPE_DEVICE {
-            return Ok(None);
+        match driver.pointer_attribute((&raw mut kind).cast(), ATTRIBUTE_MEMORY_TYPE, address) {
+            Ok(()) if kind == MEMORY_TYPE_DEVICE => {}
+            Ok(()) => return Ok(None),
+            // Memory that the driver has never heard of is the host's.
+            Err(CudaError::Driver { code, .. }) if code == INVALID_VALUE => return Ok(None),
+            Err(error) => return Err(error),
         }
         driver.pointer_attribute((&raw mut ordinal).cast(), ATTRIBUTE_DEVICE_ORDINAL, address)?;
     }

@@ -24,6 +24,7 @@ pub(crate) type Handle = *mut c_void;
 pub(crate) type DevicePointer = u64;
 
 pub(crate) const SUCCESS: Code = 0;
+pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const STREAM_CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
