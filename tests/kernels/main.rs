@@ -6,7 +6,6 @@
 
 mod case;
 mod harness;
-mod kinds;
 mod lists;
 mod mutants;
 mod random;

@@ -1,0 +1,232 @@
+//! What waits for what on the device: stores for the compute stream, loads for the last fence,
+//! places of the ring for those before; and captures of graphs.
+#![cfg(target_os = "linux")]
+
+mod cuda_support;
+mod mock_cuda;
+mod transfer_support;
+
+use cuda_support::{Load, Plain, Store, options};
+use hybrid_pages::transfer::{Engine, checksum};
+use hybrid_pages_cuda::CudaError;
+use hybrid_pages_cuda::engine::Method;
+use mock_cuda::{Mock, Mode};
+use transfer_support::{Dice, expecting};
+
+const METHODS: [Method; 3] = Method::ALL;
+
+#[test]
+fn a_store_reads_what_the_stream_has_written_late() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for method in METHODS {
+        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let late = Dice::new(5).bytes(Plain::BYTES);
+        let hold = stream.hold();
+        plain.compute(&stream, 2, &late);
+        let ticket = plain
+            .submit(Store, vec![Plain::entry(0, 2)], &stream)
+            .unwrap();
+        assert!(
+            !plain.is_hasty(ticket),
+            "{method}: the block is not written yet"
+        );
+        assert_eq!(plain.engine.in_flight(), 1);
+        drop(hold);
+        let stored = plain.finish(ticket);
+        assert_eq!(
+            (stored.error, stored.checksums),
+            (None, vec![checksum(&late)])
+        );
+        assert!(plain.stored(0) == late);
+    }
+    assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
+fn a_store_does_not_wait_for_what_the_stream_is_given_later() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for method in METHODS {
+        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let before = plain.payload(2);
+        let ticket = plain
+            .submit(Store, vec![Plain::entry(0, 2)], &stream)
+            .unwrap();
+        let _hold = stream.hold();
+        assert_eq!(plain.finish(ticket).error, None);
+        assert!(plain.stored(0) == before);
+    }
+}
+
+#[test]
+fn a_load_waits_for_what_was_before_the_fence_and_nothing_later() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for method in METHODS {
+        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let (early, wanted) = (
+            Dice::new(5).bytes(Plain::BYTES),
+            Dice::new(6).bytes(Plain::BYTES),
+        );
+        let sum = plain.fill(0, &wanted);
+        let load = |block| vec![expecting(Plain::entry(0, block), sum)];
+
+        let hold = stream.hold();
+        plain.compute(&stream, 3, &early);
+        plain.fence(&stream).unwrap();
+        let ticket = plain.submit(Load, load(3), &stream).unwrap();
+        assert!(
+            !plain.is_hasty(ticket),
+            "{method}: the block still belongs to the stream"
+        );
+        drop(hold);
+        assert_eq!(plain.finish(ticket).error, None);
+        assert!(
+            plain.payload(3) == wanted,
+            "{method}: the stream's bytes came later"
+        );
+
+        // Those of the next step are no concern of blocks that were free when the fence was set.
+        let hold = stream.hold();
+        for block in 4..6 {
+            let ticket = plain.submit(Load, load(block), &stream).unwrap();
+            assert_eq!(plain.finish(ticket).error, None);
+            assert!(plain.payload(block) == wanted);
+        }
+        // Stores of that step wait, and loads do not wait for stores.
+        let store = plain
+            .submit(Store, vec![Plain::entry(1, 6)], &stream)
+            .unwrap();
+        assert!(!plain.is_hasty(store));
+        let ticket = plain.submit(Load, load(7), &stream).unwrap();
+        assert_eq!(plain.finish(ticket).error, None);
+        assert_eq!(plain.engine.in_flight(), 1);
+        drop(hold);
+        assert_eq!(plain.finish(store).error, None);
+    }
+    assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
+fn a_load_without_a_fence_waits_for_the_whole_stream() {
+    let mock = Mock::new();
+    for stream in [mock.stream(), mock.legacy()] {
+        for method in METHODS {
+            let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+            let wanted = Dice::new(6).bytes(Plain::BYTES);
+            let sum = plain.fill(0, &wanted);
+            let hold = stream.hold();
+            plain.compute(&stream, 3, &Dice::new(5).bytes(Plain::BYTES));
+            let load = vec![expecting(Plain::entry(0, 3), sum)];
+            let ticket = plain.submit(Load, load, &stream).unwrap();
+            assert!(!plain.is_hasty(ticket));
+            drop(hold);
+            assert_eq!(plain.finish(ticket).error, None);
+            assert!(plain.payload(3) == wanted, "{method}");
+        }
+    }
+}
+
+#[test]
+fn each_part_of_a_long_transfer_waits_for_its_place_in_the_ring() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for seed in 1..=12 {
+        // Places of one tile, so that 32 tiles go around eight times.
+        let plain = Plain::new(&mock, &options(Some(Method::Staged))).unwrap();
+        mock.delay(1000, seed);
+        let payloads: Vec<_> = (0..Plain::BLOCKS)
+            .map(|block| plain.payload(block))
+            .collect();
+        let all = || (0..Plain::BLOCKS).map(|block| Plain::entry(block, block));
+        let stored = plain.run(Store, all().collect(), &stream).unwrap();
+        assert_eq!(stored.error, None);
+        for (block, payload) in payloads.iter().enumerate() {
+            assert!(plain.stored(block) == *payload, "entry {block}");
+            plain.compute(&stream, block, &vec![0; Plain::BYTES]);
+        }
+        let load = all()
+            .zip(stored.checksums)
+            .map(|(entry, sum)| expecting(entry, sum));
+        let loaded = plain.run(Load, load.collect(), &stream).unwrap();
+        assert_eq!(loaded.error, None);
+        for (block, payload) in payloads.iter().enumerate() {
+            assert!(plain.payload(block) == *payload, "block {block}");
+        }
+        mock.delay(0, 1);
+    }
+    assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
+fn an_engine_has_streams_of_its_own_of_the_lowest_priority() {
+    let mock = Mock::new();
+    let plain = Plain::new(&mock, &options(None)).unwrap();
+    let streams = mock.streams();
+    assert!(streams.len() >= 2, "one a direction at least");
+    // Not blocking: none waits for the default stream by itself.
+    assert!(
+        streams.iter().all(|stream| *stream == (1, 0)),
+        "{streams:?}"
+    );
+    drop(plain);
+    assert!(mock.streams().is_empty());
+}
+
+#[test]
+fn a_stream_in_capture_is_refused_and_its_capture_stays_valid() {
+    let mock = Mock::new();
+    let (captured, other) = (mock.stream(), mock.stream());
+    for method in METHODS {
+        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let entry = || vec![Plain::entry(0, 0)];
+        let ((), valid) = captured.capture(|| {
+            for direction in [Store, Load] {
+                let refused = plain.submit(direction, entry(), &captured).unwrap_err();
+                assert_eq!(refused, CudaError::Capturing);
+            }
+            assert_eq!(plain.fence(&captured).unwrap_err(), CudaError::Capturing);
+            // Others go on meanwhile.
+            plain.round_trip(&other).unwrap();
+            plain.fence(&other).unwrap();
+            assert_eq!(plain.run(Load, entry(), &captured).unwrap().error, None);
+        });
+        assert!(valid, "{method}");
+        plain.round_trip(&captured).unwrap();
+    }
+    assert_eq!((mock.count("invalidated"), mock.count("captured")), (0, 0));
+}
+
+#[test]
+fn nothing_that_an_engine_does_invalidates_a_capture() {
+    let mock = Mock::new();
+    let (captured, other) = (mock.stream(), mock.stream());
+    let before = mock.live();
+    let ((), valid) = captured.capture(|| {
+        // From its making to its end, pageable memory and refused copies too.
+        for (method, pinned) in [
+            (None, true),
+            (Some(Method::Copy), true),
+            (Some(Method::Staged), false),
+            (Some(Method::Copy), false),
+        ] {
+            if !pinned {
+                mock.fail("cuMemHostRegister_v2", 1, 2, Mode::Once);
+            }
+            let bench = mock.relaxed(|| cuda_support::Bench::new(&mock));
+            let plain = bench.engine(&options(method)).unwrap();
+            plain.round_trip(&other).unwrap();
+            mock.fail("cuEventRecord", 3, 1, Mode::Once);
+            let _ = plain.round_trip(&other);
+            drop(plain);
+            mock.relaxed(|| drop(bench));
+        }
+    });
+    assert!(valid);
+    assert_eq!(mock.count("invalidated"), 0);
+    assert_eq!(mock.live(), before);
+    // And the mock does notice.
+    let (_, valid) = captured.capture(|| other.finish_in_vain());
+    assert!(!valid);
+}
