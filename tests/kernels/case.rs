@@ -76,14 +76,17 @@ impl Case {
             Kernel::Scatter,
             Kernel::Digest,
         ]);
-        let entries = random.pick(&[0, 1, 1, 1, 1, 1, 2, 2, 3, 4]);
-        let lists = Lists::random(random, entries, kernel != Kernel::Scatter);
+        let entries = random.pick(&[0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 4]);
+        let mut lists = Lists::random(random, entries, kernel != Kernel::Scatter);
         let (first_tile, tile_count) = tiles(random, &lists.tiles);
+        if random.chance(20) {
+            lists.reach_out(random, first_tile..first_tile + tile_count);
+        }
         let orders = [Order::Forward, Order::Reversed, Order::Shuffled];
         let block = match random.below(1000) {
             0..500 => 1,
             500..950 => 2 + random.below(7),
-            950..999 => 9 + random.below(40),
+            950..997 => 9 + random.below(40),
             _ => 512,
         };
         let regions = lists.regions.iter();
@@ -151,7 +154,7 @@ impl Case {
         });
         let packed = self.packed.iter().map(|placed| {
             let mut piece = placed.piece;
-            piece.address += bases[placed.region];
+            piece.address = piece.address.wrapping_add(bases[placed.region]);
             piece
         });
         let (strided, packed): (Vec<_>, Vec<_>) = (strided.collect(), packed.collect());
@@ -181,8 +184,8 @@ fn tiles(random: &mut Random, tiles: &std::ops::Range<u64>) -> (u64, u64) {
     match random.below(20) {
         0..12 => (tiles.start, count),
         12..17 => {
-            let skip = random.below(count + 1);
-            (tiles.start + skip, random.below(count - skip + 1))
+            let skip = random.below(count.max(1));
+            (tiles.start + skip, 1 + random.below(count.max(1) - skip))
         }
         17 => (tiles.start, 0),
         18 => (tiles.start.saturating_sub(2), count + 3),

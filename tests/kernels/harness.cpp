@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../../csrc/paging.h"
@@ -23,6 +23,7 @@ using hybrid_pages::Packed;
 using hybrid_pages::Paging;
 using hybrid_pages::Strided;
 using hybrid_pages::TILE;
+using hybrid_pages::u64;
 
 extern "C" void hybrid_pages_gather(Paging);
 extern "C" void hybrid_pages_scatter(Paging);
@@ -56,7 +57,7 @@ struct Block {
 };
 
 struct Header {
-    std::uint64_t kernel, grid, block, blocks, together, threads, seed, first_tile, tile_count,
+    u64 kernel, grid, block, blocks, together, threads, seed, first_tile, tile_count,
         digests, regions, strided, packed;
 };
 
@@ -91,38 +92,40 @@ struct Case {
     Header header;
     std::vector<Region> regions;
 
-    // Opens the bytes of a run that lie in the launch's tiles.
-    void open(Region& region, std::uint64_t position, std::uint64_t offset, std::uint64_t bytes) {
-        const std::uint64_t first = std::max(position, header.first_tile * TILE);
-        const std::uint64_t end =
-            std::min(position + bytes, (header.first_tile + header.tile_count) * TILE);
-        if (first >= end) {
-            return;
-        }
-        offset += first - position;
-        if (offset > region.block.count || end - first > region.block.count - offset) {
+    // Where the launch's tiles begin and end in a piece, whatever of it lies outside.
+    template <typename Piece>
+    std::pair<u64, u64> window(const Piece& piece) const {
+        const auto clamp = [&](u64 tile) {
+            return std::clamp(tile * TILE, piece.position, piece.position + piece.bytes) -
+                   piece.position;
+        };
+        return {clamp(header.first_tile), clamp(header.first_tile + header.tile_count)};
+    }
+
+    void open(Region& region, u64 offset, u64 bytes) {
+        if (offset > region.block.count || bytes > region.block.count - offset) {
             std::fputs("harness: a piece leaves its region\n", stderr);
             std::exit(2);
         }
-        std::memset(region.open.data() + offset, 1, end - first);
+        std::memset(region.open.data() + offset, 1, bytes);
     }
 
-    void place(Region& region, Strided& piece) {
-        std::uint64_t position = piece.position;
-        for (std::uint64_t a = 0; a < piece.extent[0]; ++a)
-            for (std::uint64_t b = 0; b < piece.extent[1]; ++b)
-                for (std::uint64_t c = 0; c < piece.extent[2]; ++c)
-                    for (std::uint64_t d = 0; d < piece.extent[3]; ++d, position += piece.run)
-                        open(region, position,
-                             piece.address + a * std::uint64_t(piece.stride[0]) +
-                                 b * std::uint64_t(piece.stride[1]) +
-                                 c * std::uint64_t(piece.stride[2]) +
-                                 d * std::uint64_t(piece.stride[3]),
-                             piece.run);
+    void open(Region& region, const Strided& piece) {
+        const auto [begin, end] = window(piece);
+        for (u64 at = begin, bytes; at < end; at += bytes) {
+            u64 run = at / piece.run, address = piece.address + at % piece.run;
+            for (int k = 3; k >= 0; --k) {
+                address += run % piece.extent[k] * static_cast<u64>(piece.stride[k]);
+                run /= piece.extent[k];
+            }
+            bytes = std::min(piece.run - at % piece.run, end - at);
+            open(region, address, bytes);
+        }
     }
 
-    void place(Region& region, Packed& piece) {
-        open(region, piece.position, piece.address, piece.bytes);
+    void open(Region& region, const Packed& piece) {
+        const auto [begin, end] = window(piece);
+        open(region, piece.address + begin, end - begin);
     }
 
     // Reads a list whose addresses are offsets in regions.
@@ -131,27 +134,27 @@ struct Case {
         Block<Piece> pieces(count);
         for (std::size_t i = 0; i < count; ++i) {
             Piece& piece = pieces.data()[i];
-            std::uint64_t region;
+            u64 region;
             read(&region, sizeof region);
             read(&piece, sizeof piece);
             if (used) {
-                place(regions.at(region), piece);
+                open(regions.at(region), piece);
             }
-            piece.address += reinterpret_cast<std::uint64_t>(regions.at(region).block.data());
+            piece.address += reinterpret_cast<u64>(regions.at(region).block.data());
         }
         return pieces;
     }
 
     void run() {
         for (std::size_t i = 0; i < header.regions; ++i) {
-            std::uint64_t bytes;
+            u64 bytes;
             read(&bytes, sizeof bytes);
             read(regions.emplace_back(bytes).block.data(), bytes);
         }
         const bool digest = header.kernel == 2;
         const Block<Strided> strided = list<Strided>(header.strided, true);
         const Block<Packed> packed = list<Packed>(header.packed, !digest);
-        const Block<unsigned long long> digests(header.digests ? header.tile_count : 0);
+        const Block<u64> digests(header.digests ? header.tile_count : 0);
         std::memset(digests.data(), 0xA5, digests.bytes());
         const Paging paging{strided.data(),
                             packed.data(),

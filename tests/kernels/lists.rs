@@ -33,8 +33,8 @@ impl Lists {
         let first = match random.below(100) {
             0..50 => 0,
             50..75 => random.below(6),
-            75..95 => (1 << 32) / TILE - 1 - random.below(3),
-            _ => (1 << 40) + random.below(1 << 20),
+            75..90 => (1 << 32) / TILE - 1 - random.below(3),
+            _ => (1 << 24) + random.below(1 << 24),
         };
         let mut maker = Maker {
             random,
@@ -55,7 +55,8 @@ impl Lists {
             maker.packed(&other, &mut packed);
             tile += bytes.div_ceil(TILE);
             if maker.random.chance(20) {
-                tile += maker.random.below(3);
+                let most = maker.random.pick(&[2, 40]);
+                tile += maker.random.size(most);
             }
         }
         Self {
@@ -65,6 +66,72 @@ impl Lists {
             tiles: first..tile,
         }
     }
+}
+
+impl Lists {
+    /// Drops the pieces beside a launch, and lets those at its ends reach far beyond it on the line.
+    /// There is no memory for what lies outside the launch.
+    pub fn reach_out(&mut self, random: &mut Random, tiles: std::ops::Range<u64>) {
+        let (start, end) = (tiles.start * TILE, tiles.end * TILE);
+        let meets = |position, bytes| position < end && start < position + bytes;
+        self.strided
+            .retain(|placed| meets(placed.piece.position, placed.piece.bytes));
+        self.packed
+            .retain(|placed| meets(placed.piece.position, placed.piece.bytes));
+
+        if let Some(Placed { piece, .. }) = self.strided.first_mut()
+            && piece.position <= start
+        {
+            let most = widen(random, piece);
+            let more = random.below(most.min(piece.position / slice(piece)) + 1);
+            let back = more.wrapping_mul(piece.stride[0] as u64);
+            piece.address = piece.address.wrapping_sub(back);
+            piece.position -= more * slice(piece);
+            lengthen(piece, more);
+        }
+        if let Some(Placed { piece, .. }) = self.strided.last_mut()
+            && piece.position + piece.bytes >= end
+        {
+            let most = widen(random, piece);
+            let more = random.below(most);
+            lengthen(piece, more);
+        }
+        if let Some(Placed { piece, .. }) = self.packed.first_mut()
+            && piece.position <= start
+        {
+            let more = random.below(piece.position + 1);
+            piece.address = piece.address.wrapping_sub(more);
+            piece.position -= more;
+            piece.bytes += more;
+        }
+        if let Some(Placed { piece, .. }) = self.packed.last_mut()
+            && piece.position + piece.bytes >= end
+        {
+            piece.bytes += match random.below(2) {
+                0 => random.below(1 << 36),
+                // What is left is then little more than a multiple of 2^32.
+                _ => ((1 + random.below(16)) << 32) - random.below(TILE),
+            };
+        }
+    }
+}
+
+/// Bytes of one index of the outermost level.
+fn slice(piece: &Strided) -> u64 {
+    piece.bytes / u64::from(piece.extent[0])
+}
+
+/// Readies the outermost level for more, and says for how many its addresses suffice.
+fn widen(random: &mut Random, piece: &mut Strided) -> u64 {
+    if piece.extent[0] == 1 {
+        piece.stride[0] = random.below(1 << 12) as i64 - (1 << 11);
+    }
+    ((1 << 40) / (piece.stride[0].unsigned_abs() + 1)).clamp(1, 1 << 30)
+}
+
+fn lengthen(piece: &mut Strided, more: u64) {
+    piece.bytes += more * slice(piece);
+    piece.extent[0] += more as u32;
 }
 
 struct Maker<'a> {

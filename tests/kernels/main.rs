@@ -6,6 +6,7 @@
 
 mod case;
 mod harness;
+mod kinds;
 mod lists;
 mod mutants;
 mod random;

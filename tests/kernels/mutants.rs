@@ -66,6 +66,18 @@ const MUTANTS: &[Mutant] = &[
         "u64 position = static_cast<u32>(paging.first_tile + i) * TILE",
     ),
     mutant(
+        "the way into a piece is cut to 32 bits",
+        "paging.cu",
+        "u64 run = skip / piece.run;",
+        "u64 run = static_cast<u32>(skip) / piece.run;",
+    ),
+    mutant(
+        "what is left of a piece is cut to 32 bits",
+        "paging.cu",
+        "const u64 left = piece.bytes - skip;",
+        "const u32 left = static_cast<u32>(piece.bytes - skip);",
+    ),
+    mutant(
         "digests count from the block's first tile",
         "paging.cu",
         "paging.digests + i",
