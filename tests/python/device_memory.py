@@ -34,6 +34,12 @@ class Device:
         self.allocated.append(address.value)
         return address.value
 
+    def zeros(self, nbytes: int) -> ctypes.Array:
+        """Memory of the mock, as an object with a buffer: the host may touch it as well."""
+        buffer = (ctypes.c_uint8 * nbytes).from_address(self.allocate(nbytes))
+        ctypes.memset(buffer, 0, nbytes)
+        return buffer
+
     def write(self, address: int, data: np.ndarray) -> None:
         data = np.ascontiguousarray(data).view(np.uint8)
         self(

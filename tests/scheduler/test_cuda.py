@@ -1,0 +1,201 @@
+"""The connector's worker half with caches on a device: the real engine over the mock driver."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hybrid_pages.vllm import engines
+from hybrid_pages.vllm.support import UnsupportedError
+from simulation.device import pretended
+from simulation.engine import Engine, StartEngine
+from simulation.runner import Runner
+from simulation.shapes import BLOCK_TOKENS as N
+from simulation.shapes import SHAPES
+from simulation.workload import Mix, Workload
+
+PROMPT = Workload(random.Random(5)).fresh(6 * N + 1)
+LAUNCH_FAILED, OUT_OF_MEMORY = 719, 2
+STICKY = 1
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def driver(cache: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with pretended(monkeypatch, cache) as driver:
+        yield driver
+
+
+def failures(engine: Engine) -> dict[str, float]:
+    counters = engine.connector.scheduler.stats()["counters"]
+    return {key: count for key, count in counters.items() if key.startswith("failures")}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_stored_from_a_device_is_restored_to_it(
+    driver: Any, ranks: int, asynchronous: bool, start: StartEngine
+) -> None:
+    engine = start(ranks=ranks, async_scheduling=asynchronous, extra={"verify_on_load": True})
+    driver.delay(2000)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()
+    worker = engine.runners[0].connector.worker
+    assert isinstance(worker.engine, engines.StreamEngine)
+    assert failures(engine) == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_workload_gives_the_right_text(driver: Any, seed: int, start: StartEngine) -> None:
+    rng = random.Random(f"device {seed}")
+    engine = start(
+        rng.choice(list(SHAPES.values())),
+        async_scheduling=rng.random() < 0.5,
+        runner_version=rng.choice((1, 2)),
+        blocks=rng.choice((40, 64)),
+        batched_tokens=rng.choice((24, 64, 200)),
+        requests=rng.choice((2, 8)),
+        extra={
+            "host_gb": rng.choice((0.0003, 0.001)),
+            "verify_on_load": rng.random() < 0.5,
+            "store_mode": rng.choice(("auto", "step")),
+        },
+    )
+    driver.delay(rng.choice((0, 200, 2000)), seed + 1)
+    mix = Mix(arrival=0.5, abort=0.05, forget=0.5, reset=0.05)
+    Workload(rng, mix).run(engine, 25)
+    assert failures(engine) == {}
+
+
+def test_loads_are_fenced_before_the_forward_pass_and_stores_come_after(
+    driver: Any, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Noted(engines.StreamEngine):
+        def fence(self) -> None:
+            calls.append("fence")
+            super().fence()
+
+        def load(self, entries: Any) -> int:
+            calls.append("load")
+            return super().load(entries)
+
+        def store(self, entries: Any) -> int:
+            calls.append("store")
+            return super().store(entries)
+
+    monkeypatch.setattr(engines, "StreamEngine", Noted)
+    forward, prepare = Runner._forward, Runner._prepare_blocks
+    monkeypatch.setattr(
+        Runner, "_forward", lambda self, out: (calls.append("forward"), forward(self, out))[1]
+    )
+    monkeypatch.setattr(
+        Runner, "_prepare_blocks", lambda self, o: (calls.append("zero"), prepare(self, o))[1]
+    )
+    engine = start()
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    at = calls.index("load")
+    assert calls[at - 3 : at] == ["zero", "fence", "forward"]
+    for index, call in enumerate(calls):
+        if call == "store":
+            assert "forward" in calls[:index]
+            assert calls[:index][::-1].index("forward") < calls[:index][::-1].index("zero")
+
+
+def test_a_step_that_cannot_be_fenced_recomputes_its_loads(driver: Any, start: StartEngine) -> None:
+    engine = start()
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    request = engine.add(PROMPT)
+    engine_of_worker = engine.runners[0].connector.worker.engine
+    fence = engine_of_worker.fence
+
+    def fail_once() -> None:
+        engine_of_worker.fence = fence
+        driver.fail("cuEventRecord", 1, OUT_OF_MEMORY)
+        fence()
+
+    engine_of_worker.fence = fail_once
+    engine.run()
+    request.check()
+    assert sum(failures(engine).values()) == 1
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()
+
+
+def test_a_broken_device_recomputes_what_waits_and_stores_nothing_more(
+    driver: Any, start: StartEngine
+) -> None:
+    engine = start(blocks=120)
+    other = Workload(random.Random(6)).fresh(5 * N + 1)
+    for prompt in (PROMPT, other):
+        engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    driver.delay(2000)
+    for function in ("cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync", "cuLaunchKernel"):
+        driver.fail(function, 1, LAUNCH_FAILED, STICKY)
+    results = [engine.add(prompt) for prompt in (PROMPT, other)]
+    engine.run()
+    for result in results:
+        result.check()
+    assert sum(failures(engine).values()) >= 2
+    pages = engine.cache.stats()["pages"]
+    engine.generate(Workload(random.Random(7)).fresh(3 * N + 1))
+    assert engine.cache.stats()["pages"] == pages
+    engine.check_idle()
+    # A broken device never runs what it was given; the mock, once it is mended, would.
+    driver.delay(0)
+    time.sleep(0.1)
+
+
+def test_pinning_that_fails_is_said_once(
+    driver: Any, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.fail("cuMemHostRegister_v2", 1, OUT_OF_MEMORY)
+    with caplog.at_level(logging.WARNING, logger="vllm.hybrid_pages"):
+        engine = start()
+        engine.generate(PROMPT)
+        assert engine.reset_prefix_cache()
+        assert engine.generate(PROMPT).restored_tokens == 6 * N
+    said = [record for record in caplog.records if "pinning the arena" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_sleep_lets_go_of_the_device_and_waking_up_takes_it_again(
+    driver: Any, start: StartEngine
+) -> None:
+    engine = start()
+    engine.generate(PROMPT)
+    registered = driver.count("registrations")
+    assert registered == 1
+    connector = engine.runners[0].connector
+    connector.unregister_kv_caches()
+    assert driver.count("registrations") == 0
+    connector.restore_kv_caches()
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    assert driver.count("registrations") == 1
+
+
+def test_the_engine_is_made_for_the_device_that_the_caches_lie_on() -> None:
+    here = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    assert engines.cache_device(here) == torch.device("cpu")
+    assert engines.cache_device({}) == torch.device("cpu")
+    with pytest.raises(UnsupportedError, match="layer 'b': expected its cache in CPU or CUDA"):
+        engines.cache_device(here | {"b": torch.zeros(1, device="meta")})
