@@ -1,8 +1,9 @@
 // Runs launches that come over stdin and answers with what they left in memory. See harness.rs,
 // which writes and reads the stream.
 //
-// Every region, list and array of digests is an allocation of exactly its size. Under
-// AddressSanitizer, what the launch has no business with is poisoned inside regions, too.
+// Every region, list and array of digests is an allocation of exactly its size. With
+// HARNESS_POISONS, for AddressSanitizer, what the launch has no business with is poisoned inside
+// regions, too.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 
 #include "../../csrc/paging.h"
 #include "launch.h"
-#ifdef __SANITIZE_ADDRESS__
+#ifdef HARNESS_POISONS
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -50,15 +51,16 @@ struct Block {
     std::size_t count;
     std::unique_ptr<void, decltype(&std::free)> memory;
 
-    explicit Block(std::size_t count) : count(count), memory(std::malloc(count * sizeof(T)), std::free) {}
+    explicit Block(std::size_t count)
+        : count(count), memory(std::malloc(count * sizeof(T)), std::free) {}
 
     T* data() const { return static_cast<T*>(memory.get()); }
     std::size_t bytes() const { return count * sizeof(T); }
 };
 
 struct Header {
-    u64 kernel, grid, block, blocks, together, threads, seed, first_tile, tile_count,
-        digests, regions, strided, packed;
+    u64 kernel, grid, block, blocks, together, threads, seed, first_tile, tile_count, digests,
+        regions, strided, packed;
 };
 
 // A region, and which of its bytes the launch may touch.
@@ -69,7 +71,7 @@ struct Region {
     explicit Region(std::size_t bytes) : block(bytes), open(bytes) {}
 
     void poison() const {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef HARNESS_POISONS
         for (std::size_t begin = 0, end; begin < block.count; begin = end) {
             const void* const other =
                 std::memchr(open.data() + begin, !open[begin], block.count - begin);
@@ -82,7 +84,7 @@ struct Region {
     }
 
     void heal() const {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef HARNESS_POISONS
         __asan_unpoison_memory_region(block.data(), block.bytes());
 #endif
     }

@@ -269,9 +269,9 @@ fn flags(sanitizer: Sanitizer) -> Vec<&'static str> {
         "-fno-strict-aliasing",
         "-fno-sanitize-recover=all",
     ];
-    flags.push(match sanitizer {
-        Sanitizer::Address => "-fsanitize=address,undefined",
-        Sanitizer::Thread => "-fsanitize=thread",
+    flags.extend(match sanitizer {
+        Sanitizer::Address => ["-fsanitize=address,undefined", "-DHARNESS_POISONS"].as_slice(),
+        Sanitizer::Thread => &["-fsanitize=thread"],
     });
     flags
 }

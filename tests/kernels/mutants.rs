@@ -132,6 +132,13 @@ const MUTANTS: &[Mutant] = &[
         "if (false) {",
     ),
     mutant(
+        "the byte after a word is written as it was",
+        "paging.cu",
+        "*reinterpret_cast<Word*>(memory[k]) = held[k];",
+        "*reinterpret_cast<Word*>(memory[k]) = held[k];
+         reinterpret_cast<volatile u8*>(memory[k])[sizeof(Word)] |= 0;",
+    ),
+    mutant(
         "gaps between pieces keep what was there",
         "paging.cu",
         "clear(tile, filled, begin);",
