@@ -9,6 +9,8 @@ python=${PYTHON:-python3}
 site=$PWD/.cache/gpu-site
 began=$SECONDS
 whole=530
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 summary=()
 status=0
 
@@ -24,11 +26,12 @@ stage() {
         return 0
     fi
     say "$name (at most $limit s)"
-    timeout --kill-after=5 "$limit" "$@" || code=$?
+    timeout --kill-after=5 "$limit" "$@" 2>&1 | tee "$log"
+    code=${PIPESTATUS[0]}
     case $code in
-        0) summary+=("$name: passed") ;;
+        0) summary+=("$name: $(tail -n 1 "$log")") ;;
         124 | 137) summary+=("$name: FAILED: stopped after $limit s") ;;
-        *) summary+=("$name: FAILED with $code") ;;
+        *) summary+=("$name: FAILED with $code: $(tail -n 1 "$log")") ;;
     esac
     ((code == 0)) || status=1
 }
@@ -59,11 +62,10 @@ fi
 pytest=("$python" -m pytest -p no:cacheprovider -q -rs --timeout 120)
 stage "tests" 200 "${pytest[@]}" tests/gpu
 
-why=$("$python" -c 'import hybrid_pages.transformers' 2>&1 | tail -n 1)
-if [ -z "$why" ]; then
+if why=$("$python" -c 'import hybrid_pages.transformers' 2>&1); then
     stage "transformers" 120 "${pytest[@]}" tests/transformers/test_gpu.py -k qwen3.5
 else
-    skip "transformers" "$why"
+    skip "transformers" "${why##*$'\n'}"
 fi
 
 if command -v compute-sanitizer >/dev/null; then
