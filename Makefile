@@ -125,12 +125,13 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-kernels test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
+test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
-test-rust: $(STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core
-	@$(SAY) "testing the Rust core (about 2 minutes the first time)"
+test-rust: $(STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core, the CUDA engine and its kernels on a CPU
+	@$(SAY) "testing the Rust core, the CUDA engine and its kernels (about 4 minutes the first time)"
 	@export HYBRID_PAGES_NVRTC=$(CURDIR)/$(NVRTC)/nvidia/cuda_nvrtc/lib/libnvrtc.so.12; \
+	export HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000}; \
 	if cargo nextest --version >/dev/null 2>&1; then \
 	    cargo nextest run --locked --workspace --cargo-quiet --no-fail-fast --status-level fail && cargo test --locked --quiet --doc; \
 	else \
@@ -138,7 +139,7 @@ test-rust: $(STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core
 	fi
 
 .PHONY: test-kernels
-test-kernels: ## Test the CUDA kernels on the CPU against their twins, and that planted faults are found
+test-kernels: ## Of test-rust the kernels alone: against their twins, and that planted faults are found
 	@$(SAY) "testing the CUDA kernels on a CPU (about 1 minute)"
 	@HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000} cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 
