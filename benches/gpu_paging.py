@@ -46,7 +46,6 @@ class Bench:
         self.left_out: list[str] = []
         self.buffers = Buffers(machine, max(case.nbytes for case in chosen))
         self._places: dict[int, Place] = {}
-        self._idle: dict[tuple[Case, str], float] = {}
 
     def place(self, size: int) -> Place:
         if size not in self._places:

@@ -30,7 +30,7 @@ class Buffers:
 
     def __init__(self, machine: Machine, most_bytes: int) -> None:
         self.pool = machine.empty(2 * most_bytes).random_()
-        self.pinned = {way: machine.pinned(most_bytes).random_() for way in ("store", "load")}
+        self.pinned = {way: machine.pinned(most_bytes).fill_(0x5A) for way in ("store", "load")}
         self.staging = {way: machine.empty(most_bytes) for way in ("store", "load")}
 
 

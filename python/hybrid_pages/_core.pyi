@@ -381,6 +381,13 @@ class HostEngine:
 class CudaDevice:
     """A device of this process."""
 
+    @staticmethod
+    def count() -> int:
+        """How many devices the driver shows to this process. Makes no context.
+
+        Raises CudaError without a driver, or if one of its functions fails.
+        """
+
     @property
     def ordinal(self) -> int:
         """Its number, as `CUDA_VISIBLE_DEVICES` orders them."""
@@ -491,7 +498,7 @@ class CudaEngine:
         """
 
 def cuda_devices() -> list[CudaDevice]:
-    """The devices that the driver shows to this process, in order.
+    """The devices that the driver shows to this process, in order. Makes a context for a moment.
 
     The driver is `libcuda.so.1`, or the library that the environment names in HYBRID_PAGES_LIBCUDA.
 

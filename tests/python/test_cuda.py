@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_pages import CudaError, TransferError, cuda, cuda_devices
+from hybrid_pages import CudaDevice, CudaError, TransferError, cuda, cuda_devices
 
 
 def pretend(monkeypatch, library):
@@ -25,3 +25,19 @@ def test_a_machine_without_a_driver_says_why(monkeypatch, library, why):
         cuda_devices()
     assert isinstance(raised.value, TransferError)
     assert (raised.value.call, raised.value.code, raised.value.name) == (None, None, None)
+
+
+def test_asking_whether_there_is_a_device_makes_no_context(mock):
+    before = mock.calls("cuDevicePrimaryCtxRetain")
+    assert cuda.is_available()
+    assert mock.calls("cuDevicePrimaryCtxRetain") == before
+    assert [device.ordinal for device in cuda.devices()] == list(range(CudaDevice.count()))
+
+
+def test_a_driver_that_fails_or_has_no_devices_says_so(mock):
+    mock.fail("cuDeviceGetCount", 1, 999)
+    with pytest.raises(CudaError, match="cuDeviceGetCount") as raised:
+        cuda_devices()
+    assert (raised.value.call, raised.value.code) == ("cuDeviceGetCount", 999)
+    mock.fail("cuDeviceGetCount", 1, 100)
+    assert "CUDA_ERROR_NO_DEVICE" in cuda.reason()

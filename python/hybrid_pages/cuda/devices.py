@@ -12,14 +12,14 @@ def devices() -> list[CudaDevice]:
 
 
 def is_available() -> bool:
-    """Whether there is a driver and a device."""
+    """Whether there is a driver and a device. Makes no context."""
     return reason() is None
 
 
 def reason() -> str | None:
     """Why there is no CUDA here, or None if there is."""
     try:
-        found = cuda_devices()
+        found = CudaDevice.count()
     except CudaError as error:
         return str(error)
     return None if found else "CUDA is not available: expected a device, found none"

@@ -40,6 +40,12 @@ impl From<&Device> for PyCudaDevice {
 
 #[pymethods]
 impl PyCudaDevice {
+    #[staticmethod]
+    fn count(py: Python<'_>) -> PyResult<usize> {
+        py.detach(|| Device::count(&*Driver::get()?))
+            .map_err(cuda_to_py)
+    }
+
     #[getter]
     fn ordinal(&self) -> usize {
         self.ordinal

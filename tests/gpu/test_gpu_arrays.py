@@ -61,6 +61,10 @@ def test_torch_tensors_of_any_strides(torch, dtype, name):
     kind = getattr(torch, dtype)
     base = torch.randint(0, 256, (4, 24, 40 * kind.itemsize), device="cuda", dtype=torch.uint8)
     view = VIEWS[name](base.view(kind))
+    try:
+        view.__dlpack__()
+    except BufferError as error:
+        pytest.skip(f"this torch exports no {dtype}: {error}")
     seen = ArrayView(view)
     assert (seen.address, seen.device_type, seen.device_id) == (view.data_ptr(), "cuda", 0)
     round_trip(torch, view.view(torch.uint8) if kind.itemsize == 1 else view, view, 4)
