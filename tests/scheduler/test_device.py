@@ -177,6 +177,27 @@ def test_pinning_that_fails_is_said_once(
     assert len(said) == 1
 
 
+def test_an_engine_that_cannot_be_made_is_not_tried_in_every_step(
+    driver: Any, start: StartEngine
+) -> None:
+    driver.fail("cuStreamCreateWithPriority", 1, OUT_OF_MEMORY)
+    engine = start()
+    for _ in range(2):
+        engine.generate(PROMPT)
+        assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 0
+    assert driver.calls("cuMemHostRegister_v2") == 1
+    engine.check_idle()
+
+
+def test_a_device_without_a_driver_is_refused_at_start(
+    driver: Any, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYBRID_PAGES_LIBCUDA", "/nowhere/libcuda.so.1")
+    with pytest.raises(UnsupportedError, match="KV caches on cuda:0: CUDA is not available"):
+        start()
+
+
 def test_sleep_lets_go_of_the_device_and_waking_up_takes_it_again(
     driver: Any, start: StartEngine
 ) -> None:

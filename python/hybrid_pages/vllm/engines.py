@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from hybrid_pages import Arena, Completion, CudaEngine, Geometry, HostEngine, LayerMap
+from hybrid_pages import Arena, Completion, CudaEngine, Geometry, HostEngine, LayerMap, cuda
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntryOfRank, StoreEntry
 from hybrid_pages.vllm.support import UnsupportedError
@@ -76,6 +76,16 @@ def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
                 f"its own, found it on {tensor.device}"
             )
     return first[1] if first is not None else torch.device("cpu")
+
+
+def require_driver(device: torch.device) -> None:
+    """Refuses a device that this package cannot reach, which torch can.
+
+    Raises:
+        UnsupportedError: with the reason.
+    """
+    if device.type == "cuda" and (reason := cuda.reason()) is not None:
+        raise UnsupportedError(f"KV caches on {device}: {reason}")
 
 
 def make_engine(

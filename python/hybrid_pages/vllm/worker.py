@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from hybrid_pages import Arena, Completion, Geometry, LayerMap, TransferError
+from hybrid_pages import Arena, Completion, CudaError, Geometry, LayerMap, TransferError
 from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.layout import read_layout
 from hybrid_pages.vllm.log import logger
@@ -58,6 +58,7 @@ class WorkerHalf:
         self.engine: engines.CopyEngine | None = None
         self._device = torch.device("cpu")
         self._unfenced: str | None = None
+        self._refused: tuple[str, str] | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._arena_path: str | None = None
@@ -72,10 +73,11 @@ class WorkerHalf:
 
         Raises:
             GeometryError: a tensor that does not match its spec.
-            UnsupportedError: a cache this connector does not handle.
+            UnsupportedError: a cache this connector does not handle, or a device without a driver.
         """
         self.unregister()
         self._device = engines.cache_device(kv_caches)
+        engines.require_driver(self._device)
         self._kv_caches = dict(kv_caches)
         self.geometry, self._maps = read_layout(
             self._config, self._kv_cache_config, self._kv_caches
@@ -87,7 +89,7 @@ class WorkerHalf:
             self.engine.close()
             self._collect()
             self.engine = None
-        self._arena_path = None
+        self._arena_path = self._refused = None
 
     def restore(self) -> None:
         """Reads the buffers anew after wake-up."""
@@ -105,17 +107,24 @@ class WorkerHalf:
             return self.engine
         if path is None or self.geometry is None:
             raise RuntimeError("expected an arena and registered KV caches, found none")
+        if self._refused is not None and self._refused[0] == path:
+            raise TransferError(self._refused[1])
         arena = Arena.open(path, self.geometry)
-        self.engine = engines.make_engine(
-            self._device,
-            self.geometry,
-            arena,
-            rank=self.rank,
-            num_blocks=self._kv_cache_config.num_blocks,
-            layers=self._maps,
-            threads=self.settings.copy_threads,
-            owners=self._kv_caches,
-        )
+        try:
+            self.engine = engines.make_engine(
+                self._device,
+                self.geometry,
+                arena,
+                rank=self.rank,
+                num_blocks=self._kv_cache_config.num_blocks,
+                layers=self._maps,
+                threads=self.settings.copy_threads,
+                owners=self._kv_caches,
+            )
+        except CudaError as error:
+            # Pinning the arena anew in every step would cost more than the cache is worth.
+            self._refused = path, str(error)
+            raise
         self._arena_path = path
         return self.engine
 
@@ -127,7 +136,7 @@ class WorkerHalf:
         This step's loads wait for what the device was given until here, and not for the pass. On a
         CPU there is nothing to wait for.
         """
-        self._unfenced = None
+        before, self._unfenced = self._unfenced, None
         if self._device.type == "cpu" or step.arena is None:
             return
         try:
@@ -135,8 +144,9 @@ class WorkerHalf:
             if step.loads and isinstance(engine, engines.StreamEngine):
                 engine.fence()
         except Exception as error:
-            logger.exception("no transfer can be ordered in this step")
             self._unfenced = str(error)
+            if self._unfenced != before:
+                logger.exception("no load can be ordered after what the device does")
 
     def start_loads(self, step: StepMetadata) -> None:
         """Starts this step's loads; each ends in a later :meth:`collect`."""
