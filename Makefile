@@ -20,7 +20,7 @@ BENCH_ARGS ?=
 # How long the fuzz targets run.
 FUZZ ?= 512
 TREES ?= 16
-LISTS ?= 500000
+LISTS ?= 200000
 # `make lock UPGRADE=--upgrade` moves every pin to the newest version.
 UPGRADE ?=
 
@@ -182,7 +182,7 @@ fuzz-batch: build ## Long random courses of batch operations (FUZZ=512 courses; 
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/batch/test_equality.py
 
 .PHONY: fuzz-kernels
-fuzz-kernels: ## Long random lists through the CUDA kernels (LISTS=500000 lists; half an hour)
+fuzz-kernels: ## Long random lists through the CUDA kernels (LISTS=200000 lists; 20 minutes)
 	@$(SAY) "random lists through the CUDA kernels"
 	@HYBRID_PAGES_FUZZ=$(LISTS) cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 
