@@ -21,12 +21,13 @@ struct Copy {
 enum class Way { ANY, TO_DEVICE, TO_HOST };
 
 /// In two parts with a pause between, so that whoever looks too early sees a torn copy.
-void move(const Context& context, const Copy& copy) {
+void move(const Context& context, const Copy& copy, long pause) {
     auto* target = reinterpret_cast<unsigned char*>(copy.target);
     auto* source = copy.early ? copy.early->data() : reinterpret_cast<unsigned char*>(copy.source);
     uint64_t first = copy.bytes ? roll(copy.bytes + 1) : 0;
     for (auto [from, to] : {std::pair{uint64_t{0}, first}, std::pair{first, copy.bytes}}) {
         if (from > 0) dawdle();
+        std::this_thread::sleep_for(std::chrono::microseconds(pause));
         auto using_it = memory_in_use();
         bool whole = accessible(context, copy.target + from, to - from, Use::COPY) &&
                      (copy.early || accessible(context, copy.source + from, to - from, Use::COPY));
@@ -75,7 +76,8 @@ CUresult start(Lock& lock, std::vector<Copy> copies, CUstream handle, Way way) {
         if (pageable_source && !copy.early) copy.early = read_now(*stream->context, copy);
         waits = waits || pageable_target;
     }
-    enqueue(stream, [stream, whole, copies = std::move(copies)] {
+    long pause = setting("COPY_US", 0);
+    enqueue(stream, [stream, whole, pause, copies = std::move(copies)] {
         Context& context = *stream->context;
         if (context.sticky) return;
         if (!whole) {
@@ -83,7 +85,7 @@ CUresult start(Lock& lock, std::vector<Copy> copies, CUstream handle, Way way) {
             fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
             return;
         }
-        for (const Copy& copy : copies) move(context, copy);
+        for (const Copy& copy : copies) move(context, copy, pause);
     });
     if (waits && !stream->capturing) drain(lock, stream);
     return waits ? stream->context->sticky.load() : CUDA_SUCCESS;

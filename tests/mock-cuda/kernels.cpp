@@ -163,7 +163,11 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid, unsigned grid
         Paging paging;
         std::memcpy(&paging, parameters[0], sizeof paging);
         mock.history["largest_grid"] = std::max<long>(mock.history["largest_grid"], grid);
-        enqueue(stream, [stream, function, paging, grid] { run(stream, *function, paging, grid); });
+        std::chrono::microseconds pause(setting("KERNEL_US", 0));
+        enqueue(stream, [stream, function, paging, grid, pause] {
+            std::this_thread::sleep_for(pause);
+            run(stream, *function, paging, grid);
+        });
         return CUDA_SUCCESS;
     });
 }

@@ -1,7 +1,5 @@
 // Streams: queues that a thread of their own works off, with random pauses; events and waiting.
 
-#include <random>
-
 #include "mock.h"
 
 namespace {
@@ -55,12 +53,16 @@ uint64_t roll(uint64_t below) {
     static std::atomic<uint64_t> threads{0};
     thread_local uint64_t seed = 0;
     thread_local uint64_t number = ++threads;
-    thread_local std::mt19937_64 random;
+    thread_local uint64_t state = 0;
     if (seed != mock.seed) {
         seed = mock.seed;
-        random.seed(seed * 1000003 + number);
+        state = seed * 1000003 + number;
     }
-    return random() % below;
+    // SplitMix64: public domain, by Sebastiano Vigna.
+    uint64_t mixed = state += 0x9e3779b97f4a7c15;
+    mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9;
+    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
+    return (mixed ^ mixed >> 31) % below;
 }
 
 void dawdle() {

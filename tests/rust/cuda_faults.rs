@@ -209,7 +209,7 @@ fn a_missing_function_is_a_reason_and_no_crash() {
 }
 
 #[test]
-fn no_library_and_no_device_are_reasons() {
+fn a_missing_library_is_a_reason() {
     let _mock = Mock::unused(&[]);
     for path in [
         "/nowhere/libcuda.so.1",
@@ -233,6 +233,10 @@ fn a_driver_that_does_not_start_says_why_and_may_start_later() {
         let why = Driver::get().map(drop).unwrap_err();
         assert_eq!(cuda_support::of_driver(&why), Some((function, UNKNOWN)));
     }
+    mock.set("DEVICES", 0);
+    let why = Driver::get().map(drop).unwrap_err().to_string();
+    assert!(why.contains("CUDA_ERROR_NO_DEVICE"), "{why}");
+    mock.set("DEVICES", Mock::DEVICES);
     let driver = Driver::get().unwrap();
     assert_eq!(Device::count(&driver).unwrap(), Mock::DEVICES);
     let why = Device::open(&driver, Mock::DEVICES)

@@ -142,7 +142,8 @@ fn each_part_of_a_long_transfer_waits_for_its_place_in_the_ring() {
         let all = || (0..Plain::BLOCKS).map(|block| Plain::entry(block, block));
         let stored = plain.run(Store, all().collect(), &stream).unwrap();
         assert_eq!(stored.error, None);
-        for (block, payload) in payloads.iter().enumerate() {
+        // Those that end last are looked at first.
+        for (block, payload) in payloads.iter().enumerate().rev() {
             assert!(plain.stored(block) == *payload, "entry {block}");
             plain.compute(&stream, block, &vec![0; Plain::BYTES]);
         }
@@ -151,12 +152,32 @@ fn each_part_of_a_long_transfer_waits_for_its_place_in_the_ring() {
             .map(|(entry, sum)| expecting(entry, sum));
         let loaded = plain.run(Load, load.collect(), &stream).unwrap();
         assert_eq!(loaded.error, None);
-        for (block, payload) in payloads.iter().enumerate() {
+        for (block, payload) in payloads.iter().enumerate().rev() {
             assert!(plain.payload(block) == *payload, "block {block}");
         }
         mock.delay(0, 1);
     }
     assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
+fn a_transfer_ends_when_its_last_byte_has_arrived() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for (slow, pause) in [("COPY_US", 2000), ("KERNEL_US", 3000)] {
+        for method in METHODS {
+            let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+            let payload = plain.payload(1);
+            mock.set(slow, pause);
+            let store = plain.run(Store, vec![Plain::entry(0, 1)], &stream).unwrap();
+            assert!(plain.stored(0) == payload, "{method}: a store, {slow}");
+            let load = vec![expecting(Plain::entry(0, 2), store.checksums[0])];
+            let loaded = plain.run(Load, load, &stream).unwrap();
+            assert_eq!(loaded.error, None);
+            assert!(plain.payload(2) == payload, "{method}: a load, {slow}");
+            mock.set(slow, 0);
+        }
+    }
 }
 
 #[test]

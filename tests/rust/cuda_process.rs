@@ -155,6 +155,87 @@ fn an_engine_that_is_closed_refuses_more_and_has_ended_all() {
 }
 
 #[test]
+fn threads_may_submit_to_one_engine_at_the_same_time() {
+    let mock = Mock::new();
+    for method in Method::ALL {
+        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let payloads: Vec<_> = (0..4).map(|block| plain.payload(block)).collect();
+        mock.delay(300, 5);
+        std::thread::scope(|scope| {
+            for (number, payload) in payloads.iter().enumerate() {
+                let plain = &plain;
+                scope.spawn(move || {
+                    for _ in 0..8 {
+                        // On the default stream, from threads without a context of their own.
+                        let there = plain
+                            .engine
+                            .submit(Store, vec![Plain::entry(number, number)]);
+                        assert!(plain.engine.wait(there.unwrap(), None).unwrap());
+                        assert!(plain.stored(number) == *payload);
+                        let back = plain
+                            .engine
+                            .submit(Load, vec![Plain::entry(number, number + 4)]);
+                        assert!(plain.engine.wait(back.unwrap(), None).unwrap());
+                        assert!(plain.payload(number + 4) == *payload);
+                    }
+                });
+            }
+        });
+        let ended = plain.engine.poll();
+        assert_eq!(ended.len(), 64);
+        assert!(ended.iter().all(|completion| completion.error.is_none()));
+        mock.delay(0, 1);
+    }
+    assert_eq!(mock.count("violations"), 0);
+}
+
+#[test]
+fn an_engine_takes_the_method_that_its_calibration_finds_cheapest() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    let bench = Bench::new(&mock);
+    let cache = folder("choice");
+    let options = Options {
+        cache_dir: Some(cache.clone()),
+        ..options(None)
+    };
+    drop(bench.engine(&options).unwrap());
+    let file = fs::read_dir(&cache)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let mut kept: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    for cheapest in Method::ALL {
+        for measured in kept["calibration"]["costs"].as_array_mut().unwrap() {
+            let price = if measured["method"] == cheapest.name() {
+                1.0
+            } else {
+                2.0
+            };
+            measured["costs"]["fixed"] = price.into();
+            measured["costs"]["per_copy"] = 0.0.into();
+            measured["costs"]["per_byte"] = 0.0.into();
+        }
+        fs::write(&file, kept.to_string()).unwrap();
+        let plain = bench.engine(&options).unwrap();
+        let calls = ["cuLaunchKernel", "cuMemcpyBatchAsync"].map(|name| (name, mock.calls(name)));
+        let ended = plain.run(Store, vec![Plain::entry(0, 0)], &stream).unwrap();
+        assert_eq!(ended.error, None);
+        // Of four tiles on a ring of places of one; digests are a launch.
+        let [launches, batches] = calls.map(|(name, before)| mock.calls(name) - before);
+        let expected = match cheapest {
+            Method::Copy => (1, 1),
+            Method::Kernel => (1, 0),
+            Method::Staged => (4, batches),
+        };
+        assert_eq!((launches, batches), expected, "{cheapest}");
+    }
+}
+
+#[test]
 fn a_fork_is_told_that_it_has_no_device_and_touches_none() {
     unsafe extern "C" {
         fn fork() -> i32;

@@ -35,7 +35,7 @@ macro_rules! functions {
     ($($name:ident = $symbol:literal ($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         /// A function is looked up when it is called: some may be hidden.
         impl Functions {
-            $(unsafe fn $name(&self, $($argument: $kind),*) -> $result {
+            $(pub unsafe fn $name(&self, $($argument: $kind),*) -> $result {
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the mock's function of that name has this signature.
                 let function = unsafe { self.0.get::<Function>(concat!($symbol, "\0")) };
@@ -46,8 +46,9 @@ macro_rules! functions {
     };
 }
 
+/// The driver's functions, and the mock's own.
 #[derive(Clone)]
-struct Functions(Arc<Library>);
+pub struct Functions(Arc<Library>);
 
 functions! {
     init = "cuInit"(flags: c_uint) -> c_int;
@@ -62,6 +63,13 @@ functions! {
     stream_create = "cuStreamCreateWithPriority"(stream: *mut Handle, flags: c_uint, priority: c_int) -> c_int;
     stream_destroy = "cuStreamDestroy_v2"(stream: Handle) -> c_int;
     stream_synchronize = "cuStreamSynchronize"(stream: Handle) -> c_int;
+    event_create = "cuEventCreate"(event: *mut Handle, flags: c_uint) -> c_int;
+    event_destroy = "cuEventDestroy_v2"(event: Handle) -> c_int;
+    event_record = "cuEventRecord"(event: Handle, stream: Handle) -> c_int;
+    event_query = "cuEventQuery"(event: Handle) -> c_int;
+    event_wait = "cuStreamWaitEvent"(stream: Handle, event: Handle, flags: c_uint) -> c_int;
+    proc_address = "cuGetProcAddress_v2"(symbol: *const i8, function: *mut Handle, version: c_int, flags: u64, status: *mut c_int) -> c_int;
+    copy_to_host = "cuMemcpyDtoHAsync_v2"(target: *mut c_void, source: u64, nbytes: usize, stream: Handle) -> c_int;
     copy_to_device = "cuMemcpyHtoDAsync_v2"(target: u64, source: *const c_void, nbytes: usize, stream: Handle) -> c_int;
     fail = "mock_cuda_fail"(function: *const i8, nth: c_long, code: c_int, mode: c_int) -> ();
     calls = "mock_cuda_calls"(function: *const i8) -> c_long;
@@ -78,7 +86,7 @@ functions! {
 
 /// One test's use of the mock: no other test uses it meanwhile.
 pub struct Mock {
-    functions: Functions,
+    pub functions: Functions,
     contexts: Vec<Handle>,
     _session: MutexGuard<'static, ()>,
 }
@@ -130,6 +138,12 @@ impl Mock {
         // SAFETY: the context is held.
         let code = unsafe { self.functions.set_current(self.contexts[device]) };
         assert_eq!(code, 0);
+    }
+
+    /// Makes none this thread's.
+    pub fn leave(&self) {
+        // SAFETY: null stands for none.
+        assert_eq!(unsafe { self.functions.set_current(ptr::null_mut()) }, 0);
     }
 
     /// From now on, a function fails the `nth` time, from 1.
@@ -283,6 +297,10 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
+    pub fn raw(&self) -> Handle {
+        self.handle
+    }
+
     /// As an engine is told.
     pub fn handle(&self) -> usize {
         self.handle.expose_provenance()
