@@ -76,7 +76,7 @@ CUresult take_late_fault() { return std::exchange(late_fault, CUDA_SUCCESS); }
 
 void fail_context(Context& context, CUresult code) {
     CUresult none = CUDA_SUCCESS;
-    context.sticky.compare_exchange_strong(none, code);
+    if (context.sticky.compare_exchange_strong(none, code)) ++context.breaks;
     mock.changed.notify_all();
 }
 

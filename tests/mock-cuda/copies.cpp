@@ -21,7 +21,7 @@ struct Copy {
 enum class Way { ANY, TO_DEVICE, TO_HOST };
 
 /// In two parts with a pause between, so that whoever looks too early sees a torn copy.
-void move(const Context& context, const Copy& copy, long pause) {
+void move(const Turn& turn, const Copy& copy, long pause) {
     auto* target = reinterpret_cast<unsigned char*>(copy.target);
     auto* source = copy.early ? copy.early->data() : reinterpret_cast<unsigned char*>(copy.source);
     uint64_t first = copy.bytes ? roll(copy.bytes + 1) : 0;
@@ -29,11 +29,13 @@ void move(const Context& context, const Copy& copy, long pause) {
         if (from > 0) dawdle();
         std::this_thread::sleep_for(std::chrono::microseconds(pause));
         auto using_it = memory_in_use();
-        bool whole = accessible(context, copy.target + from, to - from, Use::COPY) &&
-                     (copy.early || accessible(context, copy.source + from, to - from, Use::COPY));
+        if (turn.is_over()) return;
+        bool whole =
+            accessible(turn.context, copy.target + from, to - from, Use::COPY) &&
+            (copy.early || accessible(turn.context, copy.source + from, to - from, Use::COPY));
         if (!whole) {
             violation("a copy of " + std::to_string(copy.bytes) + " bytes leaves its memory");
-            fail_context(const_cast<Context&>(context), CUDA_ERROR_ILLEGAL_ADDRESS);
+            fail_context(turn.context, CUDA_ERROR_ILLEGAL_ADDRESS);
             return;
         }
         std::memmove(target + from, source + from, to - from);
@@ -77,15 +79,12 @@ CUresult start(Lock& lock, std::vector<Copy> copies, CUstream handle, Way way) {
         waits = waits || pageable_target;
     }
     long pause = setting("COPY_US", 0);
-    enqueue(stream, [stream, whole, pause, copies = std::move(copies)] {
-        Context& context = *stream->context;
-        if (context.sticky) return;
-        if (!whole) {
+    enqueue(stream, [whole, pause, copies = std::move(copies)](const Turn& turn) {
+        if (!whole && !turn.is_over()) {
             violation("a copy leaves its memory, or goes the other way");
-            fail_context(context, CUDA_ERROR_ILLEGAL_ADDRESS);
-            return;
+            fail_context(turn.context, CUDA_ERROR_ILLEGAL_ADDRESS);
         }
-        for (const Copy& copy : copies) move(context, copy, pause);
+        for (const Copy& copy : copies) move(turn, copy, pause);
     });
     if (waits && !stream->capturing) drain(lock, stream);
     return waits ? stream->context->sticky.load() : CUDA_SUCCESS;

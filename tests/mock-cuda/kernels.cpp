@@ -98,13 +98,12 @@ bool is_sound(const Context& context, const Function& function, const Paging& pa
            (!digests || accessible(context, digests, 8 * paging.tile_count, Use::KERNEL));
 }
 
-void run(const std::shared_ptr<Stream>& stream, const Function& function, const Paging& paging,
-         unsigned grid) {
-    if (stream->context->sticky) return;
+void run(const Turn& turn, const Function& function, const Paging& paging, unsigned grid) {
     auto using_it = memory_in_use();
-    if (!is_sound(*stream->context, function, paging)) {
+    if (turn.is_over()) return;
+    if (!is_sound(turn.context, function, paging)) {
         violation(std::string(function.name) + " leaves its memory, or its lists are not in order");
-        fail_context(*stream->context, CUDA_ERROR_ILLEGAL_ADDRESS);
+        fail_context(turn.context, CUDA_ERROR_ILLEGAL_ADDRESS);
         return;
     }
     blockDim = {1, 1, 1};
@@ -164,9 +163,9 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid, unsigned grid
         std::memcpy(&paging, parameters[0], sizeof paging);
         mock.history["largest_grid"] = std::max<long>(mock.history["largest_grid"], grid);
         std::chrono::microseconds pause(setting("KERNEL_US", 0));
-        enqueue(stream, [stream, function, paging, grid, pause] {
+        enqueue(stream, [function, paging, grid, pause](const Turn& turn) {
             std::this_thread::sleep_for(pause);
-            run(stream, *function, paging, grid);
+            run(turn, *function, paging, grid);
         });
         return CUDA_SUCCESS;
     });

@@ -29,6 +29,8 @@ struct Context {
     CUdevice device = 0;
     int references = 0;
     std::atomic<CUresult> sticky{CUDA_SUCCESS};
+    /// How often it broke: what was given to streams before that never runs, even after a reset.
+    std::atomic<uint64_t> breaks{0};
     std::shared_ptr<Stream> legacy;
 };
 
@@ -44,8 +46,17 @@ struct Event {
     std::shared_ptr<Mark> mark;
 };
 
+/// An operation's chance to run.
+struct Turn {
+    Context& context;
+    uint64_t breaks;
+
+    bool is_over() const { return context.breaks != breaks; }
+};
+
 struct Operation {
-    std::function<void()> run;
+    std::function<void(const Turn&)> run;
+    uint64_t breaks;
     std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> after;
 };
 
@@ -107,7 +118,7 @@ Context* current();
 
 /// Null, and `error` says why, where the handle is not one of the current context.
 std::shared_ptr<Stream> find_stream(CUstream handle, CUresult& error);
-void enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> run);
+void enqueue(const std::shared_ptr<Stream>& stream, std::function<void(const Turn&)> run);
 void drain(Lock& lock, const std::shared_ptr<Stream>& stream);
 /// Sleeps a random while, within the bound that was set.
 void dawdle();

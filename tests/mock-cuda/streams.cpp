@@ -5,9 +5,9 @@
 namespace {
 
 /// Waits for something, on a host thread or as an operation of a stream. Nobody waits for a context
-/// that is broken.
-void await(Lock& lock, const Context& context, const std::function<bool()>& holds) {
-    mock.changed.wait(lock, [&] { return context.sticky != CUDA_SUCCESS || holds(); });
+/// that has broken.
+void await(Lock& lock, const Turn& turn, const std::function<bool()>& holds) {
+    mock.changed.wait(lock, [&] { return turn.is_over() || holds(); });
 }
 
 void work(const std::shared_ptr<Stream>& stream) {
@@ -17,12 +17,13 @@ void work(const std::shared_ptr<Stream>& stream) {
         if (stream->queue.empty()) return;
         Operation operation = std::move(stream->queue.front());
         stream->queue.pop_front();
+        Turn turn{*stream->context, operation.breaks};
         for (const auto& [other, place] : operation.after) {
-            await(lock, *stream->context, [&] { return other->done >= place; });
+            await(lock, turn, [&, other = other, place = place] { return other->done >= place; });
         }
         lock.unlock();
         dawdle();
-        operation.run();
+        operation.run(turn);
         lock.lock();
         ++stream->done;
         mock.changed.notify_all();
@@ -86,15 +87,17 @@ std::shared_ptr<Stream> find_stream(CUstream handle, CUresult& error) {
     return found->second;
 }
 
-void enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> run) {
+void enqueue(const std::shared_ptr<Stream>& stream, std::function<void(const Turn&)> run) {
     if (stream->capturing) {
         ++mock.history["captured"];
         return;
     }
     if (CUresult code = take_late_fault()) {
-        run = [stream, code] { fail_context(*stream->context, code); };
+        run = [code](const Turn& turn) {
+            if (!turn.is_over()) fail_context(turn.context, code);
+        };
     }
-    Operation operation{std::move(run), {}};
+    Operation operation{std::move(run), stream->context->breaks, {}};
     // The legacy stream and the blocking ones wait for each other.
     bool legacy = stream == stream->context->legacy;
     if (legacy) {
@@ -112,7 +115,8 @@ void enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> run) {
 
 void drain(Lock& lock, const std::shared_ptr<Stream>& stream) {
     uint64_t place = stream->enqueued;
-    await(lock, *stream->context, [&] { return stream->done >= place; });
+    Turn turn{*stream->context, stream->context->breaks};
+    await(lock, turn, [&] { return stream->done >= place; });
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
@@ -145,9 +149,9 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
         if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
         if (CUresult refused = capture_check(stream)) return refused;
         // What was recorded last counts; a later record does not move it.
-        enqueue(stream, [stream, mark = event->mark] {
+        enqueue(stream, [mark = event->mark](const Turn& turn) {
             Lock lock(mock.mutex);
-            if (mark) await(lock, *stream->context, [&] { return mark->reached; });
+            if (mark) await(lock, turn, [&] { return mark->reached; });
         });
         return CUDA_SUCCESS;
     });
@@ -196,8 +200,8 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
         event->mark = std::make_shared<Mark>();
         // The mark is reached even where a late fault takes the operation's place.
         CUresult late = take_late_fault();
-        enqueue(stream, [stream, late, mark = event->mark] {
-            if (late != CUDA_SUCCESS) fail_context(*stream->context, late);
+        enqueue(stream, [late, mark = event->mark](const Turn& turn) {
+            if (late != CUDA_SUCCESS && !turn.is_over()) fail_context(turn.context, late);
             Lock lock(mock.mutex);
             mark->reached = true;
             mark->at = std::chrono::steady_clock::now();
@@ -219,7 +223,8 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
     return call("cuEventSynchronize", CONTEXT | UNSAFE, [&](Lock& lock) -> CUresult {
         if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
         Context* context = event->context;
-        if (auto mark = event->mark) await(lock, *context, [&] { return mark->reached; });
+        Turn turn{*context, context->breaks};
+        if (auto mark = event->mark) await(lock, turn, [&] { return mark->reached; });
         return context->sticky;
     });
 }
@@ -248,9 +253,9 @@ EXPORT uint64_t mock_cuda_hold(CUstream handle) {
     if (!stream) return 0;
     auto hold = std::make_shared<Hold>();
     holds[++count] = hold;
-    enqueue(stream, [stream, hold] {
+    enqueue(stream, [hold](const Turn& turn) {
         Lock lock(mock.mutex);
-        await(lock, *stream->context, [&] { return hold->released; });
+        await(lock, turn, [&] { return hold->released; });
     });
     return count;
 }
