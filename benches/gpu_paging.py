@@ -13,6 +13,7 @@ import datetime
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,9 +32,17 @@ from paging.methods import LIMIT, METHODS, OURS, Method, Missing, Ours
 from paging.place import Buffers, Place
 
 RESULTS = Path(__file__).parent / "results"
-SKIPPED = 0
+SKIPPED, FAILED = 0, 1
 BUSY_SIZES = (16 * KIB, 64 * KIB, MIB)
 WINDOW_SECONDS = 0.06
+
+
+class Stopped(BaseException):
+    """Somebody wants this process to end; what was measured is written first."""
+
+
+def stop(*_: object) -> None:
+    raise Stopped
 
 
 class Bench:
@@ -61,9 +70,16 @@ class Bench:
             if used > budget:
                 self.left_out = [str(case) for case in self.cases[number - 1 :]]
                 break
-            cells = [self.measure(case, name) for name in self.methods if name not in self.missing]
+            try:
+                cells = [self.measure(case, name) for name in self._methods()]
+            except Stopped:
+                self.left_out = [str(case) for case in self.cases[number - 1 :]]
+                break
             found = "  ".join(f"{row.method} {row.gb_per_s:.1f}" for row in cells if row)
             print(f"{used:4.0f} s  {number}/{len(self.cases)}  {case}  {found}", flush=True)
+
+    def _methods(self) -> list[str]:
+        return [name for name in self.methods if name not in self.missing]
 
     def measure(self, case: Case, name: str) -> report.Row | None:
         try:
@@ -71,13 +87,11 @@ class Bench:
             seconds, slowdown = (
                 self._busy(case, method) if case.busy else (self._time(method), None)
             )
-        except Missing as error:
-            self.missing[name] = str(error)
-            return None
-        except hybrid_pages.CudaError as error:
-            if name not in OURS or name == "auto":
+        except Exception as error:
+            # What a driver or a library refuses is named in the results; our own faults are raised.
+            if name in OURS and not isinstance(error, hybrid_pages.CudaError):
                 raise
-            self.missing[name] = str(error)
+            self.missing[name] = str(error) if isinstance(error, Missing) else repr(error)
             return None
         if seconds is None:
             return None
@@ -178,6 +192,7 @@ def main() -> int:
     methods = [name for name in METHODS if not options.only or name in (*options.only, LIMIT)]
     if options.dry_run and not cuda.is_available():
         methods = [name for name in methods if name not in OURS]
+    signal.signal(signal.SIGTERM, stop)
     bench = Bench(machine, chosen, methods, options.rounds)
     bench.run(options.budget)
     calibration = next((engine.calibration for engine in Ours.engines.values()), None)
@@ -203,7 +218,7 @@ def main() -> int:
         print(f"the budget left out {len(bench.left_out)} cases", file=sys.stderr)
     if not options.dry_run:
         write(figures, bench.rows, options.results)
-    return 0
+    return FAILED if "auto" in bench.missing else 0
 
 
 def write(figures: dict[str, Any], rows: list[report.Row], folder: Path) -> None:

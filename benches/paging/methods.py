@@ -178,6 +178,16 @@ class Indexed(Method):
             self.items.index_copy_(0, self.rows["load"], staging)
 
 
+class _Stream:
+    """A stream for CuPy 14, whatever torch's own speak."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
 class CuPy(Indexed):
     """CuPy: `take` and one copy; one copy and an assignment through an index."""
 
@@ -194,11 +204,8 @@ class CuPy(Indexed):
         self.rows = {way: cupy.from_dlpack(rows) for way, rows in self.rows.items()}
         self.staging = {way: cupy.from_dlpack(buffer) for way, buffer in self.staging.items()}
         self.host = {way: buffer.numpy() for way, buffer in self.pinned.items()}
-        device = cupy.cuda.Device().id
         self.streams = {
-            way: cupy.cuda.Stream.from_external(stream)
-            if hasattr(cupy.cuda.Stream, "from_external")
-            else cupy.cuda.ExternalStream(self.machine.handle(stream), device)
+            way: cupy.cuda.Stream.from_external(_Stream(self.machine.handle(stream)))
             for way, stream in (("store", self.machine.down), ("load", self.machine.up))
         }
 
