@@ -2,10 +2,9 @@
 //!
 //! A range can be registered once a process, while several engines and devices may share it.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::error::{CudaError, Result};
 
@@ -13,18 +12,6 @@ use super::device::Device;
 use super::table::{DevicePointer, HOST_MEMORY_ALREADY_REGISTERED, Handle};
 
 const PORTABLE_MAPPED: u32 = 1 | 2;
-
-/// Users of each range: address and bytes.
-#[derive(Default)]
-pub(crate) struct Registrations {
-    users: Mutex<HashMap<(usize, usize), usize>>,
-}
-
-impl Registrations {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Pinned host memory, until the last holder drops it.
 pub struct Registration {
@@ -54,7 +41,7 @@ impl Registration {
         let driver = device.driver();
         let range = (address.addr().get(), nbytes);
         let host: Handle = address.as_ptr().cast::<c_void>();
-        let mut users = driver.registrations.lock();
+        let mut users = driver.pinned();
         let mut ours = true;
         if let Some(count) = users.get_mut(&range) {
             *count += 1;
@@ -96,7 +83,7 @@ impl Drop for Registration {
             return;
         }
         let range = (self.address.addr().get(), self.nbytes);
-        let mut users = self.device.driver().registrations.lock();
+        let mut users = self.device.driver().pinned();
         let last = match users.get_mut(&range) {
             Some(count) if *count > 1 => {
                 *count -= 1;

@@ -7,13 +7,11 @@ use std::collections::HashMap;
 use std::env;
 use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 
 use crate::error::{CudaError, Result};
-
-use super::registration::Registrations;
 
 /// Names another library than `libcuda.so.1`: a driver in an unusual place.
 pub const LIBRARY_VARIABLE: &str = "HYBRID_PAGES_LIBCUDA";
@@ -155,7 +153,7 @@ pub struct Driver {
     error_text: Option<Describe>,
     copy_batch: Option<CopyBatch>,
     version: i32,
-    pub(crate) registrations: Registrations,
+    pinned: Mutex<HashMap<(usize, usize), usize>>,
 }
 
 impl Driver {
@@ -202,7 +200,7 @@ impl Driver {
             error_text,
             copy_batch: find.and_then(find_copy_batch),
             version: 0,
-            registrations: Registrations::default(),
+            pinned: Mutex::default(),
         };
         // The process keeps the driver: its threads and contexts outlive whoever asked for it.
         std::mem::forget(library);
@@ -226,6 +224,11 @@ impl Driver {
     #[must_use]
     pub fn has_copy_batch(&self) -> bool {
         self.copy_batch.is_some()
+    }
+
+    /// Registered ranges of host memory, by address and bytes, and how many hold each.
+    pub(crate) fn pinned(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Copies in one call, where the driver can.

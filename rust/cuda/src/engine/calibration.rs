@@ -1,4 +1,4 @@
-//! What the methods cost on a device: measured once, and kept.
+//! Measures once a device what the methods cost, and keeps it.
 
 use std::fs;
 use std::io::Write;
@@ -14,11 +14,11 @@ use crate::error::Result;
 use crate::kernels::abi::{Packed, Strided};
 use crate::line::{Copy, Line};
 
-use super::Options;
-use super::choice::Costs;
+use super::costs::{Calibration, Costs};
 use super::lane::{Given, Slots};
+use super::lanes::{Failed, Lanes};
 use super::method::Method;
-use super::worker::{Failed, Setup};
+use super::options::Options;
 
 /// Changes with the code that it measures.
 const VERSION: u32 = 1;
@@ -26,19 +26,6 @@ const SMALL: usize = TILE_BYTES;
 const MANY: usize = 256;
 const LARGE: usize = 8 << 20;
 const TIMES: usize = 5;
-
-/// The costs of each method in each direction on one device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Calibration {
-    costs: Vec<Measured>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Measured {
-    direction: String,
-    method: String,
-    costs: Costs,
-}
 
 /// What a calibration holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,97 +44,56 @@ struct Kept {
     calibration: Calibration,
 }
 
-impl Calibration {
-    /// From costs that are known.
-    pub fn from_costs(costs: impl IntoIterator<Item = (Direction, Method, Costs)>) -> Self {
-        let measured = |(direction, method, costs): (Direction, Method, Costs)| Measured {
-            direction: name(direction).to_owned(),
-            method: method.name().to_owned(),
-            costs,
+/// The calibration that was kept for these conditions, or a new one, which is kept. A file that cannot
+/// be read or is of other conditions is measured again.
+pub(super) fn calibrate(
+    lanes: &mut Lanes,
+    methods: &[Method],
+    options: &Options,
+    warnings: &mut Vec<String>,
+) -> Result<Calibration> {
+    let device = lanes.device();
+    let conditions = Conditions {
+        version: VERSION,
+        package: env!("CARGO_PKG_VERSION").to_owned(),
+        device: device.uuid(),
+        driver: device.driver().version(),
+        share: options.share,
+        staging_bytes: options.staging_bytes,
+    };
+    let path = cache_dir(options.cache_dir.as_deref())
+        .map(|directory| directory.join(format!("calibration-{}.json", conditions.device)));
+    if let Some(kept) = path.as_deref().and_then(|path| read(path, &conditions)) {
+        let complete = |method: &Method| {
+            [Direction::Store, Direction::Load]
+                .iter()
+                .all(|direction| kept.costs(*direction, *method).is_some())
         };
-        Self {
-            costs: costs.into_iter().map(measured).collect(),
+        if methods.iter().all(complete) {
+            return Ok(kept);
         }
     }
-
-    /// What a method costs, if it was measured.
-    #[must_use]
-    pub fn costs(&self, direction: Direction, method: Method) -> Option<Costs> {
-        let found = self
-            .costs
-            .iter()
-            .find(|m| m.direction == name(direction) && m.method == method.name());
-        found.map(|measured| measured.costs)
-    }
-
-    /// The one that was kept for these conditions, or a new one, which is kept. A file that cannot
-    /// be read or is of other conditions is measured again.
-    pub(super) fn of(
-        setup: &mut Setup,
-        methods: &[Method],
-        options: &Options,
-        warnings: &mut Vec<String>,
-    ) -> Result<Self> {
-        let device = setup.device();
-        let conditions = Conditions {
-            version: VERSION,
-            package: env!("CARGO_PKG_VERSION").to_owned(),
-            device: device.uuid(),
-            driver: device.driver().version(),
-            share: options.share,
-            staging_bytes: options.staging_bytes,
+    let calibration = measure(lanes, methods)?;
+    if let Some(path) = path {
+        let kept = Kept {
+            conditions,
+            calibration: calibration.clone(),
         };
-        let path = cache_dir(options.cache_dir.as_deref())
-            .map(|directory| directory.join(format!("calibration-{}.json", conditions.device)));
-        if let Some(kept) = path.as_deref().and_then(|path| read(path, &conditions)) {
-            let complete = |method: &Method| {
-                [Direction::Store, Direction::Load]
-                    .iter()
-                    .all(|direction| kept.costs(*direction, *method).is_some())
-            };
-            if methods.iter().all(complete) {
-                return Ok(kept);
-            }
-        }
-        let calibration = measure(setup, methods)?;
-        if let Some(path) = path {
-            let kept = Kept {
-                conditions,
-                calibration: calibration.clone(),
-            };
-            if let Err(error) = write(&path, &kept) {
-                warnings.push(format!(
-                    "the calibration could not be kept in {}: {error}: it is measured again next \
+        if let Err(error) = write(&path, &kept) {
+            warnings.push(format!(
+                "the calibration could not be kept in {}: {error}: it is measured again next \
                      time",
-                    path.display()
-                ));
-            }
+                path.display()
+            ));
         }
-        Ok(calibration)
     }
-}
-
-fn name(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Store => "store",
-        Direction::Load => "load",
-    }
+    Ok(calibration)
 }
 
 fn read(path: &Path, expected: &Conditions) -> Option<Calibration> {
     let text = fs::read_to_string(path).ok()?;
     let kept: Kept = serde_json::from_str(&text).ok()?;
-    let sound = |costs: &Costs| {
-        [costs.fixed, costs.per_copy, costs.per_byte]
-            .iter()
-            .all(|cost| cost.is_finite() && *cost >= 0.0)
-    };
-    let usable = kept.conditions == *expected
-        && kept
-            .calibration
-            .costs
-            .iter()
-            .all(|measured| sound(&measured.costs));
+    let usable = kept.conditions == *expected && kept.calibration.is_sound();
     usable.then_some(kept.calibration)
 }
 
@@ -168,15 +114,15 @@ struct Shape {
     bytes: usize,
 }
 
-fn measure(setup: &mut Setup, methods: &[Method]) -> Result<Calibration> {
-    let device = DeviceMemory::new(setup.device(), 2 * LARGE)?;
-    let host = HostMemory::new(setup.device(), LARGE)?;
+fn measure(lanes: &mut Lanes, methods: &[Method]) -> Result<Calibration> {
+    let device = DeviceMemory::new(lanes.device(), 2 * LARGE)?;
+    let host = HostMemory::new(lanes.device(), LARGE)?;
     let mut costs = Vec::new();
     for direction in [Direction::Store, Direction::Load] {
         for &method in methods {
             let mut seconds = |pieces, bytes| {
                 let shape = Shape { pieces, bytes };
-                median(setup, &device, &host, direction, method, &shape)
+                median(lanes, &device, &host, direction, method, &shape)
             };
             let one = seconds(1, SMALL)?;
             let many = seconds(MANY, SMALL)?;
@@ -217,7 +163,7 @@ fn fit(method: Method, one: f64, many: f64, large: f64) -> Costs {
 }
 
 fn median(
-    setup: &mut Setup,
+    lanes: &mut Lanes,
     device: &DeviceMemory,
     host: &HostMemory,
     direction: Direction,
@@ -254,8 +200,8 @@ fn median(
             bytes: shape.bytes as u64,
         })
         .collect();
-    let never = Event::new(setup.device())?;
-    let done = Event::new(setup.device())?;
+    let never = Event::new(lanes.device())?;
+    let done = Event::new(lanes.device())?;
     let given = Given {
         method,
         line: &line,
@@ -273,14 +219,14 @@ fn median(
         let started = Instant::now();
         let mut kept = None;
         // SAFETY: the line and the copies lie in the two buffers, which outlive the wait.
-        let enqueued = unsafe { setup.enqueue(direction, &given, &mut kept) };
+        let enqueued = unsafe { lanes.enqueue(direction, &given, &mut kept) };
         enqueued.map_err(|(Failed::This(error) | Failed::Device(error))| error)?;
-        setup.wait(&done)?;
+        lanes.wait(&done)?;
         // The first time is slower: the driver sets things up.
         if time > 0 {
             seconds.push(started.elapsed().as_secs_f64());
         }
-        setup.give_back(kept);
+        lanes.give_back(kept);
     }
     seconds.sort_by(f64::total_cmp);
     Ok(seconds[TIMES / 2])

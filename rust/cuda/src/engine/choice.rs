@@ -1,31 +1,11 @@
 //! Which way a transfer takes.
 
 use hybrid_pages::transfer::Direction;
-use serde::{Deserialize, Serialize};
 
 use crate::line::Line;
 
-use super::calibration::Calibration;
+use super::costs::Calibration;
 use super::method::Method;
-
-/// What a method costs in one direction, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Costs {
-    /// Of any transfer.
-    pub fixed: f64,
-    /// Of each copy that the copy engine is given.
-    pub per_copy: f64,
-    /// Of each byte.
-    pub per_byte: f64,
-}
-
-impl Costs {
-    /// Of a transfer of that many copies and bytes.
-    #[must_use]
-    pub fn of(&self, copies: u64, bytes: u64) -> f64 {
-        self.fixed + self.per_copy * copies as f64 + self.per_byte * bytes as f64
-    }
-}
 
 /// The methods that work here, and what they cost.
 pub(super) struct Choice {
@@ -41,14 +21,6 @@ impl Choice {
             methods,
             calibration,
         }
-    }
-
-    pub(super) fn methods(&self) -> &[Method] {
-        &self.methods
-    }
-
-    pub(super) fn calibration(&self) -> Option<&Calibration> {
-        self.calibration.as_ref()
     }
 
     /// The cheapest method for a transfer; without a calibration, the first.
@@ -77,6 +49,7 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::costs::Costs;
     use crate::kernels::abi::{Packed, Strided};
 
     fn line(runs: u32, run: u32) -> Line {

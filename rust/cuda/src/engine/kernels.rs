@@ -7,7 +7,7 @@ use crate::driver::Device;
 use crate::error::{CudaError, Result};
 use crate::kernels::{Module, compile_cache, image};
 
-use super::Options;
+use super::options::Options;
 
 /// The first image that the device takes, else one compiled for it here. Without either there is
 /// a warning, and copies go on without kernels.

@@ -8,14 +8,16 @@
 mod buffers;
 mod calibration;
 mod choice;
+mod costs;
 mod host;
 mod kernels;
 mod lane;
+mod lanes;
 mod method;
+mod options;
 mod ring;
 mod worker;
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,41 +31,14 @@ use hybrid_pages::transfer::{
 use crate::driver::{Device, Driver, Event, Registration, memory_kind};
 use crate::error::{CudaError, Result};
 
-pub use calibration::Calibration;
-pub use choice::Costs;
+use calibration::calibrate;
+use choice::Choice;
+pub use costs::{Calibration, Costs};
 use lane::Slots;
+use lanes::Lanes;
 pub use method::Method;
-use worker::{Message, Request, Setup, Shared};
-
-/// How an engine works; the defaults are right unless something was measured.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The device's number.
-    pub device: usize,
-    /// Share of the multiprocessors that kernels may take, above 0, at most 1.
-    pub share: f64,
-    /// Bytes of each direction's ring on the device.
-    pub staging_bytes: usize,
-    /// Always this way; `None` for the cheapest by calibration.
-    pub method: Option<Method>,
-    /// Where calibrations and compiled kernels are kept; `None` for the user's cache directory.
-    pub cache_dir: Option<PathBuf>,
-    /// Libraries to look for NVRTC in, before the system's.
-    pub nvrtc: Vec<PathBuf>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            device: 0,
-            share: 0.125,
-            staging_bytes: 16 << 20,
-            method: None,
-            cache_dir: None,
-            nvrtc: Vec::new(),
-        }
-    }
-}
+pub use options::Options;
+use worker::{Message, Request, Shared};
 
 /// Copies between the memory of one device and an arena. Dropping it waits for the transfers in
 /// flight. A load that fails leaves its blocks undefined.
@@ -120,16 +95,23 @@ impl CudaEngine {
             host: memory.region().address().addr().get() as u64,
             mapped: registration.as_ref().map(Registration::mapped),
         };
-        let setup = Setup::new(&device, slots, registration, options, &mut warnings)?;
+        let (mut lanes, methods) =
+            Lanes::new(&device, slots, registration, options, &mut warnings)?;
+        let methods = among(methods, options.method, &warnings)?;
+        // Where there is nothing to choose, nothing has to be measured.
+        let calibration = (methods.len() > 1 && slots.mapped.is_some())
+            .then(|| calibrate(&mut lanes, &methods, options, &mut warnings))
+            .transpose()?;
         let facts = Facts {
             pinned: slots.mapped.is_some(),
             warnings,
-            methods: setup.choice().methods().to_vec(),
-            calibration: setup.choice().calibration().cloned(),
+            methods: methods.clone(),
+            calibration: calibration.clone(),
         };
+        let choice = Choice::new(methods, calibration);
         let shared = Arc::new(Shared::new(layout, memory));
         let (queue, messages) = crossbeam_channel::unbounded();
-        let thread = worker::spawn(Arc::clone(&shared), setup, messages)?;
+        let thread = worker::spawn(Arc::clone(&shared), lanes, choice, messages)?;
         Ok(Self {
             shared,
             queue,
@@ -319,6 +301,22 @@ impl Drop for CudaEngine {
 
 fn refuse<T>(what: String) -> Result<T> {
     Err(CudaError::Core(Error::InvalidArgument(what)))
+}
+
+/// The methods to choose from, of those that work here.
+fn among(methods: Vec<Method>, asked: Option<Method>, warnings: &[String]) -> Result<Vec<Method>> {
+    match asked {
+        None => Ok(methods),
+        Some(method) if methods.contains(&method) => Ok(vec![method]),
+        Some(method) => {
+            let found: Vec<_> = methods.iter().map(|method| method.name()).collect();
+            Err(CudaError::Unavailable(format!(
+                "method {method}: expected one of {}, which work here: {}",
+                found.join(", "),
+                warnings.join("; ")
+            )))
+        }
+    }
 }
 
 /// Layers of host memory, or of another device, would be read as garbage or not at all.

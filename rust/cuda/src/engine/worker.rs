@@ -13,19 +13,16 @@ use hybrid_pages::transfer::{
     Board, Completion, Direction, Layout, Plan, SlotMemory, Ticket, combine,
 };
 
-use crate::driver::{Device, Event, Registration};
+use crate::driver::Event;
 use crate::error::{CudaError, Result};
-use crate::kernels::Module;
 use crate::line::{Line, Patterns};
 
-use super::buffers::{Buffers, Pool};
-use super::calibration::Calibration;
+use super::buffers::Buffers;
 use super::choice::Choice;
 use super::host::digests_of_slots;
-use super::lane::{Given, Lane, Slots};
+use super::lane::Given;
+use super::lanes::{Failed, Lanes};
 use super::method::Method;
-use super::ring::Ring;
-use super::{Options, kernels};
 
 /// How often the thread looks at the device while transfers are in flight.
 const LOOK: Duration = Duration::from_micros(20);
@@ -67,143 +64,6 @@ pub(super) struct Request {
     pub(super) started: Instant,
 }
 
-/// What transfers are done with. Dropped in this order: streams before what they use.
-pub(super) struct Setup {
-    lanes: [Lane; 2],
-    pool: Pool,
-    module: Option<Module>,
-    choice: Choice,
-    slots: Slots,
-    _registration: Option<Registration>,
-    device: Arc<Device>,
-}
-
-impl Setup {
-    pub(super) fn new(
-        device: &Arc<Device>,
-        slots: Slots,
-        registration: Option<Registration>,
-        options: &Options,
-        warnings: &mut Vec<String>,
-    ) -> Result<Self> {
-        let lanes = [
-            Lane::new(device, Direction::Store)?,
-            Lane::new(device, Direction::Load)?,
-        ];
-        let mut setup = Self {
-            lanes,
-            pool: Pool::default(),
-            module: kernels::load(device, options, warnings)?,
-            choice: Choice::new(vec![Method::Copy], None),
-            slots,
-            _registration: registration,
-            device: Arc::clone(device),
-        };
-        let mut methods = vec![Method::Copy];
-        if setup.module.is_some() {
-            if slots.mapped.is_some() {
-                methods.push(Method::Kernel);
-            }
-            match setup.make_rings(options.staging_bytes) {
-                Ok(()) => methods.insert(0, Method::Staged),
-                Err(error) if error.is_sticky() => return Err(error),
-                Err(error) => warnings.push(format!(
-                    "no ring on the device, many small pieces move slower: {error}"
-                )),
-            }
-        }
-        let mut calibration = None;
-        match options.method {
-            Some(method) if methods.contains(&method) => methods = vec![method],
-            Some(method) => {
-                let found: Vec<_> = methods.iter().map(|method| method.name()).collect();
-                let why = warnings.join("; ");
-                return Err(CudaError::Unavailable(format!(
-                    "method {method}: expected one of {}, which work here: {why}",
-                    found.join(", ")
-                )));
-            }
-            None if methods.contains(&Method::Kernel) => {
-                calibration = Some(Calibration::of(&mut setup, &methods, options, warnings)?);
-            }
-            None => {}
-        }
-        setup.choice = Choice::new(methods, calibration);
-        Ok(setup)
-    }
-
-    fn make_rings(&mut self, nbytes: usize) -> Result<()> {
-        for lane in &mut self.lanes {
-            lane.set_ring(Ring::new(&self.device, nbytes)?);
-        }
-        Ok(())
-    }
-
-    pub(super) fn choice(&self) -> &Choice {
-        &self.choice
-    }
-
-    pub(super) fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    /// Waits on the host for an event.
-    pub(super) fn wait(&self, event: &Event) -> Result<()> {
-        let _entered = self.device.enter()?;
-        event.synchronize()
-    }
-
-    /// Buffers of a transfer that has ended.
-    pub(super) fn give_back(&mut self, buffers: Option<Buffers>) {
-        if let Some(buffers) = buffers {
-            self.pool.give_back(buffers);
-        }
-    }
-
-    /// Gives a transfer to its lane; on failure, waits until nothing of it is under way.
-    ///
-    /// # Safety
-    /// As for [`Lane::enqueue`].
-    pub(super) unsafe fn enqueue(
-        &mut self,
-        direction: Direction,
-        given: &Given<'_>,
-        kept: &mut Option<Buffers>,
-    ) -> std::result::Result<(), Failed> {
-        let Self {
-            lanes,
-            pool,
-            module,
-            ..
-        } = self;
-        let lane = &mut lanes[direction as usize];
-        // SAFETY: the caller's.
-        let outcome = unsafe { lane.enqueue(given, module.as_ref(), pool, kept) };
-        outcome.map_err(|error| match lane.drain() {
-            Ok(()) => Failed::of(error),
-            Err(broken) => Failed::Device(broken),
-        })
-    }
-}
-
-/// How far a failure reaches.
-pub(super) enum Failed {
-    /// This transfer alone.
-    This(CudaError),
-    /// Everything on the device.
-    Device(CudaError),
-}
-
-impl Failed {
-    fn of(error: CudaError) -> Self {
-        if error.is_sticky() {
-            Self::Device(error)
-        } else {
-            Self::This(error)
-        }
-    }
-}
-
 /// A transfer that the streams work on.
 struct Flight {
     request: Box<Request>,
@@ -216,7 +76,8 @@ struct Flight {
 
 struct Worker {
     shared: Arc<Shared>,
-    setup: Setup,
+    lanes: Lanes,
+    choice: Choice,
     patterns: Patterns,
     /// By direction, each in the order in which they end.
     flights: [VecDeque<Flight>; 2],
@@ -224,13 +85,15 @@ struct Worker {
 
 pub(super) fn spawn(
     shared: Arc<Shared>,
-    setup: Setup,
+    lanes: Lanes,
+    choice: Choice,
     messages: Receiver<Message>,
 ) -> Result<JoinHandle<()>> {
     let patterns = Patterns::new(&shared.layout);
     let worker = Worker {
         shared,
-        setup,
+        lanes,
+        choice,
         patterns,
         flights: [VecDeque::new(), VecDeque::new()],
     };
@@ -303,29 +166,29 @@ impl Worker {
         let line = Line::new(layout, &self.patterns, memory, plan);
         let wanted = direction == Direction::Store
             || plan.entries().iter().any(|entry| entry.checksum.is_some());
-        let on_device = self.setup.module.is_some();
+        let on_device = self.lanes.has_kernels();
         if wanted && !on_device && direction == Direction::Load {
             verify(plan, &line, &digests_of_slots(&line))
                 .map_err(|why| Failed::This(CudaError::Core(Error::Transfer(why))))?;
         }
-        let method = self.setup.choice.method(direction, &line);
+        let method = self.choice.method(direction, &line);
         let copies = match method {
             Method::Copy => Line::copies(layout, memory, plan),
             _ => Vec::new(),
         };
-        let done = Event::new(&self.setup.device).map_err(Failed::of)?;
+        let done = Event::new(self.lanes.device()).map_err(Failed::of)?;
         let given = Given {
             method,
             line: &line,
             copies: &copies,
-            slots: self.setup.slots,
+            slots: self.lanes.slots(),
             digests: wanted && on_device,
             after: &request.after,
             done: &done,
         };
         let mut buffers = None;
         // SAFETY: the plan keeps every piece inside blocks and slots, which belong to the transfer.
-        unsafe { self.setup.enqueue(direction, &given, &mut buffers)? };
+        unsafe { self.lanes.enqueue(direction, &given, &mut buffers)? };
         self.flights[direction as usize].push_back(Flight {
             request,
             line,
@@ -340,7 +203,7 @@ impl Worker {
     fn collect(&mut self) {
         for lane in 0..self.flights.len() {
             while let Some(flight) = self.flights[lane].front() {
-                let entered = self.setup.device.enter();
+                let entered = self.lanes.device().enter();
                 match entered.and_then(|_entered| flight.done.query()) {
                     Ok(false) => break,
                     Ok(true) => {
@@ -368,7 +231,7 @@ impl Worker {
             },
             Err(why) => failure(ticket, started, why),
         };
-        self.setup.give_back(flight.buffers.take());
+        self.lanes.give_back(flight.buffers.take());
         self.shared.board.finish(completion);
     }
 
@@ -377,9 +240,7 @@ impl Worker {
         let first = self.shared.broken.get_or_init(|| error.clone()).to_string();
         // A device that still runs must not write when its blocks are given to others. One that
         // does not has stopped already: its error is the one that is told.
-        for lane in &self.setup.lanes {
-            let _ = lane.drain();
-        }
+        let _ = self.lanes.drain();
         for flight in self
             .flights
             .iter_mut()
