@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 
-from hybrid_pages import Arena, CudaEngine, Geometry, Group, HostEngine, Layer, LayerMap, Segment
-from overlaid import MODELS, check_round_trip, finish
+from odd_runs import check_against_the_host
+from overlaid import MODELS, check_round_trip
 
 METHODS = ("auto", "copy", "kernel", "staged")
 
@@ -24,69 +21,7 @@ def test_the_smallest_and_the_largest_share_of_the_gpu_move_the_same_bytes(memor
         check_round_trip(memory, MODELS["LFM2-1.2B"], "kernel", share=share)
 
 
-def random_runs(rng: random.Random, stride: int) -> list[tuple[int, int]]:
-    """Disjoint runs of a block at any offset and of any length, in any order."""
-    cuts = sorted(rng.sample(range(stride), 2 * rng.randint(1, 12)))
-    runs = [(a, b - a) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
-    rng.shuffle(runs)
-    return runs
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_alignment_gives_the_host_engines_bytes_and_checksums(memory, seed, method):
-    rng = random.Random(seed)
-    blocks, stride = 5, rng.choice([1009, 20000, 65536 + 3])
-    runs = [random_runs(rng, stride) for _ in range(3)]
-    layers = [
-        Layer(str(i), [Segment("bytes", "uint8", [sum(n for _, n in each)])])
-        for i, each in enumerate(runs)
-    ]
-    geometry = Geometry(block_tokens=16, groups=[Group("attention", layers)], identity={})
-    slot_bytes = rng.choice([512, 1024, 4096])
-    need = geometry.slots_per_entry(0, slot_bytes)
-    order = list(range(3 * need))
-    rng.shuffle(order)
-    slots = [order[i * need : (i + 1) * need] for i in range(3)]
-    # One byte more, so that blocks begin at odd addresses, too.
-    nbytes = blocks * stride
-    content = np.random.default_rng(seed).integers(0, 256, (3, nbytes), np.uint8)
-    address = memory.allocate(3 * (nbytes + 1)) + 1
-    starts = [address + i * (nbytes + 1) for i in range(3)]
-
-    def engine(kind, places, **options):
-        maps = [
-            LayerMap(
-                group=0, layer=i, address=place, nbytes=nbytes, block_stride=stride, runs=runs[i]
-            )
-            for i, place in enumerate(places)
-        ]
-        arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=3 * need)
-        made = kind(geometry, arena, rank=0, num_blocks=blocks, layers=maps, **options)
-        return made, arena
-
-    host, host_arena = engine(HostEngine, [row.ctypes.data for row in content], owners=content)
-    device, arena = engine(CudaEngine, starts, method=method)
-    for start, row in zip(starts, content, strict=True):
-        memory.write(start, row)
-    entries = [(0, chosen, [block]) for chosen, block in zip(slots, (0, 2, 4), strict=True)]
-    expected = finish(host, host.store(entries)).checksums
-    stored = finish(device, device.store(entries))
-    assert stored.checksums == expected
-    for slot in range(arena.slots):
-        assert arena.read(slot) == host_arena.read(slot)
-
-    wiped = np.full(nbytes, 0x5A, np.uint8)
-    for start in starts:
-        memory.write(start, wiped)
-    content[:] = 0x5A
-    back = [
-        (0, chosen, [block], total)
-        for (_, chosen, _), block, total in zip(entries, (1, 3, 2), expected, strict=True)
-    ]
-    finish(host, host.load(back))
-    finish(device, device.load(back))
-    for start, row in zip(starts, content, strict=True):
-        assert np.array_equal(memory.read(start, nbytes), row)
-    device.close()
-    host.close()
+    check_against_the_host(memory, seed, method)

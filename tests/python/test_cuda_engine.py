@@ -27,6 +27,7 @@ from hybrid_pages import (
     cuda,
 )
 from mock_driver import LATE, STICKY
+from odd_runs import check_against_the_host
 from overlaid import MODELS, check_round_trip, finish
 
 METHODS = ("auto", "copy", "kernel", "staged")
@@ -98,6 +99,13 @@ def test_pages_and_checkpoints_make_the_round_trip(machine):
 @pytest.mark.parametrize("name", MODELS)
 def test_overlaid_groups_of_hybrid_models_come_back_byte_for_byte(memory, name, method):
     check_round_trip(memory, MODELS[name].shrunk(16), method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", range(8, 14))
+def test_any_alignment_gives_the_host_engines_bytes_and_checksums(mock, memory, seed, method):
+    mock.delay(200, seed)
+    check_against_the_host(memory, seed, method)
 
 
 def test_a_damaged_entry_fails_its_load(machine):
@@ -179,9 +187,6 @@ def test_a_broken_device_fails_what_waits_and_refuses_the_rest(mock, memory, met
             submit()
     assert machine.engine.in_flight == 0
     machine.engine.close()
-    # A broken device never runs what it was given; the mock, once it is mended, would.
-    mock.delay(0)
-    time.sleep(0.1)
 
 
 def test_bad_arguments_are_refused_before_a_byte_moves(machine):
