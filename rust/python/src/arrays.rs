@@ -2,32 +2,17 @@
 //! `__cuda_array_interface__`
 //! (<https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html>).
 
-use hybrid_pages::error::Error;
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack;
-use crate::error::to_py;
+use crate::facts::{Facts, refused};
 use crate::number::Whole;
 
 /// More than any library allows.
 const MAX_DIMS: usize = 64;
 const LEGACY_STREAM: usize = 1;
-
-/// What another library says about an array.
-pub struct Facts {
-    pub address: usize,
-    pub shape: Vec<usize>,
-    /// In bytes; none for C order.
-    pub strides: Option<Vec<isize>>,
-    pub itemsize: usize,
-    pub device_type: &'static str,
-    pub device_id: Option<i32>,
-    /// The stream that the array's contents wait for.
-    pub stream: Option<usize>,
-    pub read_only: bool,
-}
 
 /// Where an array lies, in bytes. Keeps what the array's library handed out.
 #[pyclass(frozen, name = "ArrayView", module = "hybrid_pages._core")]
@@ -116,11 +101,6 @@ impl PyArrayView {
                 .map_or("None".into(), |id| id.to_string()),
         ))
     }
-}
-
-/// An error about the array.
-pub fn refused(what: String) -> PyErr {
-    to_py(Error::InvalidArgument(format!("array: {what}")))
 }
 
 /// None if there is none; what else goes wrong in a property is the caller's to see.

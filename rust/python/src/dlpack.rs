@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-use crate::arrays::{Facts, refused};
+use crate::facts::{Facts, refused};
 
 pub const CUDA: i32 = 2;
 pub const CUDA_MANAGED: i32 = 13;

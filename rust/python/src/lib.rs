@@ -7,6 +7,7 @@ mod cuda;
 mod dlpack;
 mod engine;
 mod error;
+mod facts;
 mod geometry;
 mod layer;
 mod lease;
