@@ -220,6 +220,20 @@ fn a_stream_in_capture_is_refused_and_its_capture_stays_valid() {
 }
 
 #[test]
+fn the_default_stream_is_refused_while_a_stream_that_waits_for_it_is_captured() {
+    let mock = Mock::new();
+    let (captured, default) = (mock.blocking_stream(), mock.legacy());
+    let plain = Plain::new(&mock, &options(Some(Method::Copy))).unwrap();
+    let ((), valid) = captured.capture(|| {
+        let entry = vec![Plain::entry(0, 0)];
+        let refused = plain.submit(Store, entry, &default).unwrap_err();
+        assert_eq!(refused, CudaError::Capturing);
+    });
+    assert!(valid);
+    plain.round_trip(&default).unwrap();
+}
+
+#[test]
 fn nothing_that_an_engine_does_invalidates_a_capture() {
     let mock = Mock::new();
     let (captured, other) = (mock.stream(), mock.stream());

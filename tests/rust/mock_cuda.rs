@@ -254,9 +254,18 @@ impl Mock {
 
     /// A stream of this thread's device, as a framework makes it.
     pub fn stream(&self) -> Stream<'_> {
+        self.stream_with(1)
+    }
+
+    /// A stream that waits for the default stream, and the default stream for it.
+    pub fn blocking_stream(&self) -> Stream<'_> {
+        self.stream_with(0)
+    }
+
+    fn stream_with(&self, flags: c_uint) -> Stream<'_> {
         let mut handle = ptr::null_mut();
         // SAFETY: a place for a handle.
-        let code = unsafe { self.functions.stream_create(&raw mut handle, 1, 0) };
+        let code = unsafe { self.functions.stream_create(&raw mut handle, flags, 0) };
         assert_eq!(code, 0);
         Stream { mock: self, handle }
     }
