@@ -178,6 +178,8 @@ fn all_that_wait_fail_when_the_device_breaks() {
             assert_eq!(completion.bytes, 0);
         }
         assert_eq!(plain.engine.in_flight(), 0);
+        plain.engine.close();
+        let calls = mock.all_calls();
         let refused = plain
             .engine
             .submit(Store, vec![Plain::entry(0, 0)])
@@ -185,7 +187,7 @@ fn all_that_wait_fail_when_the_device_breaks() {
         let told = matches!(&refused, Error::Transfer(why) if why.contains("(700)"));
         assert!(told, "{refused}");
         assert!(plain.fence(&stream).unwrap_err().is_sticky());
-        plain.engine.close();
+        assert_eq!(mock.all_calls(), calls, "what is broken is left alone");
         drop(hold);
         mock.reset();
     }
