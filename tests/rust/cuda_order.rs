@@ -109,6 +109,34 @@ fn a_load_waits_for_what_was_before_the_fence_and_nothing_later() {
 }
 
 #[test]
+fn pageable_loads_do_not_wait_for_stores_either() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    for method in [Method::Copy, Method::Staged] {
+        mock.fail("cuMemHostRegister_v2", 1, 2, Mode::Once);
+        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let (late, wanted) = (
+            Dice::new(5).bytes(Plain::BYTES),
+            Dice::new(6).bytes(Plain::BYTES),
+        );
+        let sum = plain.fill(0, &wanted);
+        plain.fence(&stream).unwrap();
+        let hold = stream.hold();
+        plain.compute(&stream, 6, &late);
+        let store = plain
+            .submit(Store, vec![Plain::entry(1, 6)], &stream)
+            .unwrap();
+        assert!(!plain.is_hasty(store));
+        let load = vec![expecting(Plain::entry(0, 7), sum)];
+        assert_eq!(plain.run(Load, load, &stream).unwrap().error, None);
+        assert!(plain.payload(7) == wanted, "{method}");
+        drop(hold);
+        assert_eq!(plain.finish(store).error, None);
+        assert!(plain.stored(1) == late, "{method}");
+    }
+}
+
+#[test]
 fn a_load_without_a_fence_waits_for_the_whole_stream() {
     let mock = Mock::new();
     for stream in [mock.stream(), mock.legacy()] {

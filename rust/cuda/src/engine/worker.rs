@@ -81,6 +81,8 @@ struct Worker {
     patterns: Patterns,
     /// By direction, each in the order in which they end.
     flights: [VecDeque<Flight>; 2],
+    /// By direction, what is not begun yet: see [`Worker::accept`].
+    waiting: [VecDeque<Box<Request>>; 2],
 }
 
 pub(super) fn spawn(
@@ -96,6 +98,7 @@ pub(super) fn spawn(
         choice,
         patterns,
         flights: [VecDeque::new(), VecDeque::new()],
+        waiting: [VecDeque::new(), VecDeque::new()],
     };
     Builder::new()
         .name("hybrid-pages-cuda".into())
@@ -124,7 +127,7 @@ impl Worker {
             };
             match message {
                 Ok(Message::Transfer(request)) => {
-                    self.begin(request);
+                    self.accept(request);
                     begun = Instant::now();
                 }
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
@@ -135,7 +138,17 @@ impl Worker {
     }
 
     fn is_idle(&self) -> bool {
-        self.flights.iter().all(VecDeque::is_empty)
+        self.flights.iter().all(VecDeque::is_empty) && self.waiting.iter().all(VecDeque::is_empty)
+    }
+
+    /// Begins a transfer. A copy of pageable memory may keep this thread until the device comes to it:
+    /// it is begun when it need not wait for the engine any more, so that others go on meanwhile.
+    fn accept(&mut self, request: Box<Request>) {
+        if self.lanes.slots().mapped.is_some() {
+            self.begin(request);
+        } else {
+            self.waiting[request.plan.direction() as usize].push_back(request);
+        }
     }
 
     /// Whatever happens to a transfer, even a panic, it ends.
@@ -199,22 +212,36 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends what the device has ended.
+    /// Begins what need not wait any more, and ends what the device has ended.
     fn collect(&mut self) {
+        if let Err(error) = self.try_collect() {
+            self.break_down(&error);
+        }
+    }
+
+    fn try_collect(&mut self) -> Result<()> {
         for lane in 0..self.flights.len() {
-            while let Some(flight) = self.flights[lane].front() {
-                let entered = self.lanes.device().enter();
-                match entered.and_then(|_entered| flight.done.query()) {
-                    Ok(false) => break,
-                    Ok(true) => {
-                        if let Some(flight) = self.flights[lane].pop_front() {
-                            self.finish(flight);
-                        }
-                    }
-                    Err(error) => return self.break_down(&error),
+            while let Some(request) = self.waiting[lane].front()
+                && self.has_ended(&request.after)?
+            {
+                if let Some(request) = self.waiting[lane].pop_front() {
+                    self.begin(request);
+                }
+            }
+            while let Some(flight) = self.flights[lane].front()
+                && self.has_ended(&flight.done)?
+            {
+                if let Some(flight) = self.flights[lane].pop_front() {
+                    self.finish(flight);
                 }
             }
         }
+        Ok(())
+    }
+
+    fn has_ended(&self, event: &Event) -> Result<bool> {
+        let _entered = self.lanes.device().enter()?;
+        event.query()
     }
 
     fn finish(&mut self, mut flight: Flight) {
@@ -241,14 +268,12 @@ impl Worker {
         // A device that still runs must not write when its blocks are given to others. One that
         // does not has stopped already: its error is the one that is told.
         let _ = self.lanes.drain();
-        for flight in self
-            .flights
-            .iter_mut()
-            .flat_map(|flights| flights.drain(..))
-        {
+        let flights = self.flights.iter_mut().flat_map(|all| all.drain(..));
+        let waiting = self.waiting.iter_mut().flat_map(|all| all.drain(..));
+        for request in flights.map(|flight| flight.request).chain(waiting) {
             let Request {
                 ticket, started, ..
-            } = *flight.request;
+            } = *request;
             self.shared
                 .board
                 .finish(failure(ticket, started, first.clone()));
