@@ -138,6 +138,7 @@ EXPORT CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags)
     return call("cuMemHostRegister_v2", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
         auto address = reinterpret_cast<uint64_t>(memory);
         if (bytes == 0 || flags & ~15u) return CUDA_ERROR_INVALID_VALUE;
+        if (setting("NO_PINNING", 0)) return CUDA_ERROR_OUT_OF_MEMORY;
         Writer writer(in_use);
         if (overlaps(address, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
         ranges[address] = Range{bytes, Kind::REGISTERED, current(), flags};

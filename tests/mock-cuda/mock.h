@@ -107,8 +107,9 @@ enum Trait : unsigned {
 CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lock&)>& body);
 
 /// What `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
-/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NO_BATCH, NO_CUBIN, NO_PTX, and COPY_US and
-/// KERNEL_US, a pause before each. From the environment alone: DELAY_US, SEED and FAIL, see calls.cpp.
+/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NO_BATCH, NO_CUBIN, NO_PTX, NO_PINNING,
+/// and COPY_US and KERNEL_US, a pause before each. From the environment alone: DELAY_US, SEED and FAIL,
+/// see calls.cpp.
 long setting(const char* name, long otherwise);
 
 /// Says it on stderr and counts it: a use of the API that a driver need not notice.

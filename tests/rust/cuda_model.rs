@@ -11,7 +11,7 @@ use hybrid_pages::ids::ClassKind;
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run, Ticket, checksum};
 use hybrid_pages_cuda::engine::{CudaEngine, Method, Options};
-use mock_cuda::{Mock, Mode};
+use mock_cuda::Mock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use transfer_random::{Case, check};
@@ -74,13 +74,13 @@ fn every_method_brings_back_every_byte_of_any_layout() {
 fn memory_that_cannot_be_pinned_is_told_and_moves_all_the_same() {
     let mock = Mock::new();
     let before = mock.live();
+    mock.set("NO_PINNING", 1);
     for seed in 100..112 {
         for method in [None, Some(Method::Copy), Some(Method::Staged)] {
             check(
                 &random_case(seed),
                 |bytes| mock.memory(&bytes),
                 |layout, slots| {
-                    mock.fail("cuMemHostRegister_v2", 1, 2, Mode::Once);
                     let engine = CudaEngine::new(layout, slots, &options(method)).unwrap();
                     let facts = engine.facts();
                     assert!(!facts.pinned && !facts.methods.contains(&Method::Kernel));
@@ -94,10 +94,7 @@ fn memory_that_cannot_be_pinned_is_told_and_moves_all_the_same() {
             );
         }
     }
-    let refused = {
-        mock.fail("cuMemHostRegister_v2", 1, 2, Mode::Once);
-        Plain::new(&mock, &options(Some(Method::Kernel))).map(drop)
-    };
+    let refused = Plain::new(&mock, &options(Some(Method::Kernel))).map(drop);
     let why = refused.unwrap_err().to_string();
     assert!(
         why.contains("method kernel: expected one of staged, copy"),
@@ -325,9 +322,7 @@ fn transfers_both_ways_beside_a_compute_stream_never_mix() {
         let stream = mock.stream();
         let method = METHODS[seed as usize % METHODS.len()];
         let pinned = seed % 5 > 0 || method == Some(Method::Kernel);
-        if !pinned {
-            mock.fail("cuMemHostRegister_v2", 1, 2, Mode::Once);
-        }
+        mock.set("NO_PINNING", usize::from(!pinned));
         let plain = Plain::new(&mock, &options(method)).unwrap();
         assert_eq!(plain.engine.facts().pinned, pinned);
         mock.delay(500, seed);
