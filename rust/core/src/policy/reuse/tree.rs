@@ -6,8 +6,9 @@ use crate::policy::{Entry, EntryKind};
 
 const NONE: u32 = u32::MAX;
 
-/// An entry.
+/// An entry: two to a cache line.
 #[derive(Debug, Clone, Copy)]
+#[repr(align(32))]
 pub(super) struct Node {
     pub(super) kind: EntryKind,
     pub(super) held: bool,
