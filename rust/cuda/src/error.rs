@@ -1,5 +1,7 @@
 //! What can go wrong with a device, told by the call that said so.
 
+use std::error::Error as _;
+
 use hybrid_pages::error::Error;
 use thiserror::Error as ThisError;
 
@@ -56,6 +58,12 @@ impl From<CudaError> for Error {
             other => Self::Transfer(other.to_string()),
         }
     }
+}
+
+/// What the system says of a library that can't be loaded.
+pub(crate) fn told(error: &libloading::Error) -> String {
+    let system = error.source().map(ToString::to_string);
+    system.unwrap_or_else(|| error.to_string())
 }
 
 /// Result with this crate's error.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hybrid_pages::transfer::{Direction, Entry};
 use hybrid_pages_cuda::Result;
-use hybrid_pages_cuda::driver::{Device, Driver};
+use hybrid_pages_cuda::driver::{Description, Device, Driver};
 use hybrid_pages_cuda::engine::{Costs, CudaEngine, Facts, Method, Options};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -19,23 +19,7 @@ use crate::running::{PyCompletion, Running, layout, to_load, to_store};
 /// A device of this process.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
 pub struct PyCudaDevice {
-    ordinal: usize,
-    name: String,
-    uuid: String,
-    capability: (u32, u32),
-    multiprocessors: u32,
-}
-
-impl From<&Device> for PyCudaDevice {
-    fn from(device: &Device) -> Self {
-        Self {
-            ordinal: device.ordinal(),
-            name: device.name().to_owned(),
-            uuid: device.uuid(),
-            capability: device.capability(),
-            multiprocessors: device.multiprocessors(),
-        }
-    }
+    inner: Description,
 }
 
 #[pymethods]
@@ -48,34 +32,40 @@ impl PyCudaDevice {
 
     #[getter]
     fn ordinal(&self) -> usize {
-        self.ordinal
+        self.inner.ordinal
     }
 
     #[getter]
     fn name(&self) -> &str {
-        &self.name
+        &self.inner.name
     }
 
     #[getter]
     fn uuid(&self) -> &str {
-        &self.uuid
+        &self.inner.uuid
     }
 
     #[getter]
     fn capability(&self) -> (u32, u32) {
-        self.capability
+        self.inner.capability
     }
 
     #[getter]
     fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
+        self.inner.multiprocessors
     }
 
     fn __repr__(&self) -> String {
-        let (major, minor) = self.capability;
+        let Description {
+            ordinal,
+            name,
+            capability: (major, minor),
+            multiprocessors,
+            ..
+        } = &self.inner;
         format!(
-            "CudaDevice(ordinal={}, name={:?}, capability=({major}, {minor}), multiprocessors={})",
-            self.ordinal, self.name, self.multiprocessors
+            "CudaDevice(ordinal={ordinal}, name={name:?}, capability=({major}, {minor}), \
+             multiprocessors={multiprocessors})"
         )
     }
 }
@@ -172,7 +162,9 @@ impl PyCudaEngine {
 
     #[getter]
     fn device(&self) -> PyCudaDevice {
-        PyCudaDevice::from(self.running.engine().device())
+        PyCudaDevice {
+            inner: self.running.engine().device().description().clone(),
+        }
     }
 
     #[getter]
@@ -257,11 +249,11 @@ fn nvrtc(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
 fn cuda_devices(py: Python<'_>) -> PyResult<Vec<PyCudaDevice>> {
     let find = || -> Result<_> {
         let driver = Driver::get()?;
-        let open = |ordinal| Device::open(&driver, ordinal);
-        let devices = (0..Device::count(&driver)?).map(open);
-        devices
-            .map(|device| Ok(PyCudaDevice::from(&*device?)))
-            .collect()
+        let describe = |ordinal| {
+            let inner = Description::of(&driver, ordinal)?;
+            Ok(PyCudaDevice { inner })
+        };
+        (0..Device::count(&driver)?).map(describe).collect()
     };
     py.detach(find).map_err(cuda_to_py)
 }

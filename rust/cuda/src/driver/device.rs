@@ -14,16 +14,72 @@ const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 const CAPTURE_RELAXED: c_int = 2;
 
+/// What a device is.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// Its number, as `CUDA_VISIBLE_DEVICES` orders them.
+    pub ordinal: usize,
+    /// What it calls itself.
+    pub name: String,
+    /// Its identity, in hexadecimal digits.
+    pub uuid: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+}
+
+impl Description {
+    /// Of a device by its number; makes no context.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] if there is no such device, [`CudaError::Driver`].
+    pub fn of(driver: &Driver, ordinal: usize) -> Result<Self> {
+        let id = find(driver, ordinal)?;
+        let mut name = [0 as c_char; 256];
+        let mut uuid = [0_u8; 16];
+        // SAFETY: places for what the functions return; the name ends with a zero.
+        let name = unsafe {
+            driver.device_name(name.as_mut_ptr(), 256, id)?;
+            driver.device_uuid(&raw mut uuid, id)?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        let attribute = |which| -> Result<u32> {
+            let mut value = 0;
+            // SAFETY: a place for an int.
+            unsafe { driver.device_attribute(&raw mut value, which, id)? };
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        Ok(Self {
+            ordinal,
+            name,
+            uuid: uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+            capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            multiprocessors: attribute(MULTIPROCESSOR_COUNT)?.max(1),
+        })
+    }
+}
+
+fn find(driver: &Driver, ordinal: usize) -> Result<c_int> {
+    let count = Device::count(driver)?;
+    if ordinal >= count {
+        return Err(CudaError::Unavailable(format!(
+            "device: expected one of {count}, found number {ordinal}"
+        )));
+    }
+    let number = c_int::try_from(ordinal).expect("below a count that is an int");
+    let mut id = 0;
+    // SAFETY: a place for an int.
+    unsafe { driver.device_get(&raw mut id, number)? };
+    Ok(id)
+}
+
 /// One device, its primary context held.
 pub struct Device {
     driver: Arc<Driver>,
-    ordinal: usize,
     id: c_int,
     context: Handle,
-    name: String,
-    uuid: [u8; 16],
-    capability: (u32, u32),
-    multiprocessors: u32,
+    description: Description,
 }
 
 // SAFETY: the driver's functions may be called from any thread; a context is entered where it is
@@ -44,85 +100,34 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Opens one by its number, as `CUDA_VISIBLE_DEVICES` orders them.
+    /// Opens one by its number.
     ///
     /// # Errors
-    /// [`CudaError::Unavailable`] if there is no such device, [`CudaError::Driver`].
+    /// As for [`Description::of`].
     pub fn open(driver: &Arc<Driver>, ordinal: usize) -> Result<Arc<Self>> {
-        let count = Self::count(driver)?;
-        if ordinal >= count {
-            return Err(CudaError::Unavailable(format!(
-                "device: expected one of {count}, found number {ordinal}"
-            )));
-        }
-        let number = c_int::try_from(ordinal).expect("below a count that is an int");
-        let mut id = 0;
-        let mut name = [0 as c_char; 256];
-        let mut uuid = [0; 16];
-        // SAFETY: places for what the functions return; the name ends with a zero.
-        let name = unsafe {
-            driver.device_get(&raw mut id, number)?;
-            driver.device_name(name.as_mut_ptr(), 256, id)?;
-            driver.device_uuid(&raw mut uuid, id)?;
-            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
-        };
-        let attribute = |which| -> Result<u32> {
-            let mut value = 0;
-            // SAFETY: a place for an int.
-            unsafe { driver.device_attribute(&raw mut value, which, id)? };
-            Ok(u32::try_from(value).unwrap_or(0))
-        };
-        let capability = (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
-        let multiprocessors = attribute(MULTIPROCESSOR_COUNT)?.max(1);
+        let description = Description::of(driver, ordinal)?;
+        let id = find(driver, ordinal)?;
         let mut context = ptr::null_mut();
         // SAFETY: a place for a context; released when the device is dropped.
         unsafe { driver.context_retain(&raw mut context, id)? };
         Ok(Arc::new(Self {
             driver: Arc::clone(driver),
-            ordinal,
             id,
             context,
-            name,
-            uuid,
-            capability,
-            multiprocessors,
+            description,
         }))
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn description(&self) -> &Description {
+        &self.description
     }
 
     /// Its driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
-    }
-
-    /// Its number.
-    #[must_use]
-    pub fn ordinal(&self) -> usize {
-        self.ordinal
-    }
-
-    /// What it calls itself.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its identity, in hexadecimal digits.
-    #[must_use]
-    pub fn uuid(&self) -> String {
-        self.uuid.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-
-    /// Compute capability, major and minor.
-    #[must_use]
-    pub fn capability(&self) -> (u32, u32) {
-        self.capability
-    }
-
-    /// Multiprocessors.
-    #[must_use]
-    pub fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
     }
 
     /// Makes its context current on this thread, and calls of this thread harmless to a graph
@@ -154,7 +159,7 @@ impl Drop for Device {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({}, {:?})", self.ordinal, self.name)
+        f.debug_tuple("Device").field(&self.description).finish()
     }
 }
 

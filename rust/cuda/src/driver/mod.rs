@@ -6,7 +6,7 @@ mod registration;
 mod stream;
 mod table;
 
-pub use device::{Device, Entered};
+pub use device::{Description, Device, Entered};
 pub(crate) use memory::{DeviceMemory, HostMemory, memory_kind};
 pub use registration::Registration;
 pub(crate) use stream::{Event, Stream};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 
-use crate::error::{CudaError, Result};
+use crate::error::{CudaError, Result, told};
 
 /// Names another library than `libcuda.so.1`: a driver in an unusual place.
 pub const LIBRARY_VARIABLE: &str = "HYBRID_PAGES_LIBCUDA";
@@ -80,7 +80,7 @@ macro_rules! functions {
                         // SAFETY: the driver's function of that name has this signature.
                         let symbol = unsafe { library.get(concat!($symbol, "\0")) };
                         *symbol.map_err(|error| CudaError::Unavailable(format!(
-                            "expected a CUDA driver with {}, found none: {error}", $symbol
+                            "expected a CUDA driver with {}, found none: {}", $symbol, told(&error)
                         )))?
                     },)*
                 })
@@ -180,7 +180,8 @@ impl Driver {
     fn load(name: &OsString) -> Result<Self> {
         // SAFETY: loading the driver runs its initialisers, which any program may do.
         let library = unsafe { Library::new(name) }.map_err(|error| {
-            CudaError::Unavailable(format!("expected an NVIDIA driver, found none: {error}"))
+            let why = told(&error);
+            CudaError::Unavailable(format!("expected an NVIDIA driver, found none: {why}"))
         })?;
         let functions = Functions::load(&library)?;
         // SAFETY: the driver's functions of these names have these signatures.

@@ -56,7 +56,7 @@ pub(super) fn calibrate(
     let conditions = Conditions {
         version: VERSION,
         package: env!("CARGO_PKG_VERSION").to_owned(),
-        device: device.uuid(),
+        device: device.description().uuid.clone(),
         driver: device.driver().version(),
         share: options.share,
         staging_bytes: options.staging_bytes,

@@ -16,9 +16,9 @@ pub(super) fn load(
     options: &Options,
     warnings: &mut Vec<String>,
 ) -> Result<Option<Module>> {
-    let blocks = f64::from(device.multiprocessors()) * options.share;
+    let blocks = f64::from(device.description().multiprocessors) * options.share;
     let blocks = (blocks as u32).max(1);
-    let (major, minor) = device.capability();
+    let (major, minor) = device.description().capability;
     let mut refused = Vec::new();
     for image in image::candidates(major, minor) {
         match Module::load(device, image.bytes, blocks) {

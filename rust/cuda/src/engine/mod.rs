@@ -329,13 +329,13 @@ fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
                 span.in_block(last).wrapping_add(span.length - 1),
             ] {
                 let found = memory_kind(device, address.addr() as u64)?;
-                if found != Some(device.ordinal()) {
+                if found != Some(device.description().ordinal) {
                     let found = found.map_or("memory of the host".into(), |ordinal| {
                         format!("memory of device {ordinal}")
                     });
                     return refuse(format!(
                         "layers: expected memory of device {}, found {found} at {address:p}",
-                        device.ordinal()
+                        device.description().ordinal
                     ));
                 }
             }

@@ -10,7 +10,7 @@ use std::ptr;
 
 use libloading::Library;
 
-use crate::error::{CudaError, Result};
+use crate::error::{CudaError, Result, told};
 
 /// Names the library to compile with, and then no other is tried.
 pub const LIBRARY_VARIABLE: &str = "HYBRID_PAGES_NVRTC";
@@ -126,8 +126,9 @@ impl Nvrtc {
     pub fn open(place: &Path) -> Result<Self> {
         let wrong = |error: libloading::Error| {
             CudaError::Compile(format!(
-                "{}: expected the library NVRTC of CUDA 12 or 13, found none: {error}",
-                place.display()
+                "{}: expected the library NVRTC of CUDA 12 or 13, found none: {}",
+                place.display(),
+                told(&error)
             ))
         };
         // SAFETY: NVRTC's initialisation has no conditions.
