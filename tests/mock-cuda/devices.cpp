@@ -211,3 +211,8 @@ EXPORT CUresult cuGetErrorString(CUresult code, const char** text) {
     *text = found ? found->text : nullptr;
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+// ---- what tests control ----
+
+/// How many contexts the calling thread has pushed.
+EXPORT long mock_cuda_depth() { return static_cast<long>(stack.size()); }

@@ -236,10 +236,31 @@ fn an_engine_takes_the_method_that_its_calibration_finds_cheapest() {
 }
 
 #[test]
+fn a_thread_is_left_as_it_was() {
+    let mock = Mock::new();
+    let stream = mock.stream();
+    let before = mock.thread();
+    let plain = Plain::new(&mock, &options(None)).unwrap();
+    plain.round_trip(&stream).unwrap();
+    plain.fence(&stream).unwrap();
+    assert_eq!(mock.thread(), before);
+    for function in ["cuEventCreate", "cuStreamIsCapturing", "cuEventRecord"] {
+        mock.fail(function, 1, 999, Mode::Once);
+        plain.fence(&stream).unwrap_err();
+        assert_eq!(mock.thread(), before, "{function}");
+    }
+    mock.fail("cuThreadExchangeStreamCaptureMode", 1, 999, Mode::Once);
+    plain.fence(&stream).unwrap_err();
+    drop(plain);
+    assert_eq!(mock.thread(), before);
+}
+
+#[test]
 fn a_fork_is_told_that_it_has_no_device_and_touches_none() {
     unsafe extern "C" {
         fn fork() -> i32;
         fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+        fn alarm(seconds: u32) -> u32;
         fn _exit(status: i32) -> !;
     }
     let mock = Mock::new();
@@ -252,6 +273,7 @@ fn a_fork_is_told_that_it_has_no_device_and_touches_none() {
     unsafe {
         let child = fork();
         if child == 0 {
+            alarm(30);
             let refused = plain.submit(Store, vec![Plain::entry(0, 0)], &stream);
             let told = matches!(&refused, Err(CudaError::Core(Error::Transfer(why))) if why.contains("fork"));
             drop(plain);

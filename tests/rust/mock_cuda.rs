@@ -75,6 +75,7 @@ functions! {
     calls = "mock_cuda_calls"(function: *const i8) -> c_long;
     count = "mock_cuda_count"(what: *const i8) -> c_long;
     set = "mock_cuda_set"(name: *const i8, value: c_long) -> ();
+    depth = "mock_cuda_depth"() -> c_long;
     delay = "mock_cuda_delay"(microseconds: c_int, seed: u64) -> ();
     reset = "mock_cuda_reset"() -> ();
     hold = "mock_cuda_hold"(stream: Handle) -> u64;
@@ -220,6 +221,18 @@ impl Mock {
     pub fn delay(&self, microseconds: usize, seed: u64) {
         // SAFETY: two numbers.
         unsafe { self.functions.delay(microseconds as c_int, seed) };
+    }
+
+    /// What a thread must find as it was: how many contexts it has pushed, and its capture mode.
+    pub fn thread(&self) -> (usize, c_int) {
+        let mut mode = 0;
+        // SAFETY: a place for a mode; what it was is set again.
+        unsafe {
+            self.functions.exchange_mode(&raw mut mode);
+            let found = mode;
+            self.functions.exchange_mode(&raw mut mode);
+            (self.functions.depth() as usize, found)
+        }
     }
 
     /// Does something that a capture elsewhere must not notice.
