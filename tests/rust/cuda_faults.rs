@@ -197,6 +197,26 @@ fn all_that_wait_fail_when_the_device_breaks() {
 }
 
 #[test]
+fn what_is_not_begun_yet_fails_with_the_device() {
+    let mock = Mock::new();
+    mock.set("NO_PINNING", 1);
+    let stream = mock.stream();
+    let plain = Plain::new(&mock, &options(Some(Method::Staged))).unwrap();
+    let hold = stream.hold();
+    let tickets = [0, 1].map(|number| {
+        let entry = vec![Plain::entry(number, number)];
+        plain.submit(Store, entry, &stream).unwrap()
+    });
+    mock.fail("cuEventQuery", 1, ILLEGAL_ADDRESS, Mode::Sticky);
+    for completion in plain.finish_all(&tickets) {
+        let why = completion.error.unwrap();
+        assert!(why.contains("cuEventQuery failed"), "{why}");
+    }
+    plain.engine.close();
+    drop(hold);
+}
+
+#[test]
 fn a_missing_function_is_a_reason_and_no_crash() {
     for function in [
         "cuInit",
