@@ -122,7 +122,11 @@ impl Mock {
         let session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
         let path = library(hidden);
         // SAFETY: the tests of a process that use the driver follow each other.
-        unsafe { std::env::set_var("HYBRID_PAGES_LIBCUDA", &path) };
+        unsafe {
+            std::env::set_var("HYBRID_PAGES_LIBCUDA", &path);
+            // NVRTC looks for a driver itself, finds the mock by its soname, and does not survive that.
+            std::env::set_var("HYBRID_PAGES_NVRTC", "no-compiler-beside-the-mock");
+        }
         // SAFETY: the mock may be loaded by any program.
         let functions = Functions(Arc::new(unsafe { Library::new(path).unwrap() }));
         // SAFETY: nothing of the last test is under way.
