@@ -1,7 +1,7 @@
 //! Ages, worth, and what goes next.
 
 use super::Reuse;
-use super::hazard::{BINS, Features, Kind, Origin, bin_of};
+use super::hazard::{BINS, EARLY, Features, Kind, Origin};
 use super::order::Order;
 use super::record::CLIMB;
 use super::tree::Weight;
@@ -12,7 +12,7 @@ const UPDATES: usize = 1024;
 /// Rescorings that one eviction does at most.
 const RESCORES: usize = 64;
 /// First age bin of which only every other renews the index: about a quarter of an hour.
-const COARSE: usize = bin_of(20);
+const COARSE: usize = EARLY + 20;
 /// Of so many bins that pass, one weighs a checkpoint anew.
 const WEIGHING: usize = 8;
 

@@ -1,18 +1,15 @@
 //! When is a checkpoint used next? Hazards by age, learned online, and the index that follows.
 //!
-//! Ages fall in bins spaced by the square root of two, those of the first seconds by more. How often a checkpoint that was not used before a
+//! Ages fall in bins spaced by the square root of two, below a second by two. How often a checkpoint that was not used before a
 //! bin is expected to be used within it (a Poisson rate) is a product of factors, one a feature; each factor is one number of a
 //! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
 //! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
 //! the same in every bin, is the scale-free law under which least recently used is right.
 
-/// Ends of the wider bins, in half octaves after a second: those below it are of two octaves, the
-/// others of one. Few checkpoints are as young, and all pass through.
-const WIDE: [i32; 6] = [-8, -4, 0, 2, 4, 6];
-/// Bins below a second.
-const EARLY: usize = 3;
 /// Age bins: from milliseconds to days.
-pub(super) const BINS: usize = WIDE.len() + 29;
+pub(super) const BINS: usize = EARLY + 36;
+/// Bins below a second, each an octave; the others are half an octave.
+pub(super) const EARLY: usize = 6;
 /// Factors of a checkpoint.
 const FEATURES: usize = 7;
 /// Places in the table of each factor.
@@ -34,25 +31,13 @@ const PRIOR: f32 = 0.05;
 const WEIGHT: f32 = 5.0;
 /// Expected uses in one bin never exceed this.
 const MOST: f32 = 4.5;
-/// A second, in milliseconds, as a power of two.
-const SECOND: f64 = 10.0;
+/// End of the first half octave, in milliseconds, as a power of two.
+const FIRST: f64 = 10.0;
 
-/// End of a bin, in half octaves after a second.
+/// End of a bin, in half octaves after the first one.
 const fn half_octaves(bin: usize) -> i32 {
-    if bin < WIDE.len() {
-        WIDE[bin]
-    } else {
-        WIDE[WIDE.len() - 1] + 1 + (bin - WIDE.len()) as i32
-    }
-}
-
-/// The first bin that ends so many half octaves after a second, or later.
-pub(super) const fn bin_of(half_octave: i32) -> usize {
-    let mut bin = 0;
-    while half_octaves(bin) < half_octave {
-        bin += 1;
-    }
-    bin
+    let after = bin as i32 - EARLY as i32;
+    if after < 0 { 2 * after } else { after }
 }
 
 /// What a checkpoint is, with what has become of it.
@@ -188,12 +173,14 @@ impl Hazards {
     pub(super) fn new() -> Self {
         let mut factors = Box::new([(1.0, 0.0); PLACES]);
         for (place, (factor, _)) in factors[..SIZES[0].into()].iter_mut().enumerate() {
-            let bin = place % BINS;
-            let before = bin.checked_sub(1).map_or(WIDE[0] - 4, half_octaves);
-            *factor = PRIOR * (half_octaves(bin) - before) as f32;
+            *factor = if place % BINS < EARLY {
+                2.0 * PRIOR
+            } else {
+                PRIOR
+            };
         }
         let ends: [f64; BINS] =
-            std::array::from_fn(|bin| (SECOND + f64::from(half_octaves(bin)) / 2.0).exp2());
+            std::array::from_fn(|bin| (FIRST + f64::from(half_octaves(bin)) / 2.0).exp2());
         let start = |bin: usize| bin.checked_sub(1).map_or(0.0, |before| ends[before]);
         Self {
             factors,
