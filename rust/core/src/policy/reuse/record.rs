@@ -14,14 +14,18 @@ const GHOSTS: usize = 16_384;
 /// Records that are followed up a prompt at most.
 pub(super) const CLIMB: usize = 32;
 
-/// One checkpoint's: the first cache line is what growing older needs.
+/// One checkpoint's.
 #[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
 pub(super) struct Record {
     /// When it was made or last used.
     pub(super) since: u64,
+    /// Boundary of the next record up the prompt of the last request that passed.
+    pub(super) above: u64,
+    pub(super) origin: Origin,
+    pub(super) kind: Kind,
     pub(super) features: Features,
     pub(super) hits: u16,
+    pub(super) bin: u8,
     /// Its entry, if it is resident.
     pub(super) entry: u32,
     pub(super) depth: u32,
@@ -33,11 +37,6 @@ pub(super) struct Record {
     pub(super) source: u32,
     /// If it is not resident: who inherited from it.
     pub(super) heir: u32,
-    pub(super) bin: u8,
-    /// Boundary of the next record up the prompt of the last request that passed.
-    pub(super) above: u64,
-    pub(super) origin: Origin,
-    pub(super) kind: Kind,
     /// Last request that passes here on its way to a deeper checkpoint, counted from 1; 0 when it has ended.
     pub(super) running: u64,
 }

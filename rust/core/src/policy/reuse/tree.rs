@@ -6,9 +6,8 @@ use crate::policy::{Entry, EntryKind};
 
 const NONE: u32 = u32::MAX;
 
-/// An entry: two to a cache line.
+/// An entry.
 #[derive(Debug, Clone, Copy)]
-#[repr(align(32))]
 pub(super) struct Node {
     pub(super) kind: EntryKind,
     pub(super) held: bool,
