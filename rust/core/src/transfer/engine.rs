@@ -1,7 +1,7 @@
 //! What executes copies: the seam between the cache and a machine.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
@@ -30,6 +30,20 @@ pub struct Completion {
     pub seconds: f64,
     /// Of a store that succeeded: this rank's part of each entry, in order.
     pub checksums: Vec<u64>,
+}
+
+impl Completion {
+    /// Of a transfer that began then and came to nothing.
+    #[must_use]
+    pub fn failed(ticket: Ticket, started: Instant, error: String) -> Self {
+        Self {
+            ticket,
+            error: Some(error),
+            bytes: 0,
+            seconds: started.elapsed().as_secs_f64(),
+            checksums: Vec::new(),
+        }
+    }
 }
 
 /// Executes transfers in the background. Transfers may run at the same time and end in any

@@ -14,13 +14,14 @@ use super::job::{Job, Message, Shared};
 use super::layout::Layout;
 use super::lock;
 use super::plan::{Direction, Entry, Plan};
+use super::process::Process;
 use super::region::SlotMemory;
 
 /// Copies between host memory and an arena. Dropping it waits for the transfers in flight.
 pub struct HostEngine {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    process: u32,
+    process: Process,
 }
 
 impl HostEngine {
@@ -33,12 +34,7 @@ impl HostEngine {
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
     /// an impossible number of threads, [`Error::Transfer`] if they cannot be started.
     pub fn new(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
-        let (expected, found) = (layout.geometry().fingerprint(), memory.fingerprint());
-        if expected != found {
-            return Err(Error::Foreign(format!(
-                "arena: expected fingerprint {expected}, found {found}"
-            )));
-        }
+        layout.check_slots(&memory)?;
         if !(1..=Self::MAX_THREADS).contains(&threads) {
             let most = Self::MAX_THREADS;
             return Err(Error::InvalidArgument(format!(
@@ -56,7 +52,7 @@ impl HostEngine {
         let engine = Self {
             shared,
             threads: Mutex::new(Vec::new()),
-            process: std::process::id(),
+            process: Process::current(),
         };
         for index in 0..threads {
             // On failure the drop of `engine` stops those that were started.
@@ -65,20 +61,8 @@ impl HostEngine {
         Ok(engine)
     }
 
-    /// A forked child inherits the engine but none of its threads: nothing would ever end there.
-    fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
-    }
-
     fn check_own(&self) -> Result<()> {
-        if self.is_inherited() {
-            return Err(Error::Transfer(format!(
-                "expected the process that made the engine, {}, found a fork of it: make an \
-                 engine after forking",
-                self.process
-            )));
-        }
-        Ok(())
+        self.process.check("make an engine after forking")
     }
 }
 
@@ -103,7 +87,7 @@ impl Engine for HostEngine {
     }
 
     fn close(&self) {
-        if self.is_inherited() {
+        if self.process.is_inherited() {
             return;
         }
         self.shared.board.close();

@@ -1,6 +1,5 @@
 //! One transfer on its way through the copy threads.
 
-use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,9 +12,9 @@ use super::board::Board;
 use super::checksum::{TILE_BYTES, combine, digest_parts};
 use super::engine::{Completion, Ticket};
 use super::layout::Layout;
-use super::lock;
 use super::plan::{Direction, Plan};
 use super::region::SlotMemory;
+use super::{lock, panic_message};
 
 /// A store copies and hashes in steps that stay in a core's cache in between.
 const STORE_STEP: usize = 8 * TILE_BYTES;
@@ -298,12 +297,6 @@ impl Job {
         let class = self.plan.entries()[entry].class;
         self.shared.layout.geometry().classes()[class].rank_bytes
     }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::geometry::{Geometry, PageClass};
 
-use super::region::Region;
+use super::region::{Region, SlotMemory};
 
 /// A stretch of one layer's block, relative to the block's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +121,20 @@ impl Layout {
             num_blocks,
             spans,
         })
+    }
+
+    /// Refuses slots that were made for another geometry.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`].
+    pub fn check_slots(&self, memory: &SlotMemory) -> Result<()> {
+        let (expected, found) = (self.geometry.fingerprint(), memory.fingerprint());
+        if expected != found {
+            return Err(Error::Foreign(format!(
+                "arena: expected fingerprint {expected}, found {found}"
+            )));
+        }
+        Ok(())
     }
 
     /// What the bytes are.

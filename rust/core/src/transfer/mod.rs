@@ -12,8 +12,10 @@ mod host;
 mod job;
 mod layout;
 mod plan;
+mod process;
 mod region;
 
+use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use board::Board;
@@ -22,7 +24,16 @@ pub use engine::{Completion, Engine, Ticket};
 pub use host::HostEngine;
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, Entry, Piece, Plan, Stretch};
+pub use process::Process;
 pub use region::{Region, SlotMemory};
+
+/// What a caught panic said.
+#[must_use]
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
 
 /// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,14 +1,13 @@
 //! Measures once a device what the methods cost, and keeps it.
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use hybrid_pages::transfer::{Direction, TILE_BYTES};
 use serde::{Deserialize, Serialize};
 
-use crate::cache_dir::cache_dir;
+use crate::cache_dir::{self, cache_dir};
 use crate::driver::{DeviceMemory, Event, HostMemory};
 use crate::error::Result;
 use crate::kernels::abi::{Packed, Strided};
@@ -79,7 +78,9 @@ pub(super) fn calibrate(
             conditions,
             calibration: calibration.clone(),
         };
-        if let Err(error) = write(&path, &kept) {
+        let written = serde_json::to_vec_pretty(&kept).map_err(Into::into);
+        let written = written.and_then(|text| cache_dir::write(&path, &text));
+        if let Err(error) = written {
             warnings.push(format!(
                 "the calibration could not be kept in {}: {error}: it is measured again next \
                      time",
@@ -95,17 +96,6 @@ fn read(path: &Path, expected: &Conditions) -> Option<Calibration> {
     let kept: Kept = serde_json::from_str(&text).ok()?;
     let usable = kept.conditions == *expected && kept.calibration.is_sound();
     usable.then_some(kept.calibration)
-}
-
-/// Seen whole or not at all by others.
-fn write(path: &Path, kept: &Kept) -> std::io::Result<()> {
-    let directory = path.parent().map_or_else(PathBuf::new, Path::to_owned);
-    fs::create_dir_all(&directory)?;
-    let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file = fs::File::create(&unfinished)?;
-    file.write_all(serde_json::to_string_pretty(kept)?.as_bytes())?;
-    drop(file);
-    fs::rename(&unfinished, path)
 }
 
 /// Pieces of one size at twice their size from each other on the device, packed on the host.

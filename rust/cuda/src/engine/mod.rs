@@ -18,14 +18,14 @@ mod options;
 mod ring;
 mod worker;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, Entry, Layout, Plan, SlotMemory, Ticket,
+    Completion, Direction, Engine, Entry, Layout, Plan, Process, SlotMemory, Ticket,
 };
 
 use crate::driver::{Device, Driver, Event, Registration, memory_kind};
@@ -49,7 +49,7 @@ pub struct CudaEngine {
     fence: Mutex<Option<Arc<Event>>>,
     device: Arc<Device>,
     facts: Facts,
-    process: u32,
+    process: Process,
 }
 
 /// What an engine found and decided.
@@ -74,12 +74,7 @@ impl CudaEngine {
     /// [`Error::InvalidArgument`] on impossible options or layers that are not in this device's
     /// memory; [`CudaError::Driver`].
     pub fn new(layout: Layout, memory: SlotMemory, options: &Options) -> Result<Self> {
-        let (expected, found) = (layout.geometry().fingerprint(), memory.fingerprint());
-        if expected != found {
-            return Err(CudaError::Core(Error::Foreign(format!(
-                "arena: expected fingerprint {expected}, found {found}"
-            ))));
-        }
+        layout.check_slots(&memory)?;
         if !(options.share > 0.0 && options.share <= 1.0) {
             return refuse(format!(
                 "share: expected more than 0, at most 1, found {}",
@@ -119,7 +114,7 @@ impl CudaEngine {
             fence: Mutex::new(None),
             device,
             facts,
-            process: std::process::id(),
+            process: Process::current(),
         })
     }
 
@@ -147,7 +142,7 @@ impl CudaEngine {
         self.check_usable()?;
         // SAFETY: the caller's.
         let event = unsafe { self.mark(stream)? };
-        *self.fence.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
+        *self.last_fence() = Some(event);
         Ok(())
     }
 
@@ -171,11 +166,7 @@ impl CudaEngine {
         let Shared { layout, memory, .. } = &*self.shared;
         let plan = Plan::new(layout, memory, direction, entries)?;
         let fence = match direction {
-            Direction::Load => self
-                .fence
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            Direction::Load => self.last_fence().clone(),
             Direction::Store => None,
         };
         let after = match fence {
@@ -184,21 +175,18 @@ impl CudaEngine {
             None => unsafe { self.mark(stream)? },
         };
         let ticket = self.shared.board.start()?;
+        let started = Instant::now();
         let request = Box::new(Request {
             ticket,
             plan,
             after,
-            started: Instant::now(),
+            started,
         });
         if self.queue.send(Message::Transfer(request)).is_err() {
             // The thread only leaves when no transfer runs: this one was not begun.
-            self.shared.board.finish(Completion {
-                ticket,
-                error: Some("the engine's thread has ended".into()),
-                bytes: 0,
-                seconds: 0.0,
-                checksums: Vec::new(),
-            });
+            let why = "the engine's thread has ended".into();
+            let failed = Completion::failed(ticket, started, why);
+            self.shared.board.finish(failed);
         }
         Ok(ticket)
     }
@@ -212,19 +200,12 @@ impl CudaEngine {
         Ok(Arc::new(event))
     }
 
-    fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
+    fn last_fence(&self) -> MutexGuard<'_, Option<Arc<Event>>> {
+        self.fence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check_own(&self) -> Result<()> {
-        if self.is_inherited() {
-            return Err(CudaError::Core(Error::Transfer(format!(
-                "expected the process that made the engine, {}, found a fork of it: a device \
-                 cannot be used there",
-                self.process
-            ))));
-        }
-        Ok(())
+    fn check_own(&self) -> hybrid_pages::error::Result<()> {
+        self.process.check("a device cannot be used there")
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -261,7 +242,7 @@ impl Engine for CudaEngine {
     }
 
     fn close(&self) {
-        if self.is_inherited() {
+        if self.process.is_inherited() {
             return;
         }
         self.shared.board.close();
@@ -275,10 +256,7 @@ impl Engine for CudaEngine {
             debug_assert!(told.is_ok(), "the thread leaves when it is told");
             let left = thread.join();
             debug_assert!(left.is_ok(), "the thread catches its panics");
-            self.fence
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            self.last_fence().take();
         }
     }
 }
@@ -286,14 +264,9 @@ impl Engine for CudaEngine {
 impl Drop for CudaEngine {
     fn drop(&mut self) {
         self.close();
-        if self.is_inherited() {
+        if self.process.is_inherited() {
             // The driver does not work in a fork: nothing of it may be freed there.
-            std::mem::forget(
-                self.fence
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take(),
-            );
+            std::mem::forget(self.last_fence().take());
             std::mem::forget(Arc::clone(&self.device));
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{
-    Board, Completion, Direction, Layout, Plan, SlotMemory, Ticket, combine,
+    Board, Completion, Direction, Layout, Plan, SlotMemory, Ticket, combine, panic_message,
 };
 
 use crate::driver::Event;
@@ -162,7 +162,7 @@ impl Worker {
         let (Failed::This(error) | Failed::Device(error)) = &failed;
         self.shared
             .board
-            .finish(failure(ticket, started, error.to_string()));
+            .finish(Completion::failed(ticket, started, error.to_string()));
         if let Failed::Device(error) = &failed {
             self.break_down(error);
         }
@@ -256,7 +256,7 @@ impl Worker {
                 seconds: started.elapsed().as_secs_f64(),
                 checksums,
             },
-            Err(why) => failure(ticket, started, why),
+            Err(why) => Completion::failed(ticket, started, why),
         };
         self.lanes.give_back(flight.buffers.take());
         self.shared.board.finish(completion);
@@ -276,7 +276,7 @@ impl Worker {
             } = *request;
             self.shared
                 .board
-                .finish(failure(ticket, started, first.clone()));
+                .finish(Completion::failed(ticket, started, first.clone()));
         }
     }
 }
@@ -296,16 +296,6 @@ fn checked(flight: &Flight) -> std::result::Result<Vec<u64>, String> {
             verify(&request.plan, line, digests).map(|()| Vec::new())
         }
         (Direction::Load, _) => Ok(Vec::new()),
-    }
-}
-
-fn failure(ticket: Ticket, started: Instant, error: String) -> Completion {
-    Completion {
-        ticket,
-        error: Some(error),
-        bytes: 0,
-        seconds: started.elapsed().as_secs_f64(),
-        checksums: Vec::new(),
     }
 }
 
@@ -332,9 +322,7 @@ fn verify(plan: &Plan, line: &Line, digests: &[u64]) -> std::result::Result<(), 
 
 fn caught<T>(act: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
-        let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let text = text.unwrap_or("no message");
+        let text = panic_message(panic.as_ref());
         format!("the engine's thread panicked: {text}")
     })
 }

@@ -6,11 +6,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use hybrid_pages::transfer::checksum;
 
+use crate::cache_dir;
 use crate::error::{CudaError, Result};
 
 use super::nvrtc::{self, Nvrtc};
@@ -72,21 +71,8 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (kept == checksum(&bytes)).then_some(bytes)
 }
 
-/// Other processes see the whole file or none.
 fn write(path: &Path, image: &[u8]) -> io::Result<()> {
-    static WRITTEN: AtomicU64 = AtomicU64::new(0);
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let unfinished = path.with_extension(format!("{}-{number}", process::id()));
-    let file = [image, &checksum(image).to_le_bytes()].concat();
-    fs::write(&unfinished, file)
-        .and_then(|()| fs::rename(&unfinished, path))
-        .inspect_err(|_| {
-            // It may not exist.
-            let _ = fs::remove_file(&unfinished);
-        })
+    cache_dir::write(path, &[image, &checksum(image).to_le_bytes()].concat())
 }
 
 #[cfg(test)]
@@ -100,7 +86,8 @@ mod tests {
 
     impl Scratch {
         fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("hybrid-pages-{name}-{}", process::id()));
+            let path =
+                std::env::temp_dir().join(format!("hybrid-pages-{name}-{}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
             Self(path)
         }

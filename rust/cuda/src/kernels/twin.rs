@@ -22,15 +22,10 @@ pub unsafe fn gather(
     packed: &[Packed],
     first_tile: u64,
     tile_count: u64,
-    mut digests: Option<&mut [u64]>,
+    digests: Option<&mut [u64]>,
 ) {
-    for index in 0..tile_count {
-        // SAFETY: the caller's promise about strided bytes.
-        let (start, tile) = unsafe { read(strided, first_tile + index) };
-        note(&mut digests, index, &tile);
-        // SAFETY: the caller's promise about packed bytes.
-        unsafe { write(packed, start, &tile) };
-    }
+    // SAFETY: the caller's.
+    unsafe { carry(strided, packed, first_tile, tile_count, digests) };
 }
 
 /// Twin of `hybrid_pages_scatter`: packed to strided, digests of what was packed.
@@ -46,14 +41,27 @@ pub unsafe fn scatter(
     packed: &[Packed],
     first_tile: u64,
     tile_count: u64,
+    digests: Option<&mut [u64]>,
+) {
+    // SAFETY: the caller's.
+    unsafe { carry(packed, strided, first_tile, tile_count, digests) };
+}
+
+/// # Safety
+/// As for [`gather`], from one side to the other.
+unsafe fn carry<From: Piece, To: Piece>(
+    from: &[From],
+    to: &[To],
+    first_tile: u64,
+    tile_count: u64,
     mut digests: Option<&mut [u64]>,
 ) {
     for index in 0..tile_count {
-        // SAFETY: the caller's promise about packed bytes.
-        let (start, tile) = unsafe { read(packed, first_tile + index) };
+        // SAFETY: the caller's promise about the bytes that are read.
+        let (start, tile) = unsafe { read(from, first_tile + index) };
         note(&mut digests, index, &tile);
-        // SAFETY: the caller's promise about strided bytes.
-        unsafe { write(strided, start, &tile) };
+        // SAFETY: the caller's promise about the bytes that are written.
+        unsafe { write(to, start, &tile) };
     }
 }
 
