@@ -61,12 +61,21 @@ impl Lists {
 
     /// Puts a number at the end of a list, taking it out of the one that it is in.
     pub(super) fn push(&mut self, list: usize, item: u32) {
-        self.remove(item);
-        self.links.reach(item);
-        let list = list as u32;
-        self.links[item].list = list;
-        self.join(list, self.ends[list as usize].last, item);
-        self.join(list, item, END);
+        let old = *self.links.reach(item);
+        if old.before != ABSENT {
+            self.join(old.list, old.before, old.after);
+        }
+        let ends = &mut self.ends[list];
+        let before = std::mem::replace(&mut ends.last, item);
+        match before {
+            END => ends.first = item,
+            at => self.links[at].after = item,
+        }
+        self.links[item] = Link {
+            before,
+            after: END,
+            list: list as u32,
+        };
     }
 
     /// Takes a number out; tells which list it was in.

@@ -25,10 +25,11 @@ impl<T: Copy> Table<T> {
 
     /// Makes sure that a number has a place.
     #[inline]
-    pub(super) fn reach(&mut self, at: u32) {
+    pub(super) fn reach(&mut self, at: u32) -> &mut T {
         if self.get(at).is_none() {
             self.fill(at as usize / CHUNK);
         }
+        &mut self[at]
     }
 
     #[cold]
