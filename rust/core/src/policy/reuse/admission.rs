@@ -75,21 +75,21 @@ impl Reuse {
         if let Some(&(depth, at)) = wanted {
             self.conclude(at, true);
             self.disinherit(at);
-            let record = &mut self.records[at];
-            record.hits = record.hits.saturating_add(1);
-            let (kind, from) = (record.kind, record.origin);
+            let past = &mut self.records.past[at];
+            past.hits = past.hits.saturating_add(1);
+            let (kind, from) = (past.kind, past.origin);
             if kind != Kind::Branch && (kind != Kind::Continued || from.turn > 0) {
                 origin.turn = from.turn.saturating_add(1);
-                origin.gap = (self.now - record.since).clamp(1, u32::MAX.into()) as u32;
+                origin.gap = (self.now - self.records[at].since).clamp(1, u32::MAX.into()) as u32;
             }
             let goes_on = request.blocks() > depth;
             self.begin(at, if goes_on { Kind::Continued } else { kind }, from);
         }
         for &(depth, at) in &known {
-            let record = &self.records[at];
-            let fresh = matches!(record.kind, Kind::End | Kind::Before(_)) && record.hits == 0;
+            let past = &self.records.past[at];
+            let fresh = matches!(past.kind, Kind::End | Kind::Before(_)) && past.hits == 0;
             if fresh && depth <= reached && Some(&(depth, at)) != wanted {
-                let from = record.origin;
+                let from = past.origin;
                 self.conclude(at, false);
                 self.begin(at, Kind::Passed, from);
             }
@@ -106,22 +106,18 @@ impl Reuse {
             self.begin(at, kind, origin);
             return;
         };
-        let record = &self.records[at];
-        if record.since == self.now && record.kind == Kind::Continued {
+        let past = &self.records.past[at];
+        if self.records[at].since == self.now && past.kind == Kind::Continued {
             return;
         }
         let better = matches!(
-            (record.kind, kind),
+            (past.kind, kind),
             (Kind::Passed, _)
                 | (Kind::End, Kind::End)
                 | (Kind::Before(_), Kind::End | Kind::Branch)
         );
         if better {
-            let kind = if record.hits > 0 {
-                Kind::Continued
-            } else {
-                kind
-            };
+            let kind = if past.hits > 0 { Kind::Continued } else { kind };
             self.conclude(at, false);
             self.begin(at, kind, origin);
         }
@@ -135,8 +131,8 @@ impl Reuse {
             let [(depth, upper), (_, at)] = *pair else {
                 continue;
             };
-            self.records[at].above = request.boundaries[depth - 1];
-            self.records[upper].running = self.requests;
+            self.records.past[at].above = request.boundaries[depth - 1];
+            self.records.past[upper].running = self.requests;
         }
         self.known = known;
     }
@@ -152,18 +148,19 @@ impl Reuse {
                 break;
             };
             upper = next;
-            self.records[upper].running = 0;
+            self.records.past[upper].running = 0;
         }
-        let hazards = &self.hazards;
-        let record = &mut self.records[at];
-        if record.kind != Kind::End {
+        let past = &mut self.records.past[at];
+        if past.kind != Kind::End {
             return;
         }
-        record.origin.output_tokens = output_tokens.min(u32::MAX.into()) as u32;
-        record.features = Features::new(Kind::End, record.hits, &record.origin);
-        record.index = hazards.index(&record.features, record.bin.into());
-        if record.is_resident() {
-            self.score(at);
-        }
+        past.origin.output_tokens = output_tokens.min(u32::MAX.into()) as u32;
+        let features = Features::new(Kind::End, past.hits, &past.origin);
+        let record = &mut self.records[at];
+        record.features = features;
+        let bin = self.hazards.bin(self.now - record.since);
+        record.index = self.hazards.index(&features, bin);
+        self.records.ages.watch(at, true);
+        self.place(at);
     }
 }

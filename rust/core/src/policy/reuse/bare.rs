@@ -41,8 +41,7 @@ impl Bare {
         self.remove(page);
         self.lists.push(WAITING, page.0);
         self.names.insert(boundary, page.0);
-        self.since.reach(page.0);
-        self.since[page.0] = request;
+        *self.since.reach(page.0) = request;
     }
 
     /// A page is needed, held or gone.

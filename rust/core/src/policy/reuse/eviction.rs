@@ -1,20 +1,21 @@
 //! Ages, worth, and what goes next.
 
 use super::Reuse;
-use super::hazard::{BINS, EARLY, Features, Kind, Origin};
+use super::ages::Life;
+use super::hazard::{BINS, Features, Kind, Origin};
 use super::order::Order;
 use super::record::CLIMB;
-use super::tree::Weight;
 use crate::ids::EntryId;
 
 /// Ages that one request brings up to date at most.
 const UPDATES: usize = 1024;
 /// Rescorings that one eviction does at most.
 const RESCORES: usize = 64;
-/// First age bin of which only every other renews the index: about a quarter of an hour.
-const COARSE: usize = EARLY + 20;
 /// Of so many bins that pass, one weighs a checkpoint anew.
 const WEIGHING: usize = 8;
+/// A checkpoint of so many times the worth of what is being evicted may have an index that is a bin old; of
+/// the square of it, two.
+const SAFE: f32 = 8.0;
 
 impl Reuse {
     /// Brings ages up to date: every bin that has passed is learned from and changes the index. From the
@@ -22,74 +23,82 @@ impl Reuse {
     pub(super) fn grow_older(&mut self) {
         let mut left = UPDATES;
         for bin in (0..BINS - 1).rev() {
-            if self.now < self.due[bin] {
-                continue;
-            }
-            while let Some(at) = self.records.ages.first(bin) {
-                let record = self.records[at];
-                let age = self.now.saturating_sub(record.since);
-                let mut next = bin;
-                while next < BINS - 1 && age >= self.hazards.end(next) && left > 0 {
-                    self.hazards.learn(&record.features, next, 1.0, false);
-                    next += 1;
-                    left -= 1;
-                }
-                if next == bin {
-                    self.due[bin] = record.since + self.hazards.end(bin);
-                    break;
-                }
-                self.records.ages.push(next, at);
-                self.records[at].bin = next as u8;
-                // Later, an index that is half an octave old is good enough.
-                if next > COARSE && next - bin == 1 && bin % 2 == 0 {
-                    continue;
-                }
-                self.renew(at, bin % WEIGHING == 0);
+            let end = self.hazards.end(bin);
+            while left > 0
+                && let Some(life) = self.records.ages.pop(bin, end, self.now)
+            {
+                let passed = self.visit(life, bin);
+                left = left.saturating_sub(passed);
             }
         }
     }
 
-    /// Brings the index of a record up to date that has grown older.
-    fn renew(&mut self, at: u32, weigh: bool) {
+    /// A life leaves a bin. Returns how many it has passed since it came there.
+    fn visit(&mut self, mut life: Life, bin: usize) -> usize {
+        let Some(watched) = self.records.ages.goes_on(&life) else {
+            return 1;
+        };
+        if watched {
+            life.features = self.records[life.record].features;
+        }
+        let age = self.now - life.since;
+        let mut next = bin;
+        while next < BINS - 1 && age >= self.hazards.end(next) {
+            self.hazards.learn(&life.features, next, 1.0, false);
+            next += 1;
+        }
+        let weigh = bin % WEIGHING == WEIGHING / 2;
+        if watched && (weigh || !life.is_fresh(next)) {
+            life.keep_until(next + self.renew(life.record, next, weigh));
+        }
+        self.records.ages.push(next, life);
+        next - bin
+    }
+
+    /// Brings the index of a record up to date that has grown older. Returns for how many bins more it is good enough.
+    fn renew(&mut self, at: u32, bin: usize, weigh: bool) -> usize {
         let leads = self.leads(at);
         let record = &mut self.records[at];
-        if record.is_resident() || leads {
-            record.index = self.hazards.index(&record.features, record.bin.into());
+        if !record.is_resident() && !leads {
+            self.records.ages.watch(at, false);
+            return 0;
         }
-        if record.is_resident() {
-            if weigh {
-                self.weigh(at);
-            }
-            self.place(at);
-        } else if leads {
+        record.index = self.hazards.index(&record.features, bin);
+        if leads {
             self.bequeath(at);
+            return 0;
         }
+        if weigh {
+            self.weigh(at);
+        }
+        self.place(at);
+        let worth = self.worth(at);
+        let safe = |factor: f32| self.threshold > 0.0 && worth >= factor * self.threshold;
+        usize::from(safe(SAFE)) + usize::from(safe(SAFE * SAFE))
     }
 
     /// Learns from what a record has lived through since its last bin.
     pub(super) fn conclude(&mut self, at: u32, used: bool) {
         let record = &self.records[at];
-        let bin = record.bin.into();
         let age = self.now.saturating_sub(record.since);
+        let bin = self.hazards.bin(age);
         let share = self.hazards.share(bin, age);
         self.hazards.learn(&record.features, bin, share, used);
     }
 
     /// Begins a new life of a record.
     pub(super) fn begin(&mut self, at: u32, kind: Kind, origin: Origin) {
+        let past = &mut self.records.past[at];
+        past.kind = kind;
+        past.origin = origin;
+        let features = Features::new(kind, past.hits, &origin);
         let record = &mut self.records[at];
-        record.kind = kind;
-        record.origin = origin;
-        record.features = Features::new(kind, record.hits, &origin);
+        record.features = features;
         record.since = self.now;
-        record.bin = 0;
         record.index = self.hazards.index(&record.features, 0);
-        let resident = record.is_resident();
-        self.records.ages.push(0, at);
+        self.records.ages.begin(at, self.now, features);
         self.records.touch(at);
-        if resident {
-            self.score(at);
-        }
+        self.place(at);
     }
 
     /// Expected saving a unit of room and time.
@@ -98,38 +107,46 @@ impl Reuse {
         record.index.max(record.inherited) * record.density
     }
 
-    pub(super) fn weigh(&mut self, at: u32) {
-        let weight = self.weight(at);
+    /// Looks at what the eviction of a resident record's checkpoint would free and cost.
+    fn weigh(&mut self, at: u32) {
+        let mut weight = self.tree.weigh(EntryId(self.records[at].entry));
+        if let Some(above) = self.passed(at) {
+            weight.blocks -= self.records.past[above].depth;
+        }
         self.records[at].density = weight.blocks as f32 / weight.units.max(1) as f32;
     }
 
-    /// What the eviction of a resident record's checkpoint would free and cost.
-    pub(super) fn weight(&self, at: u32) -> Weight {
-        let entry = EntryId(self.records[at].entry);
-        let mut weight = self.tree.weigh(entry);
-        if !self.tree.get(entry).stands_alone() {
-            return weight;
+    /// Of a checkpoint that needs no page: the nearest resident one above.
+    pub(super) fn passed(&self, at: u32) -> Option<u32> {
+        if !self
+            .tree
+            .get(EntryId(self.records[at].entry))
+            .stands_alone()
+        {
+            return None;
         }
         let mut upper = at;
         for _ in 0..CLIMB {
-            let Some(next) = self.records.above(upper) else {
-                break;
-            };
-            upper = next;
-            if self.records[next].is_resident() {
-                weight.blocks -= self.records[next].depth;
-                weight.above = Some(next);
-                break;
+            upper = self.records.above(upper)?;
+            if self.records[upper].is_resident() {
+                return Some(upper);
             }
         }
-        weight
+        None
     }
 
-    /// Puts a resident record where it belongs in the order.
-    fn place(&mut self, at: u32) {
-        if !self.tree.get(EntryId(self.records[at].entry)).held {
-            let bucket = Order::bucket(self.worth(at));
-            self.order.put(at, bucket);
+    /// A resident record's checkpoint may be evicted from now on.
+    pub(super) fn offer(&mut self, at: u32) {
+        if self.records[at].density == 0.0 {
+            self.weigh(at);
+        }
+        self.order.put(at, Order::bucket(self.worth(at)));
+    }
+
+    /// Puts a record where it belongs in the order, if it is there at all.
+    pub(super) fn place(&mut self, at: u32) {
+        if self.order.has(at) {
+            self.order.put(at, Order::bucket(self.worth(at)));
         }
     }
 

@@ -24,7 +24,9 @@ const OFFSETS: [u16; FEATURES] = {
     }
     offsets
 };
-const PLACES: usize = (OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize;
+/// Places of all tables: a power of two, so that a mask keeps an index within and nothing has to check it.
+const PLACES: usize = 2048;
+const _: () = assert!((OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize <= PLACES);
 /// Expected uses in half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
 /// Expected uses that the prior weighs.
@@ -34,11 +36,17 @@ const MOST: f32 = 4.5;
 /// End of the first half octave, in milliseconds, as a power of two.
 const FIRST: f64 = 10.0;
 
-/// End of a bin, in half octaves after the first one.
-const fn half_octaves(bin: usize) -> i32 {
-    let after = bin as i32 - EARLY as i32;
-    if after < 0 { 2 * after } else { after }
-}
+/// Ends of the bins, in half octaves after the first one.
+const HALF_OCTAVES: [i32; BINS] = {
+    let mut ends = [0; BINS];
+    let mut bin = 0;
+    while bin < BINS {
+        let after = bin as i32 - EARLY as i32;
+        ends[bin] = if after < 0 { 2 * after } else { after };
+        bin += 1;
+    }
+    ends
+};
 
 /// What a checkpoint is, with what has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,36 +151,60 @@ impl Features {
         }))
     }
 
-    /// Its place at an age.
-    fn at(&self, feature: usize, bin: usize) -> usize {
-        let place = self.0[feature];
-        match feature {
-            0 => place as usize + bin,
-            // Age as a multiple of the output's length or of the gap before: one scale for all.
-            3 | 4 if place > OFFSETS[feature] => {
-                let value = i32::from(place - OFFSETS[feature]);
-                let place = half_octaves(bin) + 60 - value;
-                OFFSETS[feature] as usize + place.clamp(1, 60) as usize
-            }
-            _ => place as usize,
+    /// Its places at an age.
+    fn at(&self, bin: usize) -> [usize; FEATURES] {
+        let mut places = self.0.map(usize::from);
+        places[0] += bin;
+        if let Some([output, gap]) = self.paces() {
+            (places[3], places[4]) = (output.at(bin), gap.at(bin));
         }
+        places.map(|place| place & (PLACES - 1))
+    }
+
+    /// Of an end: age as a multiple of the output's length and of the gap before.
+    fn paces(&self) -> Option<[Pace; 2]> {
+        (self.0[3] > OFFSETS[3]).then(|| {
+            [3, 4].map(|feature| Pace {
+                offset: OFFSETS[feature].into(),
+                value: (self.0[feature] - OFFSETS[feature]).into(),
+            })
+        })
+    }
+}
+
+/// One scale for all: by how many half octaves an age is beyond a value. Place 0 is for what has no value.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    offset: i32,
+    value: i32,
+}
+
+impl Pace {
+    fn at(self, bin: usize) -> usize {
+        let place = if self.value > 0 {
+            (HALF_OCTAVES[bin] + 60 - self.value).clamp(1, 60)
+        } else {
+            0
+        };
+        (self.offset + place) as usize
     }
 }
 
 /// Learned hazards.
 #[derive(Debug)]
 pub(super) struct Hazards {
-    /// Factor and expected uses that it was exposed to.
-    factors: Box<[(f32, f32); PLACES]>,
+    factors: Box<[f32; PLACES]>,
+    /// Expected uses that each factor was exposed to.
+    exposed: Box<[f32; PLACES]>,
     /// Ends and lengths of the bins in milliseconds.
-    ends: [f64; BINS],
+    ends: [u64; BINS],
     spans: [f32; BINS],
 }
 
 impl Hazards {
     pub(super) fn new() -> Self {
-        let mut factors = Box::new([(1.0, 0.0); PLACES]);
-        for (place, (factor, _)) in factors[..SIZES[0].into()].iter_mut().enumerate() {
+        let mut factors = Box::new([1.0; PLACES]);
+        for (place, factor) in factors[..SIZES[0].into()].iter_mut().enumerate() {
             *factor = if place % BINS < EARLY {
                 2.0 * PRIOR
             } else {
@@ -180,60 +212,70 @@ impl Hazards {
             };
         }
         let ends: [f64; BINS] =
-            std::array::from_fn(|bin| (FIRST + f64::from(half_octaves(bin)) / 2.0).exp2());
+            std::array::from_fn(|bin| (FIRST + f64::from(HALF_OCTAVES[bin]) / 2.0).exp2());
         let start = |bin: usize| bin.checked_sub(1).map_or(0.0, |before| ends[before]);
         Self {
             factors,
-            ends,
+            exposed: Box::new([0.0; PLACES]),
+            ends: ends.map(|end| end as u64),
             spans: std::array::from_fn(|bin| (ends[bin] - start(bin)) as f32),
         }
     }
 
     /// Age at which a bin ends.
     pub(super) const fn end(&self, bin: usize) -> u64 {
-        self.ends[bin] as u64
+        self.ends[bin]
+    }
+
+    /// The bin of an age.
+    pub(super) fn bin(&self, age: u64) -> usize {
+        self.ends.partition_point(|&end| end <= age).min(BINS - 1)
     }
 
     /// How much of a bin has passed at an age.
     pub(super) fn share(&self, bin: usize, age: u64) -> f32 {
         let span = self.spans[bin];
-        (1.0 - (self.ends[bin] - age as f64) as f32 / span).clamp(0.0, 1.0)
+        (1.0 - (self.ends[bin] as f64 - age as f64) as f32 / span).clamp(0.0, 1.0)
     }
 
     /// Learns from a share of a bin that ended with a use or without.
     pub(super) fn learn(&mut self, features: &Features, bin: usize, share: f32, used: bool) {
-        let places: [usize; FEATURES] = std::array::from_fn(|feature| features.at(feature, bin));
-        let rate = places
-            .iter()
-            .fold(1.0, |rate: f32, &place| rate * self.factors[place].0)
-            .min(MOST);
-        let expected = rate * share;
+        let places = features.at(bin);
+        let [a, b, c, d, e, f, g] = places.map(|place| self.factors[place]);
+        let rate = ((a * b) * (c * d)) * ((e * f) * g);
+        let expected = rate.min(MOST) * share;
         let surprise = f32::from(u8::from(used)) - expected;
+        let mut teach = |place: usize| {
+            let exposed = self.exposed[place] + expected;
+            self.exposed[place] = exposed;
+            let step = surprise / (WEIGHT + exposed);
+            let factor = self.factors[place] * (1.0 + step + step * step / 2.0);
+            self.factors[place] = factor.clamp(1e-6, 1e6);
+        };
+        teach(places[0]);
         // What happens within a second tells about that second and about nothing else.
-        let taught = if bin < EARLY { 1 } else { FEATURES };
-        for &place in &places[..taught] {
-            let (factor, exposed) = &mut self.factors[place];
-            *exposed += expected;
-            let step = surprise / (WEIGHT + *exposed);
-            *factor = (*factor * (1.0 + step + step * step / 2.0)).clamp(1e-6, 1e6);
+        if bin >= EARLY {
+            places[1..].iter().copied().for_each(teach);
         }
     }
 
     /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
-        let factor = |feature: usize, bin| self.factors[features.at(feature, bin)].0;
+        let factor = |place: usize| self.factors[place & (PLACES - 1)];
+        let places = features.at(bin);
+        let paces = features.paces();
         let mut fixed = [1, 2, 5, 6]
+            .map(|feature| factor(places[feature]))
             .iter()
-            .fold(1.0, |rate: f32, &feature| rate * factor(feature, bin));
-        let paced = features.0[3] > OFFSETS[3];
-        if !paced {
-            fixed *= factor(3, 0) * factor(4, 0);
+            .product::<f32>();
+        if paces.is_none() {
+            fixed *= factor(places[3]) * factor(places[4]);
         }
         let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);
         for bin in bin..BINS {
-            let mut rate = fixed * factor(0, bin);
-            if paced {
-                rate *= factor(3, bin) * factor(4, bin);
+            let mut rate = fixed * factor(usize::from(features.0[0]) + bin);
+            if let Some([output, gap]) = paces {
+                rate *= factor(output.at(bin)) * factor(gap.at(bin));
             }
             let rate = rate.min(MOST);
             // 1 - exp(-x), within a hundredth up to 1.
@@ -253,6 +295,6 @@ impl Hazards {
 
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.factors)
+        size_of_val(&*self.factors) + size_of_val(&*self.exposed)
     }
 }

@@ -23,7 +23,7 @@ impl Reuse {
         } else if to.source == at || index > to.inherited {
             to.source = at;
             to.inherited = index;
-            self.score(heir);
+            self.place(heir);
         }
     }
 
@@ -34,9 +34,7 @@ impl Reuse {
             let to = &mut self.records[heir];
             to.source = NONE;
             to.inherited = 0.0;
-            if to.is_resident() {
-                self.score(heir);
-            }
+            self.place(heir);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Keeps the checkpoints that are expected to save most for the room and time that they take.
 
 mod admission;
+mod ages;
 mod bare;
 mod eviction;
 mod hazard;
@@ -13,7 +14,7 @@ mod tree;
 use super::{Entry, EntryKind, Policy, Request, Shape};
 use crate::ids::EntryId;
 use bare::Bare;
-use hazard::{BINS, Hazards, Kind, Origin};
+use hazard::{Hazards, Kind, Origin};
 use order::Order;
 use record::{NONE, Records};
 use tree::Tree;
@@ -37,8 +38,6 @@ pub struct Reuse {
     order: Order,
     /// Evictable pages that nothing needs.
     bare: Bare,
-    /// Before when no record leaves an age bin.
-    due: [u64; BINS],
     now: u64,
     requests: u64,
     /// Running mean of the worth of what is evicted.
@@ -58,7 +57,6 @@ impl Reuse {
             tree: Tree::new(),
             order: Order::new(),
             bare: Bare::new(),
-            due: [0; BINS],
             now: 0,
             requests: 0,
             threshold: 0.0,
@@ -76,12 +74,14 @@ impl Reuse {
             at
         });
         self.disinherit(at);
-        let bin = self.records[at].bin.into();
         let record = &mut self.records[at];
+        let bin = self.hazards.bin(self.now - record.since);
         record.index = self.hazards.index(&record.features, bin);
+        record.density = 0.0;
         record.inherited = 0.0;
         record.source = NONE;
         self.records.wake(at, entry.id.0);
+        self.records.ages.watch(at, true);
         at
     }
 
@@ -125,7 +125,7 @@ impl Policy for Reuse {
             // It goes with its page.
             EntryKind::Window => {}
             EntryKind::Checkpoint if self.order.has(node.record()) => {}
-            EntryKind::Checkpoint => self.score(node.record()),
+            EntryKind::Checkpoint => self.offer(node.record()),
             EntryKind::Page if node.is_needed() => {}
             EntryKind::Page => self.bare.wait(id, node.boundary(), self.requests),
         }
@@ -150,16 +150,17 @@ impl Policy for Reuse {
         let gone = (node.kind == EntryKind::Checkpoint).then(|| {
             let at = node.record();
             self.order.take(at);
-            (at, self.weight(at).above.unwrap_or(NONE))
+            (at, self.passed(at))
         });
-        let mut goes_on = gone.is_some_and(|(at, _)| self.records[at].awaits_more(self.requests));
+        let mut goes_on =
+            gone.is_some_and(|(at, _)| self.records.past[at].awaits_more(self.requests));
         let Self {
             tree,
             bare,
             requests,
             ..
         } = self;
-        tree.remove(id, |page| {
+        let above = tree.remove(id, |page| {
             if std::mem::take(&mut goes_on) {
                 bare.wait(page, node.boundary(), *requests);
                 return false;
@@ -167,12 +168,16 @@ impl Policy for Reuse {
             bare.leave(page);
             true
         });
-        let Some((at, heir)) = gone else { return };
+        let Some((at, passed)) = gone else { return };
+        let heir = above.or(passed).unwrap_or(NONE);
         self.records.sleep(at);
         let record = &mut self.records[at];
         record.heir = heir;
         record.inherited = 0.0;
         let source = std::mem::replace(&mut record.source, NONE);
+        if heir != NONE {
+            self.score(heir);
+        }
         self.bequeath(at);
         if source != NONE {
             self.records[source].heir = heir;

@@ -54,8 +54,7 @@ impl Names {
 
     /// Adds a number. Of several with one name, the last is found.
     pub(super) fn insert(&mut self, name: u64, item: u32) {
-        self.links.reach(item);
-        self.links[item].name = name;
+        self.links.reach(item).name = name;
         self.link(item);
         self.len += 1;
         while self.buckets < self.len * 2 && self.buckets < 1 << 31 {

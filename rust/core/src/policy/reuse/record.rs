@@ -1,7 +1,8 @@
 //! What is remembered of checkpoints: those that are resident, and ghosts of those that were or might be.
 
+use super::ages::Ages;
 use super::bare::PATIENCE;
-use super::hazard::{BINS, Features, Kind, Origin};
+use super::hazard::{Features, Kind, Origin};
 use super::names::Names;
 use crate::policy::list::Lists;
 use crate::policy::table::Table;
@@ -14,21 +15,14 @@ const GHOSTS: usize = 16_384;
 /// Records that are followed up a prompt at most.
 pub(super) const CLIMB: usize = 32;
 
-/// One checkpoint's.
+/// One checkpoint's: what it is worth at its age.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     /// When it was made or last used.
     pub(super) since: u64,
-    /// Boundary of the next record up the prompt of the last request that passed.
-    pub(super) above: u64,
-    pub(super) origin: Origin,
-    pub(super) kind: Kind,
     pub(super) features: Features,
-    pub(super) hits: u16,
-    pub(super) bin: u8,
     /// Its entry, if it is resident.
     pub(super) entry: u32,
-    pub(super) depth: u32,
     pub(super) index: f32,
     /// Blocks that it saves over the room that it frees, as of when it was last weighed.
     pub(super) density: f32,
@@ -37,33 +31,48 @@ pub(super) struct Record {
     pub(super) source: u32,
     /// If it is not resident: who inherited from it.
     pub(super) heir: u32,
+}
+
+/// What requests told about one checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Past {
+    /// Boundary of the next record up the prompt of the last request that passed.
+    pub(super) above: u64,
     /// Last request that passes here on its way to a deeper checkpoint, counted from 1; 0 when it has ended.
     pub(super) running: u64,
+    pub(super) origin: Origin,
+    pub(super) kind: Kind,
+    pub(super) depth: u32,
+    pub(super) hits: u16,
 }
 
 const BLANK: Record = Record {
     since: 0,
-    above: 0,
-    origin: Origin::UNKNOWN,
-    kind: Kind::End,
     features: Features::NONE,
-    hits: 0,
-    bin: 0,
     entry: NONE,
-    depth: 0,
     index: 0.0,
     density: 0.0,
     inherited: 0.0,
     source: NONE,
     heir: NONE,
+};
+
+const NO_PAST: Past = Past {
+    above: 0,
     running: 0,
+    origin: Origin::UNKNOWN,
+    kind: Kind::End,
+    depth: 0,
+    hits: 0,
 };
 
 impl Record {
     pub(super) const fn is_resident(&self) -> bool {
         self.entry != NONE
     }
+}
 
+impl Past {
     /// Whether a request may still store pages below.
     pub(super) const fn awaits_more(&self, requests: u64) -> bool {
         self.running > 0 && self.running + PATIENCE >= requests
@@ -73,11 +82,11 @@ impl Record {
 /// All records by number, by boundary and by age.
 pub(super) struct Records {
     table: Table<Record>,
+    pub(super) past: Table<Past>,
     span: u32,
     vacant: Lists,
     names: Names,
-    /// By age bin, oldest first.
-    pub(super) ages: Lists,
+    pub(super) ages: Ages,
     /// Those without an entry, oldest first.
     ghosts: Lists,
     ghost_count: usize,
@@ -87,10 +96,11 @@ impl Records {
     pub(super) fn new() -> Self {
         Self {
             table: Table::new(BLANK),
+            past: Table::new(NO_PAST),
             span: 0,
             vacant: Lists::new(1),
             names: Names::new(),
-            ages: Lists::new(BINS),
+            ages: Ages::new(),
             ghosts: Lists::new(1),
             ghost_count: 0,
         }
@@ -102,9 +112,9 @@ impl Records {
 
     /// The next record up the prompt of the last request that passed, if it is still known.
     pub(super) fn above(&self, at: u32) -> Option<u32> {
-        let record = &self.table[at];
-        let above = self.names.find(record.above)?;
-        (self.table[above].depth < record.depth).then_some(above)
+        let past = &self.past[at];
+        let above = self.names.find(past.above)?;
+        (self.past[above].depth < past.depth).then_some(above)
     }
 
     /// A ghost of a boundary.
@@ -112,8 +122,8 @@ impl Records {
         let at = self.vacant.first(0).unwrap_or(self.span);
         self.vacant.remove(at);
         self.span = self.span.max(at + 1);
-        self.table.reach(at);
-        self.table[at] = Record { depth, ..BLANK };
+        *self.table.reach(at) = BLANK;
+        *self.past.reach(at) = Past { depth, ..NO_PAST };
         self.names.insert(boundary, at);
         self.ghosts.push(0, at);
         self.ghost_count += 1;
@@ -150,14 +160,15 @@ impl Records {
     /// Forgets a ghost.
     pub(super) fn forget(&mut self, at: u32) {
         self.ghosts.remove(at);
-        self.ages.remove(at);
+        self.ages.end(at);
         self.names.remove(at);
         self.vacant.push(0, at);
         self.ghost_count -= 1;
     }
 
-    pub(super) const fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.table.bytes()
+            + self.past.bytes()
             + self.vacant.bytes()
             + self.names.bytes()
             + self.ages.bytes()

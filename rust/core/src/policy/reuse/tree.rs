@@ -6,8 +6,9 @@ use crate::policy::{Entry, EntryKind};
 
 const NONE: u32 = u32::MAX;
 
-/// An entry.
+/// An entry. None of them lies across two lines of the processor's cache.
 #[derive(Debug, Clone, Copy)]
+#[repr(align(32))]
 pub(super) struct Node {
     pub(super) kind: EntryKind,
     pub(super) held: bool,
@@ -46,8 +47,6 @@ pub(super) struct Weight {
     pub(super) units: u32,
     /// Blocks down from the nearest checkpoint above.
     pub(super) blocks: u32,
-    /// Record of that checkpoint.
-    pub(super) above: Option<u32>,
 }
 
 /// All resident entries by number.
@@ -77,8 +76,7 @@ impl Tree {
 
     /// Adds an entry, held; `record` is a checkpoint's. Shows to `revived` the pages that are needed again.
     pub(super) fn add(&mut self, entry: &Entry, record: Option<u32>, revived: impl FnMut(EntryId)) {
-        self.nodes.reach(entry.id.0);
-        self.nodes[entry.id.0] = Node {
+        *self.nodes.reach(entry.id.0) = Node {
             kind: entry.kind,
             held: true,
             present: true,
@@ -116,20 +114,25 @@ impl Tree {
     }
 
     /// Removes an entry. Shows to `left` the pages that nothing needs any more, deepest first; those that
-    /// are held, and those of which it says that they are kept, go on counting.
-    pub(super) fn remove(&mut self, id: EntryId, mut left: impl FnMut(EntryId) -> bool) {
+    /// are held, and those of which it says that they are kept, go on counting. Of a checkpoint, returns the
+    /// record of the nearest one above.
+    pub(super) fn remove(
+        &mut self,
+        id: EntryId,
+        mut left: impl FnMut(EntryId) -> bool,
+    ) -> Option<u32> {
         let gone = std::mem::replace(&mut self.nodes[id.0], ABSENT);
         let mut at = gone.parent;
         if at == NONE {
-            return;
+            return None;
         }
         match gone.kind {
             EntryKind::Page if gone.counts => {}
-            EntryKind::Page => return,
+            EntryKind::Page => return None,
             EntryKind::Checkpoint => self.nodes[at].record = NONE,
             EntryKind::Window => {
                 self.nodes[at].units -= gone.units;
-                return;
+                return None;
             }
         }
         while at != NONE && self.nodes[at].present {
@@ -141,6 +144,14 @@ impl Tree {
             page.counts = false;
             at = page.parent;
         }
+        while gone.kind == EntryKind::Checkpoint && at != NONE {
+            let page = self.nodes[at];
+            if page.record != NONE {
+                return Some(page.record);
+            }
+            at = page.parent;
+        }
+        None
     }
 
     /// Of a checkpoint.
@@ -153,7 +164,6 @@ impl Tree {
                 return Weight {
                     units,
                     blocks: own.depth - page.depth,
-                    above: Some(page.record),
                 };
             }
             alone &= page.needed_by == 1;
@@ -163,7 +173,6 @@ impl Tree {
         Weight {
             units,
             blocks: own.depth,
-            above: None,
         }
     }
 

@@ -1,0 +1,224 @@
+//! Lives of records by age bin. A life lasts from when a checkpoint was made or used until it is used again or
+//! forgotten. All of them are visited at the end of every bin, so what a visit needs lies side by side in memory.
+
+use std::collections::VecDeque;
+
+use super::hazard::{BINS, Features};
+use crate::policy::table::Table;
+
+/// Lives a chunk.
+const CHUNK: usize = 64;
+
+/// A life that waits for the end of its bin.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Life {
+    pub(super) since: u64,
+    pub(super) features: Features,
+    pub(super) record: u32,
+    /// Lives that its record has had.
+    number: u32,
+    /// Last bin at which its index is good enough.
+    fresh_until: u8,
+}
+
+impl Life {
+    /// Whether its index is good enough at a bin.
+    pub(super) fn is_fresh(&self, bin: usize) -> bool {
+        bin <= self.fresh_until.into()
+    }
+
+    /// Its index is good enough up to a bin.
+    pub(super) fn keep_until(&mut self, bin: usize) {
+        self.fresh_until = bin as u8;
+    }
+}
+
+/// The life that a record leads.
+#[derive(Debug, Clone, Copy)]
+struct Present {
+    number: u32,
+    watched: bool,
+}
+
+/// First in, first out, a chunk of memory at a time.
+#[derive(Debug, Default)]
+struct Queue {
+    chunks: VecDeque<Vec<Life>>,
+    /// Of the first chunk.
+    taken: usize,
+}
+
+impl Queue {
+    fn push(&mut self, life: Life, spare: &mut Vec<Vec<Life>>) {
+        match self.chunks.back_mut() {
+            Some(chunk) if chunk.len() < CHUNK => chunk.push(life),
+            _ => {
+                let chunk = spare.pop();
+                let mut chunk = chunk.unwrap_or_else(|| Vec::with_capacity(CHUNK));
+                chunk.push(life);
+                self.chunks.push_back(chunk);
+            }
+        }
+    }
+
+    fn first(&self) -> Option<&Life> {
+        self.chunks.front()?.get(self.taken)
+    }
+
+    /// The first one goes.
+    fn shift(&mut self, spare: &mut Vec<Vec<Life>>) {
+        self.taken += 1;
+        if self.taken == CHUNK {
+            self.taken = 0;
+            let mut chunk = self.chunks.pop_front().unwrap_or_default();
+            chunk.clear();
+            spare.push(chunk);
+        }
+    }
+}
+
+/// The lives of all records.
+#[derive(Debug)]
+pub(super) struct Ages {
+    queues: [Queue; BINS],
+    /// Empty chunks.
+    spare: Vec<Vec<Life>>,
+    /// Before when nothing leaves a bin.
+    due: [u64; BINS],
+    present: Table<Present>,
+}
+
+impl Ages {
+    pub(super) fn new() -> Self {
+        Self {
+            queues: std::array::from_fn(|_| Queue::default()),
+            spare: Vec::new(),
+            due: [0; BINS],
+            present: Table::new(Present {
+                number: 0,
+                watched: false,
+            }),
+        }
+    }
+
+    /// Begins a record's next life, watched.
+    pub(super) fn begin(&mut self, record: u32, since: u64, features: Features) {
+        let present = self.present.reach(record);
+        present.number = present.number.wrapping_add(1);
+        present.watched = true;
+        let number = present.number;
+        self.push(
+            0,
+            Life {
+                since,
+                features,
+                record,
+                number,
+                fresh_until: 0,
+            },
+        );
+    }
+
+    /// Ends a record's life.
+    pub(super) fn end(&mut self, record: u32) {
+        let present = &mut self.present[record];
+        present.number = present.number.wrapping_add(1);
+    }
+
+    /// Whether visits to a life look at its record: at its features, which may have changed, and to renew its index.
+    pub(super) fn watch(&mut self, record: u32, watched: bool) {
+        self.present[record].watched = watched;
+    }
+
+    /// A life enters a bin. From the last one nothing ever leaves.
+    pub(super) fn push(&mut self, bin: usize, life: Life) {
+        if bin < BINS - 1 {
+            self.queues[bin].push(life, &mut self.spare);
+        }
+    }
+
+    /// Takes the first life out of a bin that ends at an age, if it has reached that.
+    pub(super) fn pop(&mut self, bin: usize, end: u64, now: u64) -> Option<Life> {
+        if now < self.due[bin] {
+            return None;
+        }
+        let queue = &mut self.queues[bin];
+        let life = *queue.first()?;
+        let due = life.since + end;
+        if now < due {
+            self.due[bin] = due;
+            return None;
+        }
+        queue.shift(&mut self.spare);
+        Some(life)
+    }
+
+    /// Whether it is watched, or nothing if it has ended.
+    pub(super) fn goes_on(&self, life: &Life) -> Option<bool> {
+        let present = self.present[life.record];
+        (present.number == life.number).then_some(present.watched)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let queues = self.queues.iter().map(|queue| queue.chunks.len());
+        let chunks = queues.sum::<usize>() + self.spare.len();
+        chunks * (CHUNK * size_of::<Life>() + size_of::<Vec<Life>>()) + self.present.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(ages: &mut Ages, bin: usize, end: u64, now: u64) -> Vec<u32> {
+        std::iter::from_fn(|| ages.pop(bin, end, now))
+            .map(|life| life.record)
+            .collect()
+    }
+
+    #[test]
+    fn lives_leave_a_bin_in_order_when_they_reach_its_end() {
+        let mut ages = Ages::new();
+        for record in 0..200 {
+            ages.begin(record, u64::from(record), Features::NONE);
+        }
+        assert!(taken(&mut ages, 0, 16, 15).is_empty());
+        assert_eq!(taken(&mut ages, 0, 16, 18), [0, 1, 2]);
+        assert_eq!(taken(&mut ages, 0, 16, 300), (3..200).collect::<Vec<_>>());
+        ages.begin(7, 400, Features::NONE);
+        assert_eq!(taken(&mut ages, 0, 16, 416), [7]);
+    }
+
+    #[test]
+    fn a_life_goes_on_until_its_record_ends_it_or_begins_another() {
+        let mut ages = Ages::new();
+        ages.begin(1, 0, Features::NONE);
+        ages.begin(2, 0, Features::NONE);
+        ages.begin(2, 5, Features::NONE);
+        ages.watch(2, false);
+        ages.begin(3, 6, Features::NONE);
+        ages.end(3);
+        let lives: Vec<_> = std::iter::from_fn(|| ages.pop(0, 16, 100)).collect();
+        let states: Vec<_> = lives.iter().map(|life| ages.goes_on(life)).collect();
+        assert_eq!(states, [Some(true), None, Some(false), None]);
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let mut ages = Ages::new();
+        let mut round = |from: u64| {
+            for now in from..from + 10_000 {
+                ages.begin(0, now, Features::NONE);
+            }
+            for bin in 0..BINS - 1 {
+                while let Some(life) = ages.pop(bin, 16, from + 20_000) {
+                    ages.push(bin + 1, life);
+                }
+            }
+            ages.bytes()
+        };
+        let bytes = round(0);
+        assert!(bytes > 10_000 * size_of::<Life>());
+        assert_eq!([round(20_000), round(40_000)], [bytes; 2]);
+    }
+}
