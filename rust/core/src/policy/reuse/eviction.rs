@@ -13,9 +13,10 @@ const UPDATES: usize = 1024;
 const RESCORES: usize = 64;
 /// Of so many bins that pass, one weighs a checkpoint anew.
 const WEIGHING: usize = 8;
-/// A checkpoint of so many times the worth of what is being evicted may have an index that is a bin old; of
-/// the square of it, two.
+/// A checkpoint of so many times the worth of what is being evicted may have an index that is one bin old.
 const SAFE: f32 = 8.0;
+/// Of so many times: three bins, and need not be weighed.
+const FAR: f32 = 64.0;
 
 impl Reuse {
     /// Brings ages up to date: every bin that has passed is learned from and changes the index. From the
@@ -68,13 +69,16 @@ impl Reuse {
             self.bequeath(at);
             return 0;
         }
-        if weigh {
+        if weigh && !self.exceeds(at, FAR) {
             self.weigh(at);
         }
         self.place(at);
-        let worth = self.worth(at);
-        let safe = |factor: f32| self.threshold > 0.0 && worth >= factor * self.threshold;
-        usize::from(safe(SAFE)) + usize::from(safe(SAFE * SAFE))
+        usize::from(self.exceeds(at, SAFE)) + 2 * usize::from(self.exceeds(at, FAR))
+    }
+
+    /// Whether a record is worth so many times what is being evicted.
+    fn exceeds(&self, at: u32, times: f32) -> bool {
+        self.threshold > 0.0 && self.worth(at) >= times * self.threshold
     }
 
     /// Learns from what a record has lived through since its last bin.
