@@ -65,14 +65,15 @@ impl Reuse {
         let wanted = known
             .iter()
             .rev()
-            .find(|&&(depth, _)| depth <= request.limit);
-        let reached = wanted.map_or(0, |&(depth, _)| depth).max(request.resumed);
+            .find(|&&(depth, _)| depth <= request.limit)
+            .copied();
+        let reached = wanted.map_or(0, |(depth, _)| depth).max(request.resumed);
         let mut origin = Origin {
             added: request.blocks().saturating_sub(reached) as u32,
             tokens: request.tokens.min(u32::MAX.into()) as u32,
             ..Origin::UNKNOWN
         };
-        if let Some(&(depth, at)) = wanted {
+        if let Some((depth, at)) = wanted {
             self.conclude(at, true);
             self.disinherit(at);
             let past = &mut self.records.past[at];
@@ -85,15 +86,22 @@ impl Reuse {
             let goes_on = request.blocks() > depth;
             self.begin(at, if goes_on { Kind::Continued } else { kind }, from);
         }
-        for &(depth, at) in &known {
+        known.retain(|&(depth, at)| {
             let past = &self.records.past[at];
             let fresh = matches!(past.kind, Kind::End | Kind::Before(_)) && past.hits == 0;
-            if fresh && depth <= reached && Some(&(depth, at)) != wanted {
+            if fresh && depth <= reached && Some((depth, at)) != wanted {
                 let from = past.origin;
                 self.conclude(at, false);
+                if !self.records[at].is_resident() {
+                    // As good as dead, and those with an entry teach as much.
+                    self.disinherit(at);
+                    self.records.forget(at);
+                    return false;
+                }
                 self.begin(at, Kind::Passed, from);
             }
-        }
+            true
+        });
         self.known = known;
         origin
     }

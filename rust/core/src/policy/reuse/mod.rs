@@ -137,6 +137,7 @@ impl Policy for Reuse {
         match node.kind {
             EntryKind::Window => {}
             EntryKind::Checkpoint => self.order.take(node.record()),
+            EntryKind::Page if node.is_needed() => {}
             EntryKind::Page => self.bare.remove(id),
         }
     }
