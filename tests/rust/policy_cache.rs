@@ -372,6 +372,29 @@ fn without_checkpoints_reuse_is_junction_lru() {
     assert_eq!(hits("reuse"), hits("junction-lru"));
 }
 
+#[test]
+fn a_fork_that_two_requests_have_wanted_outlasts_what_one_has_at_any_pace() {
+    let visitor = |name: u8| keys(&[b"fork", [name; 3].as_slice()].concat());
+    let others = (b'0'..=b'5').map(|name| keys(&[name; 9]));
+    let visits: Vec<_> = std::iter::once(visitor(0))
+        .chain(others)
+        .chain([visitor(1), visitor(2)])
+        .collect();
+    for pace in [0, 1, 5, 7, 15, 40, 300, 5_000] {
+        let prompts: Vec<_> = (0..)
+            .zip(&visits)
+            .map(|(place, keys)| Prompt {
+                now: place * pace,
+                tokens: keys.len() as u64 * 512,
+                output_tokens: 2,
+                keys: keys.clone(),
+            })
+            .collect();
+        let hits = live(&prompts, "reuse", &[(Attention, 4), (Recurrent, 9)], 195, 1);
+        assert_eq!(hits, 4 * 512, "{pace} ms a request");
+    }
+}
+
 /// A cache of 10 pages or fewer and checkpoints, a prompt with its checkpoint in it, and 4 pages of another.
 fn two_prompts(finished: bool) -> (Cache, NamespaceId, Vec<PrefixKey>, Vec<PrefixKey>) {
     let (cache, namespace) = cache("reuse", &[(Attention, 1), (Recurrent, 1)], 9);

@@ -4,7 +4,8 @@
 //! bin is expected to be used within it (a Poisson rate) is a product of factors, one a feature; each factor is one number of a
 //! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
 //! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
-//! the same in every bin, is the scale-free law under which least recently used is right.
+//! the same in every bin, is the scale-free law under which least recently used is right; what two
+//! requests have wanted starts higher.
 
 /// Age bins: from milliseconds to days.
 pub(super) const BINS: usize = EARLY + 36;
@@ -27,8 +28,16 @@ const OFFSETS: [u16; FEATURES] = {
 /// Places of all tables: a power of two, so that a mask keeps an index within and nothing has to check it.
 const PLACES: usize = 2048;
 const _: () = assert!((OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize <= PLACES);
+/// Places of the first factor, in runs of one a bin: which run is whose.
+const END: u16 = 0;
+const BRANCH: u16 = 1;
+const BEFORE: u16 = 2;
+const PASSED: u16 = 8;
+const CONTINUED: u16 = 9;
 /// Expected uses in half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
+/// What was wanted before is likelier to be wanted again, by so much at the start.
+const AGAIN: f32 = 2.0;
 /// Expected uses that the prior weighs.
 const WEIGHT: f32 = 5.0;
 /// Expected uses in one bin never exceed this.
@@ -109,17 +118,17 @@ impl Features {
 
     /// Of a checkpoint that was used so many times.
     pub(super) fn new(kind: Kind, hits: u16, origin: &Origin) -> Self {
-        // Places of the first factor, and the group by which the others are told apart.
-        let (place, group) = match kind {
-            Kind::End => (0, 0),
-            Kind::Branch => (1, 1),
+        // The run of the first factor, and the group by which the others are told apart.
+        let (run, group) = match kind {
+            Kind::End => (END, 0),
+            Kind::Branch => (BRANCH, 1),
             Kind::Before(blocks) => (
-                2 + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
+                BEFORE + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
                 2,
             ),
-            Kind::Passed => (8, 3),
+            Kind::Passed => (PASSED, 3),
             Kind::Continued => (
-                9 + (u16::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
+                CONTINUED + (u16::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
                 4,
             ),
         };
@@ -134,7 +143,7 @@ impl Features {
             }
         };
         let values = [
-            place * BINS as u16,
+            run * BINS as u16,
             origin.turn.min(11) as u16 * 5 + group,
             (octave(origin.added, 11) * 2 + first) * 5 + group,
             pace(origin.output_tokens.saturating_add(8)),
@@ -205,11 +214,10 @@ impl Hazards {
     pub(super) fn new() -> Self {
         let mut factors = Box::new([1.0; PLACES]);
         for (place, factor) in factors[..SIZES[0].into()].iter_mut().enumerate() {
-            *factor = if place % BINS < EARLY {
-                2.0 * PRIOR
-            } else {
-                PRIOR
-            };
+            let (run, bin) = ((place / BINS) as u16, place % BINS);
+            let octave = if bin < EARLY { 2.0 } else { 1.0 };
+            let wanted = run == BRANCH || run >= CONTINUED;
+            *factor = PRIOR * octave * if wanted { AGAIN } else { 1.0 };
         }
         let ends: [f64; BINS] =
             std::array::from_fn(|bin| (FIRST + f64::from(HALF_OCTAVES[bin]) / 2.0).exp2());
