@@ -23,7 +23,7 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// Makes sure that a number has a place.
+    /// The place of a number, made if there is none.
     #[inline]
     pub(super) fn reach(&mut self, at: u32) -> &mut T {
         if self.get(at).is_none() {

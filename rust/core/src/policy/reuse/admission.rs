@@ -94,8 +94,7 @@ impl Reuse {
                 self.conclude(at, false);
                 if !self.records[at].is_resident() {
                     // As good as dead, and those with an entry teach as much.
-                    self.disinherit(at);
-                    self.records.forget(at);
+                    self.forget(at);
                     return false;
                 }
                 self.begin(at, Kind::Passed, from);
@@ -163,12 +162,8 @@ impl Reuse {
             return;
         }
         past.origin.output_tokens = output_tokens.min(u32::MAX.into()) as u32;
-        let features = Features::new(Kind::End, past.hits, &past.origin);
-        let record = &mut self.records[at];
-        record.features = features;
-        let bin = self.hazards.bin(self.now - record.since);
-        record.index = self.hazards.index(&features, bin);
-        self.records.ages.watch(at, true);
+        self.records[at].features = Features::new(Kind::End, past.hits, &past.origin);
+        self.watch(at);
         self.place(at);
     }
 }

@@ -70,9 +70,10 @@ impl Queue {
         self.taken += 1;
         if self.taken == CHUNK {
             self.taken = 0;
-            let mut chunk = self.chunks.pop_front().unwrap_or_default();
-            chunk.clear();
-            spare.push(chunk);
+            if let Some(mut chunk) = self.chunks.pop_front() {
+                chunk.clear();
+                spare.push(chunk);
+            }
         }
     }
 }

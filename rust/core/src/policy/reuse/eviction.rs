@@ -56,6 +56,14 @@ impl Reuse {
         next - bin
     }
 
+    /// The index of a record is that of its age, and is renewed with it from now on.
+    pub(super) fn watch(&mut self, at: u32) {
+        let record = &mut self.records[at];
+        let bin = self.hazards.bin(self.now - record.since);
+        record.index = self.hazards.index(&record.features, bin);
+        self.records.ages.watch(at, true);
+    }
+
     /// Brings the index of a record up to date that has grown older. Returns for how many bins more it is good enough.
     fn renew(&mut self, at: u32, bin: usize, weigh: bool) -> usize {
         let leads = self.leads(at);

@@ -270,7 +270,7 @@ impl Hazards {
     /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
         let factor = |place: usize| self.factors[place & (PLACES - 1)];
-        let places = features.at(bin);
+        let places = features.0.map(usize::from);
         let paces = features.paces();
         let mut fixed = [1, 2, 5, 6]
             .map(|feature| factor(places[feature]))
@@ -281,7 +281,7 @@ impl Hazards {
         }
         let (mut left, mut uses, mut held, mut best) = (1.0_f32, 0.0_f32, 0.0_f32, 0.0_f32);
         for bin in bin..BINS {
-            let mut rate = fixed * factor(usize::from(features.0[0]) + bin);
+            let mut rate = fixed * factor(places[0] + bin);
             if let Some([output, gap]) = paces {
                 rate *= factor(output.at(bin)) * factor(gap.at(bin));
             }

@@ -75,22 +75,25 @@ impl Reuse {
         });
         self.disinherit(at);
         let record = &mut self.records[at];
-        let bin = self.hazards.bin(self.now - record.since);
-        record.index = self.hazards.index(&record.features, bin);
         record.density = 0.0;
         record.inherited = 0.0;
         record.source = NONE;
         self.records.wake(at, entry.id.0);
-        self.records.ages.watch(at, true);
+        self.watch(at);
         at
     }
 
     /// Forgets the oldest ghosts beyond their number.
-    fn forget(&mut self) {
+    fn forget_excess(&mut self) {
         while let Some(at) = self.records.excess() {
-            self.disinherit(at);
-            self.records.forget(at);
+            self.forget(at);
         }
+    }
+
+    /// Forgets a ghost: nothing counts for its heir any more.
+    fn forget(&mut self, at: u32) {
+        self.disinherit(at);
+        self.records.forget(at);
     }
 }
 
@@ -100,7 +103,7 @@ impl Policy for Reuse {
         self.requests += 1;
         self.grow_older();
         self.choose(request, admitted);
-        self.forget();
+        self.forget_excess();
     }
 
     fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
@@ -184,7 +187,7 @@ impl Policy for Reuse {
             self.records[source].heir = heir;
             self.bequeath(source);
         }
-        self.forget();
+        self.forget_excess();
     }
 
     fn victim(&mut self) -> Option<EntryId> {

@@ -24,7 +24,7 @@ pub(super) struct Record {
     /// Its entry, if it is resident.
     pub(super) entry: u32,
     pub(super) index: f32,
-    /// Blocks that it saves over the room that it frees, as of when it was last weighed.
+    /// Blocks that it saves over the room that it frees, as of when it was last weighed; 0 before that.
     pub(super) density: f32,
     /// The largest index among evicted ones whose requests would now resume here, and whose it is.
     pub(super) inherited: f32,
