@@ -8,11 +8,12 @@ so that a zeroed or swapped page or checkpoint moves the log-probabilities.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,10 @@ VOCAB = 512
 # Token ids below this one are special (padding, begin, end): prompts avoid them.
 FIRST_TOKEN = 3
 
-_COMMON = dict(
+# What makes a model, and what its config.json needs beside what transformers writes.
+Maker = Callable[[], "tuple[torch.nn.Module, dict[str, object]]"]
+
+COMMON = dict(
     vocab_size=VOCAB,
     hidden_size=128,
     num_attention_heads=4,
@@ -61,15 +65,18 @@ _STRONG_MIXING = {
 }
 
 
-def _remember(model: torch.nn.Module) -> None:
-    """Strong mixing, and Gated DeltaNet whose state lasts for hundreds of tokens."""
+def remember(model: torch.nn.Module, more: Mapping[str, float] | None = None) -> None:
+    """Strong mixing, and recurrent states that last for hundreds of tokens.
+
+    ``more`` names further weights and their standard deviations.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.uniform_(0.0005, 0.004).log_()
         elif name.endswith("dt_bias"):
             parameter.zero_()
         else:
-            for suffix, deviation in _STRONG_MIXING.items():
+            for suffix, deviation in {**_STRONG_MIXING, **(more or {})}.items():
                 if name.endswith(suffix):
                     parameter.normal_(0, deviation)
 
@@ -78,7 +85,7 @@ def _qwen35(heads: int) -> tuple[torch.nn.Module, dict[str, object]]:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     config = Qwen3_5TextConfig(
-        **_COMMON,
+        **COMMON,
         **_delta_net_sizes(heads),
         intermediate_size=256,
         num_hidden_layers=8,
@@ -88,7 +95,7 @@ def _qwen35(heads: int) -> tuple[torch.nn.Module, dict[str, object]]:
         rope_parameters=_ROPE,
     )
     model = Qwen3_5ForCausalLM(config)
-    _remember(model)
+    remember(model)
     return model, {"architectures": ["Qwen3_5ForCausalLM"], "mamba_ssm_dtype": "float32"}
 
 
@@ -96,7 +103,7 @@ def _qwen3_next() -> tuple[torch.nn.Module, dict[str, object]]:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(
-        **_COMMON,
+        **COMMON,
         **_delta_net_sizes(1),
         intermediate_size=256,
         num_hidden_layers=4,
@@ -110,7 +117,7 @@ def _qwen3_next() -> tuple[torch.nn.Module, dict[str, object]]:
         shared_expert_intermediate_size=64,
     )
     model = Qwen3NextForCausalLM(config)
-    _remember(model)
+    remember(model)
     return model, {"architectures": ["Qwen3NextForCausalLM"], "mamba_ssm_dtype": "float32"}
 
 
@@ -118,17 +125,17 @@ def _lfm2() -> tuple[torch.nn.Module, dict[str, object]]:
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     config = Lfm2Config(
-        **_COMMON,
+        **COMMON,
         intermediate_size=256,
         block_auto_adjust_ff_dim=False,
         num_hidden_layers=8,
         full_attn_idxs=[3, 7],
-        conv_L_cache=4,
+        conv_L_cache=3,
         initializer_range=0.1,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = Lfm2ForCausalLM(config)
-    _remember(model)
+    remember(model)
     width = config.hidden_size
     return model, {"architectures": ["Lfm2ForCausalLM"], "conv_dim": width, "block_dim": width}
 
@@ -137,7 +144,7 @@ def _gemma3() -> tuple[torch.nn.Module, dict[str, object]]:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     config = Gemma3TextConfig(
-        **_COMMON,
+        **COMMON,
         intermediate_size=256,
         num_hidden_layers=4,
         head_dim=64,
@@ -146,11 +153,11 @@ def _gemma3() -> tuple[torch.nn.Module, dict[str, object]]:
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
     model = Gemma3ForCausalLM(config)
-    _remember(model)
+    remember(model)
     return model, {"architectures": ["Gemma3ForCausalLM"]}
 
 
-MODELS: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, object]]]] = {
+MODELS: dict[str, Maker] = {
     "qwen3.5": lambda: _qwen35(heads=1),
     # Two heads of each kind: can be split over two tensor-parallel ranks.
     "qwen3.5-tp2": lambda: _qwen35(heads=2),
@@ -167,26 +174,28 @@ def default_cache_dir() -> Path:
     return Path(base) / "hybrid-pages"
 
 
-def ensure(name: str, cache_dir: Path | None = None) -> Path:
+def ensure(name: str, cache_dir: Path | None = None, models: Mapping[str, Maker] = MODELS) -> Path:
     """The folder of a tiny model, made now unless this version of it is there already."""
-    if name not in MODELS:
-        raise ValueError(f"no tiny model is called {name!r}; expected one of {sorted(MODELS)}")
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    if name not in models:
+        raise ValueError(f"no tiny model is called {name!r}; expected one of {sorted(models)}")
+    sources = {__file__, inspect.getfile(models[name])}
+    text = b"".join(Path(source).read_bytes() for source in sorted(sources))
+    version = hashlib.sha256(text).hexdigest()[:12]
     folder = (cache_dir or default_cache_dir()) / "models" / f"{name}-{version}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _write(name, folder)
+        _write(models[name], folder)
     return folder
 
 
-def _write(name: str, folder: Path) -> None:
+def _write(make: Maker, folder: Path) -> None:
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model, extra = MODELS[name]()
+        model, extra = make()
         model = model.to(torch.bfloat16)
-    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         model.save_pretrained(draft)
         config_file = draft / "config.json"
