@@ -19,8 +19,12 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.inputs import TokensPrompt
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+import gpu_path
 from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
+
+gpu_path.install()
 
 Prompt = tuple[int, ...]
 # What batching and the splitting of prefills alone do to log-probabilities on these models, with
@@ -86,7 +90,7 @@ class _Admission:
 
 
 class Engine:
-    """One engine with the connector in it."""
+    """One engine with the connector in it, scheduled asynchronously unless told otherwise."""
 
     def __init__(
         self, model: Path, settings: Mapping[str, Any] | None = None, **engine_args: Any
@@ -118,6 +122,9 @@ class Engine:
         self.vllm = self.llm.llm_engine
         self.core = self.vllm.engine_core.engine_core
         self.scheduler = self.core.scheduler
+        asked = engine_args.get("async_scheduling") is not False
+        if isinstance(self.scheduler, AsyncScheduler) != asked:
+            raise RuntimeError(f"expected {asked=}, found {type(self.scheduler)}")
         self.connector = self.scheduler.connector
         self.worker_connector = get_kv_transfer_group()
         self.pool = self.scheduler.kv_cache_manager.block_pool

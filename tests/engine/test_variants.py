@@ -1,6 +1,8 @@
 """Engines configured otherwise: the same equality."""
 
 import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from harness import NOISE, Engine, tokens
 
@@ -10,7 +12,7 @@ SHORT = {"max_num_seqs": 8, "prefix_cache_retention_interval": 64}
 VARIANTS = {
     "steps of little more than a block": {"max_num_batched_tokens": 80, **SHORT},
     "steps shorter than a block": {"max_num_batched_tokens": 48, **SHORT},
-    "asynchronous scheduling": {"async_scheduling": True},
+    "synchronous scheduling": {"async_scheduling": False},
     "a state kept at every boundary": {"prefix_cache_retention_interval": 64},
     "larger blocks": {"block_size": 96},
     "hashes finer than blocks": {"prefix_match_unit": 32},
@@ -21,7 +23,10 @@ VARIANTS = {
 def engine(request, start):
     mode = "all" if request.param.startswith("steps") else "adaptive"
     settings = {"verify_on_load": True, "checkpoint_mode": mode}
-    return start("qwen3.5", settings, **VARIANTS[request.param])
+    engine = start("qwen3.5", settings, **VARIANTS[request.param])
+    synchronous = request.param == "synchronous scheduling"
+    assert type(engine.scheduler) is (Scheduler if synchronous else AsyncScheduler)
+    return engine
 
 
 def test_a_resend_an_extension_and_a_fork_are_restored(engine: Engine):
