@@ -1,0 +1,124 @@
+"""Seven families, scheduled as on a GPU: what vLLM's own cache would hit is restored, bit for bit.
+
+Default settings and default engine options. The store has to be ready for the first send after vLLM
+has forgotten everything, wherever a step ended: Mamba-2 exports states from inside a step.
+"""
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from harness import Engine, tokens
+from test_detects import zero
+
+FAMILIES = ["qwen3.5", "lfm2", "jamba", "granite4", "nemotron-h", "falcon-h1", "zamba2"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request, start):
+    return start(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails(engine: Engine):
+    """A failure would be recomputed, and so go unnoticed."""
+    yield
+    assert not any(key.startswith("failures") for key in engine.stats())
+
+
+def local_hit(engine: Engine, warm, prompt) -> int:
+    """How much of a prompt vLLM's own cache holds after `warm`."""
+    engine.reset_all()
+    with engine.looking_away():
+        for each in warm:
+            engine.run(each)
+        return engine.run(prompt).local
+
+
+def test_scheduling_is_asynchronous(engine: Engine):
+    assert type(engine.scheduler) is AsyncScheduler
+    assert engine.core.batch_queue_size == 2
+
+
+def test_the_first_resend_restores_every_full_block(engine: Engine):
+    prompt = tokens("first", 4 * engine.N + 13)
+    assert engine.restored([prompt], prompt, 8).host == 4 * engine.N
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_a_prompt_of_whole_blocks_recomputes_the_last_one(engine: Engine, blocks):
+    prompt = tokens(("exact", blocks), blocks * engine.N)
+    assert engine.restored([prompt], prompt, 8).host == (blocks - 1) * engine.N
+
+
+def test_a_prompt_of_several_steps_is_restored(engine: Engine):
+    prompt = tokens("steps", 2048 + 3 * engine.N + 5)
+    assert engine.restored([prompt], prompt).host == len(prompt) // engine.N * engine.N
+
+
+def test_an_extension_restores_what_vllm_would_hit(engine: Engine):
+    prompt = tokens("extended", 3 * engine.N + 7)
+    longer = prompt + tokens("extension", 2 * engine.N)
+    hit = local_hit(engine, [prompt], longer)
+    assert hit == 3 * engine.N
+    assert engine.restored([prompt], longer, 8).host >= hit
+
+
+def test_a_fork_restores_what_vllm_would_hit(engine: Engine):
+    shared = tokens("shared", 3 * engine.N + 5)
+    first, second, third = (shared + tokens(("branch", i), 2 * engine.N) for i in range(3))
+    hit = local_hit(engine, [first, second], third)
+    assert hit == 3 * engine.N
+    assert engine.restored([first, second], third).host >= hit
+
+
+def test_the_next_turn_of_a_conversation_restores_what_vllm_would_hit(engine: Engine):
+    prompt = tokens("turn", 2 * engine.N + 5)
+    engine.reset_all()
+    answer = engine.run(prompt, 2 * engine.N).tokens
+    follow_up = prompt + answer + tokens("next turn", 9)
+    engine.reset_local()
+    restored = engine.run(follow_up)
+    engine.reset_all()
+    with engine.looking_away():
+        assert engine.run(prompt, 2 * engine.N).tokens == answer
+        hit = engine.run(follow_up).local
+    assert restored.host >= hit >= 2 * engine.N
+    engine.reset_all()
+    with engine.looking_away():
+        engine.run(prompt, 2 * engine.N)
+    assert restored == engine.local_hit(follow_up, restored)
+
+
+def test_eight_at_once_are_stored_and_restored(engine: Engine):
+    """Batching moves rounding, so each is compared alone, on the blocks that came back."""
+    prompts = [tokens(("at once", i), (1 + i % 4) * engine.N + 3 + i) for i in range(8)]
+    engine.reset_all()
+    engine.run_all(prompts)
+    engine.reset_local()
+    results = engine.run_all(prompts)
+    assert [result.host // engine.N for result in results] == [1 + i % 4 for i in range(8)]
+    with engine.looking_away():
+        brought_back = [engine.local_hit(p, r) for p, r in zip(prompts, results, strict=True)]
+    engine.reset_all()
+    with engine.looking_away():
+        engine.run_all(prompts)
+        own = [engine.local_hit(p, r) for p, r in zip(prompts, results, strict=True)]
+        together = engine.run_all(prompts)
+    assert brought_back == own
+    noise = max(a.distance(b) for a, b in zip(own, together, strict=True))
+    assert max(a.distance(b) for a, b in zip(own, results, strict=True)) <= 2 * noise + 0.1
+
+
+@pytest.mark.parametrize("kind", ["attention", "recurrent"])
+def test_zeroed_entries_show(engine: Engine, kind):
+    prompt = tokens(("zeroed", kind), 4 * engine.N + 3)
+    reference = engine.restored([prompt], prompt, 8)
+    engine.reset_all()
+    for _ in range(2):
+        engine.run(prompt)
+        engine.reset_local()
+    for slots in engine.slots_of_last(kind):
+        zero(engine.half.arena, slots)
+    wrong = engine.run(prompt, 8)
+    assert wrong.host == reference.host
+    assert wrong.distance(reference) > 0.05
