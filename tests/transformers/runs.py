@@ -68,3 +68,14 @@ def difference(left, right):
     """The largest difference between two tensors or two tuples of them."""
     pairs = zip(left, right, strict=True) if isinstance(left, tuple) else [(left, right)]
     return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def agree(cache, ids, new=6, **kwargs):
+    """Generates with the cache and without: the texts have to be equal. How much was restored."""
+    kwargs = dict(do_sample=False, max_new_tokens=new) | kwargs
+    expected = cache.model.generate(ids, **kwargs)
+    before = cache.stats()
+    found = cache.generate(ids, **kwargs)
+    after = cache.stats()
+    assert torch.equal(found, expected)
+    return after.restored_tokens - before.restored_tokens

@@ -42,19 +42,6 @@ def adapters(model: Any) -> bool:
     return hasattr(model, "peft_config") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def weights_version(model: Any) -> int:
-    """Changes when a parameter or buffer is replaced or written to in place.
-
-    Tensors made in inference mode count no writes: of those only a replacement is noticed.
-    """
-    return hash(
-        tuple(
-            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-            for _, tensor in _tensors(model)
-        )
-    )
-
-
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> L
             "model: expected at least one attention layer, whose keys tell how many tokens have "
             "been seen, found none"
         )
-    _run(model, cache)
+    forward(model, cache)
     return Layout.of_cache(cache, block_tokens=block_tokens, identity=identity)
 
 
@@ -44,24 +45,32 @@ def continues(model: Any, layout: Layout) -> bool:
         logits = []
         for value in (0.0, _OTHER_STATE):
             cache = DynamicCache(config=model.config)
-            _run(model, cache)
+            forward(model, cache)
             state = layers.states(cache.layers[part.layer])[part.kind, part.index]
             state.fill_(value)
-            logits.append(_run(model, cache))
+            logits.append(forward(model, cache))
         if torch.equal(*logits):
             return False
     return True
 
 
-def _run(model: Any, cache: Any) -> torch.Tensor:
-    """Runs two tokens through a model and its cache; the logits of the last."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
-            logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
-    finally:
-        model.train(training)
+def forward(model: Any, cache: Any, tokens: int = 2) -> torch.Tensor:
+    """Runs some tokens through a model in evaluation mode and its cache; the logits of the last."""
+    with _evaluating(model), torch.no_grad():
+        ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
     last: torch.Tensor = logits[:, -1]
     return last
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -19,7 +19,9 @@ _HARMLESS = {
     "tokenizer",
 }
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-_CACHES = (None, "dynamic", "static")
+# What they make `generate` use: the deprecated names mean the static cache as well.
+_STATIC = ("static", "sliding_window", "hybrid_chunked")
+_CACHES = (None, "dynamic", *_STATIC)
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,13 @@ class Request:
     """A call that can use the cache.
 
     ids: ``[1, tokens]``. static_tokens: how many tokens a static cache needs room for; None for a
-    dynamic one.
+    dynamic one. names_cache: whether a kind of cache was asked for by name, which ``generate`` does
+    not take together with a cache.
     """
 
     ids: torch.Tensor
     static_tokens: int | None
+    names_cache: bool = False
 
     @property
     def tokens(self) -> int:
@@ -40,9 +44,10 @@ class Request:
 
 def read_request(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Request | str:
     """The request that a call of ``generate`` makes, or why the cache must not be used for it."""
-    given = {name: value for name, value in arguments.items() if value is not None}
-    ids = given.pop("input_ids", inputs) if inputs is None else inputs
-    if "input_ids" in given:
+    # None counts: it takes back what the model's own generation config says.
+    given = dict(arguments)
+    ids = given.pop("input_ids", None) if inputs is None else inputs
+    if given.pop("input_ids", None) is not None:
         return "two inputs"
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
         return "no input_ids"
@@ -104,8 +109,9 @@ def _request(model: Any, config: Any, ids: torch.Tensor, given: tuple[Any, Any])
     """How long the sequence can get, as ``generate`` counts it, if the cache is static."""
     if ids.shape[1] == 0:
         return "empty prompt"
-    if config.cache_implementation != "static":
-        return Request(ids, None)
+    named = config.cache_implementation is not None
+    if config.cache_implementation not in _STATIC:
+        return Request(ids, None, named)
     base, arguments = given
     limits = (arguments.get("max_length"), getattr(base, "max_length", None))
     set_by_caller = any(
@@ -118,4 +124,4 @@ def _request(model: Any, config: Any, ids: torch.Tensor, given: tuple[Any, Any])
         total = config.max_length if set_by_caller else length + config.max_length
     if total <= length:
         return "no room for new tokens"
-    return Request(ids, max(total - 1, config.max_cache_len or 0))
+    return Request(ids, max(total - 1, config.max_cache_len or 0), named)

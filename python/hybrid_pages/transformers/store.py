@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from hybrid_pages.transformers.layout import KEYS, Layout, Part
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
 from hybrid_pages.transformers.support import Closing, UnsupportedError
+from hybrid_pages.transformers.watch import Models
 
 States = Mapping[Part, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
@@ -86,6 +88,9 @@ class CacheStore(Closing):
         self.index = Cache(geometry, slot_bytes=slot_bytes, slots=max(slots, 1), policy=policy)
         self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
         self.moved = Moved()
+        self.lock = threading.RLock()
+        self.models = Models()
+        self.models.watch(model, self.layout)
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
 
@@ -169,9 +174,9 @@ class CacheStore(Closing):
 
     # ---- what PrefixCache needs besides
 
-    def namespace(self, salt: str, version: int = 0) -> int:
-        """The namespace of a salt, for weights that have changed ``version`` times."""
-        name = f"{version}:{salt}".encode()
+    def namespace(self, salt: str, state: str = "") -> int:
+        """The namespace of a salt, for what was computed in one state of a model."""
+        name = f"{state}/{salt}".encode()
         return self.index.namespace(hashlib.blake2b(name, digest_size=32).digest())
 
     def states(self, cache: Any) -> dict[Part, torch.Tensor]:

@@ -1,0 +1,235 @@
+"""What a cache's bytes depend on besides tokens and weights: the process and the model's parts.
+
+Each is described by plain values, or by the identity of objects that are held meanwhile: equal
+descriptions mean equal arithmetic. Left out, since it only changes how sums are rounded: numbers of
+threads, cuDNN's benchmark mode, and whatever a chunked prefill changes as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hybrid_pages.transformers import rope
+
+_STANDARD = frozenset(vars(torch.nn.Module())) - {"training"}
+# Attributes of models that no forward pass reads, or that `generate` itself writes.
+_IRRELEVANT = frozenset(
+    {
+        "_compiled_call",
+        "_ep_plan",
+        "_fsdp_plan",
+        "_is_hf_initialized",
+        "_keep_in_fp32_modules",
+        "_keep_in_fp32_modules_strict",
+        "_keys_to_ignore_on_load_missing",
+        "_keys_to_ignore_on_load_unexpected",
+        "_keys_to_ignore_on_save",
+        "_last_compile_config",
+        "_no_split_modules",
+        "_output_capturing_hooks_installed",
+        "_pp_plan",
+        "_previous_max_cache_length",
+        "_skip_keys_device_placement",
+        "_tp_plan",
+        "all_tied_weights_keys",
+        "generation_config",
+        "name_or_path",
+        "warnings_issued",
+    }
+)
+_SKIPPED = _STANDARD | _IRRELEVANT
+_OWN_HOOKS = "transformers.utils.output_capturing"
+_FAST = {type(None), bool, int, str}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+class Same:
+    """An object that equals itself alone. It is held, so that no other takes its place."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._held is other._held
+
+    def __hash__(self) -> int:
+        return id(self._held)
+
+
+class Part(NamedTuple):
+    """One module: its class and that class's code, and its own attributes."""
+
+    kind: type
+    code: Same
+    attributes: tuple[tuple[str, Hashable], ...]
+
+
+@dataclass
+class Structure:
+    """A model as it is now.
+
+    parts: each module's description by name. tensors: all that it computes with, by name, of which
+    replaced are made anew in forward passes. refused: why no description can tell what it computes.
+    """
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
+    refused: str | None = None
+
+    def key(self) -> Hashable:
+        return tuple(self.parts.items())
+
+
+def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
+    """Describes a model: types, flags, attributes, code of every module, and every config.
+
+    ignored: attributes, by their full name, that forward passes are known to write.
+    """
+    found = Structure()
+    describe = _Describer(found)
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        if module._forward_hooks or module._forward_pre_hooks:
+            _note_hooks(found, name, module)
+        if module.training and found.refused is None:
+            found.refused = "training mode"
+        skipped = rope.derived(module) if "rope_type" in vars(module) else frozenset()
+        for kind in (module._parameters, module._buffers):
+            for key, tensor in kind.items() if kind else ():
+                if tensor is not None and key not in skipped:
+                    found.tensors[prefix + key] = tensor
+        if skipped:
+            for key, tensor in rope.short_frequencies(module).items():
+                found.tensors[prefix + key] = tensor
+                found.replaced.add(prefix + key)
+        attributes = vars(module)
+        values: list[tuple[str, Hashable]] = []
+        for key in sorted(attributes.keys() - _SKIPPED):
+            if key not in skipped and not (ignored and prefix + key in ignored):
+                value = attributes[key]
+                if type(value) not in _FAST:
+                    value = describe(prefix + key, value)
+                values.append((key, value))
+        found.parts[name] = Part(type(module), Same(type(module).forward), tuple(values))
+    return found
+
+
+def process(model: Any) -> Hashable:
+    """The settings of this thread and process that change what torch computes."""
+    kinds = {"cpu", model.device.type}
+    autocast = tuple(
+        (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in kinds
+    )
+    cuda = torch.backends.cuda
+    return (
+        autocast,
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        _precisions(),
+        cuda.matmul.allow_fp16_reduced_precision_reduction,
+        cuda.matmul.allow_bf16_reduced_precision_reduction,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.enabled,
+        _default_device(),
+    )
+
+
+def autocasts(model: Any) -> bool:
+    """Whether this thread runs the model under autocast."""
+    return any(torch.is_autocast_enabled(kind) for kind in {"cpu", model.device.type})
+
+
+def refusal() -> str | None:
+    """Why what this process computes cannot be told: somebody steps in between."""
+    module = torch.nn.modules.module
+    if module._global_forward_hooks or module._global_forward_pre_hooks:
+        return "global forward hooks"
+    if torch._C._len_torch_dispatch_stack():
+        return "torch dispatch mode"
+    if any(type(mode) is not torch.utils._device.DeviceContext for mode in _function_modes()):
+        return "torch function mode"
+    return None
+
+
+def _function_modes() -> list[Any]:
+    if not torch._C._len_torch_function_stack():
+        return []
+    return list(torch.overrides._get_current_function_mode_stack())
+
+
+def _default_device() -> str:
+    return ",".join(str(mode.device) for mode in _function_modes() if hasattr(mode, "device"))
+
+
+def _precisions() -> Hashable:
+    """The precision of float32 products by backend; older versions of torch have flags instead."""
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if getter is None:
+        return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    pairs = [("generic", "all")]
+    pairs += [(b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")]
+    return tuple(getter(backend, op) for backend, op in pairs)
+
+
+def _note_hooks(found: Structure, name: str, module: Any) -> None:
+    """A hook may do anything; those of transformers only look."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks):
+        found.refused = f"forward hook on {name or 'the model'}"
+
+
+class _Describer:
+    """Values as something that can be compared later, and the tensors met on the way."""
+
+    def __init__(self, found: Structure) -> None:
+        self._found = found
+        self._configs: dict[int, str] = {}
+
+    def __call__(self, name: str, value: Any) -> Hashable:
+        if isinstance(value, _PLAIN):
+            return value if value == value else "nan"
+        if isinstance(value, torch.Tensor):
+            self._found.tensors[name] = value
+            return "tensor"
+        if isinstance(value, (list, tuple)):
+            return tuple(self(f"{name}.{i}", item) for i, item in enumerate(value))
+        if isinstance(value, dict):
+            return tuple((self._key(k), self(f"{name}.{k}", v)) for k, v in value.items())
+        if isinstance(value, (set, frozenset)):
+            return frozenset(map(self._key, value))
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            return tuple(self(f"{name}.{i}", part) for i, part in enumerate(parts))
+        if isinstance(value, PreTrainedConfig):
+            return self._config(name, value)
+        return Same(value)
+
+    def _key(self, key: Any) -> Hashable:
+        return key if isinstance(key, _PLAIN) else Same(key)
+
+    def _config(self, name: str, config: Any) -> Hashable:
+        """The first place where a config is met describes it."""
+        known = self._configs.get(id(config))
+        if known is not None:
+            return ("config of", known)
+        self._configs[id(config)] = name
+        fields = [(k, self(f"{name}.{k}", v)) for k, v in vars(config).items()]
+        attention = getattr(config, "_attn_implementation", None)
+        function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention else None
+        return (type(config), tuple(fields), attention, Same(function))

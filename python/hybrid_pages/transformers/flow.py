@@ -1,0 +1,105 @@
+"""Whether anything flows from a tensor that forward passes write into what is stored or answered.
+
+A counter or a statistic may be written in every pass and be read by nobody else. That is seen by
+following it: every operation of torch that reads it, or something computed from it, marks what it
+writes. If the marks reach the logits or the cache, or leave torch as a number, it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.cache_utils import DynamicCache
+
+from hybrid_pages.transformers import layers
+from hybrid_pages.transformers.probe import forward
+
+# Ways by which a tensor's content leaves torch unseen by operations.
+_LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
+_LENGTHS = (2, 3, 1, 1)
+
+
+def reaches_outputs(model: Any, tensor: Callable[[], torch.Tensor]) -> bool:
+    """Whether what a model answers and caches depends on a tensor, on a few short passes.
+
+    tensor: the present one; a pass may put another in its place.
+    """
+    marks = _Marks()
+    cache = DynamicCache(config=model.config)
+    held: list[torch.Tensor] = []
+    for length in _LENGTHS:
+        marks.add(tensor())
+        with _Leaks(marks), _Flow(marks):
+            held.append(forward(model, cache, length))
+    for layer in cache.layers:
+        if layers.has_tokens(layer) and layers.seen(layer):
+            held += [layers.tokens(layer).keys, layers.tokens(layer).values]
+        if layers.has_states(layer):
+            held += layers.states(layer).values()
+    return marks.left or any(marks.on(item) for item in held)
+
+
+class _Marks:
+    """Storages that hold something computed from a tensor. They are held: none is used anew."""
+
+    def __init__(self) -> None:
+        self.left = False
+        self._held: dict[int, Any] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+        self._held[storage._cdata] = storage
+
+    def on(self, tensor: torch.Tensor) -> bool:
+        with torch._C.DisableTorchFunction():
+            return tensor.untyped_storage()._cdata in self._held
+
+
+class _Flow(TorchDispatchMode):
+    def __init__(self, marks: _Marks) -> None:
+        super().__init__()
+        self._marks = marks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        arguments = _tensors((args, kwargs))
+        marked = any(map(self._marks.on, arguments))
+        result = func(*args, **kwargs)
+        if marked:
+            outputs = tree_leaves(result)
+            written = [
+                tensor
+                for argument, value in zip(func._schema.arguments, args, strict=False)
+                if argument.alias_info is not None and argument.alias_info.is_write
+                for tensor in _tensors(value)
+            ]
+            for argument in func._schema.arguments:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    written += _tensors(kwargs.get(argument.name))
+            for tensor in [*_tensors(outputs), *written]:
+                self._marks.add(tensor)
+            # A number has left torch: Python may decide by it.
+            if any(not isinstance(item, torch.Tensor) and item is not None for item in outputs):
+                self._marks.left = True
+        return result
+
+
+class _Leaks(TorchFunctionMode):
+    def __init__(self, marks: _Marks) -> None:
+        super().__init__()
+        self._marks = marks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _LEAVES and any(map(self._marks.on, _tensors(args))):
+            self._marks.left = True
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [item for item in tree_leaves(values) if isinstance(item, torch.Tensor)]

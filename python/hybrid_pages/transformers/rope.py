@@ -1,0 +1,109 @@
+"""Rotary embeddings whose frequencies depend on the length of the whole sequence.
+
+With "dynamic" and "longrope" (``dynamic_rope_update`` in ``modeling_rope_utils.py``) a forward
+pass takes its frequencies from the largest position that it sees: keys of the same tokens differ
+between a short and a long prompt. A *regime* is a range of lengths in which they do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_DERIVED = ("inv_freq", "long_inv_freq", "max_seq_len_cached")
+"""What such a module writes in a forward pass, from its config and the length alone."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Forward passes over more than ``floor`` and at most ``reach`` tokens give equal keys."""
+
+    name: str = ""
+    floor: int = 0
+    reach: int | None = None
+
+
+def regime(model: Any, tokens: int) -> Regime | str:
+    """The regime of a prompt of so many tokens, or why its keys are its own."""
+    dynamic, longrope = _limits(model)
+    # A length of exactly the limit does not reset what a longer text has left behind.
+    if dynamic and tokens >= min(dynamic):
+        return "dynamic rope: each length has keys of its own"
+    if not longrope:
+        return Regime(reach=min(dynamic, default=None))
+    limits = sorted({*longrope, *dynamic})
+    if tokens <= limits[0]:
+        return Regime("short", 0, limits[0])
+    if tokens > limits[-1]:
+        return Regime("long", limits[-1], None)
+    return "longrope: some layers are past their original length, some not"
+
+
+def derived(module: Any) -> frozenset[str]:
+    """Attributes of a module that follow from the length of its last forward pass."""
+    types = _types(module)
+    if not any(_depends(kind) for _, kind in types):
+        return frozenset()
+    prefixes = ["" if layer is None else f"{layer}_" for layer, _ in types]
+    names = {f"{prefix}{name}" for prefix in prefixes for name in _DERIVED}
+    return frozenset(names | {"max_seq_len_cached"})
+
+
+def short_frequencies(module: Any) -> dict[str, torch.Tensor]:
+    """The frequencies that the next forward pass over a short text will use, by name."""
+    found: dict[str, torch.Tensor] = {}
+    for layer, kind in _types(module):
+        if _depends(kind):
+            prefix = "" if layer is None else f"{layer}_"
+            name = f"{prefix}inv_freq"
+            seen = getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached)
+            resets = kind == "longrope" or _int(seen) > _int(module.original_max_seq_len)
+            found[name] = getattr(module, f"{prefix}original_inv_freq" if resets else name)
+    return found
+
+
+@contextmanager
+def left_alone(model: Any) -> Iterator[None]:
+    """Puts back what forward passes inside write: a later text may depend on it."""
+    held = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules() if derived(m)]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in held:
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+
+def _types(module: Any) -> list[tuple[str | None, str]]:
+    kind = vars(module).get("rope_type")
+    if isinstance(kind, dict):
+        return [(layer, str(value)) for layer, value in kind.items()]
+    return [] if kind is None else [(None, str(kind))]
+
+
+def _depends(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def _limits(model: Any) -> tuple[set[int], set[int]]:
+    """The lengths up to which keys are those of short texts: of dynamic modules, of longrope."""
+    dynamic: set[int] = set()
+    longrope: set[int] = set()
+    for module in model.modules():
+        for layer, kind in _types(module):
+            if "dynamic" in kind:
+                dynamic.add(_int(module.original_max_seq_len))
+            elif kind == "longrope":
+                parameters = module.config.rope_parameters
+                parameters = parameters if layer is None else parameters[layer]
+                longrope.add(_int(parameters["original_max_position_embeddings"]))
+    return dynamic, longrope
+
+
+def _int(value: Any) -> int:
+    return int(value.item()) if isinstance(value, torch.Tensor) else int(value)

@@ -1,0 +1,227 @@
+"""Which state a model is in, so that entries serve only the state that they were computed in.
+
+A *state* is the weights, the model's parts and the process's settings together, and has a number
+of its own in a store; entries are filed under it. Weights that were seen to change get an *epoch*
+that nothing had before and nothing gets again, even if they are changed back: a look can miss an
+edit, and what was missed must not come back with an old name. Settings and parts are compared
+whole, so their earlier states are found again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybrid_pages import HybridPagesError
+from hybrid_pages.transformers import conditions, rope
+from hybrid_pages.transformers.conditions import Structure
+from hybrid_pages.transformers.flow import reaches_outputs
+from hybrid_pages.transformers.identity import adapters
+from hybrid_pages.transformers.layout import Layout
+from hybrid_pages.transformers.probe import continues, read_layout
+from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
+
+_MAX_STATES = 16
+
+
+@dataclass(frozen=True)
+class State:
+    """A model that does not change.
+
+    number: of the state, in its store. continues: whether the model goes on from a recurrent state
+    when it is given several tokens. refused: why its caches cannot be stored.
+    """
+
+    number: int
+    continues: bool = False
+    refused: str | None = None
+
+
+class Models:
+    """The models that use a store, the states that they were in, and their numbers."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, State] = OrderedDict()
+        self._watches: weakref.WeakKeyDictionary[Any, Watch] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count(1)
+
+    def number(self) -> int:
+        """One that nothing had before."""
+        return next(self._numbers)
+
+    def get(self, key: Hashable) -> State | None:
+        state = self._known.get(key)
+        if state is not None:
+            self._known.move_to_end(key)
+        return state
+
+    def put(self, key: Hashable, state: State) -> None:
+        """Remembers a state; one that is forgotten gets another number when it comes back."""
+        self._known[key] = state
+        if len(self._known) > _MAX_STATES:
+            self._known.popitem(last=False)
+
+    def knows(self, model: Any) -> bool:
+        return model in self._watches
+
+    def watch(self, model: Any, layout: Layout) -> Watch:
+        """The one watch of a model; another model with all the same weights shares its epoch."""
+        if model not in self._watches:
+            twins = [w for w in self._watches.values() if w.has_weights_of(model)]
+            epoch = twins[0].epoch if twins else self.number()
+            self._watches[model] = Watch(model, layout, self, epoch)
+        return self._watches[model]
+
+    def weights_changed(self) -> None:
+        """New epochs for all models: any of them may share the tensors that were edited."""
+        for watch in self._watches.values():
+            watch.epoch = self.number()
+            watch.changes["weights_changed()"] += 1
+
+
+class Watch:
+    """One model, looked at before each use.
+
+    changes: how often something was found changed, by what.
+    """
+
+    def __init__(self, model: Any, layout: Layout, models: Models, epoch: int) -> None:
+        self._model = weakref.ref(model)
+        self._layout, self._models = layout, models
+        self._sampler = Sampler()
+        # Tensors and attributes that forward passes write and nothing that is stored depends on.
+        self._written: frozenset[str] = frozenset()
+        self._last = self._read(conditions.structure(model))
+        self.epoch = epoch
+        self.changes: Counter[str] = Counter()
+
+    def look(self) -> State:
+        """The model's present state. A new one is tried out on a few tokens."""
+        model = self._held()
+        refused = self._refusal(model)
+        if refused is not None:
+            return State(0, refused=refused)
+        found = conditions.structure(model, self._written)
+        if found.refused is not None:
+            return State(0, refused=found.refused)
+        try:
+            self._take(self._read(found))
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            # What it is now cannot be told, so nothing that it was is known to hold.
+            self.epoch = self._models.number()
+            return State(0, refused=f"weights that cannot be sampled: {type(error).__name__}")
+        key = (self.epoch, self._written, found.key(), conditions.process(model))
+        state = self._models.get(key)
+        return state or self._try_out(model, found)
+
+    def changed_meanwhile(self, state: State) -> str | None:
+        """What is not as it was at the last look, which gave this state."""
+        model = self._held()
+        found = conditions.structure(model, self._written)
+        refused = self._refusal(model) or found.refused
+        if refused is not None:
+            return refused
+        try:
+            changed = self._last.changed(self._read(found))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return "weights"
+        if changed:
+            return changed[0]
+        key = (self.epoch, self._written, found.key(), conditions.process(model))
+        return None if self._models.get(key) is state else "the model or torch's settings"
+
+    def has_weights_of(self, model: Any) -> bool:
+        """Whether another model has the same weights now, and this one since its last look."""
+        mine = conditions.structure(self._held(), self._written)
+        self._take(self._read(mine))
+        return same_weights(mine.tensors, conditions.structure(model, self._written).tensors)
+
+    def _held(self) -> Any:
+        model = self._model()
+        assert model is not None, "a watch is asked only by those who hold its model"
+        return model
+
+    def _refusal(self, model: Any) -> str | None:
+        return "adapters" if adapters(model) else conditions.refusal()
+
+    def _read(self, found: Structure) -> Reading:
+        watched = {n: t for n, t in found.tensors.items() if n not in self._written}
+        return self._sampler.read(watched, found.replaced)
+
+    def _take(self, reading: Reading) -> None:
+        if self._last.changed(reading):
+            self.changes["weights"] += 1
+            self.epoch = self._models.number()
+        self._last = reading
+
+    def _try_out(self, model: Any, found: Structure) -> State:
+        """Runs a model on a few tokens: are its caches as expected, and what does it write?"""
+        layout, generators = self._layout, _random_states(model)
+        before = conditions.structure(model)
+        reading = self._sampler.read(before.tensors, before.replaced)
+        try:
+            with rope.left_alone(model):
+                now = read_layout(model, layout.block_tokens, layout.geometry.identity)
+                goes_on = continues(model, layout) if now.groups == layout.groups else False
+        except (RuntimeError, ValueError, TypeError, HybridPagesError) as error:
+            return State(0, refused=f"the model fails on two tokens: {type(error).__name__}")
+        refused = None
+        if now.groups != layout.groups:
+            refused = "autocast" if conditions.autocasts(model) else "model changed"
+        drawn = _random_states(model)
+        if not all(map(torch.equal, generators, drawn)):
+            _set_random_states(model, generators)
+            refused = "random numbers in forward passes"
+        after = conditions.structure(model)
+        tensors = reading.changed(self._sampler.read(after.tensors, after.replaced))
+        attributes = list(_differences(before, after))
+        written = frozenset(tensors) | frozenset(attributes)
+        if attributes:
+            refused = f"{attributes[0]} is written by each forward pass"
+        for name in tensors:
+            if name not in after.tensors or _matters(model, name):
+                refused = f"{name} is written by each forward pass"
+        if written != self._written:
+            # What was not watched may have been edited, and what was read may have been written.
+            self._written, self.epoch = written, self._models.number()
+        found = conditions.structure(model, self._written)
+        self._last = self._read(found)
+        key = (self.epoch, self._written, found.key(), conditions.process(model))
+        state = State(self._models.number(), goes_on, refused)
+        self._models.put(key, state)
+        return state
+
+
+def _differences(before: Structure, after: Structure) -> Iterator[str]:
+    """The full names of attributes that two descriptions of a model do not agree on."""
+    for name, values in after.parts.items():
+        old = before.parts.get(name)
+        if old == values:
+            continue
+        left, right = (dict(side.attributes) if side else {} for side in (old, values))
+        differing = [key for key in left | right if left.get(key) != right.get(key)]
+        yield from (f"{name}.{key}" if name else str(key) for key in differing or ["forward"])
+
+
+def _matters(model: Any, name: str) -> bool:
+    with rope.left_alone(model):
+        return reaches_outputs(model, lambda: conditions.structure(model).tensors[name])
+
+
+def _random_states(model: Any) -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if model.device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(model.device))
+    return states
+
+
+def _set_random_states(model: Any, states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], model.device)

@@ -1,0 +1,176 @@
+"""Whether a model's tensors are what they were: who they are, where they lie, and some elements.
+
+Three things tell, from cheap to dear: another object or address, a version counter that torch
+raised, and the bytes of some 64 elements of every tensor, which see writes through ``.data``. The
+elements are picked by views, gathered by one ``cat`` a dtype and copied to the host once a device.
+What none of them sees is for :meth:`PrefixCache.weights_changed`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SAMPLES = 64
+# Others are one byte wide, or pairs of these.
+_GATHERED = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32}
+_GATHERED |= {torch.int16, torch.uint8}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tensors as they were at one moment. It holds none of them, and not their memory.
+
+    marks: object, address, version and shape of each. samples: the bytes of each one's elements.
+    """
+
+    marks: Mapping[str, tuple[Any, ...]]
+    samples: Mapping[str, bytes]
+
+    def changed(self, later: Reading) -> list[str]:
+        """The names of what is not what it was, in the order of the later reading."""
+        names = [name for name in self.marks if name not in later.marks]
+        for name, mark in later.marks.items():
+            before = self.marks.get(name)
+            # References are compared as objects: equal tensors are not the same tensor.
+            if (
+                before is None
+                or before[0] is not mark[0]
+                or before[1:] != mark[1:]
+                or self.samples[name] != later.samples[name]
+            ):
+                names.append(name)
+        return names
+
+
+class Sampler:
+    """Reads tensors again and again: what to pick out of each is worked out once."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def read(self, tensors: Mapping[str, torch.Tensor], replaced: Collection[str] = ()) -> Reading:
+        """The present marks and samples.
+
+        replaced: names of tensors that are made anew without a change: of them the samples count.
+
+        Raises:
+            RuntimeError, NotImplementedError, TypeError: a kind of tensor that torch can't sample.
+        """
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            parts = [(name, part) for name, tensor in tensors.items() for part in plain(tensor)]
+            samples: dict[str, bytes] = dict.fromkeys(tensors, b"")
+            raw = self._sample([part for _, part in parts])
+            for (name, _), data in zip(parts, raw, strict=True):
+                samples[name] = samples[name] + data if samples[name] else data
+            marks: dict[str, tuple[Any, ...]] = {
+                name: (weakref.ref(tensor),) for name, tensor in tensors.items()
+            }
+            for name, part in parts:
+                if name in replaced:
+                    marks[name] = (None, part.shape, part.dtype)
+                    continue
+                version = 0 if part.is_inference() else part._version
+                marks[name] += (part.data_ptr(), version, part.shape, part.dtype)
+        return Reading(marks, samples)
+
+    def _sample(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
+        picked: dict[torch.device, dict[torch.dtype, list[tuple[int, torch.Tensor]]]] = {}
+        for index, tensor in enumerate(tensors):
+            view = self._pick(tensor)
+            picked.setdefault(view.device, {}).setdefault(view.dtype, []).append((index, view))
+        found = [b""] * len(tensors)
+        for groups in picked.values():
+            gathered = [
+                torch.cat([view for _, view in group]).view(torch.uint8)
+                for group in groups.values()
+            ]
+            raw = (gathered[0] if len(gathered) == 1 else torch.cat(gathered)).cpu()
+            data, start = raw.numpy().tobytes(), 0
+            for group in groups.values():
+                for index, view in group:
+                    end = start + view.numel() * view.element_size()
+                    found[index], start = data[start:end], end
+        return found
+
+    def _pick(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Some elements of a tensor, in one dimension, without a copy where it is dense."""
+        if tensor.dtype not in _GATHERED:
+            tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor.view(torch.uint8)
+        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.device)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = _plan(tensor)
+        if len(plan) == 3:
+            return tensor.as_strided(*plan)
+        return tensor[plan[0]].reshape(-1)
+
+
+def _plan(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A view's size, stride and offset; or indices, for a tensor with gaps or overlaps."""
+    count = min(SAMPLES, tensor.numel())
+    step = max(1, (tensor.numel() - 1) // max(count - 1, 1))
+    if _is_dense(tensor):
+        return (count,), (step,), tensor.storage_offset()
+    places = torch.arange(count, device=tensor.device) * step
+    return (torch.unravel_index(places, tensor.shape),)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie side by side in some order, each of them once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return tensor.numel() == 0
+            expected *= size
+    return True
+
+
+def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with memory of their own that a tensor consists of: quantised ones have several.
+
+    A subclass says so by ``__tensor_flatten__``, or keeps the others as attributes, its own or
+    those of an object that it has (``quant_state`` of bitsandbytes).
+    """
+    if type(tensor) in _PLAIN:
+        yield tensor
+    elif hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain(getattr(tensor, name))
+    else:
+        yield tensor
+        for value in list(vars(tensor).values()):
+            inner = [value] if isinstance(value, torch.Tensor) else _attributes(value)
+            for item in inner:
+                if isinstance(item, torch.Tensor):
+                    yield from plain(item)
+
+
+def _attributes(value: Any) -> list[Any]:
+    return list(vars(value).values()) if hasattr(value, "__dict__") else []
+
+
+def same_weights(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two models' tensors are the same, every element compared."""
+    if left.keys() != right.keys():
+        return False
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        for name, tensor in left.items():
+            pairs = list(plain(tensor)), list(plain(right[name]))
+            if len(pairs[0]) != len(pairs[1]) or not all(map(_equal, *pairs)):
+                return False
+    return True
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if (left.shape, left.dtype, left.device) != (right.shape, right.dtype, right.device):
+        return False
+    return bool(
+        torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+    )
