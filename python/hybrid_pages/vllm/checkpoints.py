@@ -1,8 +1,9 @@
 """Where a request gets checkpoints, and where the engine is asked to end a step for one.
 
-A state can be stored only where a step ended. vLLM ends one at the last boundary of a prompt and at
-one junction, ``Request.shared_prefix_boundary`` (``Scheduler._mamba_block_aligned_split``). Moving
-that junction from stop to stop brings the end of a step to every boundary that needs one.
+A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
+from inside a step. vLLM ends a step at that boundary otherwise, and at one junction,
+``Request.shared_prefix_boundary`` (``Scheduler._mamba_block_aligned_split``). Moving that junction
+from stop to stop brings the end of a step to every boundary that needs one.
 """
 
 import time
@@ -13,6 +14,7 @@ from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.states import State
 from hybrid_pages.vllm.tracking import Tracked
 
 
@@ -50,6 +52,8 @@ class Checkpoints:
         if not self.recurrent or self.mode == "none":
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
+        if self.grid.exports_states and self.grid.stride > 1:
+            stops.add(last)  # the engine itself hands over the state at a finer boundary
         try:
             positions = checkpoint_positions(request.kv_transfer_params, tokens)
         except HintError as error:
@@ -111,17 +115,23 @@ class Checkpoints:
 
     # ---- a step
 
-    def wants(self, tracked: Tracked, boundary: int, offered: bool) -> bool:
-        """Whether the state at a boundary, in blocks, where a step ends is to be stored.
+    def wants(self, tracked: Tracked, state: State) -> bool:
+        """Whether a state is to be stored; if so, so are the pages up to it.
 
-        Args:
-            tracked: the request.
-            boundary: in blocks.
-            offered: whether vLLM keeps that state itself.
+        An answer gets the checkpoints that vLLM keeps itself, so that a next turn resumes no
+        earlier than from vLLM's own cache.
         """
-        if self.mode == "all":
-            return True
-        return boundary in tracked.wanted or (self.mode == "align" and offered)
+        if self.mode == "none":
+            return False
+        in_answer = state.boundary * self.grid.block_tokens > tracked.request.num_prompt_tokens
+        wanted = (
+            self.mode == "all"
+            or state.boundary in tracked.wanted
+            or (state.kept and (self.mode == "align" or in_answer))
+        )
+        if wanted:
+            tracked.wanted.add(state.boundary)
+        return wanted
 
     def reach(self, tracked: Tracked, blocks: int) -> int:
         """How many of the filled blocks have pages that some checkpoint may need."""

@@ -80,9 +80,12 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
+        self._cache_config = vllm_config.cache_config
+        self._block_tokens = vllm_config.cache_config.block_size
         if role == KVConnectorRole.SCHEDULER:
             ranks = vllm_config.parallel_config.tensor_parallel_size
-            self.scheduler = SchedulerHalf(settings, grid, ranks)
+            engine_id = self._kv_transfer_config.engine_id
+            self.scheduler = SchedulerHalf(settings, grid, ranks, engine_id)
         else:
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config)
 
@@ -209,6 +212,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Tokens restorable beyond the local hit; always loaded asynchronously."""
+        self._keep_block_size()
         try:
             tokens = self._scheduler().match(request, num_computed_tokens)
         except Exception:
@@ -216,6 +220,24 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler().figures.count("failures", label="lookup")
             tokens = 0
         return tokens, tokens > 0
+
+    def _keep_block_size(self) -> None:
+        """Puts the block size back with which the scheduler was made.
+
+        An engine core in a process of its own runs ``VllmConfig.__post_init__`` once more when it
+        has started (``vllm/v1/engine/core.py``, ``_perform_handshakes``). The CPU platform then
+        sets its default block size, the scheduler ends steps at multiples of that, and neither
+        vLLM's cache nor this one gets a state that it can use.
+        """
+        found = self._cache_config.block_size
+        if found != self._block_tokens:
+            logger.warning(
+                "vLLM's cache_config.block_size: expected %d, with which its scheduler was made, "
+                "found %d; put back",
+                self._block_tokens,
+                found,
+            )
+            self._cache_config.block_size = self._block_tokens
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -236,15 +258,15 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Lets go of the request; pins, not requests, keep source blocks alive."""
-        self._scheduler().forget(request)
-        return False, None
+        """As :meth:`request_finished_all_groups`, for an engine of one group."""
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As :meth:`request_finished`."""
-        return self.request_finished(request, [])
+        """Lets go of the request; pins, not requests, keep source blocks alive."""
+        self._scheduler().forget(request, block_ids)
+        return False, None
 
     def has_pending_block_frees(self) -> bool:
         """Pinned blocks come free soon: waiting for them beats preempting."""

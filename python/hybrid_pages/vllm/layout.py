@@ -40,6 +40,9 @@ class BlockGrid:
 
     block_tokens: int
     stride: int
+    exports_states: bool = False
+    """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
+    state over from inside the step (``MambaSpec.num_prefill_checkpoint_blocks``)."""
 
 
 def block_grid(config: KVCacheConfig, hash_block_size: int | None = None) -> BlockGrid:
@@ -62,7 +65,14 @@ def block_grid(config: KVCacheConfig, hash_block_size: int | None = None) -> Blo
             f"prefix match unit: expected a divisor of the block size {block_tokens}, found "
             f"{hash_tokens} tokens"
         )
-    return BlockGrid(block_tokens, block_tokens // hash_tokens)
+    recurrent = [spec for spec in _all_specs(config) if isinstance(spec, MambaSpec)]
+    exports = bool(recurrent) and all(spec.num_prefill_checkpoint_blocks for spec in recurrent)
+    return BlockGrid(block_tokens, block_tokens // hash_tokens, exports)
+
+
+def _all_specs(config: KVCacheConfig) -> Iterable[KVCacheSpec]:
+    for group in config.kv_cache_groups:
+        yield from (_layer_spec(group, name) for name in group.layer_names)
 
 
 def require_groups(config: KVCacheConfig) -> None:

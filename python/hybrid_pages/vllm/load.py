@@ -27,6 +27,11 @@ class Loads:
         self._in_flight: dict[str, ReadLease | None] = {}
         self._planned: list[LoadJob] = []
 
+    @property
+    def in_flight(self) -> Iterable[str]:
+        """Requests that are being loaded."""
+        return self._in_flight
+
     def match(self, tracked: Tracked, local_tokens: int) -> int:
         """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
 
@@ -54,6 +59,7 @@ class Loads:
         """Plans the load of ``n`` tokens into a request's blocks, and counts its lookup."""
         lease = None
         if tracked is not None:
+            tracked.loaded = n
             self._count(tracked, n)
             lease, tracked.lease = tracked.lease, None
         if not n:
@@ -123,7 +129,7 @@ class Loads:
             return
         self.figures.count("failures", label=failed[0].reason)
         if tracked is not None:
-            tracked.refused = True
+            tracked.refused, tracked.loaded = True, 0
         lease = self._in_flight.get(request_id)
         if lease is not None:
             self.cache.invalidate(lease)

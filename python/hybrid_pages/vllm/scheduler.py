@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
 from hybrid_pages.vllm.checkpoints import Checkpoints
+from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
@@ -13,8 +14,10 @@ from hybrid_pages.vllm.messages import Handshake, StepMetadata, StoreJob, Worker
 from hybrid_pages.vllm.metrics import KINDS, Figures, HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import GIB, Settings
+from hybrid_pages.vllm.states import Tables
 from hybrid_pages.vllm.store import Stores
-from hybrid_pages.vllm.tracking import Tracked, namespace_identity
+from hybrid_pages.vllm.tracking import Tracked
+from hybrid_pages.vllm.worker import worker_here
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -31,6 +34,7 @@ class SchedulerHalf:
         settings: checked settings.
         grid: how vLLM cuts sequences into blocks and hashes.
         ranks: tensor-parallel workers; a boundary is published when all of them have copied.
+        engine_id: vLLM's name of this engine, by which a worker in the same process is found.
     """
 
     geometry: Geometry
@@ -40,9 +44,13 @@ class SchedulerHalf:
     stores: Stores
     loads: Loads
 
-    def __init__(self, settings: Settings, grid: BlockGrid, ranks: int) -> None:
+    def __init__(
+        self, settings: Settings, grid: BlockGrid, ranks: int, engine_id: str | None = None
+    ) -> None:
         self.settings, self.grid, self.ranks = settings, grid, ranks
+        self.engine_id = engine_id
         self.figures = Figures()
+        self.epochs = Epochs()
         self.connected = False
         self._pool: BlockPool | None = None
         self._requests: dict[str, Tracked] = {}
@@ -99,15 +107,24 @@ class SchedulerHalf:
         tokens = budget // (page + sizes["recurrent"]) * self.geometry.block_tokens
         return (
             f"hybrid-pages: N={self.geometry.block_tokens} tokens a block, groups: {groups}, "
-            f"ranks: {self.ranks}, page {_size(page)}, checkpoint {_size(sizes['recurrent'])}, "
+            f"{self._describe_states()}ranks: {self.ranks}, page {_size(page)}, "
+            f"checkpoint {_size(sizes['recurrent'])}, "
             f"host budget {_size(budget)} = {self.arena.slots} slots of "
             f"{_size(self.arena.slot_bytes)}, holds at least {tokens} tokens (with a checkpoint at "
             f"every boundary), fingerprint {self.geometry.fingerprint.hex()[:12]}"
         )
 
+    def _describe_states(self) -> str:
+        if all(item.kind != "recurrent" for item in self.geometry.classes):
+            return ""
+        if self.grid.exports_states:
+            return "states: at step ends and exported from inside a prefill's last step, "
+        return "states: at step ends, "
+
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
         self._pool = pool
+        self.epochs.bind(pool)
         if self.connected:
             self.stores.pool = pool
 
@@ -117,9 +134,15 @@ class SchedulerHalf:
         """Tokens that can be loaded beyond ``local_tokens``."""
         if not self.connected:
             raise GeometryError("expected every worker's geometry before the first request")
+        self._follow_engine()
         tracked = self._requests.get(request.request_id)
-        if tracked is None:
-            tracked = Tracked(request, self.cache.namespace(namespace_identity(request)))
+        identity = self.epochs.identity(request, arrives=tracked is None)
+        namespace = self.cache.namespace(identity)
+        if tracked is not None:
+            tracked.restart()
+            tracked.namespace = namespace
+        else:
+            tracked = Tracked(request, namespace)
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -140,27 +163,36 @@ class SchedulerHalf:
         """This step's copies, in both directions."""
         if not self.connected:
             return StepMetadata()
-        for request_id in output.preempted_req_ids or ():
-            if tracked := self._requests.get(request_id):
-                tracked.stored_blocks = 0
+        self._follow_engine()
         return StepMetadata(
             arena=self.arena.path,
-            stores=[job for job in self._stores(output) if job is not None],
+            stores=self.stores.take_unsent() + list(self._stores(output)),
             loads=self.loads.take_planned(),
             idle=not output.total_num_scheduled_tokens,
         )
 
-    def _stores(self, output: "SchedulerOutput") -> Iterable[StoreJob | None]:
+    def _stores(self, output: "SchedulerOutput") -> Iterable[StoreJob]:
         state = output.kv_connector_block_state
-        for request_id, new_tokens in output.num_scheduled_tokens.items():
+        if state is None:
+            return
+        # A hand-over may come for a request that is not scheduled in this step.
+        for request_id in {**output.num_scheduled_tokens, **state.boundary_state_offloads}:
             tracked = self._requests.get(request_id)
-            if tracked is not None and state is not None:
-                self.checkpoints.stepped(tracked, tracked.request.num_computed_tokens + new_tokens)
-                try:
-                    yield self.stores.plan(tracked, new_tokens, state)
-                except Exception:
-                    logger.exception("a store of request %s could not be planned", request_id)
-                    self.figures.count("failures", label="store_plan")
+            if tracked is None:
+                continue
+            new_tokens = output.num_scheduled_tokens.get(request_id, 0)
+            start = tracked.request.num_computed_tokens
+            try:
+                if tracked.position is None:
+                    self.epochs.admitted(tracked, start - tracked.loaded)
+                self.checkpoints.stepped(tracked, start + new_tokens)
+                job = self.stores.plan(tracked, new_tokens, state)
+            except Exception:
+                logger.exception("a store of request %s could not be planned", request_id)
+                self.figures.count("failures", label="store_plan")
+            else:
+                if job is not None:
+                    yield job
 
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Takes the workers' word for what ended: publishes stores, ends loads."""
@@ -180,12 +212,17 @@ class SchedulerHalf:
             for request_id in received:
                 self.loads.released(request_id)
 
-    def forget(self, request: "Request") -> None:
+    def forget(self, request: "Request", tables: Tables) -> None:
         """A request ended: lets go of what no copy under way needs."""
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return
         tracked.drop_lease()
+        try:
+            self.stores.finish(tracked, tables)
+        except Exception:
+            logger.exception("a store of request %s could not be planned", request.request_id)
+            self.figures.count("failures", label="store_plan")
         if self._recording is not None:
             self._recording.finished(tracked)
         try:
@@ -193,6 +230,19 @@ class SchedulerHalf:
         except Exception:
             logger.exception("the policy was not told the end of %s", request.request_id)
             self.figures.count("failures", label="finish")
+        if not self._requests:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Ends every store if the worker is in this process.
+
+        Nobody steps such an engine while it is idle: its blocks would stay pinned, and it could
+        neither be reset nor sleep.
+        """
+        worker = worker_here(self.engine_id) if self.ranks == 1 else None
+        if worker is not None and self.stores:
+            self.stores.drop_unsent()
+            self.finished(worker.end_stores(), ())
 
     def shutdown(self) -> None:
         """Ends the recording, if there is one."""
@@ -205,12 +255,26 @@ class SchedulerHalf:
         return self.connected and bool(self.stores)
 
     def reset(self) -> None:
-        """Forgets every page and checkpoint; copies under way end unpublished."""
+        """Forgets every page and checkpoint; copies under way end unpublished.
+
+        What the engine has computed until now is not published later either.
+        """
+        self.epochs.reset(self._requests.values(), self.loads.in_flight if self.connected else ())
+        self._clear()
+
+    def _clear(self) -> None:
         for tracked in self._requests.values():
             tracked.drop_lease()
-            tracked.stored_blocks = 0
         if self.connected:
             self.cache.clear()
+
+    def _follow_engine(self) -> None:
+        """Forgets when the engine has, if the settings say so."""
+        if self.epochs.engine_was_reset() and self.settings.follow_engine_resets:
+            logger.info(
+                "vLLM has reset its prefix cache: so is hybrid-pages (follow_engine_resets)"
+            )
+            self._clear()
 
     # ---- figures
 

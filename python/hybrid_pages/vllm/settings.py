@@ -48,6 +48,10 @@ class Settings:
     steps, and the engine's source blocks stay pinned until they end. ``auto``: ``step`` for caches
     in CPU memory, ``background`` on a GPU, where ``step`` would wait for the forward pass."""
 
+    follow_engine_resets: bool = False
+    """Forget everything whenever vLLM has reset its own prefix cache, not only when it is told to
+    reset its connectors, too."""
+
     verify_on_load: bool = False
     """Recompute each entry's checksum before its bytes go back into the engine; a mismatch is a
     failed load, which vLLM recomputes."""

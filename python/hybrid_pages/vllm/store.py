@@ -4,7 +4,7 @@ Blocks fill, their entries are reserved, the engine's source blocks are pinned, 
 the lease commits, the pins go. A failure anywhere costs the store and nothing else.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
+from hybrid_pages.vllm.states import State, States, Tables
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
@@ -45,42 +46,109 @@ class Stores:
     ) -> None:
         self.cache, self.grid, self.figures = cache, grid, figures
         self.checkpoints = checkpoints
+        self.states = States(geometry, grid)
         self.classes, self.ranks = geometry.classes, geometry.ranks
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
+        self._unsent: list[StoreJob] = []
         self._next_job = 0
 
     def __len__(self) -> int:
         """Stores whose source blocks are pinned."""
         return len(self._in_flight)
 
+    # ---- what to store
+
     def plan(
         self, tracked: Tracked, new_tokens: int, state: "KVConnectorBlockState"
     ) -> StoreJob | None:
-        """What this step completes: pages of filled blocks, and the state if it ends on a boundary.
+        """What this step completes: pages of filled blocks, and states that are wanted.
 
         Nothing stays reserved or pinned when it raises.
         """
-        request, n = tracked.request, self.grid.block_tokens
-        end = request.num_computed_tokens + new_tokens
-        ready = min(end // n, len(request.block_hashes) // self.grid.stride)
+        request = tracked.request
+        start = request.num_computed_tokens
+        end = start + new_tokens
         offers = state.boundary_state_offloads.get(request.request_id, ())
-        if ready <= tracked.stored_blocks and not offers:
+        self.states.advance(tracked, start, end)
+        states_due = self.states.due(tracked, end, offers)
+        if not states_due and self._reach(tracked, end) <= tracked.stored_blocks:
             return None  # most decode steps: the block tables are not even resolved
         tables = state.get_block_ids(request.request_id)
         if tables is None:
             return None
-        reach = self.checkpoints.reach(tracked, ready)
-        sources = self._pages(tables, tracked.stored_blocks, reach)
-        if ready and end == ready * n:
-            offered = {group: block for group, block, tokens in offers if tokens == end}
-            if self.checkpoints.wants(tracked, ready, bool(offered)):
-                sources |= self._checkpoint(tables, ready - 1, offered)
-        tracked.stored_blocks = max(tracked.stored_blocks, ready)
-        if not sources:
+        found = self.states.find(tracked, start, end, tables, offers, self._bound())
+        return self._job(tracked, end, tables, found)
+
+    def finish(self, tracked: Tracked, tables: Tables) -> None:
+        """What only the end of a request makes known: the keys of its last blocks.
+
+        The job goes with the next step.
+        """
+        end = tracked.position or 0
+        if any(len(table) * self.grid.block_tokens < end for table in tables):
+            return  # preempted meanwhile
+        late = self.states.find_late(tracked, tables, self._bound())
+        job = self._job(tracked, end, tables, [] if late is None else [late])
+        if job is not None:
+            self._unsent.append(job)
+
+    def take_unsent(self) -> list[StoreJob]:
+        """Jobs of requests that have ended, for this step's metadata."""
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def _job(
+        self, tracked: Tracked, end: int, tables: Tables, found: Iterable[State]
+    ) -> StoreJob | None:
+        sources: dict[tuple[int, int], list[int]] = {}
+        for state in found:
+            if self.checkpoints.wants(tracked, state):
+                sources |= self._checkpoint(state)
+        reach = self._reach(tracked, end)
+        sources |= self._pages(tables, tracked.stored_blocks, reach)
+        tracked.stored_blocks = max(tracked.stored_blocks, reach)
+        if tracked.stale:
+            self.figures.count("skipped_entries", len(sources), "stale")
             return None
+        return self._reserve(tracked, sources) if sources else None
+
+    def _reach(self, tracked: Tracked, end: int) -> int:
+        """Leading blocks that are filled after ``end`` tokens, have a key, and are worth a page."""
+        keys = len(tracked.request.block_hashes) // self.grid.stride
+        return self.checkpoints.reach(tracked, min(end // self.grid.block_tokens, keys))
+
+    def _pages(self, tables: Tables, first: int, end: int) -> dict[tuple[int, int], list[int]]:
+        """Source blocks by (class, block index) of the pages filled in [first, end)."""
+        sources = {}
+        for item in self.classes:
+            if item.kind != "recurrent":
+                for block in range(first, end):
+                    ids = [tables[group][block] for group in item.groups]
+                    if all(ids):  # a window group has no block where the window has passed
+                        sources[item.index, block] = ids
+        return sources
+
+    def _checkpoint(self, state: State) -> dict[tuple[int, int], list[int]]:
+        """Source blocks of a state, if every group's is known."""
+        sources = {}
+        for item in self.classes:
+            if item.kind == "recurrent":
+                if all(group in state.blocks for group in item.groups):
+                    ids = [state.blocks[group] for group in item.groups]
+                    sources[item.index, state.boundary - 1] = ids
+                else:
+                    self.figures.count("skipped_entries", label="partial_state")
+        return sources
+
+    def _reserve(
+        self, tracked: Tracked, sources: dict[tuple[int, int], list[int]]
+    ) -> StoreJob | None:
         lease = self.cache.reserve(
-            tracked.namespace, request.block_hashes, list(sources), stride=self.grid.stride
+            tracked.namespace,
+            tracked.request.block_hashes,
+            list(sources),
+            stride=self.grid.stride,
         )
         for reason, count in lease.skipped.items():
             if reason != "resident":
@@ -94,56 +162,34 @@ class Stores:
             lease.abort()
             raise
 
-    def _pages(
-        self, tables: Sequence[Sequence[int]], first: int, end: int
-    ) -> dict[tuple[int, int], list[int]]:
-        """Source blocks by (class, block index) of the pages filled in [first, end)."""
-        sources = {}
-        for item in self.classes:
-            if item.kind != "recurrent":
-                for block in range(first, end):
-                    ids = [tables[group][block] for group in item.groups]
-                    if all(ids):  # a window group has no block where the window has passed
-                        sources[item.index, block] = ids
-        return sources
-
-    def _checkpoint(
-        self, tables: Sequence[Sequence[int]], block: int, offered: Mapping[int, int]
-    ) -> dict[tuple[int, int], list[int]]:
-        """Source blocks of the state at the end of ``block``, where this step ends.
-
-        Only a step's end proves that the block at that place of the table holds the state of
-        exactly that boundary: vLLM also offers states that it has just loaded, and states inside
-        a step. Where it offers this boundary, it must name the same block.
-        """
-        sources = {}
-        for item in self.classes:
-            if item.kind == "recurrent":
-                ids = [tables[group][block] for group in item.groups]
-                same = all(
-                    offered.get(group, source) == source
-                    for group, source in zip(item.groups, ids, strict=True)
-                )
-                if all(ids) and same:
-                    sources[item.index, block] = ids
-                else:
-                    self.figures.count("skipped_entries", label="partial_state")
-        return sources
-
-    def _start(self, lease: WriteLease, sources: dict[tuple[int, int], list[int]]) -> StoreJob:
+    def _bound(self) -> "BlockPool":
         if self.pool is None:
             raise RuntimeError("vLLM bound no block pool: expected bind_gpu_block_pool at start")
+        return self.pool
+
+    # ---- from the engine's blocks to published entries
+
+    def _start(self, lease: WriteLease, sources: dict[tuple[int, int], list[int]]) -> StoreJob:
+        pool = self._bound()
         entries: list[StoreEntry] = []
         pins: list[KVCacheBlock] = []
         for entry in lease.entries:
             ids = sources[entry.class_index, entry.block_index]
             entries.append((entry.class_index, entry.slots, ids))
-            pins += (self.pool.blocks[block] for block in ids)
+            pins += (pool.blocks[block] for block in ids)
         kinds = [KINDS[self.classes[entry.class_index].kind] for entry in lease.entries]
-        self.pool.touch(pins)
+        pool.touch(pins)
         job, self._next_job = self._next_job, self._next_job + 1
         self._in_flight[job] = _Store(lease, kinds, pins)
         return StoreJob(job, entries)
+
+    def drop_unsent(self) -> None:
+        """Gives up jobs that no step will carry."""
+        for job in self.take_unsent():
+            store = self._in_flight.pop(job.job)
+            self.figures.count("skipped_entries", len(store.kinds), "idle")
+            store.lease.abort()
+            self._bound().free_blocks(store.pins)
 
     def ended(self, job: int, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a job; publishes it when all of them have copied."""

@@ -1,6 +1,7 @@
 """A request as the scheduler half follows it, from its arrival to its end."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,15 @@ class Lookup(NamedTuple):
     """Depth to which attention pages are there, with or without a state to resume from."""
 
 
+class Late(NamedTuple):
+    """A state whose boundary a step has reached before the boundary's key was known."""
+
+    boundary: int
+    """In blocks."""
+    blocks: Mapping[int, int]
+    """The engine's block of each recurrent group."""
+
+
 @dataclass
 class Tracked:
     """One request."""
@@ -28,7 +38,7 @@ class Tracked:
     request: "Request"
     namespace: int
     stored_blocks: int = 0
-    """Leading blocks already offered to the cache."""
+    """Leading blocks whose pages were offered to the cache."""
     lease: ReadLease | None = None
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     lookup: Lookup | None = None
@@ -41,6 +51,22 @@ class Tracked:
     """When it came, on the monotonic clock, if requests are recorded."""
     refused: bool = False
     """A load of this request failed: from then on it is computed."""
+    loaded: int = 0
+    """Tokens that this admission has from the cache."""
+    position: int | None = None
+    """Tokens after the last step planned in this admission; None before the first."""
+    ends: set[int] = field(default_factory=set)
+    """Boundaries, in blocks, at which a step of this admission ended."""
+    late: Late | None = None
+    stale: bool = False
+    """This admission goes on from bytes that a reset has declared old: none of it is published."""
+
+    def restart(self) -> None:
+        """The engine has given up its blocks: what was known of them is void."""
+        self.stored_blocks = self.loaded = 0
+        self.position = self.late = None
+        self.ends.clear()
+        self.stale = False
 
     def drop_lease(self) -> None:
         """Lets go of what the last lookup held."""
@@ -49,13 +75,18 @@ class Tracked:
             lease.release()
 
 
-def namespace_identity(request: "Request") -> bytes:
+def namespace_identity(request: "Request", generation: int = 0) -> bytes:
     """What a request's bytes depend on beyond its block hashes.
 
     vLLM's hashes cover tokens, salt, images and the adapter's name; an adapter of the same name
-    with another id or path is another adapter.
+    with another id or path is another adapter, and so is one that was loaded again in place.
+
+    Args:
+        request: vLLM's request.
+        generation: how often its adapter was loaded again.
     """
     lora = request.lora_request
     if lora is None:
         return b""
-    return json.dumps([lora.lora_name, lora.lora_int_id, lora.lora_path]).encode()
+    parts = [lora.lora_name, lora.lora_int_id, lora.lora_path]
+    return json.dumps([*parts, generation] if generation else parts).encode()

@@ -4,6 +4,7 @@ It decides nothing: every job names its slots and blocks. A job that fails is re
 reason and leaves the engine running.
 """
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _IDLE_WAIT_SECONDS = 0.002
+
+
+_HERE: "weakref.WeakValueDictionary[str, WorkerHalf]" = weakref.WeakValueDictionary()
+
+
+def worker_here(engine_id: str | None) -> "WorkerHalf | None":
+    """The registered worker half of an engine if it lives in this process."""
+    return None if engine_id is None else _HERE.get(engine_id)
 
 
 @dataclass
@@ -82,6 +91,9 @@ class WorkerHalf:
         self.geometry, self._maps = read_layout(
             self._config, self._kv_cache_config, self._kv_caches
         )
+        transfer = self._config.kv_transfer_config
+        if transfer is not None and transfer.engine_id is not None:
+            _HERE[transfer.engine_id] = self
 
     def unregister(self) -> None:
         """Ends every copy and touches the buffers no more, until :meth:`restore`."""
@@ -200,6 +212,15 @@ class WorkerHalf:
         received, self._results.received = self._results.received, set()
         failed, self._results.failed = self._results.failed, set()
         return received, failed
+
+    def end_stores(self) -> WorkerMetadata:
+        """Waits for every store under way; returns the outcomes that were not reported yet."""
+        if self.engine is not None:
+            for ticket in list(self._stores):
+                self.engine.wait(ticket)
+        self._collect()
+        stores, self._results.metadata.stores = self._results.metadata.stores, {}
+        return WorkerMetadata(stores=stores)
 
     def take_metadata(self) -> WorkerMetadata | None:
         """What ended since the last call, for the scheduler half."""

@@ -45,7 +45,7 @@ class Audit:
         """Checks the entries of every prompt and answer of the engine; returns how many."""
         for result in self.engine.results.values():
             request = result.request
-            prefix = Prefix(self.engine.identity(request), request.all_token_ids)
+            prefix = Prefix(self.engine.origin(request), request.all_token_ids)
             namespace = self.cache.namespace(namespace_identity(request))
             keys = request.block_hashes
             for depth in range(1, len(keys) // self.stride + 1):

@@ -16,6 +16,7 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
+    resolve_cache_hit_alignment_tokens,
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -101,6 +102,7 @@ def engine_config(
     ranks: int,
     async_scheduling: bool,
     connector: dict[str, Any] | None,
+    retention: int | None = 0,
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -109,6 +111,7 @@ def engine_config(
     config.cache_config.mamba_cache_mode = "align"
     config.cache_config.kv_cache_layout = shape.layout
     config.cache_config.num_gpu_blocks = blocks
+    config.cache_config.prefix_cache_retention_interval = retention
     config.scheduler_config.max_num_batched_tokens = batched_tokens
     config.scheduler_config.max_num_scheduled_tokens = None
     config.scheduler_config.max_num_seqs = requests
@@ -145,6 +148,8 @@ def plan_kv_caches(
         workers.append(worker)
     scheduler = generate_scheduler_kv_cache_config(workers)
     block_tokens, hash_tokens = resolve_kv_cache_block_sizes(scheduler, config)
+    alignment = resolve_cache_hit_alignment_tokens(scheduler, config, block_tokens, hash_tokens)
     for plan in (scheduler, *workers):
         plan.hash_block_size = hash_tokens
+        plan.cache_hit_alignment_tokens = alignment
     return scheduler, workers, block_tokens, hash_tokens

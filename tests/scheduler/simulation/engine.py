@@ -16,8 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -32,7 +34,7 @@ from hybrid_pages.vllm.metrics import KINDS
 
 from .audit import Audit
 from .config import engine_config, plan_kv_caches
-from .function import continuation
+from .function import Image, Origin, continuation
 from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
@@ -50,14 +52,18 @@ def connector(**extra: Any) -> dict[str, Any]:
     return CONNECTOR | {"kv_connector_extra_config": {"host_gb": 0.004} | extra}
 
 
-def identity_of(request: Request) -> tuple[object, ...]:
+def origin_of(request: Request, weights: int = 0) -> Origin:
     """What the simulated bytes depend on beyond tokens.
 
     The salt is among it, unlike in a real model: then a page that crosses salts is a wrong page.
     """
     lora = request.lora_request
     adapter = None if lora is None else (lora.lora_name, lora.lora_int_id, lora.lora_path)
-    return request.cache_salt, adapter
+    images = tuple(
+        Image(item.identifier, item.mm_position.offset, item.mm_position.length)
+        for item in request.mm_features
+    )
+    return Origin((request.cache_salt, adapter, weights), images)
 
 
 def through_pipe(message: Any) -> Any:
@@ -70,6 +76,7 @@ class Result:
     """What became of one request."""
 
     request: Request
+    origin: Origin
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     aborted: bool = False
@@ -83,7 +90,7 @@ class Result:
     def check(self) -> None:
         """What was generated must be what the function says follows the prompt."""
         prompt = self.request.prompt_token_ids
-        expected = continuation(identity_of(self.request), prompt, self.request.max_tokens)
+        expected = continuation(self.origin, prompt, self.request.max_tokens)
         found = self.tokens
         if self.aborted:
             assert found == expected[: len(found)], self.request.request_id
@@ -103,11 +110,14 @@ class Engine:
         batched_tokens: int = 128,
         requests: int = 8,
         ranks: int = 1,
-        async_scheduling: bool = False,
-        runner_version: int = 1,
+        async_scheduling: bool = True,
+        runner_version: int = 2,
         match_unit: int | None = None,
+        retention: int | None = 0,
+        in_process: bool = False,
     ) -> None:
-        self.shape, self.ranks = shape, ranks
+        self.shape, self.ranks, self.in_process = shape, ranks, in_process
+        self.weights = 0
         self.config = engine_config(
             shape,
             blocks=blocks,
@@ -115,6 +125,7 @@ class Engine:
             requests=requests,
             ranks=ranks,
             async_scheduling=async_scheduling,
+            retention=retention,
             connector=transfer,
         )
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
@@ -127,7 +138,7 @@ class Engine:
             self.config, shape, match_unit
         )
         self.plan = plan
-        self._identities: dict[str, object] = {}
+        self._origins: dict[str, Origin] = {}
         self.runners = [
             self._runner(rank, worker_plan, runner_version)
             for rank, worker_plan in enumerate(worker_plans)
@@ -141,6 +152,9 @@ class Engine:
             hash_block_size=hash_tokens,
             log_stats=True,
         )
+        # The model that the configuration names has no images: there is room for theirs.
+        self.scheduler.max_num_encoder_input_tokens = 512
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
         self._loading: dict[str, list[tuple[int, int]]] = {}
         self._aggregator: KVOutputAggregator | None = None
         if self.connector is not None:
@@ -178,11 +192,14 @@ class Engine:
             config = copy.copy(self.config)
             config.parallel_config = copy.copy(config.parallel_config)
             config.parallel_config.rank = rank
+            if not self.in_process:  # then nothing but messages goes between the halves
+                config.kv_transfer_config = copy.copy(config.kv_transfer_config)
+                config.kv_transfer_config.engine_id = f"another process, rank {rank}"
             worker = KVConnectorFactory.create_connector(
                 config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
             )
             worker.register_kv_caches(memory.tensors)
-        return Runner(rank, memory, worker, self._identities, version)
+        return Runner(rank, memory, worker, self._origins, version)
 
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
@@ -216,11 +233,13 @@ class Engine:
         lora: LoRARequest | None = None,
         name: str | None = None,
         hints: Any = None,
+        images: Sequence[Image] = (),
     ) -> Result:
         """Queues a request; ``hints`` are what an application says to this connector."""
-        request = self._request(prompt, max_tokens, salt, lora, name, hints)
-        self.results[request.request_id] = Result(request)
-        self._identities[request.request_id] = identity_of(request)
+        request = self._request(prompt, max_tokens, salt, lora, name, hints, images)
+        origin = origin_of(request, self.weights)
+        self.results[request.request_id] = Result(request, origin)
+        self._origins[request.request_id] = origin
         self.scheduler.add_request(request)
         return self.results[request.request_id]
 
@@ -232,6 +251,7 @@ class Engine:
         lora: LoRARequest | None = None,
         name: str | None = None,
         hints: Any = None,
+        images: Sequence[Image] = (),
     ) -> Request:
         said = None if hints is None else {"kv_transfer_params": {"hybrid_pages": hints}}
         return Request(
@@ -247,6 +267,15 @@ class Engine:
             pooling_params=None,
             cache_salt=salt,
             lora_request=lora,
+            mm_features=[
+                MultiModalFeatureSpec(
+                    data=None,
+                    modality="image",
+                    identifier=image.name,
+                    mm_position=PlaceholderRange(image.offset, image.length),
+                )
+                for image in images
+            ],
             block_hasher=self._hasher,
         )
 
@@ -338,9 +367,9 @@ class Engine:
         """vLLM's own prefix cache forgets everything."""
         return self.scheduler.reset_prefix_cache(**options)
 
-    def identity(self, request: Request) -> object:
+    def origin(self, request: Request) -> Origin:
         """What the bytes of this request depend on beyond its tokens."""
-        return self._identities[request.request_id]
+        return self._origins[request.request_id]
 
     def forget_local(self) -> None:
         """vLLM's own prefix cache loses every entry, even those of blocks in use."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,12 +72,33 @@ def digest_of(state: Bytes, key: int) -> int:
     return int(state[:8].view("<u8")[0]) ^ key
 
 
+class Image(NamedTuple):
+    """An image in a prompt: its tokens are the same whatever it shows."""
+
+    name: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a request's bytes depend on beyond its tokens."""
+
+    identity: object = None
+    images: tuple[Image, ...] = ()
+
+
 class Prefix:
     """A growing token sequence with the digest after each of its tokens."""
 
-    def __init__(self, identity: object, tokens: Iterable[int] = ()) -> None:
+    def __init__(self, origin: Origin, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
-        self._digests: list[int] = [start(identity)]
+        self._digests: list[int] = [start(origin.identity)]
+        self._shown = {
+            image.offset + i: key_of("image", image.name, i)
+            for image in origin.images
+            for i in range(image.length)
+        }
         for token in tokens:
             self.append(token)
 
@@ -83,8 +106,9 @@ class Prefix:
         return len(self.tokens)
 
     def append(self, token: int) -> None:
+        seen = self._shown.get(len(self.tokens), token)
         self.tokens.append(token)
-        self._digests.append(advance(self._digests[-1], token))
+        self._digests.append(advance(self._digests[-1], seen))
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
@@ -99,9 +123,9 @@ class Prefix:
         return np.array(self._digests[first + 1 : last + 1], dtype=np.uint64)
 
 
-def continuation(identity: object, prompt: Sequence[int], count: int) -> list[int]:
+def continuation(origin: Origin, prompt: Sequence[int], count: int) -> list[int]:
     """The `count` tokens that must be generated after a prompt."""
-    prefix = Prefix(identity, prompt)
+    prefix = Prefix(origin, prompt)
     for _ in range(count):
         prefix.append(next_token(prefix.after(len(prefix))))
     return prefix.tokens[len(prompt) :]

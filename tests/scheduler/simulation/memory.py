@@ -102,6 +102,16 @@ class Memory:
         specs = [representative(group.kv_cache_spec) for group in config.kv_cache_groups]
         self.block_tokens = specs[0].block_size
         self.recurrent = [isinstance(spec, MambaSpec) for spec in specs]
+        self.export_alignments: list[int | None] = [
+            spec.prefill_checkpoint_alignment
+            if isinstance(spec, MambaSpec) and spec.num_prefill_checkpoint_blocks
+            else None
+            for spec in specs
+        ]
+        self.hash_tokens, self.hit_tokens = (
+            config.hash_block_size,
+            config.cache_hit_alignment_tokens,
+        )
         self.windows = [
             spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
         ]

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from .function import Prefix, digest_of, expand, next_token
+from .function import Origin, Prefix, digest_of, expand, next_token
 from .memory import LayerMemory, Memory
 
 NULL_BLOCK = 0
@@ -45,7 +46,7 @@ class Runner:
     rank: int
     memory: Memory
     connector: KVConnectorBase_V1 | None
-    identities: Mapping[str, object]
+    origins: Mapping[str, Origin]
     """What each request's bytes depend on beyond its tokens."""
     version: int = 1
     steps: int = 0
@@ -116,7 +117,7 @@ class Runner:
         tokens = new.prefill_token_ids or new.prompt_token_ids
         self.requests[new.req_id] = Running(
             request_id=new.req_id,
-            prefix=Prefix(self.identities[new.req_id], tokens),
+            prefix=Prefix(self.origins[new.req_id], tokens),
             tables=[list(ids) for ids in new.block_ids],
             computed=new.num_computed_tokens,
             prompt_tokens=len(new.prompt_token_ids),
@@ -218,8 +219,28 @@ class Runner:
                     f"the state after {request.computed} tokens, block {block}: "
                     f"{self._describe_state(request, layer, found)}",
                 )
-        after = request.prefix.after(request.computed + scheduled)
-        layer.write_state(block, expand([after], layer.key, size)[0])
+        end = request.computed + scheduled
+        layer.write_state(block, expand([request.prefix.after(end)], layer.key, size)[0])
+        self._export(request, group, layer, end)
+
+    def _export(self, request: Running, group: int, layer: LayerMemory, end: int) -> None:
+        """Writes a state from inside the step where vLLM's own rule says that kernels do."""
+        alignment = self.memory.export_alignments[group]
+        if alignment is None:
+            return
+        (offset,), (column,) = compute_mamba_prefill_checkpoints(
+            [end],
+            [end - request.computed],
+            hash_block_size=self.memory.hash_tokens,
+            mamba_block_size=self.memory.block_tokens,
+            checkpoint_alignment=alignment,
+            drop_eagle_block=False,
+            cache_hit_alignment_tokens=self.memory.hit_tokens,
+        )
+        block = request.tables[group][column] if offset else NULL_BLOCK
+        if block != NULL_BLOCK:
+            after = request.prefix.after(request.computed + offset)
+            layer.write_state(block, expand([after], layer.key, layer.token_bytes)[0])
 
     def _describe_state(self, request: Running, layer: LayerMemory, found: Any) -> str:
         """Which of this request's states the bytes are, if any."""

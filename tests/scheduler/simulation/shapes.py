@@ -75,6 +75,20 @@ def mamba2() -> MambaSpec:
     return recurrent(Kind.MAMBA2, ((3, 36), bf16), ((4, 6, 8), f32))
 
 
+def exporting(make: Callable[[], MambaSpec], alignment: int = 1) -> Callable[[], MambaSpec]:
+    """Kernels that hand over a prompt's last boundary from inside its last step.
+
+    alignment: tokens; how far from the step's start such a boundary may lie is a multiple of it.
+    """
+
+    def exports() -> MambaSpec:
+        return replace(
+            make(), num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=alignment
+        )
+
+    return exports
+
+
 def short_conv() -> MambaSpec:
     return recurrent(Kind.SHORT_CONV, ((2, 30), bf16))
 
@@ -104,6 +118,7 @@ def _hybrid(state: Callable[[], KVCacheSpec], page: Callable[[], KVCacheSpec]) -
     return (state, state, state, page) * 2
 
 
+EXPORTING = exporting(mamba2)  # as every layer of vLLM's MambaMixer2
 GDN = Shape("gdn", _hybrid(gdn, attention))
 SHAPES = {
     shape.name: shape
@@ -117,10 +132,14 @@ SHAPES = {
         Shape("gdn-window", (gdn, gdn, lambda: window(40), attention) * 2),
         Shape("window-attention", (lambda: window(24), attention) * 2),
         Shape("mamba1", _hybrid(mamba1, attention)),
-        Shape("mamba2", (mamba2, mamba2, attention)),
+        Shape("mamba2", (EXPORTING, EXPORTING, attention)),
+        Shape("mamba2-window", (EXPORTING, lambda: window(40), attention)),
+        Shape("gdn-exports", _hybrid(exporting(gdn, BLOCK_TOKENS), attention)),
+        Shape("kda-exports", _hybrid(exporting(kda, 4), latent)),
         Shape("short-conv", (short_conv, attention, short_conv)),
         Shape("kda-latent", _hybrid(kda, latent)),
-        Shape("two-recurrent-kinds", (gdn, mamba2, attention)),
+        Shape("two-recurrent-kinds", (gdn, EXPORTING, attention)),
+        Shape("two-exporting-kinds", (exporting(gdn), EXPORTING, attention)),
         Shape("attention-only", (attention, attention)),
         Shape("heads-differ", (attention, one_head, attention)),
         Shape("padded-attention", _hybrid(large_gdn, padded_attention)),

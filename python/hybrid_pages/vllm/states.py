@@ -1,0 +1,159 @@
+"""Which of the engine's blocks holds the state of exactly one boundary, and what proves it.
+
+A recurrent block is overwritten as its request goes on, so a block's place in the table says
+nothing. Two things prove a boundary: a step of this admission ended there, or the step runs past
+it and the kernels export it. The block is then the one in the table where the step ended, or one
+that vLLM hands over and that still carries the boundary's hash: hand-overs also name blocks that
+were freed, and given to others, meanwhile.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+from hybrid_pages import Geometry
+from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.tracking import Late, Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+Offer = tuple[int, int, int]
+"""(group, block, tokens): a state that vLLM hands over."""
+Tables = Sequence[Sequence[int]]
+"""Block ids of a request, by group."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of one boundary."""
+
+    boundary: int
+    """In blocks."""
+    blocks: Mapping[int, int]
+    """The engine's block of each recurrent group; a group is left out if its block is not known."""
+    kept: bool
+    """vLLM keeps it itself, under its hash."""
+
+
+class States:
+    """Follows the steps of requests and finds the states that they leave behind."""
+
+    def __init__(self, geometry: Geometry, grid: BlockGrid) -> None:
+        self.grid = grid
+        self.groups = [
+            group for item in geometry.classes if item.kind == "recurrent" for group in item.groups
+        ]
+
+    def advance(self, tracked: Tracked, start: int, end: int) -> None:
+        """Notes a step of a request over the tokens [start, end)."""
+        if start != tracked.position:
+            tracked.ends.clear()
+            tracked.late = None
+        tracked.position = end
+        if end > start and end % self.grid.block_tokens == 0:
+            tracked.ends.add(end // self.grid.block_tokens)
+
+    def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
+        """Whether :meth:`find` may find something; most decode steps leave nothing."""
+        at_boundary = end % self.grid.block_tokens == 0
+        return bool(self.groups) and (at_boundary or bool(offers) or tracked.late is not None)
+
+    def find(
+        self,
+        tracked: Tracked,
+        start: int,
+        end: int,
+        tables: Tables,
+        offers: Iterable[Offer],
+        pool: "BlockPool",
+    ) -> list[State]:
+        """The proven states of this step, which are whole once its forward pass is over."""
+        n, request = self.grid.block_tokens, tracked.request
+        offered: dict[int, dict[int, int]] = {}
+        for group, block, tokens in offers:
+            boundary, rest = divmod(tokens, n)
+            if not rest and self._carries(pool, group, block, request, boundary):
+                offered.setdefault(boundary, {})[group] = block
+        columns = self._columns(tracked, end, tables)
+        found = []
+        for boundary in sorted({*offered, *columns}):
+            exported = (
+                self.grid.exports_states and start + n <= boundary * n < end <= boundary * n + n
+            )
+            if boundary in tracked.ends or exported:
+                theirs, ours = offered.get(boundary, {}), columns.get(boundary, {})
+                found.append(self._state(boundary, theirs, ours, request, pool))
+        return found
+
+    def find_late(self, tracked: Tracked, tables: Tables, pool: "BlockPool") -> State | None:
+        """The state of a request that has ended before the key of its last boundary was known."""
+        late, tracked.late = tracked.late, None
+        if late is None or late.boundary > self._known(tracked) or not _holds(tables, late):
+            return None
+        return self._state(late.boundary, {}, late.blocks, tracked.request, pool)
+
+    def _columns(self, tracked: Tracked, end: int, tables: Tables) -> dict[int, Mapping[int, int]]:
+        """Blocks by boundary and group where steps ended, the last one and one that was early."""
+        columns: dict[int, Mapping[int, int]] = {}
+        known, late = self._known(tracked), tracked.late
+        if late is not None:
+            if not _holds(tables, late):
+                tracked.late = None
+            elif late.boundary <= known:
+                columns[late.boundary], tracked.late = late.blocks, None
+        boundary, rest = divmod(end, self.grid.block_tokens)
+        if boundary and not rest:
+            here = {group: tables[group][boundary - 1] for group in self.groups}
+            if boundary <= known:
+                columns[boundary] = here
+            else:
+                tracked.late = Late(boundary, here)
+        return columns
+
+    def _state(
+        self,
+        boundary: int,
+        offered: Mapping[int, int],
+        here: Mapping[int, int],
+        request: "Request",
+        pool: "BlockPool",
+    ) -> State:
+        blocks = {}
+        for group in self.groups:
+            named = {blocks_of[group] for blocks_of in (offered, here) if blocks_of.get(group)}
+            if len(named) == 1:  # two that differ prove nothing
+                blocks[group] = named.pop()
+        kept = bool(blocks) and all(
+            self._carries(pool, group, block, request, boundary) for group, block in blocks.items()
+        )
+        return State(boundary, blocks, kept)
+
+    def _known(self, tracked: Tracked) -> int:
+        """Boundaries whose keys are known."""
+        return len(tracked.request.block_hashes) // self.grid.stride
+
+    def _carries(
+        self, pool: "BlockPool", group: int, block: int, request: "Request", boundary: int
+    ) -> bool:
+        """Whether vLLM still knows a block as the state of a request's boundary."""
+        place = boundary * self.grid.stride - 1
+        if not 0 <= place < len(request.block_hashes):
+            return False
+        held = pool.blocks[block]
+        return (
+            held.block_hash_num_tokens == boundary * self.grid.block_tokens
+            and held.block_hash == make_block_hash_with_group_id(request.block_hashes[place], group)
+        )
+
+
+def _holds(tables: Tables, late: Late) -> bool:
+    """Whether a request still has the blocks where it had reached a boundary."""
+    column = late.boundary - 1
+    return all(
+        block and column < len(tables[group]) and tables[group][column] == block
+        for group, block in late.blocks.items()
+    )
