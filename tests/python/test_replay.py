@@ -323,6 +323,9 @@ import os, signal, sys, threading
 from hybrid_pages.cli import main
 from hybrid_pages.replay import main as lab
 
+# Of a job in the background it is inherited ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def begun(*words, replay=lab.replay_traces, **options):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     return replay(*words, **options)
