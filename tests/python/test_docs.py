@@ -85,6 +85,33 @@ def test_the_readme_lists_every_metric_with_its_label():
     assert listed == {name: label for name, (label, _) in metrics.items()}
 
 
+def test_the_readme_says_of_the_checkpoint_modes_what_the_bench_found():
+    found = {row[0]: row for row in table("benches/README.md", "live_policies.py")}
+    modes = ("none", "align", "all", "adaptive (the default)")
+    rates, steps = zip(*(found[f"reuse, {mode}"][1:3] for mode in modes), strict=True)
+    said = re.search(
+        r"modes restored (.+) and (\d+) % .* with (\d+) steps of the engine\n.* took (\d+)\.",
+        text("README.md"),
+    )
+    *others, best, steered, unsteered = said.groups()
+    assert [*others[0].split(", "), best] == [f"{float(rate):.0%}"[:-1] for rate in rates]
+    assert [*[unsteered] * 3, steered] == list(steps)
+
+
+def test_the_readme_and_the_policy_document_show_the_same_rates():
+    rows = table("docs/policy.md", "Hit rates, R = 3")
+    last = [at for at, row in enumerate(rows) if row[0]][1]
+    measured = {row[1]: [float(rate) for rate in row[2:]] for row in rows[:last]}
+    lines = [line.split() for line in text("README.md").splitlines() if line.startswith("    ")]
+    shown = {
+        words[0]: [float(rate) for rate in words[1:]]
+        for words in lines
+        if len(words) == 8 and words[0] in measured
+    }
+    assert set(shown) == {"page-lru", "align-lru", "junction-lru", "reuse", "bound"}
+    assert shown == {name: measured[name] for name in shown}
+
+
 def test_the_flag_of_the_readme_is_valid():
     (command,) = re.findall(r"^ {4}(vllm serve .*\\\n.*)$", text("README.md"), re.MULTILINE)
     words = shlex.split(command)
