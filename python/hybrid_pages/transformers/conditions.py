@@ -45,7 +45,8 @@ _IRRELEVANT = frozenset(
     }
 )
 _SKIPPED = _STANDARD | _IRRELEVANT
-_OWN_HOOKS = "transformers.utils.output_capturing"
+# Hooks of transformers that change no output: they look at it, or let it require gradients.
+_OWN_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 _FAST = {type(None), bool, int, str}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
@@ -102,7 +103,7 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
         if module._forward_hooks or module._forward_pre_hooks:
             _note_hooks(found, name, module)
         if module.training and found.refused is None:
-            found.refused = "training mode"
+            found.refused = f"training mode of {name or 'the model'}"
         skipped = rope.derived(module) if "rope_type" in vars(module) else frozenset()
         for kind in (module._parameters, module._buffers):
             for key, tensor in kind.items() if kind else ():
@@ -135,7 +136,6 @@ def process(model: Any) -> Hashable:
         autocast,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
         _precisions(),
         cuda.matmul.allow_fp16_reduced_precision_reduction,
         cuda.matmul.allow_bf16_reduced_precision_reduction,
@@ -181,16 +181,17 @@ def _precisions() -> Hashable:
     """The precision of float32 products by backend; older versions of torch have flags instead."""
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is None:
-        return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+        return (*flags, torch.get_float32_matmul_precision())
     pairs = [("generic", "all")]
     pairs += [(b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")]
     return tuple(getter(backend, op) for backend, op in pairs)
 
 
 def _note_hooks(found: Structure, name: str, module: Any) -> None:
-    """A hook may do anything; those of transformers only look."""
+    """A hook may do anything; those that transformers itself sets are known."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    if any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks):
+    if any(getattr(hook, "__module__", None) not in _OWN_HOOKS for hook in hooks):
         found.refused = f"forward hook on {name or 'the model'}"
 
 

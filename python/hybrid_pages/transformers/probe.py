@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.layout import Layout, require_cache
+from hybrid_pages.transformers.rope import left_alone
 from hybrid_pages.transformers.support import UnsupportedError
 
 _OTHER_STATE = 100.0
@@ -55,8 +56,11 @@ def continues(model: Any, layout: Layout) -> bool:
 
 
 def forward(model: Any, cache: Any, tokens: int = 2) -> torch.Tensor:
-    """Runs some tokens through a model in evaluation mode and its cache; the logits of the last."""
-    with _evaluating(model), torch.no_grad():
+    """Runs some tokens through a model in evaluation mode and its cache; the logits of the last.
+
+    Modes, and rotary frequencies that a long text has left, are afterwards what they were.
+    """
+    with _evaluating(model), left_alone(model), torch.no_grad():
         ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
         logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
     last: torch.Tensor = logits[:, -1]

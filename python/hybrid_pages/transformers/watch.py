@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.transformers import conditions, rope
+from hybrid_pages.transformers import conditions
 from hybrid_pages.transformers.conditions import Structure
 from hybrid_pages.transformers.flow import reaches_outputs
 from hybrid_pages.transformers.identity import adapters
@@ -166,9 +166,8 @@ class Watch:
         before = conditions.structure(model)
         reading = self._sampler.read(before.tensors, before.replaced)
         try:
-            with rope.left_alone(model):
-                now = read_layout(model, layout.block_tokens, layout.geometry.identity)
-                goes_on = continues(model, layout) if now.groups == layout.groups else False
+            now = read_layout(model, layout.block_tokens, layout.geometry.identity)
+            goes_on = continues(model, layout) if now.groups == layout.groups else False
         except (RuntimeError, ValueError, TypeError, HybridPagesError) as error:
             return State(0, refused=f"the model fails on two tokens: {type(error).__name__}")
         refused = None
@@ -210,8 +209,7 @@ def _differences(before: Structure, after: Structure) -> Iterator[str]:
 
 
 def _matters(model: Any, name: str) -> bool:
-    with rope.left_alone(model):
-        return reaches_outputs(model, lambda: conditions.structure(model).tensors[name])
+    return reaches_outputs(model, lambda: conditions.structure(model).tensors[name])
 
 
 def _random_states(model: Any) -> list[torch.Tensor]:
