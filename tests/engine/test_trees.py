@@ -75,8 +75,8 @@ def test_one_by_one_every_prompt_is_what_a_local_hit_gives(engine: Engine, seed)
     assert results[-1].host > 0
 
 
-# In steps of one block vLLM computes the same bytes wherever a prompt resumes. In longer ones a block
-# that was computed twice would have two roundings, one in vLLM's cache and one in the store.
+# In steps of one block vLLM computes the same bytes wherever a prompt resumes. In longer ones a
+# block that was computed twice would have two roundings, one in vLLM's cache and one in the store.
 @pytest.mark.parametrize("seed", SEEDS)
 def test_local_hits_and_restored_tails_in_any_mixture_give_what_is_computed_cold(
     engine: Engine, seed
