@@ -242,6 +242,43 @@ def test_arguments_are_passed_on(model, cache, arguments):
     assert (cache.stats().requests, cache.stats().hits) == (3, 2)
 
 
+KINDS = [None, "dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_of_a_cache_that_generate_knows_gives_its_text(make, kind):
+    model = make("lfm2")
+    ids, kwargs = tiny.tokens(70, 33), dict(max_new_tokens=4, do_sample=False)
+    with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
+        expected = model.generate(ids, **kwargs)
+        config = GenerationConfig(cache_implementation=kind, **kwargs)
+        for arguments in (kwargs | dict(cache_implementation=kind), dict(generation_config=config)):
+            assert torch.equal(model.generate(ids, **arguments), expected)
+            assert torch.equal(cache.generate(ids, **arguments), expected)
+        model.generation_config.cache_implementation = kind
+        for arguments in (kwargs, kwargs | dict(cache_implementation=None)):
+            assert torch.equal(cache.generate(ids, **arguments), expected)
+        assert (cache.stats().hits, cache.stats().uncached) == (3, {})
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static", "quantized", "paged", "wrong"])
+def test_caches_that_move_or_round_are_left_to_generate(make, kind):
+    """Most of them need more than this machine has: then the error is the one of `generate`."""
+    model, ids = make("lfm2"), tiny.tokens(40, 34)
+    with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
+        outcomes = []
+        for run in (model.generate, cache.generate):
+            try:
+                found = run(ids, max_new_tokens=2, do_sample=False, cache_implementation=kind)
+                outcomes.append(found.tolist())
+            except Exception as error:
+                outcomes.append((type(error), str(error)))
+        assert outcomes[0] == outcomes[1]
+        assert cache.stats().requests == 0
+        if kind not in ("paged", "wrong"):
+            assert cache.stats().uncached == {f"cache_implementation={kind}": 1}
+
+
 @pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
 def test_a_streamer_gets_what_it_gets_without(model, cache):
     ids, streams = tiny.tokens(70, 20), []

@@ -97,7 +97,9 @@ class Watch:
         self._sampler = Sampler()
         # Tensors and attributes that forward passes write and nothing that is stored depends on.
         self._written: frozenset[str] = frozenset()
-        self._last = self._read(conditions.structure(model))
+        self._found = conditions.structure(model)
+        self._last = self._read(self._found)
+        self._tried = False
         self.epoch = epoch
         self.changes: Counter[str] = Counter()
 
@@ -110,6 +112,7 @@ class Watch:
         found = conditions.structure(model, self._written)
         if found.refused is not None:
             return State(0, refused=found.refused)
+        epoch = self.epoch
         try:
             self._take(self._read(found))
         except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -118,7 +121,11 @@ class Watch:
             return State(0, refused=f"weights that cannot be sampled: {type(error).__name__}")
         key = (self.epoch, self._written, found.key(), conditions.process(model))
         state = self._models.get(key)
-        return state or self._try_out(model, found)
+        if state is None:
+            self._count(found, epoch)
+            state = self._try_out(model, found)
+        self._found = found
+        return state
 
     def changed_meanwhile(self, state: State) -> str | None:
         """What is not as it was at the last look, which gave this state."""
@@ -159,6 +166,15 @@ class Watch:
             self.changes["weights"] += 1
             self.epoch = self._models.number()
         self._last = reading
+
+    def _count(self, found: Structure, epoch: int) -> None:
+        """Counts what makes this state a new one, unless it is the weights or the first."""
+        differing = next(_differences(self._found, found), None)
+        if differing is not None:
+            self.changes[differing] += 1
+        elif epoch == self.epoch and self._tried:
+            self.changes["torch's settings"] += 1
+        self._tried = True
 
     def _try_out(self, model: Any, found: Structure) -> State:
         """Runs a model on a few tokens: are its caches as expected, and what does it write?"""
