@@ -4,7 +4,8 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from harness import NOISE, Engine, tokens
+import at_once
+from harness import Engine, tokens
 
 # Short steps end on every boundary. So that vLLM's own hits can be compared with, both keep all of
 # those states.
@@ -55,22 +56,21 @@ def test_decode_across_boundaries_is_restored(engine: Engine):
     assert restored == engine.local_hit(follow_up, restored)
 
 
-def test_eight_at_once_are_right(engine: Engine):
+def test_eight_at_once_are_what_local_hits_in_the_same_batches_give(engine: Engine):
     shared = tokens("together", 3 * engine.N)
     prompts = [
         shared[: (1 + i % 3) * engine.N] + tokens(("each", i), engine.N + 7 * i) for i in range(8)
     ]
-    cold = [engine.cold(prompt) for prompt in prompts]
     engine.reset_all()
-    with engine.looking_away():
-        engine.run_all(prompts)
-        alone = engine.run_all(prompts)
-    engine.reset_all()
-    engine.run_all(prompts)
+    alone = []
+    for prompt in prompts:
+        engine.reset_local()
+        alone.append(engine.run(prompt))
     engine.reset_local()
-    results = engine.run_all(prompts)
-    assert sum(result.host for result in results) > 0
-    # With the shortest steps batching alone moves vLLM's own results by 0.6 from the cold ones.
-    for one, together, result in zip(cold, alone, results, strict=True):
-        assert min(one.distance(result), together.distance(result)) < NOISE
+    batch = at_once.restored(engine, prompts)
+    assert sum(batch.loaded) > 4
+    engine.reset_all()
+    for prompt, result in zip(prompts, alone, strict=True):
+        assert engine.local_hit(prompt, result) == result
+    assert at_once.local_hits(engine, prompts, batch).results == batch.results
     assert not any(key.startswith("failures") for key in engine.stats())
