@@ -27,8 +27,8 @@ from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
 gpu_path.install()
 
 Prompt = tuple[int, ...]
-# What batching and the splitting of prefills alone do to log-probabilities on these models, with
-# room to spare; wrong bytes do more (test_detects.py).
+# More than batching and the splitting of prefills alone do to log-probabilities on these models. It
+# tells gross errors only: one wrong page may move them less. `local_hit` and `at_once` are exact.
 NOISE = 0.5
 # A number of steps no test needs; reaching it means that the engine hangs.
 MANY_STEPS = 2000
