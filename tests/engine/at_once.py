@@ -99,6 +99,20 @@ def local_hits(engine: Engine, prompts: Sequence[Prompt], like: Batch, n: int = 
     return batch
 
 
+def check_loaded_blocks(engine: Engine, prompt: Prompt, result: Result) -> None:
+    """What was loaded for a request lies in vLLM's cache as vLLM computes it, bit for bit.
+
+    For requests whose batches nothing repeats. Both caches are emptied.
+    """
+    assert result.host > 0
+    loaded = engine.local_hit(prompt, result)
+    engine.reset_all()
+    with engine.looking_away():
+        engine.run(prompt)
+    assert loaded == engine.local_hit(prompt, result)
+    engine.reset_all()
+
+
 @contextmanager
 def loads(engine: Engine) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
     """Notes the class and the slots of every entry that is loaded."""

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+import at_once
 from harness import NOISE, Engine, tokens
 
 GIB = 1 << 30
@@ -98,6 +99,7 @@ def test_entries_under_a_load_are_not_overwritten(engine: Engine):
     assert lease_slots >= PAGE + CHECKPOINT
     assert result.host == engine.N
     assert result.distance(cold) < NOISE
+    at_once.check_loaded_blocks(engine, prompt, result)
 
 
 def test_a_budget_below_one_entry_of_each_kind_is_refused_at_start(start):

@@ -2,6 +2,7 @@
 
 import pytest
 
+import at_once
 from harness import Engine, tokens
 from hybrid_pages import Arena
 
@@ -63,6 +64,15 @@ def test_entries_swapped_between_two_prompts_show(engine: Engine, stored, kind):
         arena.write(b, left)
     engine.reset_local()
     assert shown(engine, *stored) > 0
+
+
+@pytest.mark.parametrize("kind", ["attention", "recurrent"])
+def test_a_wrong_entry_shows_in_the_blocks_that_were_loaded(engine: Engine, stored, kind):
+    prompt, _ = stored
+    zero(engine.half.arena, engine.slots_of_last(kind)[-1])
+    result = engine.run(prompt)
+    with pytest.raises(AssertionError):
+        at_once.check_loaded_blocks(engine, prompt, result)
 
 
 @pytest.mark.parametrize("kind", ["attention", "recurrent"])

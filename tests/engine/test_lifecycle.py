@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
+import at_once
 from harness import NOISE, Engine, patched, tokens
 
 
@@ -168,6 +169,7 @@ def test_the_same_prompt_waits_for_its_own_load_only(engine: Engine, prompt):
     results = engine.finish(names)
     assert max(result.distance(cold) for result in results[:3]) < NOISE
     assert [result.host for result in results[:3]] == [4 * engine.N] * 3
+    at_once.check_loaded_blocks(engine, prompt, results[0])
 
 
 def test_entries_being_loaded_are_not_evicted_by_a_reset(engine: Engine, prompt):
@@ -268,4 +270,6 @@ def test_a_restored_request_that_is_preempted_ends_right(engine: Engine, prompt)
     result = engine.finish([name])[0]
     assert (result.host, result.preemptions) == (4 * engine.N, 1)
     assert result.distance(cold) < NOISE
+    at_once.check_loaded_blocks(engine, prompt, result)
+    engine.run(prompt)
     assert check_restored(engine, prompt).host == 4 * engine.N
