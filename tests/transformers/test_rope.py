@@ -1,4 +1,4 @@
-"""Rotary embeddings that scale with the length: keys of a short text are not those of a long one."""
+"""Rotary embeddings that scale with the length: short and long texts have other keys."""
 
 import copy
 

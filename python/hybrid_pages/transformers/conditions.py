@@ -125,15 +125,10 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
     return found
 
 
-def process(model: Any) -> Hashable:
+def process() -> Hashable:
     """The settings of this thread and process that change what torch computes."""
-    kinds = {"cpu", model.device.type}
-    autocast = tuple(
-        (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in kinds
-    )
     cuda = torch.backends.cuda
     return (
-        autocast,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         _precisions(),
@@ -150,13 +145,10 @@ def process(model: Any) -> Hashable:
     )
 
 
-def autocasts(model: Any) -> bool:
-    """Whether this thread runs the model under autocast."""
-    return any(torch.is_autocast_enabled(kind) for kind in {"cpu", model.device.type})
-
-
-def refusal() -> str | None:
-    """Why what this process computes cannot be told: somebody steps in between."""
+def refusal(model: Any) -> str | None:
+    """Why what this thread computes cannot be told or is not the model's own."""
+    if any(torch.is_autocast_enabled(kind) for kind in {"cpu", model.device.type}):
+        return "autocast"
     module = torch.nn.modules.module
     if module._global_forward_hooks or module._global_forward_pre_hooks:
         return "global forward hooks"

@@ -119,10 +119,9 @@ class PrefixCache(Closing):
         self._owns_store = store is None
         if store is not None:
             require_model(model)
-            identity = model_identity(model, weights)
-            if store.models.knows(model):
-                # Its weights may have changed since: they are told apart call by call.
-                identity["weights"] = store.geometry.identity["weights"]
+            # A model that the store knows may have changed since: its states are told apart.
+            known = store.models.knows(model)
+            identity = store.geometry.identity if known else model_identity(model, weights)
             layout = read_layout(model, store.layout.block_tokens, identity)
             difference = store.geometry.difference(layout.geometry)
             if difference is not None:

@@ -58,9 +58,11 @@ def continues(model: Any, layout: Layout) -> bool:
 def forward(model: Any, cache: Any, tokens: int = 2) -> torch.Tensor:
     """Runs some tokens through a model in evaluation mode and its cache; the logits of the last.
 
-    Modes, and rotary frequencies that a long text has left, are afterwards what they were.
+    Never under autocast, which calls that use the cache are not. Modes, and rotary frequencies that
+    a long text has left, are afterwards what they were.
     """
-    with _evaluating(model), left_alone(model), torch.no_grad():
+    autocast = torch.autocast(model.device.type, enabled=False)
+    with _evaluating(model), left_alone(model), autocast, torch.no_grad():
         ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
         logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
     last: torch.Tensor = logits[:, -1]

@@ -119,7 +119,7 @@ class Watch:
             # What it is now cannot be told, so nothing that it was is known to hold.
             self.epoch = self._models.number()
             return State(0, refused=f"weights that cannot be sampled: {type(error).__name__}")
-        key = (self.epoch, self._written, found.key(), conditions.process(model))
+        key = (self.epoch, self._written, found.key(), conditions.process())
         state = self._models.get(key)
         if state is None:
             self._count(found, epoch)
@@ -140,7 +140,7 @@ class Watch:
             return "weights"
         if changed:
             return changed[0]
-        key = (self.epoch, self._written, found.key(), conditions.process(model))
+        key = (self.epoch, self._written, found.key(), conditions.process())
         return None if self._models.get(key) is state else "the model or torch's settings"
 
     def has_weights_of(self, model: Any) -> bool:
@@ -155,7 +155,7 @@ class Watch:
         return model
 
     def _refusal(self, model: Any) -> str | None:
-        return "adapters" if adapters(model) else conditions.refusal()
+        return "adapters" if adapters(model) else conditions.refusal(model)
 
     def _read(self, found: Structure) -> Reading:
         watched = {n: t for n, t in found.tensors.items() if n not in self._written}
@@ -188,7 +188,7 @@ class Watch:
             return State(0, refused=f"the model fails on two tokens: {type(error).__name__}")
         refused = None
         if now.groups != layout.groups:
-            refused = "autocast" if conditions.autocasts(model) else "model changed"
+            refused = "model changed"
         drawn = _random_states(model)
         if not all(map(torch.equal, generators, drawn)):
             _set_random_states(model, generators)
@@ -207,7 +207,7 @@ class Watch:
             self._written, self.epoch = written, self._models.number()
         found = conditions.structure(model, self._written)
         self._last = self._read(found)
-        key = (self.epoch, self._written, found.key(), conditions.process(model))
+        key = (self.epoch, self._written, found.key(), conditions.process())
         state = State(self._models.number(), goes_on, refused)
         self._models.put(key, state)
         return state

@@ -171,6 +171,5 @@ def same_weights(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Ten
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     if (left.shape, left.dtype, left.device) != (right.shape, right.dtype, right.device):
         return False
-    return bool(
-        torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
-    )
+    raw = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right))
+    return torch.equal(*raw)
