@@ -4,7 +4,8 @@ A hybrid model (Gated DeltaNet and full attention, Qwen3.5) with random weights,
 prompt takes a visible time on a CPU. For each length a new prompt is generated from cold by the
 model alone, then through `PrefixCache` for the first time (it stores) and again (it restores). Only
 the first token is asked for. Texts have to be equal, or the bench fails. Runs on a GPU with
-`--device cuda`.
+`--device cuda`. `--look` measures instead what one look at the model costs, before each call and
+each store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import transformers
 
-from hybrid_pages.transformers import PrefixCache
+from hybrid_pages.transformers import PrefixCache, conditions
 
 PHASES = ("cold", "stored", "restored")
 
@@ -84,6 +85,23 @@ def measure(cache: PrefixCache, length: int, rounds: int) -> dict[str, Any]:
     return {"tokens": length, "restored_tokens": restored, **medians}
 
 
+def look_cost(layers: int, device: str, rounds: int = 50) -> dict[str, float]:
+    """Least milliseconds of one look at a model of small tensors, and of the sampling in it."""
+    cache = PrefixCache(make_model(layers, 128, device), host_gb=0.25)
+    watch = cache._watch
+    found = conditions.structure(cache.model)
+    figures = {"tensors": float(len(found.tensors)), "modules": float(len(found.parts))}
+    for name, call in (("look", watch.look), ("sample", lambda: watch._read(found))):
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            call()
+            times.append(1000 * (time.perf_counter() - start))
+        figures[name] = min(times)
+    cache.close()
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
@@ -92,7 +110,15 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--look", action="store_true", help="measure one look at 36 layers")
     options = parser.parse_args()
+    if options.look:
+        found = look_cost(36, options.device)
+        print(
+            f"{found['tensors']:.0f} tensors in {found['modules']:.0f} modules: one look "
+            f"{found['look']:.1f} ms, of which {found['sample']:.1f} ms read the samples"
+        )
+        return
     model = make_model(options.layers, options.hidden, options.device)
     rows = []
     print("| tokens | restored | cold ms | stored ms | restored ms | cold / restored |")
