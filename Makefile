@@ -183,7 +183,7 @@ test-engine-long: build $(TRITON)/.stamp ## Test on vLLM's second model runner, 
 	@$(PYTEST) tests/engine_long
 
 .PHONY: test-long
-test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads
+test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 75 minutes)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: build $(VLLM_033)/.stamp ## Long random workloads on both schedulers (FUZZ=512 scenarios; minutes)
