@@ -264,7 +264,8 @@ def test_a_restored_request_that_is_preempted_ends_right(engine: Engine, prompt)
     cold = engine.run(prompt, 12)
     engine.reset_local()
     name = engine.submit(prompt, 12)
-    for _ in range(5):
+    engine.steps_until(lambda: engine.scheduler.running, "the end of its load")
+    for _ in range(2):
         engine.step()
     engine.preempt_last()
     result = engine.finish([name])[0]
