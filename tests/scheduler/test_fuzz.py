@@ -40,12 +40,13 @@ class Scenario:
 def scenario(seed: int, name: str) -> Scenario:
     rng = random.Random(f"{name} {seed}")
     engine = {
-        "async_scheduling": rng.random() < 0.5,
+        "async_scheduling": rng.random() < 0.7,
         "runner_version": rng.choice((1, 2)),
         "blocks": rng.choice((40, 48, 64, 96)),
         "batched_tokens": rng.choice((12, 24, 40, 64, 200)),
         "requests": rng.choice((2, 4, 8)),
         "match_unit": rng.choice((None, None, None, 4)),
+        "retention": rng.choice((0, 0, None, 48)),
     }
     extra = {
         "host_gb": rng.choice((0.00003, 0.0001, 0.0003, 0.001, 0.004)),
@@ -65,6 +66,7 @@ def scenario(seed: int, name: str) -> Scenario:
         salts=rng.choice(((None,), (None, "a", "b"))),
         adapters=rng.choice((0, 2)),
         hints=rng.choice((0.0, 0.3)),
+        images=rng.choice((0.0, 0.3)),
     )
     shape = rng.choice(list(SHAPES.values()))
     return Scenario(shape, engine, extra, mix, rng.choice((0, 1, 5, 12)), 0.0, rng)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vllm.lora.request import LoRARequest
 
 from .engine import Engine, Result
-from .function import VOCABULARY
+from .function import VOCABULARY, Image
 from .shapes import BLOCK_TOKENS
 
 MAX_PROMPT = 320
@@ -31,6 +31,8 @@ class Mix:
     adapters: int = 0
     hints: float = 0.0
     """How many requests come with hints, some of which make no sense."""
+    images: float = 0.0
+    """How many requests have an image in them, of the few that there are."""
 
 
 @dataclass
@@ -80,10 +82,16 @@ class Workload:
             end = len(prompt)
             positions = [rng.randint(1, end) for _ in range(rng.randint(0, 3))]
             hints = rng.choice(({"checkpoint_at": positions}, {"checkpoint_at": [end + 1]}, "x"))
+        images = []
+        if rng.random() < mix.images and len(prompt) > 4 * BLOCK_TOKENS:
+            name = rng.choice("ab")  # the tokens that an image takes do not change
+            place = rng.choice((3, BLOCK_TOKENS, 2 * BLOCK_TOKENS - 2))
+            images.append(Image(name, place, BLOCK_TOKENS + ord(name) % 7))
         return engine.add(
             prompt,
             rng.choice((1, 2, 5, 20)),
             hints=hints,
+            images=images,
             salt=rng.choice(mix.salts),
             lora=lora,
         )
