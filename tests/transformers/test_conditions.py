@@ -147,6 +147,8 @@ def test_entries_serve_only_the_conditions_that_they_were_made_under(cache, name
     left = ("another function", "gradient checkpointing", "matmul precision")
     assert again == (0 if name in left else 64)
     assert cache.stats().uncached == {}
+    # Never a miss without a word.
+    assert cache.stats().changes
 
 
 def test_what_only_rounds_otherwise_shares_entries(cache):
@@ -403,6 +405,14 @@ def test_an_attribute_that_passes_write_is_named(make):
         assert (agree(cache, IDS), agree(cache, IDS)) == (0, 0)
         name = "model.layers.0.operator_norm.calls is written by each forward pass"
         assert cache.stats().uncached == {name: 2}
+
+
+def test_an_attribute_that_the_caller_writes_is_named(cache):
+    for number in range(2):
+        cache.model.request = number
+        assert agree(cache, IDS) == 0
+    assert agree(cache, IDS) == 64
+    assert cache.stats().changes == {"request": 2}
 
 
 def test_what_only_long_passes_write_is_counted_and_not_stored(make):
