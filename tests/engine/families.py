@@ -37,6 +37,8 @@ _MIXING = {
     # Mamba-1's step size: not large enough to forget within a few tokens.
     "dt_proj.bias": 0.0,
 }
+# Where the mixing above leaves attention barely heard beside the recurrent states.
+_LOUD_ATTENTION = {"self_attn.o_proj.weight": 2.0}
 
 
 def _made(model: torch.nn.Module, **more: float) -> tuple[torch.nn.Module, dict[str, object]]:
@@ -77,7 +79,7 @@ def _falcon_h1() -> Any:
     config = transformers.FalconH1Config(
         **_COMMON | {"num_hidden_layers": 2}, **_MAMBA2, mamba_d_ssm=128, rope_parameters=_ROPE
     )
-    return _made(transformers.FalconH1ForCausalLM(config))
+    return _made(transformers.FalconH1ForCausalLM(config), **_LOUD_ATTENTION)
 
 
 def _zamba2() -> Any:
@@ -112,8 +114,7 @@ def _jamba() -> Any:
         mamba_expand=2,
         use_mamba_kernels=False,
     )
-    # One of its layers has attention, and that comes before the last states: it has to be heard.
-    return _made(transformers.JambaForCausalLM(config), **{"self_attn.o_proj.weight": 1.0})
+    return _made(transformers.JambaForCausalLM(config), **_LOUD_ATTENTION)
 
 
 MODELS: dict[str, demo.Maker] = {
