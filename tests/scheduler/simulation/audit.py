@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybrid_pages.vllm.tracking import namespace_identity
-
 from .function import Bytes, Prefix, expand
 from .memory import LayerMemory
 
@@ -42,11 +40,15 @@ class Audit:
         self.checked: set[tuple[int, ...]] = set()
 
     def run(self) -> int:
-        """Checks the entries of every prompt and answer of the engine; returns how many."""
-        for result in self.engine.results.values():
+        """Checks the entries of every prompt and answer of the engine; returns how many.
+
+        Nobody finds entries of earlier weights: those of later ones have taken their keys.
+        """
+        for result in filter(self.engine.current, self.engine.results.values()):
             request = result.request
             prefix = Prefix(self.engine.origin(request), request.all_token_ids)
-            namespace = self.cache.namespace(namespace_identity(request))
+            epochs = self.engine.connector.scheduler.epochs
+            namespace = self.cache.namespace(epochs.identity(request, arrives=False))
             keys = request.block_hashes
             for depth in range(1, len(keys) // self.stride + 1):
                 lease = self.cache.acquire(namespace, keys, stride=self.stride, limit=depth)

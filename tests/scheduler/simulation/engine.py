@@ -7,7 +7,7 @@ import itertools
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -41,6 +41,8 @@ from .shapes import GDN, Shape
 
 StartEngine = Callable[..., "Engine"]
 
+MODEL = "the model"
+
 CONNECTOR = {
     "kv_connector": "HybridPagesConnector",
     "kv_connector_module_path": "hybrid_pages.vllm.connector",
@@ -52,12 +54,14 @@ def connector(**extra: Any) -> dict[str, Any]:
     return CONNECTOR | {"kv_connector_extra_config": {"host_gb": 0.004} | extra}
 
 
-def origin_of(request: Request, weights: int = 0) -> Origin:
+def origin_of(request: Request, versions: Mapping[str, int]) -> Origin:
     """What the simulated bytes depend on beyond tokens.
 
     The salt is among it, unlike in a real model: then a page that crosses salts is a wrong page.
+    `versions` counts the updates of the model's weights, as MODEL, and those of adapters by name.
     """
     lora = request.lora_request
+    weights = versions.get(MODEL, 0), versions.get(lora.lora_name if lora else "", 0)
     adapter = None if lora is None else (lora.lora_name, lora.lora_int_id, lora.lora_path)
     images = tuple(
         Image(item.identifier, item.mm_position.offset, item.mm_position.length)
@@ -117,7 +121,7 @@ class Engine:
         in_process: bool = False,
     ) -> None:
         self.shape, self.ranks, self.in_process = shape, ranks, in_process
-        self.weights = 0
+        self.versions: dict[str, int] = {}
         self.config = engine_config(
             shape,
             blocks=blocks,
@@ -237,7 +241,7 @@ class Engine:
     ) -> Result:
         """Queues a request; ``hints`` are what an application says to this connector."""
         request = self._request(prompt, max_tokens, salt, lora, name, hints, images)
-        origin = origin_of(request, self.weights)
+        origin = origin_of(request, self.versions)
         self.results[request.request_id] = Result(request, origin)
         self._origins[request.request_id] = origin
         self.scheduler.add_request(request)
@@ -370,6 +374,14 @@ class Engine:
     def origin(self, request: Request) -> Origin:
         """What the bytes of this request depend on beyond its tokens."""
         return self._origins[request.request_id]
+
+    def update_weights(self, name: str = MODEL) -> None:
+        """From now on new requests are computed with other weights."""
+        self.versions[name] = self.versions.get(name, 0) + 1
+
+    def current(self, result: Result) -> bool:
+        """Whether a request was computed with today's weights."""
+        return result.origin == origin_of(result.request, self.versions)
 
     def forget_local(self) -> None:
         """vLLM's own prefix cache loses every entry, even those of blocks in use."""
