@@ -20,8 +20,8 @@ from runs import BLOCK, GREEDY, NOISE, difference
 from test_rope import SCALED, model_with
 from test_weights import unsampled
 
-COURSES = int(os.environ.get("HYBRID_PAGES_FUZZ", "8"))
-STEPS = 16
+COURSES = int(os.environ.get("HYBRID_PAGES_FUZZ", "16"))
+STEPS = 24
 ROPE = "longrope"
 
 
@@ -53,6 +53,7 @@ class Course:
             self.open.enter_context(PrefixCache(first, host_gb=0.01, block_tokens=BLOCK)),
         ]
         self.roots = [tiny.tokens(60, 10 * number + seed) for seed in range(2)]
+        self.autocast = 0.1
         self.undo = []
         self.settings = contextlib.ExitStack()
         self.log = []
@@ -78,12 +79,13 @@ class Course:
             self.counter,
             self.config,
             self.setting,
-            self.back,
             self.renewed,
+            # More often: one hook or counter that is read refuses all calls.
+            *[self.back] * 6,
         ]
         changes = [act for act in changes if only is None or act.__name__ in only]
         for _ in range(steps):
-            share = 0.3 if only is None else 0.4
+            share = 0.25 if only is None else 0.4
             act = self.rng.choice(changes) if self.rng.random() < share else self.text
             self.log.append(act.__name__)
             with torch.no_grad():
@@ -100,7 +102,7 @@ class Course:
         salt = rng.choice(["", "", "a"])
         scope = contextlib.nullcontext()
         # Under autocast a static cache raises in `generate`: keys of a type that it has not.
-        if rng.random() < 0.1 and kwargs["cache_implementation"] != "static":
+        if rng.random() < self.autocast and kwargs["cache_implementation"] != "static":
             scope = torch.autocast("cpu", dtype=torch.bfloat16)
         with scope:
             found = cache.generate(ids, cache_salt=salt, **kwargs)
@@ -235,18 +237,17 @@ def test_texts_are_those_of_generate_whatever_changes(number):
 
 def test_courses_restore_prefixes_and_refuse_some_calls():
     """What the courses compare is worth comparing."""
-    hits, requests, refused = 0, 0, set()
-    for number in range(2):
+    stats = []
+    for number in range(3):
         course = Course(number)
         try:
             course.run(STEPS)
-            for cache in course.caches:
-                hits, requests = hits + cache.stats().hits, requests + cache.stats().requests
-                refused |= cache.stats().uncached.keys()
+            stats += [cache.stats() for cache in course.caches]
         finally:
             course.close()
-    assert hits > requests / 4
-    assert refused or requests
+    assert sum(s.hits for s in stats) > sum(s.requests for s in stats) / 4
+    assert any(s.uncached for s in stats)
+    assert any(s.changes for s in stats)
 
 
 look = Watch.look
@@ -287,6 +288,7 @@ def test_each_mistake_is_found(mistake, monkeypatch):
     with pytest.raises((AssertionError, RuntimeError)):
         for number in range(NAMES.index(MODEL_OF.get(mistake, "lfm2")), 80, len(NAMES)):
             course = Course(number)
+            course.autocast = 0.5 if mistake == "autocast is ignored" else 0
             try:
                 course.run(STEPS, SHOWN_BY[mistake])
             finally:

@@ -50,6 +50,9 @@ def derived(module: Any) -> frozenset[str]:
         return frozenset()
     prefixes = ["" if layer is None else f"{layer}_" for layer, _ in types]
     names = {f"{prefix}{name}" for prefix in prefixes for name in _DERIVED}
+    if any(layer is not None for layer, _ in types):
+        # Written under this name, and read under those of the kinds of layers.
+        names.add("attention_scaling")
     return frozenset(names | {"max_seq_len_cached"})
 
 

@@ -99,8 +99,9 @@ class Watch:
         self._written: frozenset[str] = frozenset()
         self._found = conditions.structure(model)
         self._last = self._read(self._found)
-        self._tried = False
         self.epoch = epoch
+        # The epoch that the last look gave a state in.
+        self._named: int | None = None
         self.changes: Counter[str] = Counter()
 
     def look(self) -> State:
@@ -112,7 +113,6 @@ class Watch:
         found = conditions.structure(model, self._written)
         if found.refused is not None:
             return State(0, refused=found.refused)
-        epoch = self.epoch
         try:
             self._take(self._read(found))
         except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -122,9 +122,9 @@ class Watch:
         key = (self.epoch, self._written, found.key(), conditions.process())
         state = self._models.get(key)
         if state is None:
-            self._count(found, epoch)
+            self._count(found)
             state = self._try_out(model, found)
-        self._found = found
+        self._found, self._named = found, self.epoch
         return state
 
     def changed_meanwhile(self, state: State) -> str | None:
@@ -167,14 +167,13 @@ class Watch:
             self.epoch = self._models.number()
         self._last = reading
 
-    def _count(self, found: Structure, epoch: int) -> None:
+    def _count(self, found: Structure) -> None:
         """Counts what makes this state a new one, unless it is the weights or the first."""
         differing = next(_differences(self._found, found), None)
         if differing is not None:
             self.changes[differing] += 1
-        elif epoch == self.epoch and self._tried:
+        elif self._named == self.epoch:
             self.changes["torch's settings"] += 1
-        self._tried = True
 
     def _try_out(self, model: Any, found: Structure) -> State:
         """Runs a model on a few tokens: are its caches as expected, and what does it write?"""
