@@ -1,6 +1,6 @@
 """One engine in vLLM's default multi-process mode: cold, local hit, restored. Prints one JSON line.
 
-usage: serve_once.py MODEL TENSOR_PARALLEL_SIZE
+usage: serve_once.py MODEL TENSOR_PARALLEL_SIZE LENGTH ...
 """
 
 import json
@@ -10,14 +10,14 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 
-def main(model: str, ranks: int) -> None:
+def main(model: str, ranks: int, lengths: list[int]) -> None:
     llm = LLM(
         model=model,
         skip_tokenizer_init=True,
         enforce_eager=True,
-        block_size=32,
-        max_model_len=2048,
+        max_model_len=4096,
         max_num_seqs=4,
+        max_num_batched_tokens=1000,
         kv_cache_memory_bytes=64 << 20,
         tensor_parallel_size=ranks,
         disable_log_stats=False,
@@ -27,38 +27,35 @@ def main(model: str, ranks: int) -> None:
             "kv_connector_extra_config": {"host_gb": 0.1, "verify_on_load": True},
         },
     )
-    length = llm.llm_engine.vllm_config.cache_config.block_size * 4 + 9
-    prompts = [[3 + (seed + i * i) % 500 for i in range(length)] for seed in (1, 2)]
+    prompts = [
+        [3 + (seed + i * i) % 500 for i in range(length)] for seed, length in enumerate(lengths)
+    ]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=3
+    )
 
-    def ask() -> list[object]:
-        outputs = llm.generate(
-            [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
-            SamplingParams(
-                temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=3
-            ),
-            use_tqdm=False,
-        )
-        return [
-            [
-                output.num_cached_tokens,
-                list(output.outputs[0].token_ids),
-                [
-                    sorted((token, entry.logprob) for token, entry in position.items())
-                    for position in output.outputs[0].logprobs
-                ],
-            ]
-            for output in outputs
+    def ask(prompt: list[int]) -> list[object]:
+        """One prompt, alone: cached tokens, tokens, log-probabilities."""
+        given = TokensPrompt(prompt_token_ids=prompt)
+        (output,) = llm.generate([given], sampling, use_tqdm=False)
+        answer = output.outputs[0]
+        likely = [
+            sorted((token, entry.logprob) for token, entry in position.items())
+            for position in answer.logprobs
         ]
+        return [output.num_cached_tokens, list(answer.token_ids), likely]
 
     def reset(connector: bool) -> None:
         if not llm.reset_prefix_cache(reset_connector=connector):
             raise RuntimeError("vLLM could not reset its prefix cache")
 
-    found = {"cold": ask(), "local": ask()}
+    found: dict[str, object] = {}
+    found["cold"] = [ask(prompt) for prompt in prompts]
+    found["local"] = [ask(prompt) for prompt in prompts]
     reset(connector=False)
-    found["restored"] = ask()
+    found["restored"] = [ask(prompt) for prompt in prompts]
     reset(connector=True)
-    found["forgotten"] = ask()
+    found["forgotten"] = [ask(prompt) for prompt in prompts]
     found["metrics"] = {
         metric.name
         + "".join(
@@ -71,4 +68,4 @@ def main(model: str, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), [int(length) for length in sys.argv[3:]])

@@ -1,6 +1,8 @@
 """Prompts under different adapters share nothing."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +70,21 @@ def test_an_adapter_of_the_same_name_with_another_id_shares_nothing(engine: Engi
     assert engine.run(prompt, lora=LoRARequest("name", 12, folders[1])).host == 0
     engine.reset_local()
     assert engine.run(prompt, lora=LoRARequest("name", 11, folders[0])).host == 3 * engine.N
+
+
+def test_an_adapter_that_is_reloaded_in_place_starts_anew(engine: Engine, tmp_path):
+    prompt = tokens("reloaded", 3 * engine.N + 5)
+    folder = Path(adapter(tmp_path / "reloaded", 3))
+    lora = LoRARequest("reloaded", 21, str(folder))
+    engine.reset_all()
+    old = engine.run(prompt, lora=lora)
+    shutil.rmtree(folder)
+    adapter(folder, 4)
+    engine.reset_local()
+    again = LoRARequest("reloaded", 21, str(folder), load_inplace=True)
+    new = engine.run(prompt, lora=again)
+    assert new.resumed == 0 and new != old
+    engine.reset_local()
+    restored = engine.run(prompt, lora=lora)
+    assert restored.host == 3 * engine.N
+    assert restored == new

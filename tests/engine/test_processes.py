@@ -11,6 +11,10 @@ import pytest
 SCRIPT = Path(__file__).with_name("serve_once.py")
 
 
+# Around boundaries of 384 tokens and of 128, vLLM's default on a CPU.
+LENGTHS = (500, 900, 1200, 1536, 2100, 2700, 3333)
+
+
 def found(model: Path, ranks: int) -> dict:
     environment = {
         **os.environ,
@@ -18,7 +22,7 @@ def found(model: Path, ranks: int) -> dict:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     done = subprocess.run(
-        [sys.executable, SCRIPT, model, str(ranks)],
+        [sys.executable, SCRIPT, model, str(ranks), *map(str, LENGTHS)],
         env=environment,
         capture_output=True,
         text=True,
@@ -29,22 +33,24 @@ def found(model: Path, ranks: int) -> dict:
     return json.loads(lines[-1].removeprefix("FOUND "))
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("qwen3.5", 1), ("qwen3.5-tp2", 2)])
-def test_what_other_processes_store_is_restored(model, name, ranks):
+@pytest.mark.parametrize(
+    ("name", "ranks", "n"), [("qwen3.5-n384", 1, 384), ("qwen3.5-tp2", 2, 128)]
+)
+def test_what_other_processes_store_is_restored_up_to_the_last_full_block(model, name, ranks, n):
+    """No block size is given: the engine core forgets the one that its scheduler was made with."""
     result = found(model(name), ranks)
-    cached = {key: [request[0] for request in result[key]] for key in result if key != "metrics"}
-    whole = cached["local"][0]
-    assert whole >= 128
+    metrics = result.pop("metrics")
+    cached = {key: [request[0] for request in requests] for key, requests in result.items()}
+    whole = [(length - 1) // n * n for length in LENGTHS]
     assert cached == {
-        "cold": [0, 0],
-        "local": [whole, whole],
-        "restored": [whole, whole],
-        "forgotten": [0, 0],
+        "cold": [0] * len(LENGTHS),
+        "local": whole,
+        "restored": whole,
+        "forgotten": [0] * len(LENGTHS),
     }
     assert result["restored"] == result["local"]
-    metrics = result["metrics"]
-    assert metrics["vllm:hybrid_pages_hit_tokens:host"] == 2 * whole
-    assert metrics["vllm:hybrid_pages_hit_tokens:local"] == 2 * whole
+    assert metrics["vllm:hybrid_pages_hit_tokens:host"] == sum(whole)
+    assert metrics["vllm:hybrid_pages_hit_tokens:local"] == sum(whole)
     assert metrics["vllm:hybrid_pages_loaded_bytes"] > 0
-    assert metrics["vllm:hybrid_pages_stored_entries:checkpoints"] >= 2
+    assert metrics["vllm:hybrid_pages_stored_entries:checkpoints"] >= len(LENGTHS)
     assert not any("failures" in key for key in metrics)

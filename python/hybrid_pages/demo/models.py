@@ -81,11 +81,11 @@ def remember(model: torch.nn.Module, more: Mapping[str, float] | None = None) ->
                     parameter.normal_(0, deviation)
 
 
-def _qwen35(heads: int) -> tuple[torch.nn.Module, dict[str, object]]:
+def _qwen35(heads: int, kv_heads: int = 2) -> tuple[torch.nn.Module, dict[str, object]]:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     config = Qwen3_5TextConfig(
-        **COMMON,
+        **(COMMON | {"num_key_value_heads": kv_heads}),
         **_delta_net_sizes(heads),
         intermediate_size=256,
         num_hidden_layers=8,
@@ -161,6 +161,8 @@ MODELS: dict[str, Maker] = {
     "qwen3.5": lambda: _qwen35(heads=1),
     # Two heads of each kind: can be split over two tensor-parallel ranks.
     "qwen3.5-tp2": lambda: _qwen35(heads=2),
+    # A state as large as the pages of 384 tokens: blocks of another size than vLLM's default.
+    "qwen3.5-n384": lambda: _qwen35(heads=4, kv_heads=1),
     "qwen3-next": _qwen3_next,
     "lfm2": _lfm2,
     # No recurrent layers: sliding windows beside full attention.
