@@ -239,3 +239,12 @@ def test_what_is_meant_for_others_is_no_hint(params: dict[str, Any], start: Star
     result.request.kv_transfer_params = params
     engine.run()
     assert "refused_hints" not in counters(engine)
+
+
+def test_a_request_that_reads_no_cache_is_steered_too(start: StartEngine) -> None:
+    engine = start(batched_tokens=200, extra=LARGE | {"checkpoint_interval": 2 * N})
+    request = engine.add(tokens(9 * N + 5)).request
+    request.skip_reading_prefix_cache = True
+    engine.run()
+    assert engine.depths(request.prompt_token_ids) == [2, 4, 6, 8, 9]
+    engine.check_idle()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request, RequestStatus
 
+import simulation.engine
+from hybrid_pages.vllm.worker import WorkerHalf
 from simulation.copies import Script
-from simulation.engine import Engine, Result, StartEngine
+from simulation.engine import Engine, Result, StartEngine, origin_of
+from simulation.function import continuation
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
@@ -126,6 +132,75 @@ def test_stores_in_flight_at_a_reset_are_not_published(start: StartEngine, scrip
     engine.check_idle()
 
 
+def test_after_a_refused_reset_new_prompts_are_stored_and_loaded(start: StartEngine) -> None:
+    engine = start(extra=ROOM)
+    engine.generate(tokens(4 * N, 9))
+    engine.add(tokens(3 * N, 7), max_tokens=120)
+    for _ in range(4):
+        engine.step()
+    assert not engine.reset_prefix_cache(reset_connector=True)
+    said = PROMPT
+    for turn in range(3):  # each turn hits what the last one left, all of it new
+        first = engine.add(said, 4)
+        run_to(engine, first)
+        assert engine.depths(said)[-1] == (len(said) - 1) // N
+        said = said + first.tokens + tokens(2 * N, turn)
+    engine.forget_local()
+    again = engine.add(said + tokens(3 * N, 4), 2)
+    run_to(engine, again)
+    assert (again.local_tokens, again.restored_tokens > 9 * N) == (0, True)
+    engine.run()
+    assert engine.depths(again.request.prompt_token_ids)[-1] == (len(said) + 3 * N - 1) // N
+    engine.check_idle()
+
+
+# sessions that stream their input: vLLM takes the last token of an answer back
+
+
+def session(engine: Engine, prompt: list[int], stop: int) -> Request:
+    request = Request(
+        request_id="session",
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(
+            temperature=0.0,
+            max_tokens=500,
+            ignore_eos=True,
+            detokenize=False,
+            stop_token_ids=[stop],
+        ),
+        pooling_params=None,
+        block_hasher=engine._hasher,
+        resumable=True,
+    )
+    request.sampling_params.update_from_generation_config({}, None)
+    return request
+
+
+@pytest.mark.parametrize("mode", ["all", "adaptive"])
+@pytest.mark.parametrize("name", ["attention-only", "gdn", "mamba2"])
+def test_a_block_with_a_token_that_was_taken_back_is_not_published(
+    name: str, mode: str, start: StartEngine
+) -> None:
+    engine = start(SHAPES[name], extra=ROOM | {"checkpoint_mode": mode})
+    prompt = tokens(2 * N + 3)
+    origin = origin_of(engine._request(prompt), {})
+    # The answer stops one token before a boundary, and a step beyond it is in flight.
+    answer = continuation(origin, prompt, 4 * N - len(prompt))
+    assert answer[-1] not in answer[:-1]
+    request = session(engine, prompt, answer[-1])
+    engine.results["session"] = Result(request, origin, aborted=True)
+    engine._origins["session"] = origin
+    engine.scheduler.add_request(request)
+    while request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+        engine.step()
+    engine.scheduler.add_request(session(engine, tokens(N, 99), answer[-1]))
+    assert len(request.block_hashes) == 4, "the block has another key now"
+    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    engine.run()
+    engine.results["session"].tokens = []
+    engine.check_idle()
+
+
 # resets of vLLM's own cache alone
 
 
@@ -196,6 +271,62 @@ def test_requests_that_others_wait_for_do_not_wait_for_stores(
     engine.check_idle()
 
 
+def test_what_only_the_end_of_a_request_makes_known_is_stored_in_one_process(
+    start: StartEngine, script: Script
+) -> None:
+    script.delay = lambda kind: 3
+    extra = ROOM | {"checkpoint_mode": "all", "store_mode": "background"}
+    engine = start(in_process=True, requests=1, extra=extra)
+    ended, end_stores = [], WorkerHalf.end_stores
+
+    def watched(half: WorkerHalf, *more: Any) -> Any:
+        ended.append(len(engine.scheduler.waiting))
+        return end_stores(half, *more)
+
+    with mock.patch.object(WorkerHalf, "end_stores", watched):
+        results = [engine.add(tokens(2 * N + 3, i), 3 * N - 2) for i in range(4)]
+        run_to(engine, results[-1])
+    assert ended == [0], "nobody waits for copies while a request is queued"
+    for result in results:
+        assert engine.depths(result.request.prompt_token_ids + result.tokens)[-1] == 5
+    engine.run()
+    engine.check_idle()
+
+
+def test_two_engines_of_one_name_in_one_process_end_their_own_stores(
+    start: StartEngine, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(simulation.engine.CONNECTOR, "engine_id", "one name")
+    script.delay = lambda kind: 1000 if kind == "store" else 0
+    options: dict[str, Any] = {
+        "in_process": True,
+        "extra": ROOM | {"store_mode": "background", "checkpoint_mode": "all"},
+    }
+    one, other = start(**options), start(**options)
+    other.add(tokens(9 * N + 5, 2), 2 * N)
+    for _ in range(8):
+        other.step()
+    run_to(one, one.add(PROMPT, 2))
+    script.delay = lambda kind: 0
+    for engine in (one, other):
+        engine.run()
+        engine.check_idle()
+
+
+def test_an_error_while_stores_are_ended_does_not_reach_vllm(
+    start: StartEngine, script: Script
+) -> None:
+    script.delay = lambda kind: 1000 if kind == "store" else 0
+    engine = start(in_process=True, extra=ROOM | {"store_mode": "background"})
+    engine.add(PROMPT, 3)
+    for _ in range(3):
+        engine.step()
+    with mock.patch.object(engine.runners[0].connector.worker.engine, "wait", side_effect=OSError):
+        engine.run()
+    assert counters(engine)["failures:settle"] == 1
+    engine.check_idle()
+
+
 # adapters
 
 
@@ -249,4 +380,55 @@ def test_vllms_hits_on_an_adapters_earlier_weights_are_not_published(
     assert counters(engine)["skipped_entries:stale"] > 0
     engine.update_weights("a")
     assert visit(engine, adapter(tmp_path)) == 0
+    engine.check_idle()
+
+
+def test_a_server_that_keeps_the_flag_still_stores(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(extra=ROOM)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"first")
+    said, lora = tokens(3 * N + 5), adapter(tmp_path, load_inplace=True)
+    for turn in range(3):
+        result = engine.generate(said, 2 * N + 3, lora=lora)
+        said = said + result.tokens + tokens(7, turn)
+    assert "skipped_entries:stale" not in counters(engine)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(said, lora=lora).restored_tokens >= 7 * N
+    engine.check_idle()
+
+
+@pytest.fixture
+def crowded(start: StartEngine, tmp_path: Path) -> Any:
+    """An adapter in use, its files changed, and a request to reload it that gets no blocks."""
+    engine = start(extra=ROOM, async_scheduling=False)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    running = engine.add(PROMPT, 30, lora=adapter(tmp_path))
+    for _ in range(3):
+        engine.step()
+    weights.write_bytes(b"other")
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    held = pool.get_new_blocks(pool.get_num_free_blocks())
+    waiting = engine.add(tokens(5 * N, 8), 2, lora=adapter(tmp_path, load_inplace=True))
+    engine.step()
+    return engine, running, waiting, lambda: pool.free_blocks(held)
+
+
+@pytest.mark.parametrize("preempted", [False, True])
+def test_weights_that_were_not_reloaded_yet_do_not_count_as_reloaded(
+    preempted: bool, crowded: Any, tmp_path: Path
+) -> None:
+    """The worker loads an adapter for the step that needs it, not when a request asks for it."""
+    engine, running, waiting, release = crowded
+    while preempted and engine.scheduler.running:
+        engine.step()
+    release()
+    engine.abort(waiting)
+    engine.forget_local()
+    run_to(engine, running)
+    engine.generate(tokens(6 * N + 5, 3), lora=adapter(tmp_path))
+    engine.update_weights("a")
+    for prompt in (PROMPT, tokens(6 * N + 5, 3)):
+        assert engine.reset_prefix_cache()
+        reloaded = engine.generate(prompt, lora=adapter(tmp_path, load_inplace=True))
+        assert reloaded.restored_tokens == 0
     engine.check_idle()

@@ -64,14 +64,17 @@ class Checkpoints:
         if self.mode == "adaptive":
             if admission.fork is not None:
                 stops.add(admission.fork)
-            tracked.wanted |= {*admission.boundaries, last}
+            tracked.want({*admission.boundaries, last})
         tracked.stops = stops - {0}
-        tracked.wanted |= tracked.stops
+        tracked.want(tracked.stops)
 
     def looked_up(self, tracked: Tracked) -> None:
         """After each lookup: forks that it found, vLLM's own junction, and the first stop."""
         lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
-        if lookup is None or not self.recurrent or self.mode == "none":
+        if not self.recurrent or self.mode == "none":
+            return
+        if lookup is None:  # it reads no cache
+            self._steer(tracked, 0)
             return
         resumed = max(lookup.local, lookup.restorable)
         junction = request.shared_prefix_boundary
@@ -82,7 +85,7 @@ class Checkpoints:
             forks = (junction,)
         stops = {fork // n for fork in forks if fork > resumed and fork % n == 0}
         tracked.stops |= stops
-        tracked.wanted |= stops
+        tracked.want(stops)
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:
@@ -130,11 +133,11 @@ class Checkpoints:
             or (state.kept and (self.mode == "align" or in_answer))
         )
         if wanted:
-            tracked.wanted.add(state.boundary)
+            tracked.want((state.boundary,))
         return wanted
 
     def reach(self, tracked: Tracked, blocks: int) -> int:
         """How many of the filled blocks have pages that some checkpoint may need."""
         if not self.recurrent or self.mode in ("align", "all"):
             return blocks
-        return min(blocks, max(tracked.wanted, default=0))
+        return min(blocks, tracked.furthest)

@@ -204,6 +204,10 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         """Takes every rank's geometry and makes arena and cache for it."""
         self._scheduler().connect(metadata)
 
+    def on_new_request(self, request: "Request") -> None:
+        """A request that may wait for its first lookup."""
+        self._scheduler().arrived(request)
+
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """Takes the block pool whose blocks are pinned while they are copied."""
         self._scheduler().bind_pool(gpu_block_pool)

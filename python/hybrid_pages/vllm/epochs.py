@@ -2,15 +2,19 @@
 
 A reset of this cache says: what was computed until now is worth nothing, for example since the
 weights have changed. The engine may still hold such bytes: in requests that run, and in its own
-prefix cache, which it empties only when no block is in use. Whoever goes on from them is *stale*.
+prefix cache, which it empties only when no block is in use. Whoever goes on from them is *stale*,
+and so is whoever goes on from what a stale request leaves in the engine's cache.
 """
 
+import itertools
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages.vllm.tracking import Tracked, namespace_identity
+from vllm.v1.core.kv_cache_utils import get_block_hash
+
+from hybrid_pages.vllm.tracking import Reload, Tracked, namespace_identity
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -20,11 +24,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Adapter:
-    """An adapter that was loaded again in place."""
+    """An adapter as it was last loaded."""
 
-    generation: int
-    files: tuple[object, ...] | None
-    distrusted: Any
+    generation: int = 0
+    files: tuple[object, ...] | None = None
+    used: bool = False
+    old_keys: frozenset[bytes] = frozenset()
+    """Of blocks that the engine held when it was loaded again."""
+
+
+@dataclass
+class _Old:
+    """Keys of blocks in the engine's own cache that are not to be trusted."""
+
+    keys: set[bytes] = field(default_factory=set)
+    makers: dict[str, Tracked] = field(default_factory=dict)
+    """Stale requests: the keys of their blocks are such keys, and become more."""
+
+    def has_any(self, keys: Sequence[bytes]) -> bool:
+        return not self.keys.isdisjoint(keys) or any(
+            not set(maker.request.block_hashes).isdisjoint(keys) for maker in self.makers.values()
+        )
 
 
 class Epochs:
@@ -37,69 +57,116 @@ class Epochs:
     def __init__(self) -> None:
         self._pool: BlockPool | None = None
         self._seen: Any = None
-        self._distrusted: Any = None
+        self._old = _Old()
         self._adapters: dict[bytes, _Adapter] = {}
+        self._generations = itertools.count(1)
 
     def bind(self, pool: "BlockPool") -> None:
         """Takes the engine's block pool."""
         self._pool = pool
-        self._seen = self._cached()
-
-    def _cached(self) -> Any:
-        return None if self._pool is None else self._pool.cached_block_hash_to_block
+        self._seen = pool.cached_block_hash_to_block
 
     def engine_was_reset(self) -> bool:
         """Whether the engine has emptied its own prefix cache since the last call."""
-        cached = self._cached()
+        cached = None if self._pool is None else self._pool.cached_block_hash_to_block
         emptied = cached is not self._seen
         self._seen = cached
+        if emptied:  # which it does only when no request holds a block
+            self._old = _Old()
+            for adapter in self._adapters.values():
+                adapter.old_keys = frozenset()
         return emptied
 
-    def reset(self, requests: Iterable[Tracked], loading: Iterable[str]) -> None:
+    def reset(self, requests: Iterable[Tracked], loading: Iterable[str]) -> bool:
         """From now on nothing counts that was computed until now.
 
         Args:
             requests: those that are followed.
             loading: ids of the requests that are being loaded.
+
+        Returns:
+            Whether the engine's own cache still holds such bytes.
         """
         if not self.engine_was_reset():
-            self._distrusted = self._seen
+            self._old.keys |= self._cached_keys()
         in_flight = set(loading)
         for tracked in requests:
             request = tracked.request
             if request.num_computed_tokens or request.request_id in in_flight:
-                tracked.stale = True
+                self.distrust(tracked)
+        return bool(self._old.keys or self._old.makers)
 
-    def admitted(self, tracked: Tracked, local_tokens: int) -> None:
-        """A request starts to compute behind a hit in the engine's own cache."""
-        if local_tokens <= 0:
-            return
-        adapter = self._adapters.get(namespace_identity(tracked.request))
-        cached = self._cached()
-        if cached is self._distrusted or (adapter is not None and adapter.distrusted is cached):
-            tracked.stale = True
+    def distrust(self, tracked: Tracked) -> None:
+        """Nothing of a request is published, nor of who goes on from its blocks."""
+        tracked.stale = True
+        self._old.makers[tracked.request.request_id] = tracked
+
+    def ended(self, tracked: Tracked) -> None:
+        """A request ended; its blocks may stay in the engine's own cache."""
+        if self._old.makers.pop(tracked.request.request_id, None) is not None:
+            self._old.keys.update(tracked.request.block_hashes)
+
+    def admitted(self, tracked: Tracked, hit: Sequence[bytes], running: Iterable[Tracked]) -> None:
+        """A request is scheduled for the first time in this admission.
+
+        Args:
+            tracked: the request.
+            hit: keys of the blocks that it has from the engine's own cache.
+            running: all requests that are followed.
+        """
+        adapter = None
+        if tracked.request.lora_request is not None:
+            if tracked.reload is not None:  # the worker loads its adapter for this step
+                self._reloaded(tracked, tracked.reload, running)
+                tracked.reload = None
+            adapter = self._adapters[namespace_identity(tracked.request)]
+            adapter.used = True
+        if self._old.has_any(hit) or (adapter and not adapter.old_keys.isdisjoint(hit)):
+            self.distrust(tracked)
+
+    def _cached_keys(self) -> frozenset[bytes]:
+        blocks = () if self._pool is None else self._pool.blocks
+        held = (block.block_hash for block in blocks)
+        return frozenset(get_block_hash(key) for key in held if key is not None)
 
     # ---- adapters
 
-    def identity(self, request: "Request", *, arrives: bool) -> bytes:
-        """The identity of a request's namespace.
+    def reload(self, request: "Request", pending: Reload | None) -> Reload | None:
+        """What a request that says ``load_inplace`` will do to its adapter once it is scheduled.
 
         Args:
             request: vLLM's request.
-            arrives: it is new, so if it says ``load_inplace``, its adapter is loaded again. An
-                adapter whose files are the same as before stays the same.
+            pending: what was said of this request before.
         """
         lora = request.lora_request
         if lora is None:
-            return namespace_identity(request)
+            return None
+        known = self._adapters.setdefault(namespace_identity(request), _Adapter())
+        if not getattr(lora, "load_inplace", False):
+            return None
+        files = _files(lora)
+        if files is not None and files == known.files:
+            return None
+        if pending is not None and pending.files == files:
+            return pending
+        return Reload(next(self._generations), files)
+
+    def identity(self, request: "Request", reload: Reload | None = None) -> bytes:
+        """The identity of a request's namespace; one that reloads has a new one, of its own."""
         name = namespace_identity(request)
+        if reload is not None:
+            return namespace_identity(request, reload.generation)
         known = self._adapters.get(name)
-        if arrives and getattr(lora, "load_inplace", False):
-            files = _files(lora)
-            if known is None or files is None or files != known.files:
-                generation = 1 if known is None else known.generation + 1
-                known = self._adapters[name] = _Adapter(generation, files, self._cached())
         return namespace_identity(request, 0 if known is None else known.generation)
+
+    def _reloaded(self, tracked: Tracked, reload: Reload, running: Iterable[Tracked]) -> None:
+        name = namespace_identity(tracked.request)
+        old = self._cached_keys() if self._adapters[name].used else frozenset()
+        self._adapters[name] = _Adapter(reload.generation, reload.files, old_keys=old)
+        for other in running:
+            same = other is not tracked and namespace_identity(other.request) == name
+            if same and other.request.num_computed_tokens:
+                self.distrust(other)
 
 
 def _files(lora: "LoRARequest") -> tuple[object, ...] | None:

@@ -59,7 +59,8 @@ class Loads:
         """Plans the load of ``n`` tokens into a request's blocks, and counts its lookup."""
         lease = None
         if tracked is not None:
-            tracked.loaded = n
+            if n:  # vLLM calls again, with 0, when a loaded request is scheduled
+                tracked.loaded = n
             self._count(tracked, n)
             lease, tracked.lease = tracked.lease, None
         if not n:

@@ -54,6 +54,7 @@ class SchedulerHalf:
         self.connected = False
         self._pool: BlockPool | None = None
         self._requests: dict[str, Tracked] = {}
+        self._arrived: set[str] = set()
         self._recording: Recording | None = None
         if settings.trace_dir:
             self._recording = Recording(
@@ -130,19 +131,23 @@ class SchedulerHalf:
 
     # ---- a step, in vLLM's order of calls
 
+    def arrived(self, request: "Request") -> None:
+        """A request has come, and may wait for its first lookup."""
+        self._arrived.add(request.request_id)
+
     def match(self, request: "Request", local_tokens: int) -> int:
         """Tokens that can be loaded beyond ``local_tokens``."""
         if not self.connected:
             raise GeometryError("expected every worker's geometry before the first request")
         self._follow_engine()
         tracked = self._requests.get(request.request_id)
-        identity = self.epochs.identity(request, arrives=tracked is None)
-        namespace = self.cache.namespace(identity)
+        reload = self.epochs.reload(request, None if tracked is None else tracked.reload)
+        namespace = self.cache.namespace(self.epochs.identity(request, reload))
         if tracked is not None:
             tracked.restart()
-            tracked.namespace = namespace
+            tracked.namespace, tracked.reload = namespace, reload
         else:
-            tracked = Tracked(request, namespace)
+            tracked = Tracked(request, namespace, reload=reload)
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -166,7 +171,7 @@ class SchedulerHalf:
         self._follow_engine()
         return StepMetadata(
             arena=self.arena.path,
-            stores=self.stores.take_unsent() + list(self._stores(output)),
+            stores=[*self._stores(output), *self.stores.take_unsent()],
             loads=self.loads.take_planned(),
             idle=not output.total_num_scheduled_tokens,
         )
@@ -184,7 +189,9 @@ class SchedulerHalf:
             start = tracked.request.num_computed_tokens
             try:
                 if tracked.position is None:
-                    self.epochs.admitted(tracked, start - tracked.loaded)
+                    self._admitted(tracked, start - tracked.loaded)
+                elif start < tracked.position:
+                    self._taken_back(tracked, start)
                 self.checkpoints.stepped(tracked, start + new_tokens)
                 job = self.stores.plan(tracked, new_tokens, state)
             except Exception:
@@ -193,6 +200,19 @@ class SchedulerHalf:
             else:
                 if job is not None:
                     yield job
+
+    def _admitted(self, tracked: Tracked, local_tokens: int) -> None:
+        """A request is scheduled behind a hit of so many tokens in vLLM's own cache."""
+        keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
+        hit = tracked.request.block_hashes[: max(0, keys)]
+        self.epochs.admitted(tracked, hit, self._requests.values())
+
+    def _taken_back(self, tracked: Tracked, start: int) -> None:
+        """Tokens from ``start`` on were computed in vain: a session that streams its input goes on
+        otherwise. Their pages are written again; what they did to a state stays in it."""
+        tracked.stored_blocks = min(tracked.stored_blocks, start // self.grid.block_tokens)
+        if self.checkpoints.recurrent:
+            self.epochs.distrust(tracked)
 
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Takes the workers' word for what ended: publishes stores, ends loads."""
@@ -214,10 +234,17 @@ class SchedulerHalf:
 
     def forget(self, request: "Request", tables: Tables) -> None:
         """A request ended: lets go of what no copy under way needs."""
+        self._arrived.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
-        if tracked is None:
-            return
+        if tracked is not None:
+            self._forget(tracked, tables)
+        if not self._requests and not self._arrived:
+            self._settle()
+
+    def _forget(self, tracked: Tracked, tables: Tables) -> None:
+        request = tracked.request
         tracked.drop_lease()
+        self.epochs.ended(tracked)
         try:
             self.stores.finish(tracked, tables)
         except Exception:
@@ -230,8 +257,6 @@ class SchedulerHalf:
         except Exception:
             logger.exception("the policy was not told the end of %s", request.request_id)
             self.figures.count("failures", label="finish")
-        if not self._requests:
-            self._settle()
 
     def _settle(self) -> None:
         """Ends every store if the worker is in this process.
@@ -239,10 +264,17 @@ class SchedulerHalf:
         Nobody steps such an engine while it is idle: its blocks would stay pinned, and it could
         neither be reset nor sleep.
         """
-        worker = worker_here(self.engine_id) if self.ranks == 1 else None
-        if worker is not None and self.stores:
-            self.stores.drop_unsent()
-            self.finished(worker.end_stores(), ())
+        if self.ranks != 1 or not self.storing:
+            return
+        worker = worker_here(self.engine_id, self.arena.path)
+        if worker is None:
+            return
+        try:
+            unsent = StepMetadata(arena=self.arena.path, stores=self.stores.take_unsent())
+            self.finished(worker.end_stores(unsent), ())
+        except Exception:
+            logger.exception("the stores of an idle engine could not be ended")
+            self.figures.count("failures", label="settle")
 
     def shutdown(self) -> None:
         """Ends the recording, if there is one."""
@@ -259,7 +291,12 @@ class SchedulerHalf:
 
         What the engine has computed until now is not published later either.
         """
-        self.epochs.reset(self._requests.values(), self.loads.in_flight if self.connected else ())
+        loading = self.loads.in_flight if self.connected else ()
+        if self.epochs.reset(self._requests.values(), loading):
+            logger.warning(
+                "vLLM has not emptied its own prefix cache, since blocks are in use: what goes on "
+                "from it is not stored (counted as skipped_entries, stale)"
+            )
         self._clear()
 
     def _clear(self) -> None:

@@ -50,12 +50,13 @@ class States:
 
     def advance(self, tracked: Tracked, start: int, end: int) -> None:
         """Notes a step of a request over the tokens [start, end)."""
+        n = self.grid.block_tokens
         if start != tracked.position:
             tracked.ends.clear()
             tracked.late = None
         tracked.position = end
-        if end > start and end % self.grid.block_tokens == 0:
-            tracked.ends.add(end // self.grid.block_tokens)
+        if end > start and end % n == 0:
+            tracked.ends.add(end // n)
 
     def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
         """Whether :meth:`find` may find something; most decode steps leave nothing."""

@@ -85,9 +85,9 @@ class Stores:
 
         The job goes with the next step.
         """
-        end = tracked.position or 0
-        if any(len(table) * self.grid.block_tokens < end for table in tables):
-            return  # preempted meanwhile
+        end = tracked.position
+        if end is None or end != tracked.request.num_computed_tokens:
+            return  # preempted meanwhile, or tokens were taken back
         late = self.states.find_late(tracked, tables, self._bound())
         job = self._job(tracked, end, tables, [] if late is None else [late])
         if job is not None:
@@ -107,11 +107,11 @@ class Stores:
                 sources |= self._checkpoint(state)
         reach = self._reach(tracked, end)
         sources |= self._pages(tables, tracked.stored_blocks, reach)
-        tracked.stored_blocks = max(tracked.stored_blocks, reach)
         if tracked.stale:
             self.figures.count("skipped_entries", len(sources), "stale")
-            return None
-        return self._reserve(tracked, sources) if sources else None
+        job = self._reserve(tracked, sources) if sources and not tracked.stale else None
+        tracked.stored_blocks = max(tracked.stored_blocks, reach)
+        return job
 
     def _reach(self, tracked: Tracked, end: int) -> int:
         """Leading blocks that are filled after ``end`` tokens, have a key, and are worth a page."""
@@ -182,14 +182,6 @@ class Stores:
         job, self._next_job = self._next_job, self._next_job + 1
         self._in_flight[job] = _Store(lease, kinds, pins)
         return StoreJob(job, entries)
-
-    def drop_unsent(self) -> None:
-        """Gives up jobs that no step will carry."""
-        for job in self.take_unsent():
-            store = self._in_flight.pop(job.job)
-            self.figures.count("skipped_entries", len(store.kinds), "idle")
-            store.lease.abort()
-            self._bound().free_blocks(store.pins)
 
     def ended(self, job: int, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a job; publishes it when all of them have copied."""

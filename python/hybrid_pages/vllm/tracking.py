@@ -1,7 +1,7 @@
 """A request as the scheduler half follows it, from its arrival to its end."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,14 @@ class Late(NamedTuple):
     """The engine's block of each recurrent group."""
 
 
+class Reload(NamedTuple):
+    """A request's adapter will be loaded again in place when the request is scheduled."""
+
+    generation: int
+    files: tuple[object, ...] | None
+    """What tells its files from rewritten ones."""
+
+
 @dataclass
 class Tracked:
     """One request."""
@@ -44,7 +52,9 @@ class Tracked:
     lookup: Lookup | None = None
     """The last lookup, until it is counted."""
     wanted: set[int] = field(default_factory=set)
-    """Boundaries, in blocks, that get a checkpoint if a step ends there."""
+    """Boundaries, in blocks, that get a checkpoint if there is a state; see :meth:`want`."""
+    furthest: int = 0
+    """The last of them."""
     stops: set[int] = field(default_factory=set)
     """Those of them at which the engine is asked to end a step."""
     arrival: float = 0.0
@@ -59,7 +69,14 @@ class Tracked:
     """Boundaries, in blocks, at which a step of this admission ended."""
     late: Late | None = None
     stale: bool = False
-    """This admission goes on from bytes that a reset has declared old: none of it is published."""
+    """This admission goes on from bytes that a reset has declared old, or that are not those of its
+    tokens any more: none of it is published."""
+    reload: Reload | None = None
+
+    def want(self, boundaries: Iterable[int]) -> None:
+        """Adds boundaries that get a checkpoint."""
+        self.wanted.update(boundaries)
+        self.furthest = max(self.wanted, default=0)
 
     def restart(self) -> None:
         """The engine has given up its blocks: what was known of them is void."""

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 _IDLE_WAIT_SECONDS = 0.002
 
 
-_HERE: "weakref.WeakValueDictionary[str, WorkerHalf]" = weakref.WeakValueDictionary()
+_HERE: "weakref.WeakValueDictionary[tuple[str | None, str], WorkerHalf]"
+_HERE = weakref.WeakValueDictionary()
 
 
-def worker_here(engine_id: str | None) -> "WorkerHalf | None":
-    """The registered worker half of an engine if it lives in this process."""
-    return None if engine_id is None else _HERE.get(engine_id)
+def worker_here(engine_id: str | None, arena: str) -> "WorkerHalf | None":
+    """The worker half that works on an engine's arena, if it lives in this process."""
+    return _HERE.get((engine_id, arena))
 
 
 @dataclass
@@ -91,9 +92,6 @@ class WorkerHalf:
         self.geometry, self._maps = read_layout(
             self._config, self._kv_cache_config, self._kv_caches
         )
-        transfer = self._config.kv_transfer_config
-        if transfer is not None and transfer.engine_id is not None:
-            _HERE[transfer.engine_id] = self
 
     def unregister(self) -> None:
         """Ends every copy and touches the buffers no more, until :meth:`restore`."""
@@ -148,6 +146,8 @@ class WorkerHalf:
         This step's loads wait for what the device was given until here, and not for the pass. On a
         CPU there is nothing to wait for.
         """
+        if step.arena is not None and self._config.kv_transfer_config is not None:
+            _HERE[self._config.kv_transfer_config.engine_id, step.arena] = self
         before, self._unfenced = self._unfenced, None
         if self._device.type == "cpu" or step.arena is None:
             return
@@ -213,8 +213,9 @@ class WorkerHalf:
         failed, self._results.failed = self._results.failed, set()
         return received, failed
 
-    def end_stores(self) -> WorkerMetadata:
-        """Waits for every store under way; returns the outcomes that were not reported yet."""
+    def end_stores(self, more: StepMetadata) -> WorkerMetadata:
+        """Starts more stores and waits for all; returns the outcomes that were not reported yet."""
+        self.start_stores(more)
         if self.engine is not None:
             for ticket in list(self._stores):
                 self.engine.wait(ticket)

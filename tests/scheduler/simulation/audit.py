@@ -48,7 +48,7 @@ class Audit:
             request = result.request
             prefix = Prefix(self.engine.origin(request), request.all_token_ids)
             epochs = self.engine.connector.scheduler.epochs
-            namespace = self.cache.namespace(epochs.identity(request, arrives=False))
+            namespace = self.cache.namespace(epochs.identity(request))
             keys = request.block_hashes
             for depth in range(1, len(keys) // self.stride + 1):
                 lease = self.cache.acquire(namespace, keys, stride=self.stride, limit=depth)
