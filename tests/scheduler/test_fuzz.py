@@ -75,9 +75,18 @@ def scenario(seed: int, name: str) -> Scenario:
 
 
 def enough(engine: dict[str, Any], shape: Shape) -> dict[str, Any]:
-    """vLLM reserves too little for windows: of fewer blocks, two loaded requests may both hold what
-    the other one needs (``Scheduler._request_remaining_blocks``, 0.32 and 0.33)."""
-    return engine | {"blocks": max(engine["blocks"], 64)} if "window" in shape.name else engine
+    """The engine, without what vLLM itself, 0.32 and 0.33, gets wrong.
+
+    It reserves too little for windows: of few blocks, two loaded requests may both hold what the
+    other one needs (``Scheduler._request_remaining_blocks``). Where hashes are finer than the
+    alignment of exported states, scheduler and workers disagree about the export of a request that
+    resumes amid its answer.
+    """
+    if "window" in shape.name:
+        engine = engine | {"blocks": max(engine["blocks"], 64)}
+    if shape.name == "gdn-exports":
+        engine = engine | {"match_unit": None}
+    return engine
 
 
 def pressure(seed: int) -> Scenario:
