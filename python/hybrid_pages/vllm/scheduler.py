@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.epochs import Epochs
+from hybrid_pages.vllm.here import worker_here
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
@@ -17,7 +18,6 @@ from hybrid_pages.vllm.settings import GIB, Settings
 from hybrid_pages.vllm.states import Tables
 from hybrid_pages.vllm.store import Stores
 from hybrid_pages.vllm.tracking import Tracked
-from hybrid_pages.vllm.worker import worker_here
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -4,7 +4,6 @@ It decides nothing: every job names its slots and blocks. A job that fails is re
 reason and leaves the engine running.
 """
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from hybrid_pages import Arena, Completion, CudaError, Geometry, LayerMap, TransferError
 from hybrid_pages.vllm import engines
+from hybrid_pages.vllm.here import note_worker
 from hybrid_pages.vllm.layout import read_layout
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import (
@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _IDLE_WAIT_SECONDS = 0.002
-
-
-_HERE: "weakref.WeakValueDictionary[tuple[str | None, str], WorkerHalf]"
-_HERE = weakref.WeakValueDictionary()
-
-
-def worker_here(engine_id: str | None, arena: str) -> "WorkerHalf | None":
-    """The worker half that works on an engine's arena, if it lives in this process."""
-    return _HERE.get((engine_id, arena))
 
 
 @dataclass
@@ -147,7 +138,7 @@ class WorkerHalf:
         CPU there is nothing to wait for.
         """
         if step.arena is not None and self._config.kv_transfer_config is not None:
-            _HERE[self._config.kv_transfer_config.engine_id, step.arena] = self
+            note_worker(self._config.kv_transfer_config.engine_id, step.arena, self)
         before, self._unfenced = self._unfenced, None
         if self._device.type == "cpu" or step.arena is None:
             return
