@@ -9,6 +9,7 @@ import pytest
 
 from simulation.engine import Engine, StartEngine
 from simulation.function import Image
+from simulation.runner import Mismatch, Runner
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
@@ -227,6 +228,18 @@ def test_the_simulation_sees_an_image_mixed_up(start: StartEngine) -> None:
     first = next(iter(engine.results.values())).request
     result.request.block_hashes = list(first.block_hashes[: len(result.request.block_hashes)])
     with pytest.raises(AssertionError, match="layer"):
+        engine.run()
+
+
+def test_the_simulation_sees_a_state_that_was_not_exported(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "_export", lambda *step: None)
+    engine = start(SHAPES["mamba2"], extra=ROOM)
+    prompt = tokens(6 * N + 5)
+    engine.generate(prompt)
+    engine.add(prompt)  # a local hit
+    with pytest.raises(Mismatch, match="the state after 96 tokens"):
         engine.run()
 
 
