@@ -180,7 +180,8 @@ test-engine: build ## Test on real vLLM engines, scheduled asynchronously as on 
 .PHONY: test-engine-long
 test-engine-long: build $(TRITON)/.stamp ## Test on vLLM's second model runner, by Triton's interpreter (about 20 minutes)
 	@$(SAY) "testing on vLLM's second model runner (about 20 minutes)"
-	@$(PYTEST) tests/engine_long
+	@$(PYTEST) tests/engine_long/test_v2_runner.py
+	@$(PYTEST) tests/engine_long/test_mamba_kernels.py
 
 .PHONY: test-long
 test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 75 minutes)

@@ -23,7 +23,8 @@ _CPU_KERNELS = (
 def triton_kernels() -> Iterator[None]:
     """Inside the block every layer's convolution, scan, update and export are Triton's.
 
-    The kernels of the CPU are out of reach meanwhile.
+    The kernels of the CPU are out of reach meanwhile, and remain so for modules that are imported
+    inside the block: such tests need a process of their own.
     """
     from vllm import _custom_ops
     from vllm.model_executor.layers.mamba import mamba_mixer2
