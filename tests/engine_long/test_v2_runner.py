@@ -1,7 +1,6 @@
 """What GPUs run by default: the second model runner, asynchronous scheduling."""
 
 import pytest
-from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
 from harness import Engine
 from test_families import (  # noqa: F401  (the same proofs, on this module's engines)
@@ -22,4 +21,7 @@ def engine(request, start):
 
 
 def test_the_runner_is_the_second_one(engine: Engine):
+    # Its modules hold vLLM's functions from their import on: not before the harness has come.
+    from vllm.v1.worker.cpu.model_runner import CPUModelRunner
+
     assert type(engine.core.model_executor.driver_worker.worker.model_runner) is CPUModelRunner
