@@ -388,9 +388,9 @@ def test_a_buffer_that_passes_write_and_read_is_named(make, write):
         for _ in range(2):
             before = norm.seen.clone()
             expected = model.generate(IDS, max_new_tokens=6, do_sample=False)
-            norm.seen = before
+            norm.seen = before.clone()
             found = cache.generate(IDS, max_new_tokens=6, do_sample=False)
-            assert torch.equal(found, expected) or write is not counter
+            assert torch.equal(found, expected)
         name = "model.layers.0.operator_norm.seen is written by each forward pass"
         assert cache.stats().uncached == {name: 2}
 

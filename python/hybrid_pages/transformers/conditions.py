@@ -8,10 +8,14 @@ threads, cuDNN's benchmark mode, and whatever a chunked prefill changes as well.
 from __future__ import annotations
 
 import functools
+import hashlib
+import types
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -47,6 +51,8 @@ _IRRELEVANT = frozenset(
 _SKIPPED = _STANDARD | _IRRELEVANT
 # Hooks of transformers that change no output: they look at it, or let it require gradients.
 _OWN_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
+_LIBRARIES = ("torch", "transformers", "accelerate", "huggingface_hub", "tokenizers", "builtins")
+_CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _FAST = {type(None), bool, int, str}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
@@ -67,11 +73,12 @@ class Same:
 
 
 class Part(NamedTuple):
-    """One module: its class and that class's code, and its own attributes."""
+    """One module: its class and that class's code, its own attributes, and its modules by name."""
 
     kind: type
-    code: Same
+    code: tuple[Same, Same]
     attributes: tuple[tuple[str, Hashable], ...]
+    modules: tuple[tuple[str, str], ...]
 
 
 @dataclass
@@ -97,8 +104,10 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
     ignored: attributes, by their full name, that forward passes are known to write.
     """
     found = Structure()
-    describe = _Describer(found)
-    for name, module in model.named_modules():
+    modules = list(model.named_modules())
+    names = {id(module): name for name, module in modules}
+    describe = _Describer(found, names)
+    for name, module in modules:
         prefix = f"{name}." if name else ""
         if module._forward_hooks or module._forward_pre_hooks:
             _note_hooks(found, name, module)
@@ -121,7 +130,12 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
                 if type(value) not in _FAST:
                     value = describe(prefix + key, value)
                 values.append((key, value))
-        found.parts[name] = Part(type(module), Same(type(module).forward), tuple(values))
+        children = tuple(
+            (key, names[id(child)]) for key, child in module._modules.items() if child is not None
+        )
+        forward = type(module).forward
+        code = Same(forward), Same(getattr(forward, "__code__", None))
+        found.parts[name] = Part(type(module), code, tuple(values), children)
     return found
 
 
@@ -190,9 +204,10 @@ def _note_hooks(found: Structure, name: str, module: Any) -> None:
 class _Describer:
     """Values as something that can be compared later, and the tensors met on the way."""
 
-    def __init__(self, found: Structure) -> None:
-        self._found = found
+    def __init__(self, found: Structure, modules: dict[int, str]) -> None:
+        self._found, self._modules = found, modules
         self._configs: dict[int, str] = {}
+        self._objects: dict[int, str] = {}
 
     def __call__(self, name: str, value: Any) -> Hashable:
         if isinstance(value, _PLAIN):
@@ -200,7 +215,12 @@ class _Describer:
         if isinstance(value, torch.Tensor):
             self._found.tensors[name] = value
             return "tensor"
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, torch.nn.Module):
+            return self._module(name, value)
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16)
+            return (str(value.dtype), value.shape, digest.hexdigest())
+        if isinstance(value, (list, tuple, deque)):
             return tuple(self(f"{name}.{i}", item) for i, item in enumerate(value))
         if isinstance(value, dict):
             return tuple((self._key(k), self(f"{name}.{k}", v)) for k, v in value.items())
@@ -211,7 +231,26 @@ class _Describer:
             return tuple(self(f"{name}.{i}", part) for i, part in enumerate(parts))
         if isinstance(value, PreTrainedConfig):
             return self._config(name, value)
-        return Same(value)
+        return self._object(name, value)
+
+    def _module(self, name: str, module: Any) -> Hashable:
+        """One of the model's own is described in its place; the weights of others are not seen."""
+        known = self._modules.get(id(module))
+        if known is None and self._found.refused is None:
+            self._found.refused = f"{name} is a module that the model does not list"
+        return ("module", known)
+
+    def _object(self, name: str, value: Any) -> Hashable:
+        """An object of the model's own code may hold anything; a library's is what it is."""
+        library = type(value).__module__.partition(".")[0] in _LIBRARIES
+        if library or isinstance(value, _CODE) or not hasattr(value, "__dict__"):
+            return Same(value)
+        known = self._objects.get(id(value))
+        if known is not None:
+            return ("object of", known)
+        self._objects[id(value)] = name
+        fields = [(key, self(f"{name}.{key}", item)) for key, item in vars(value).items()]
+        return (Same(value), tuple(fields))
 
     def _key(self, key: Any) -> Hashable:
         return key if isinstance(key, _PLAIN) else Same(key)

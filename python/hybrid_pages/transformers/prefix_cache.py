@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from hybrid_pages.transformers.rope import regime
 from hybrid_pages.transformers.run import Run, Uncached
 from hybrid_pages.transformers.store import CacheStore, require_model
 from hybrid_pages.transformers.support import Closing
+from hybrid_pages.transformers.watch import RANDOM
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PrefixCache(Closing):
         self._lock = self.store.lock
         self._counts = _Counts()
         self._static_tokens = 0
-        self._accepts = set(inspect.signature(model.forward).parameters)
+        self._draws = False
         self._closed = False
         with self._lock:
             self._watch = self.store.models.watch(model, self.store.layout)
@@ -218,9 +218,12 @@ class PrefixCache(Closing):
         if isinstance(request, str):
             return Uncached(request)
         state = self._watch.look()
-        if state.refused is not None:
-            return Uncached(state.refused)
+        if state.refused is not None or self._draws:
+            return Uncached(state.refused or RANDOM)
         lengths = regime(self.model, request.tokens)
         if isinstance(lengths, str):
             return Uncached(lengths)
+        size = self.store.layout.block_tokens
+        if lengths.floor and (request.tokens - 1) // size * size <= lengths.floor:
+            return Uncached("rotary scaling: no block ends beyond the short lengths")
         return Run(self, request, state, lengths, salt).generate(kwargs)

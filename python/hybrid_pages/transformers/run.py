@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.request import Request
 from hybrid_pages.transformers.rope import Regime
 from hybrid_pages.transformers.store import States
-from hybrid_pages.transformers.watch import State
+from hybrid_pages.transformers.watch import RANDOM, State, random_states, set_random_states
 
 if TYPE_CHECKING:
     from hybrid_pages.transformers.prefix_cache import PrefixCache
@@ -72,6 +73,7 @@ class Run:
         """Fills the cache up to the last boundary that is wanted; how much of it was restored."""
         now = time.monotonic_ns() // 1_000_000
         index, keys, doing = self._store.index, self._prefix.keys, "restoring"
+        generators = random_states(self._owner.model)
         try:
             admission = index.admit(
                 self._namespace, keys, now=now, tokens=self._request.tokens, limit=limit
@@ -84,6 +86,11 @@ class Run:
             if not is_out_of_memory(error):
                 raise
             return Uncached(f"out of memory while {doing}")
+        if not all(map(torch.equal, generators, random_states(self._owner.model))):
+            # Long passes draw where those that tried the model out did not.
+            set_random_states(self._owner.model, generators)
+            self._owner._draws = True
+            return Uncached(RANDOM)
         return restored
 
     def _restore(self, limit: int) -> int:
@@ -145,11 +152,12 @@ class Run:
             ids = self._request.ids[:, first : first + step]
             positions = torch.arange(first, first + step, device=ids.device)[None]
             optional = {"position_ids": positions, "logits_to_keep": 1}
+            accepted = inspect.signature(self._owner.model.forward).parameters
             self._owner.model(
                 input_ids=ids,
                 past_key_values=self._cache,
                 use_cache=True,
-                **{key: value for key, value in optional.items() if key in self._owner._accepts},
+                **{key: value for key, value in optional.items() if key in accepted},
             )
 
     def _publish(self, end: int, *, with_states: bool) -> None:

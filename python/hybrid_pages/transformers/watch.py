@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from hybrid_pages import HybridPagesError
 from hybrid_pages.transformers import conditions
 from hybrid_pages.transformers.conditions import Structure
 from hybrid_pages.transformers.flow import reaches_outputs
@@ -28,6 +27,8 @@ from hybrid_pages.transformers.probe import continues, read_layout
 from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
 
 _MAX_STATES = 16
+RANDOM = "random numbers in forward passes"
+"""Why a model is refused: its texts would not be those of the same seed."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ class Watch:
             return State(0, refused=found.refused)
         try:
             self._take(self._read(found))
+        except (MemoryError, torch.OutOfMemoryError):
+            return State(0, refused="out of memory while looking at the weights")
         except (RuntimeError, NotImplementedError, TypeError) as error:
             # What it is now cannot be told, so nothing that it was is known to hold.
             self.epoch = self._models.number()
@@ -136,7 +139,7 @@ class Watch:
             return refused
         try:
             changed = self._last.changed(self._read(found))
-        except (RuntimeError, NotImplementedError, TypeError):
+        except (RuntimeError, NotImplementedError, TypeError, MemoryError):
             return "weights"
         if changed:
             return changed[0]
@@ -177,21 +180,21 @@ class Watch:
 
     def _try_out(self, model: Any, found: Structure) -> State:
         """Runs a model on a few tokens: are its caches as expected, and what does it write?"""
-        layout, generators = self._layout, _random_states(model)
+        layout, generators = self._layout, random_states(model)
         before = conditions.structure(model)
         reading = self._sampler.read(before.tensors, before.replaced)
         try:
             now = read_layout(model, layout.block_tokens, layout.geometry.identity)
             goes_on = continues(model, layout) if now.groups == layout.groups else False
-        except (RuntimeError, ValueError, TypeError, HybridPagesError) as error:
+        except Exception as error:  # whatever it is, `generate` may not meet it
             return State(0, refused=f"the model fails on two tokens: {type(error).__name__}")
         refused = None
         if now.groups != layout.groups:
             refused = "model changed"
-        drawn = _random_states(model)
+        drawn = random_states(model)
         if not all(map(torch.equal, generators, drawn)):
-            _set_random_states(model, generators)
-            refused = "random numbers in forward passes"
+            set_random_states(model, generators)
+            refused = RANDOM
         after = conditions.structure(model)
         tensors = reading.changed(self._sampler.read(after.tensors, after.replaced))
         attributes = list(_differences(before, after))
@@ -220,21 +223,28 @@ def _differences(before: Structure, after: Structure) -> Iterator[str]:
             continue
         left, right = (dict(side.attributes) if side else {} for side in (old, values))
         differing = [key for key in left | right if left.get(key) != right.get(key)]
-        yield from (f"{name}.{key}" if name else str(key) for key in differing or ["forward"])
+        if not differing:
+            same_code = old is not None and old.code == values.code
+            differing = ["modules" if same_code else "forward"]
+        yield from (f"{name}.{key}" if name else str(key) for key in differing)
 
 
 def _matters(model: Any, name: str) -> bool:
-    return reaches_outputs(model, lambda: conditions.structure(model).tensors[name])
+    try:
+        return reaches_outputs(model, lambda: conditions.structure(model).tensors[name])
+    except Exception:  # what cannot be followed may matter
+        return True
 
 
-def _random_states(model: Any) -> list[torch.Tensor]:
+def random_states(model: Any) -> list[torch.Tensor]:
+    """Where torch's own generators stand that a model's passes draw from."""
     states = [torch.get_rng_state()]
     if model.device.type == "cuda":
         states.append(torch.cuda.get_rng_state(model.device))
     return states
 
 
-def _set_random_states(model: Any, states: list[torch.Tensor]) -> None:
+def set_random_states(model: Any, states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1], model.device)
