@@ -178,13 +178,13 @@ test-engine: build ## Test on real vLLM engines, scheduled asynchronously as on 
 	@$(PYTEST) tests/engine
 
 .PHONY: test-engine-long
-test-engine-long: build $(TRITON)/.stamp ## Test on vLLM's second model runner, by Triton's interpreter (about 20 minutes)
-	@$(SAY) "testing on vLLM's second model runner (about 20 minutes)"
+test-engine-long: build $(TRITON)/.stamp ## Test on vLLM's second model runner, by Triton's interpreter (about 12 minutes)
+	@$(SAY) "testing on vLLM's second model runner (about 12 minutes)"
 	@$(PYTEST) tests/engine_long/test_v2_runner.py
 	@$(PYTEST) tests/engine_long/test_mamba_kernels.py
 
 .PHONY: test-long
-test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 75 minutes)
+test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 45 minutes)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: build $(VLLM_033)/.stamp ## Long random workloads on both schedulers (FUZZ=512 scenarios; minutes)
