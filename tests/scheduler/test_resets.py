@@ -19,13 +19,10 @@ from simulation.function import continuation
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
+from test_checkpoints import counters
 
 ROOM = {"host_gb": 0.02}
 PROMPT = tokens(9 * N + 5)
-
-
-def counters(engine: Engine) -> dict[str, float]:
-    return engine.connector.scheduler.stats()["counters"]
 
 
 def entries(engine: Engine) -> int:

@@ -13,18 +13,13 @@ from simulation.runner import Mismatch, Runner
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
+from test_checkpoints import visit
 
 MODES = ("align", "all", "adaptive")
 LENGTHS = (9 * N + 6, 9 * N, 5 * N + 1, 4 * N - 1)
 ROOM = {"host_gb": 0.02}
 # Hybrid, exporting, with windows, of two kinds, without states at all.
 SOME = ["gdn", "mamba2", "mamba2-window", "two-exporting-kinds", "attention-only"]
-
-
-def visit(engine: Engine, prompt: list[int], max_tokens: int = 2, **more: Any) -> int:
-    """Tokens restored for a prompt after vLLM's own cache has forgotten everything."""
-    assert engine.reset_prefix_cache()
-    return engine.generate(prompt, max_tokens, **more).restored_tokens
 
 
 @pytest.mark.parametrize("name", SHAPES)

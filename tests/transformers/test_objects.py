@@ -161,3 +161,18 @@ def test_memory_that_runs_out_in_a_look_costs_that_call(model, monkeypatch):
             assert run(cache, ids) == 0
         assert cache.stats().uncached == {"out of memory while looking at the weights": 1}
         assert run(cache, ids) == 64, "nothing is forgotten"
+
+
+def test_what_one_cache_finds_random_no_other_cache_of_the_store_uses(model, norm):
+    plain = type(norm).forward
+
+    def noisy(states):
+        noise = torch.randn(()) if states.shape[1] > 8 else torch.zeros(())
+        return plain(norm, states) + noise
+
+    norm.forward = noisy
+    ids = tiny.tokens(70, 56)
+    with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
+        other = PrefixCache(model, store=cache.store)
+        assert [run(cache, ids), run(other, ids)] == [0, 0]
+        assert other.stats().uncached == {"random numbers in forward passes": 1}

@@ -16,7 +16,6 @@ from hybrid_pages.transformers.rope import regime
 from hybrid_pages.transformers.run import Run, Uncached
 from hybrid_pages.transformers.store import CacheStore, require_model
 from hybrid_pages.transformers.support import Closing
-from hybrid_pages.transformers.watch import RANDOM
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,6 @@ class PrefixCache(Closing):
         self._lock = self.store.lock
         self._counts = _Counts()
         self._static_tokens = 0
-        self._draws = False
         self._closed = False
         with self._lock:
             self._watch = self.store.models.watch(model, self.store.layout)
@@ -218,8 +216,8 @@ class PrefixCache(Closing):
         if isinstance(request, str):
             return Uncached(request)
         state = self._watch.look()
-        if state.refused is not None or self._draws:
-            return Uncached(state.refused or RANDOM)
+        if state.refused is not None:
+            return Uncached(state.refused)
         lengths = regime(self.model, request.tokens)
         if isinstance(lengths, str):
             return Uncached(lengths)

@@ -89,7 +89,7 @@ class Run:
         if not all(map(torch.equal, generators, random_states(self._owner.model))):
             # Long passes draw where those that tried the model out did not.
             set_random_states(self._owner.model, generators)
-            self._owner._draws = True
+            self._store.models.refuse(self._state, RANDOM)
             return Uncached(RANDOM)
         return restored
 

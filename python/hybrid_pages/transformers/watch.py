@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from hybrid_pages.transformers.conditions import Structure
 from hybrid_pages.transformers.flow import reaches_outputs
 from hybrid_pages.transformers.identity import adapters
 from hybrid_pages.transformers.layout import Layout
+from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.probe import continues, read_layout
 from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
 
@@ -67,6 +68,12 @@ class Models:
         self._known[key] = state
         if len(self._known) > _MAX_STATES:
             self._known.popitem(last=False)
+
+    def refuse(self, state: State, reason: str) -> None:
+        """What only a long text shows of a state: from now on nobody stores or uses its entries."""
+        for key, known in self._known.items():
+            if known is state:
+                self._known[key] = replace(state, refused=reason)
 
     def knows(self, model: Any) -> bool:
         return model in self._watches
@@ -116,9 +123,9 @@ class Watch:
             return State(0, refused=found.refused)
         try:
             self._take(self._read(found))
-        except (MemoryError, torch.OutOfMemoryError):
-            return State(0, refused="out of memory while looking at the weights")
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, NotImplementedError, TypeError, MemoryError) as error:
+            if is_out_of_memory(error):  # nothing was learnt: the next look compares as before
+                return State(0, refused="out of memory while looking at the weights")
             # What it is now cannot be told, so nothing that it was is known to hold.
             self.epoch = self._models.number()
             return State(0, refused=f"weights that cannot be sampled: {type(error).__name__}")

@@ -196,10 +196,7 @@ def _identity(
 
     model, cache = config.model_config, config.cache_config
     recurrent = {
-        spec.mamba_type.name
-        for group in kv_cache_config.kv_cache_groups
-        for spec in (_layer_spec(group, name) for name in group.layer_names)
-        if isinstance(spec, MambaSpec)
+        spec.mamba_type.name for spec in _all_specs(kv_cache_config) if isinstance(spec, MambaSpec)
     }
     return {
         "model": str(model.model),

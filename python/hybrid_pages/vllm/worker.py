@@ -182,7 +182,11 @@ class WorkerHalf:
             except Exception as error:
                 logger.exception("store %d could not start", job.job)
                 self._end_store(job.job, Outcome(self.rank, str(error), "store_start"))
-        if self._stores_end_with_the_step and self.engine is not None:
+        if self._stores_end_with_the_step:
+            self._wait_for_stores()
+
+    def _wait_for_stores(self) -> None:
+        if self.engine is not None:
             for ticket in self._stores:
                 self.engine.wait(ticket)
 
@@ -207,9 +211,7 @@ class WorkerHalf:
     def end_stores(self, more: StepMetadata) -> WorkerMetadata:
         """Starts more stores and waits for all; returns the outcomes that were not reported yet."""
         self.start_stores(more)
-        if self.engine is not None:
-            for ticket in list(self._stores):
-                self.engine.wait(ticket)
+        self._wait_for_stores()
         self._collect()
         stores, self._results.metadata.stores = self._results.metadata.stores, {}
         return WorkerMetadata(stores=stores)
