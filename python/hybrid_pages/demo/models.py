@@ -176,8 +176,16 @@ def default_cache_dir() -> Path:
     return Path(base) / "hybrid-pages"
 
 
-def ensure(name: str, cache_dir: Path | None = None, models: Mapping[str, Maker] = MODELS) -> Path:
-    """The folder of a tiny model, made now unless this version of it is there already."""
+def ensure(
+    name: str,
+    cache_dir: Path | None = None,
+    models: Mapping[str, Maker] = MODELS,
+    also: Callable[[Path], None] | None = None,
+) -> Path:
+    """The folder of a tiny model, made now unless this version of it is there already.
+
+    ``also`` writes more into the folder than the model; it lives in the file of the model's maker.
+    """
     if name not in models:
         raise ValueError(f"no tiny model is called {name!r}; expected one of {sorted(models)}")
     sources = {__file__, inspect.getfile(models[name])}
@@ -186,11 +194,11 @@ def ensure(name: str, cache_dir: Path | None = None, models: Mapping[str, Maker]
     folder = (cache_dir or default_cache_dir()) / "models" / f"{name}-{version}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _write(models[name], folder)
+        _write(models[name], folder, also)
     return folder
 
 
-def _write(make: Maker, folder: Path) -> None:
+def _write(make: Maker, folder: Path, also: Callable[[Path], None] | None) -> None:
     import torch
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -203,6 +211,8 @@ def _write(make: Maker, folder: Path) -> None:
         config_file = draft / "config.json"
         config = json.loads(config_file.read_text()) | extra
         config_file.write_text(json.dumps(config, indent=1))
+        if also is not None:
+            also(draft)
         try:
             draft.rename(folder)
         except OSError:
