@@ -659,7 +659,17 @@ class Cache:
         """
 
     def namespace(self, identity: bytes) -> int:
-        """The number of an identity under which keys are unique; the same for the same bytes."""
+        """The number of an identity under which keys are unique, and one hold of it.
+
+        The same for the same bytes as long as it has a hold or an entry. Then the identity is
+        freed: its number is unknown for good, and the identity gets another when it comes back.
+        """
+
+    def release_namespace(self, number: int) -> None:
+        """Give back one hold of :meth:`namespace`. Who never does keeps the identity known.
+
+        Raises InvalidArgumentError for an unknown number, and for one that has entries and no hold.
+        """
 
     def lookup(
         self, namespace: int, keys: Sequence[bytes], *, stride: int = 1, limit: int | None = None
@@ -741,7 +751,10 @@ class Cache:
         """
 
     def clear(self) -> int:
-        """Forget every entry; slots under a lease return when it ends. Returns how many."""
+        """Forget every entry; slots under a lease return when it ends. Returns how many.
+
+        Namespaces that somebody holds stay.
+        """
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes at this moment.

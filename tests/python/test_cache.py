@@ -500,6 +500,44 @@ def test_an_identity_has_one_number() -> None:
     assert cache.namespace(b"") == cache.namespace(b"")
 
 
+def test_an_identity_is_freed_with_its_last_hold_and_its_last_entry() -> None:
+    cache, engine = make(slots=8)
+    first = cache.namespace(b"adapter")
+    assert cache.namespace(b"adapter") == first
+    store(cache, first, "ab")
+    cache.release_namespace(first)
+    cache.release_namespace(first)
+    with pytest.raises(InvalidArgumentError, match="expected a number that is held"):
+        cache.release_namespace(first)
+    # Its entries keep it, until others take their room.
+    assert cache.lookup(first, keys("ab")).blocks == 2
+    store(cache, engine, "vwxyz")
+    for use in CALLS.values():
+        with pytest.raises(InvalidArgumentError, match=f"found {first}, which was freed"):
+            use(cache, first, keys("ab"))
+    assert cache.namespace(b"adapter") not in (first, engine)
+
+
+@pytest.mark.parametrize(("error", "bad"), BAD_NAMESPACES)
+def test_a_number_that_nobody_was_given_is_not_released(used, error, bad: object) -> None:
+    cache, namespace = used
+    before = settled(cache)
+    with pytest.raises(error):
+        cache.release_namespace(bad)
+    assert settled(cache) == before
+    assert cache.namespace(b"engine") == namespace
+
+
+def test_memory_of_identities_returns() -> None:
+    cache, _ = make()
+    before = cache.stats()["metadata_bytes"]
+    numbers = [cache.namespace(b"%d" % i) for i in range(1000)]
+    grown = cache.stats()["metadata_bytes"] - before
+    for number in numbers:
+        cache.release_namespace(number)
+    assert cache.stats()["metadata_bytes"] - before < grown / 10
+
+
 @pytest.mark.parametrize(
     ("error", "bad"),
     [

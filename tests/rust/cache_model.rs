@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use cache_support::{Small, class, keys};
 use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, Skipped, WriteLease};
-use hybrid_pages::ids::{ClassKind, SlotId};
+use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey, SlotId};
 use hybrid_pages::prefix::Hit;
 use proptest::prelude::*;
 
@@ -22,12 +22,23 @@ struct Entry {
     known: bool,
 }
 
+/// Identities, and the letters of their prompts: the same place has the same keys in both.
+const IDENTITIES: [&[u8]; 2] = [b"engine", b"adapter"];
+const LETTERS: [[char; 2]; 2] = [['a', 'b'], ['c', 'd']];
+
+/// Which identity a prompt belongs to.
+fn identity(prompt: &str) -> usize {
+    usize::from(prompt.starts_with(LETTERS[1]))
+}
+
 struct Model {
     classes: Vec<ClassConfig>,
     slots: usize,
     /// By the order of their making.
     entries: BTreeMap<u64, Entry>,
     made: u64,
+    /// Holds on each identity.
+    namespaces: [u64; 2],
     /// What nobody holds, the next to go first.
     order: Vec<u64>,
     evicted: BTreeMap<ClassKind, u64>,
@@ -47,6 +58,7 @@ impl Model {
             slots,
             entries: BTreeMap::new(),
             made: 0,
+            namespaces: [1; 2],
             order: Vec::new(),
             evicted: BTreeMap::new(),
             reclaimed: 0,
@@ -84,6 +96,12 @@ impl Model {
     fn resident(&self, class: usize, prefix: &str) -> bool {
         self.known(class, prefix)
             .is_some_and(|id| self.entries[&id].checksum.is_some())
+    }
+
+    /// Whether an identity has a number: held, or with an entry that lookups or writers know.
+    fn has_number(&self, which: usize) -> bool {
+        let of_it = |entry: &Entry| entry.known && identity(&entry.place.1) == which;
+        self.namespaces[which] > 0 || self.entries.values().any(of_it)
     }
 
     /// Prefixes whose entry a resumption after `blocks` blocks needs, a class at a time.
@@ -318,6 +336,8 @@ struct Both {
     reads: Vec<Read>,
     writes: Vec<Write>,
     sums: u64,
+    /// The last number of each identity.
+    numbers: [NamespaceId; 2],
 }
 
 #[derive(Debug, Clone)]
@@ -330,18 +350,35 @@ enum Call {
     Release(usize),
     Invalidate(usize),
     Clear,
+    Hold(usize),
+    LetGo(usize),
 }
 
 impl Both {
     fn new(classes: &[ClassConfig], slots: usize) -> Self {
         let (real, model) = (Small::new(classes, slots), Model::new(classes, slots));
+        let numbers = [real.namespace, real.cache.namespace(IDENTITIES[1]).unwrap()];
         Self {
             real,
             model,
             reads: vec![],
             writes: vec![],
             sums: 0,
+            numbers,
         }
+    }
+
+    /// How the cache is asked for a prompt.
+    fn ask(&self, prompt: &str) -> (NamespaceId, Vec<PrefixKey>) {
+        let which = identity(prompt);
+        let [a, b] = LETTERS[which];
+        let same = prompt.replace(a, "a").replace(b, "b");
+        (self.numbers[which], keys(&same))
+    }
+
+    fn hit(&self, prompt: &str) -> hybrid_pages::error::Result<Hit> {
+        let (namespace, keys) = self.ask(prompt);
+        self.real.cache.lookup(namespace, &keys)
     }
 
     /// What a lease names is what the model says, in slots that nobody else owns.
@@ -360,9 +397,23 @@ impl Both {
 
     fn run(&mut self, call: Call) {
         match call {
-            Call::Lookup(prompt) => assert_eq!(self.real.hit(&prompt), self.model.hit(&prompt)),
+            Call::Lookup(prompt) | Call::Acquire(prompt, _) | Call::Reserve(prompt, _)
+                if !self.model.has_number(identity(&prompt)) =>
+            {
+                let (namespace, keys) = self.ask(&prompt);
+                assert!(self.hit(&prompt).is_err());
+                assert!(self.real.cache.acquire(namespace, &keys, 0).is_err());
+                assert!(
+                    self.real
+                        .cache
+                        .reserve(namespace, &keys, &[(0, 0)])
+                        .is_err()
+                );
+            }
+            Call::Lookup(prompt) => assert_eq!(self.hit(&prompt), Ok(self.model.hit(&prompt))),
             Call::Acquire(prompt, first) => {
-                let lease = self.real.acquire(&prompt, first);
+                let (namespace, keys) = self.ask(&prompt);
+                let lease = self.real.cache.acquire(namespace, &keys, first).unwrap();
                 let expected = self.model.acquire(&prompt, first);
                 assert_eq!(lease.is_some(), expected.is_some());
                 let (Some(lease), Some((loads, held))) = (lease, expected) else {
@@ -375,7 +426,8 @@ impl Both {
                 entries.retain(|&(class, block)| {
                     class < self.model.classes.len() && block < prompt.len()
                 });
-                let lease = self.real.reserve(&prompt, &entries);
+                let (namespace, keys) = self.ask(&prompt);
+                let lease = self.real.cache.reserve(namespace, &keys, &entries).unwrap();
                 let Reserved { ids, held, skipped } = self.model.reserve(&prompt, &entries);
                 assert_eq!(lease.skipped(), skipped);
                 for (entry, id) in lease.entries().iter().zip(&ids) {
@@ -437,6 +489,20 @@ impl Both {
                 let dropped = self.model.forget(&all);
                 assert_eq!(self.real.cache.clear(), dropped as usize);
             }
+            Call::Hold(which) => {
+                let number = self.real.cache.namespace(IDENTITIES[which]).unwrap();
+                let same = number == self.numbers[which];
+                assert_eq!(same, self.model.has_number(which));
+                assert!(same || self.numbers.iter().all(|old| number.0 > old.0));
+                self.numbers[which] = number;
+                self.model.namespaces[which] += 1;
+            }
+            Call::LetGo(which) => {
+                let holds = self.model.namespaces[which];
+                let released = self.real.cache.release_namespace(self.numbers[which]);
+                assert_eq!(released.is_ok(), holds > 0);
+                self.model.namespaces[which] = holds.saturating_sub(1);
+            }
             Call::Commit(_) | Call::Abort(_) | Call::Release(_) | Call::Invalidate(_) => {}
         }
     }
@@ -469,6 +535,10 @@ impl Both {
         let known = model.entries.values().filter(|entry| entry.known);
         let prefixes: HashSet<&str> = known.map(|entry| entry.place.1.as_str()).collect();
         assert_eq!(stats.nodes as usize, prefixes.len());
+        for (which, &number) in self.numbers.iter().enumerate() {
+            let known = self.real.cache.lookup(number, &[]).is_ok();
+            assert_eq!(known, model.has_number(which));
+        }
         // A slot has one owner, and it is the one that the model saw it given to.
         let mut owned = HashSet::new();
         assert!(
@@ -485,7 +555,7 @@ impl Both {
 }
 
 fn prompts() -> impl Strategy<Value = String> {
-    "[ab]{1,6}"
+    prop_oneof![3 => "[ab]{1,6}", 1 => "[cd]{1,6}"]
 }
 
 fn calls() -> impl Strategy<Value = Call> {
@@ -505,6 +575,8 @@ fn calls() -> impl Strategy<Value = Call> {
         4 => any::<usize>().prop_map(Call::Release),
         1 => any::<usize>().prop_map(Call::Invalidate),
         1 => Just(Call::Clear),
+        2 => (0..2_usize).prop_map(Call::Hold),
+        2 => (0..2_usize).prop_map(Call::LetGo),
     ]
 }
 

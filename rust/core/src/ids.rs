@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 pub struct SlotId(pub u32);
 
 /// An interned identity under which prefix keys are unique: an engine's fingerprint plus whatever
-/// else its tokens depend on (a LoRA adapter, a tenant).
+/// else its tokens depend on (a LoRA adapter, a tenant). A number never means a second identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NamespaceId(pub u32);
 

@@ -149,6 +149,12 @@ impl PyCache {
         Ok(id.0)
     }
 
+    fn release_namespace(&self, number: Whole) -> PyResult<()> {
+        self.inner
+            .release_namespace(namespace_id(number)?)
+            .map_err(to_py)
+    }
+
     #[pyo3(
         signature = (namespace, keys, *, stride = Whole(1), limit = None),
         text_signature = "($self, namespace, keys, *, stride=1, limit=None)"

@@ -51,12 +51,22 @@ impl Cache {
         })
     }
 
-    /// The number of an identity under which prefix keys are unique; the same for the same bytes.
+    /// The number of an identity under which prefix keys are unique, and one hold of it. It is the same
+    /// for the same bytes as long as it has a hold or an entry; then the identity is freed, its number is
+    /// unknown for good, and the identity gets another when it comes back.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) when all 2^32 numbers are given.
     pub fn namespace(&self, identity: &[u8]) -> Result<NamespaceId> {
         self.shared.lock().namespace(identity)
+    }
+
+    /// Gives back one hold of [`namespace`](Self::namespace). Who never does keeps the identity known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, and for one that has entries and no hold.
+    pub fn release_namespace(&self, namespace: NamespaceId) -> Result<()> {
+        self.shared.lock().release_namespace(namespace)
     }
 
     /// The joint hit for a prefix, a key a block. It refreshes nothing.
@@ -146,7 +156,7 @@ impl Cache {
     }
 
     /// Forgets every entry; slots under a lease return when it ends. Returns how many resident
-    /// entries were dropped. Namespaces stay.
+    /// entries were dropped. Namespaces that somebody holds stay.
     pub fn clear(&self) -> usize {
         self.shared.lock().clear()
     }

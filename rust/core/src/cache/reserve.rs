@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::entry::{LeaseEntry, Skipped};
 use super::plan::{Wanted, units};
-use super::state::State;
+use super::state::{State, boundary};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 
@@ -29,7 +29,7 @@ impl State {
         keys: &[PrefixKey],
         entries: &[(usize, usize)],
     ) -> Result<Reservation> {
-        self.namespaces.check(namespace)?;
+        let seed = self.index.namespaces.seed(namespace)?;
         self.check_wanted(keys.len(), entries)?;
         let Some(last) = entries.iter().map(|&(_, block)| block).max() else {
             return Ok(Reservation::default());
@@ -44,7 +44,10 @@ impl State {
         placed.dedup();
         self.hold(&placed.iter().map(|&(_, id)| id).collect::<Vec<_>>());
 
-        let mut written = self.place(namespace, keys, path, &mut wanted);
+        // Making room may take the last boundary of a namespace that nobody holds.
+        self.index.namespaces.hold(namespace);
+        let mut written = self.place(namespace, seed, keys, path, &mut wanted);
+        self.index.namespaces.let_go(namespace);
         skipped.no_room = wanted.len() - written.len();
         self.writing += written.len() as u64;
         placed.extend_from_slice(&written);
@@ -149,6 +152,7 @@ impl State {
     fn place(
         &mut self,
         namespace: NamespaceId,
+        seed: u64,
         keys: &[PrefixKey],
         mut path: Vec<Option<NodeId>>,
         wanted: &mut [Wanted],
@@ -182,7 +186,7 @@ impl State {
                     .expect("room was made for the whole unit");
                 let id = self.entries.insert(at.class, node, slots);
                 self.index.begin(node, at.class, id);
-                self.introduce(namespace, key, node, at.block, id);
+                self.introduce(boundary(seed, key), node, at.block, id);
                 written.push((at, id));
             }
         }

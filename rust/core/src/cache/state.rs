@@ -9,7 +9,7 @@ use super::stats::{Class, Stats};
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
 use crate::policy::{self, Entry, EntryKind, Policy, Request, Seen, Shape};
-use crate::prefix::{Hit, Index, Namespaces};
+use crate::prefix::{Hit, Index};
 use crate::slot::{EntryTable, SlotPool};
 
 /// Boundaries that are remembered to find forks: as many as there are slots, within these bounds.
@@ -20,7 +20,6 @@ pub(super) struct State {
     pub(super) classes: Vec<Class>,
     ranks: usize,
     slot_bytes: usize,
-    pub(super) namespaces: Namespaces,
     pub(super) index: Index,
     pub(super) entries: EntryTable,
     pub(super) pool: SlotPool,
@@ -42,14 +41,15 @@ pub(super) struct ReadHold {
     pub(super) held: Vec<EntryId>,
 }
 
-/// What a policy calls a boundary.
-fn boundary(namespace: NamespaceId, key: &PrefixKey) -> u64 {
-    key.short() ^ u64::from(namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+/// What a policy calls a boundary. `seed` is the namespace's: what is remembered of a boundary is
+/// still right when its identity was freed and comes back under another number.
+pub(super) fn boundary(seed: u64, key: &PrefixKey) -> u64 {
+    key.short() ^ seed
 }
 
 /// What a policy calls the boundaries of a prefix.
-fn boundaries(namespace: NamespaceId, keys: &[PrefixKey]) -> Vec<u64> {
-    keys.iter().map(|key| boundary(namespace, key)).collect()
+fn boundaries(seed: u64, keys: &[PrefixKey]) -> Vec<u64> {
+    keys.iter().map(|key| boundary(seed, key)).collect()
 }
 
 /// What the entries of a cache take.
@@ -84,7 +84,6 @@ impl State {
                 .collect(),
             ranks: config.ranks,
             slot_bytes: config.slot_bytes,
-            namespaces: Namespaces::default(),
             index: Index::new(roles),
             entries: EntryTable::new(config.ranks),
             pool,
@@ -101,11 +100,15 @@ impl State {
     }
 
     pub(super) fn namespace(&mut self, identity: &[u8]) -> Result<NamespaceId> {
-        self.namespaces.intern(identity)
+        self.index.namespaces.intern(identity)
+    }
+
+    pub(super) fn release_namespace(&mut self, namespace: NamespaceId) -> Result<()> {
+        self.index.namespaces.release(namespace)
     }
 
     pub(super) fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
-        self.namespaces.check(namespace)?;
+        self.index.namespaces.check(namespace)?;
         Ok(self.index.joint_hit(namespace, keys, |_| ()))
     }
 
@@ -115,7 +118,7 @@ impl State {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<Option<ReadHold>> {
-        self.namespaces.check(namespace)?;
+        self.index.namespaces.check(namespace)?;
         let mut path = Vec::new();
         let hit = self
             .index
@@ -182,7 +185,7 @@ impl State {
         keys: &[PrefixKey],
         arrival: Arrival,
     ) -> Result<Admission> {
-        self.namespaces.check(namespace)?;
+        let seed = self.index.namespaces.seed(namespace)?;
         let limit = arrival.limit.min(keys.len());
         let whole = self.index.joint_hit(namespace, keys, |_| ());
         let pages = whole.pages;
@@ -194,7 +197,7 @@ impl State {
                 .joint_hit(namespace, &keys[..limit], |_| ())
                 .blocks
         };
-        let boundaries = boundaries(namespace, keys);
+        let boundaries = boundaries(seed, keys);
         let seen = self.seen.visit(&boundaries).max(pages);
         let mut admitted = Vec::new();
         let request = Request {
@@ -225,8 +228,7 @@ impl State {
         end: usize,
         output_tokens: u64,
     ) -> Result<()> {
-        self.namespaces.check(namespace)?;
-        let boundaries = boundaries(namespace, keys);
+        let boundaries = boundaries(self.index.namespaces.seed(namespace)?, keys);
         if end == 0 || end > keys.len() {
             return Err(Error::InvalidArgument(format!(
                 "end: expected 1 to {}, the number of keys, found {end}",
@@ -239,14 +241,7 @@ impl State {
     }
 
     /// Shows the policy an entry that was just made, and is held.
-    pub(super) fn introduce(
-        &mut self,
-        namespace: NamespaceId,
-        key: &PrefixKey,
-        node: NodeId,
-        block: usize,
-        id: EntryId,
-    ) {
+    pub(super) fn introduce(&mut self, boundary: u64, node: NodeId, block: usize, id: EntryId) {
         let class = self.entries.get(id).class;
         self.policy.enter(&Entry {
             id,
@@ -258,7 +253,7 @@ impl State {
             parent: self.index.support(node, class),
             depth: block as u32 + 1,
             units: self.classes[class].slots,
-            boundary: boundary(namespace, key),
+            boundary,
         });
     }
 
@@ -411,7 +406,6 @@ impl State {
 
     fn metadata_bytes(&self) -> usize {
         size_of::<Self>()
-            + self.namespaces.bytes()
             + self.index.bytes()
             + self.entries.bytes()
             + self.pool.bytes()

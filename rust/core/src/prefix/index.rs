@@ -2,9 +2,9 @@
 
 use std::hash::BuildHasher;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 
-use super::Roles;
+use super::{Namespaces, Roles};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::slab::Slab;
@@ -51,6 +51,8 @@ struct Node {
 #[derive(Debug)]
 pub(crate) struct Index {
     roles: Roles,
+    /// Told of every boundary that comes and goes.
+    pub(crate) namespaces: Namespaces,
     nodes: Slab<Node>,
     /// Of node `n` and class `c`: at `n * classes + c`. Beside the nodes, so that any number of
     /// classes costs no more than it needs.
@@ -64,6 +66,7 @@ impl Index {
     pub(crate) fn new(roles: Roles) -> Self {
         Self {
             roles,
+            namespaces: Namespaces::default(),
             nodes: Slab::new(),
             cells: Vec::new(),
             table: HashTable::new(),
@@ -145,7 +148,7 @@ impl Index {
         Ok(path)
     }
 
-    /// Adds the boundary of `block` after `parent`; the key must not be known.
+    /// Adds the boundary of `block` after `parent`; the namespace must be known, the key not.
     pub(crate) fn add(
         &mut self,
         parent: Option<NodeId>,
@@ -169,6 +172,7 @@ impl Index {
             prev: NIL,
         };
         let at = self.nodes.insert(node);
+        self.namespaces.add_node(namespace);
         if parent != NIL {
             self.nodes.get_mut(parent).child = at;
         }
@@ -239,8 +243,13 @@ impl Index {
     /// Removes a boundary and all below it.
     fn prune(&mut self, top: NodeId, gone: &mut Vec<EntryId>) {
         let Node {
-            parent, next, prev, ..
+            namespace,
+            parent,
+            next,
+            prev,
+            ..
         } = *self.nodes.get(top.0);
+        let before = self.nodes.len();
         if prev != NIL {
             self.nodes.get_mut(prev).next = next;
         } else if parent != NIL {
@@ -258,6 +267,9 @@ impl Index {
             }
             self.remove(at, gone);
         }
+        // What hangs from a boundary is in its namespace.
+        let removed = before - self.nodes.len();
+        self.namespaces.remove_nodes(namespace, removed);
     }
 
     fn remove(&mut self, at: u32, gone: &mut Vec<EntryId>) {
@@ -278,6 +290,7 @@ impl Index {
         self.cells.clear();
         self.nodes = Slab::new();
         self.table.clear();
+        self.namespaces.clear_nodes();
     }
 
     /// Boundaries known.
@@ -287,14 +300,17 @@ impl Index {
 
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
-        self.nodes.bytes()
+        self.namespaces.bytes()
+            + self.nodes.bytes()
             + self.cells.capacity() * size_of::<Cell>()
             + self.table.allocation_size()
     }
 
     /// The first thing found that contradicts the rules of the tree, walking all of it.
     pub(crate) fn audit(&self) -> Option<String> {
+        let mut counts = HashMap::new();
         for (at, node) in self.nodes.iter() {
+            *counts.entry(node.namespace).or_default() += 1;
             if self.find(None, node.namespace, &node.key) != Some(at) {
                 return Some(format!("node {at} is not found by its key"));
             }
@@ -315,6 +331,9 @@ impl Index {
                 ));
             }
         }
-        (self.table.len() != self.nodes.len()).then(|| "the table and the nodes differ".into())
+        if self.table.len() != self.nodes.len() {
+            return Some("the table and the nodes differ".into());
+        }
+        self.namespaces.audit(&counts)
     }
 }

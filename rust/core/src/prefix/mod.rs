@@ -2,7 +2,8 @@
 //!
 //! With an attention class the tree is the whole truth: a boundary is known exactly while its
 //! page is resident or in writing, its parent is the boundary before it, and dropping a page drops
-//! what is below. Without one, boundaries stand alone and are known while they have any entry.
+//! what is below. Without one, boundaries stand alone and are known while they have any entry. A
+//! namespace is known while it is held or a boundary is known under it.
 
 mod index;
 mod joint;

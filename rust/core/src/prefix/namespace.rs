@@ -1,44 +1,235 @@
-//! Interned identities.
+//! Interned identities: known while somebody holds them or a boundary is known under them.
+
+use std::sync::Arc;
 
 use hashbrown::HashMap;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Result};
 use crate::ids::NamespaceId;
 
-/// Numbers for identities, given once and kept.
+/// Tables of no more places than this are left as they are.
+const SMALL: usize = 64;
+
+#[derive(Debug)]
+struct Record {
+    identity: Arc<[u8]>,
+    seed: u64,
+    holds: u64,
+    /// Boundaries in the index.
+    nodes: usize,
+}
+
+/// Numbers for identities. One is freed with its last hold and its last boundary, and its number is
+/// never given again: nobody who kept it too long finds another identity under it.
 #[derive(Debug, Default)]
 pub(crate) struct Namespaces {
-    ids: HashMap<Box<[u8]>, NamespaceId>,
+    ids: HashMap<Arc<[u8]>, NamespaceId>,
+    records: HashMap<NamespaceId, Record>,
+    /// Numbers given so far; the next one.
+    given: u64,
     identity_bytes: usize,
 }
 
 impl Namespaces {
-    /// The number of an identity.
+    /// The number of an identity, held once more.
     pub(crate) fn intern(&mut self, identity: &[u8]) -> Result<NamespaceId> {
         if let Some(&id) = self.ids.get(identity) {
+            self.hold(id);
             return Ok(id);
         }
-        let id = u32::try_from(self.ids.len())
+        let id = u32::try_from(self.given)
             .map(NamespaceId)
-            .map_err(|_| Error::InvalidArgument("namespace: 2^32 identities are in use".into()))?;
-        self.ids.insert(identity.into(), id);
+            .map_err(|_| Error::InvalidArgument("namespace: all 2^32 numbers were given".into()))?;
+        self.given += 1;
+        let identity: Arc<[u8]> = identity.into();
         self.identity_bytes += identity.len();
+        let record = Record {
+            identity: Arc::clone(&identity),
+            seed: xxh3_64(&identity),
+            holds: 1,
+            nodes: 0,
+        };
+        self.ids.insert(identity, id);
+        self.records.insert(id, record);
         Ok(id)
     }
 
-    /// Refuses a number that was never given.
+    /// Refuses a number that was never given, or whose identity was freed.
     pub(crate) fn check(&self, id: NamespaceId) -> Result<()> {
-        if (id.0 as usize) < self.ids.len() {
-            return Ok(());
+        self.seed(id).map(drop)
+    }
+
+    /// A hash of the identity: the same whenever it comes back, under whatever number. Refuses what
+    /// [`check`](Self::check) refuses.
+    pub(crate) fn seed(&self, id: NamespaceId) -> Result<u64> {
+        self.records
+            .get(&id)
+            .map(|record| record.seed)
+            .ok_or_else(|| self.unknown(id))
+    }
+
+    fn unknown(&self, id: NamespaceId) -> Error {
+        let freed = u64::from(id.0) < self.given;
+        Error::InvalidArgument(format!(
+            "namespace: expected a number that namespace() returned, found {}{}",
+            id.0,
+            if freed { ", which was freed" } else { "" }
+        ))
+    }
+
+    fn record(&mut self, id: NamespaceId) -> &mut Record {
+        self.records
+            .get_mut(&id)
+            .expect("a namespace is known while it is held or has a boundary")
+    }
+
+    /// Holds a number that is known once more.
+    pub(crate) fn hold(&mut self, id: NamespaceId) {
+        self.record(id).holds += 1;
+    }
+
+    /// Gives one hold back.
+    pub(crate) fn release(&mut self, id: NamespaceId) -> Result<()> {
+        self.check(id)?;
+        if self.record(id).holds == 0 {
+            return Err(Error::InvalidArgument(format!(
+                "namespace: expected a number that is held, found {}, whose holds were all released",
+                id.0
+            )));
         }
-        Err(Error::InvalidArgument(format!(
-            "namespace: expected a number that namespace() returned, found {}",
-            id.0
-        )))
+        self.let_go(id);
+        Ok(())
+    }
+
+    /// Ends a [`hold`](Self::hold).
+    pub(crate) fn let_go(&mut self, id: NamespaceId) {
+        self.record(id).holds -= 1;
+        self.free_if_idle(id);
+    }
+
+    /// Counts a boundary that the index just got.
+    pub(super) fn add_node(&mut self, id: NamespaceId) {
+        self.record(id).nodes += 1;
+    }
+
+    /// Counts boundaries that the index just lost.
+    pub(super) fn remove_nodes(&mut self, id: NamespaceId, count: usize) {
+        self.record(id).nodes -= count;
+        self.free_if_idle(id);
+    }
+
+    /// Notes that the index lost all its boundaries.
+    pub(super) fn clear_nodes(&mut self) {
+        let Self {
+            ids,
+            records,
+            identity_bytes,
+            ..
+        } = self;
+        records.retain(|_, record| {
+            record.nodes = 0;
+            if record.holds == 0 {
+                ids.remove(&record.identity);
+                *identity_bytes -= record.identity.len();
+            }
+            record.holds > 0
+        });
+        self.shrink();
+    }
+
+    fn free_if_idle(&mut self, id: NamespaceId) {
+        let record = self.record(id);
+        if record.holds > 0 || record.nodes > 0 {
+            return;
+        }
+        if let Some(record) = self.records.remove(&id) {
+            self.ids.remove(&record.identity);
+            self.identity_bytes -= record.identity.len();
+        }
+        self.shrink();
+    }
+
+    /// Gives memory back when few places of the tables are left in use.
+    fn shrink(&mut self) {
+        let len = self.records.len();
+        if self.records.capacity() > SMALL.max(len * 8) {
+            self.records.shrink_to(len * 2);
+            self.ids.shrink_to(len * 2);
+        }
     }
 
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
-        self.ids.allocation_size() + self.identity_bytes
+        // An identity stands behind two counts of its users.
+        self.ids.allocation_size()
+            + self.records.allocation_size()
+            + self.identity_bytes
+            + self.records.len() * 2 * size_of::<usize>()
+    }
+
+    /// The first thing found that contradicts the rules, given the boundaries of each namespace.
+    pub(super) fn audit(&self, nodes: &HashMap<NamespaceId, usize>) -> Option<String> {
+        for (id, record) in &self.records {
+            let found = nodes.get(id).copied().unwrap_or_default();
+            if found != record.nodes {
+                return Some(format!(
+                    "namespace {} has {found} nodes, {} are counted",
+                    id.0, record.nodes
+                ));
+            }
+            if record.nodes == 0 && record.holds == 0 {
+                return Some(format!("namespace {} is kept for nobody", id.0));
+            }
+            if self.ids.get(&record.identity) != Some(id) {
+                return Some(format!("namespace {} is not found by its identity", id.0));
+            }
+        }
+        if let Some(id) = nodes.keys().find(|id| !self.records.contains_key(*id)) {
+            return Some(format!("namespace {} has nodes and is free", id.0));
+        }
+        let bytes: usize = self.records.values().map(|it| it.identity.len()).sum();
+        (self.ids.len() != self.records.len() || bytes != self.identity_bytes)
+            .then(|| "the identities and their numbers differ".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_all_numbers_were_given_new_identities_are_refused_and_known_ones_found() {
+        let mut namespaces = Namespaces {
+            given: u64::from(u32::MAX),
+            ..Namespaces::default()
+        };
+        let last = namespaces.intern(b"last").unwrap();
+        assert_eq!(last, NamespaceId(u32::MAX));
+        assert_eq!(namespaces.intern(b"last"), Ok(last));
+        for _ in 0..2 {
+            let refused = namespaces.intern(b"one more");
+            assert!(matches!(refused, Err(Error::InvalidArgument(_))));
+        }
+        // Not even what was freed is given again.
+        for _ in 0..2 {
+            assert_eq!(namespaces.release(last), Ok(()));
+        }
+        assert!(namespaces.check(last).is_err());
+        assert!(namespaces.intern(b"last").is_err());
+        assert_eq!(namespaces.audit(&HashMap::new()), None);
+    }
+
+    #[test]
+    fn what_the_tables_grew_to_is_given_back() {
+        let mut namespaces = Namespaces::default();
+        let ids: Vec<_> = (0..10_000_u32)
+            .map(|number| namespaces.intern(&number.to_le_bytes()).unwrap())
+            .collect();
+        let grown = namespaces.bytes();
+        for id in ids {
+            assert_eq!(namespaces.release(id), Ok(()));
+        }
+        assert!(namespaces.bytes() < grown / 50);
     }
 }
