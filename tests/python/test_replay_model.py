@@ -170,7 +170,9 @@ def test_a_missing_model_is_refused_by_name(tmp_path):
         read_model(tmp_path / "nothing")
 
 
-def test_a_size_in_gib_becomes_pages_of_the_model(capsys, tmp_path):
+@pytest.fixture
+def qwen(tmp_path):
+    """The words that replay 40 blocks, twice each, with a model of 49 MiB a page."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN36_27B))
     trace = tmp_path / "trace.jsonl"
     lines = [
@@ -178,10 +180,18 @@ def test_a_size_in_gib_becomes_pages_of_the_model(capsys, tmp_path):
         for at in range(80)
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["replay", str(trace), "--model", str(tmp_path), "--trace-block", "784"]
-    words += ["--policy", "lru", "--budget", "10%,1GiB,0.5GiB"]
+    return ["replay", str(trace), "--model", str(tmp_path), "--trace-block", "784"]
+
+
+def objects(capsys, words):
+    """The JSON objects that a command prints."""
     assert cli.main([*words, "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_size_in_gib_becomes_pages_of_the_model(capsys, qwen):
+    words = [*qwen, "--policy", "lru", "--budget", "10%,1GiB,0.5GiB"]
+    rows = objects(capsys, words)
     # 49 MiB a page; the footprint is 40 pages and 40 checkpoints of 3.
     assert [(row["budget_units"], row["budget_fraction"]) for row in rows] == [
         (16, 0.1),
@@ -193,3 +203,80 @@ def test_a_size_in_gib_becomes_pages_of_the_model(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "as much room as 3 pages (2.996, rounded)" in printed
     assert "51,380,224 bytes a page" in printed
+
+
+# What the whole trace of 40 pages and 40 checkpoints of 3 needs.
+NEED = 160 * (49 << 20)
+
+
+def test_a_size_beyond_the_whole_trace_is_a_share_of_one(capsys, qwen):
+    sizes = {"7839MiB": False, "7840MiB": True, "64GiB": True, "1023TiB": True}
+    words = [*qwen, "--policy", "lru,bound", "--budget", ",".join(["100%", *sizes])]
+    rows = objects(capsys, words)
+    assert {(row["footprint_units"], row["footprint_bytes"]) for row in rows} == {(160, NEED)}
+    for policy in ("lru", "bound"):
+        whole, *sized = (row for row in rows if row["policy"] == policy)
+        assert (whole["requested_bytes"], whole["holds_trace"]) == (None, True)
+        assert [row["requested_bytes"] for row in sized] == [
+            7839 << 20,
+            NEED,
+            64 << 30,
+            1023 << 40,
+        ]
+        assert [row["holds_trace"] for row in sized] == list(sizes.values())
+        assert [row["budget_fraction"] for row in sized] == [159 / 160, 1, 1, 1]
+        assert {row["hit_tokens"] for row in (whole, *sized[1:])} == {40 * 784}
+
+
+def test_the_table_says_once_that_a_size_holds_the_whole_trace(capsys, qwen):
+    said = "the whole trace, which needs 7.7 GiB: replayed with that, a share of 1"
+    for budget, line in (
+        ("5%,64GiB", f"64GiB holds {said}"),
+        ("1GiB,64GiB,1023TiB", f"64GiB and 1023TiB hold {said}"),
+    ):
+        assert cli.main([*qwen, "--policy", "lru,bound", "--budget", budget]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [found for found in lines if "whole trace" in found] == [line]
+        (head,) = [found.split() for found in lines if found.startswith("hit rate")]
+        assert head[2:] == budget.split(",")
+        (shares,) = [found.split() for found in lines if found.startswith("(share)")]
+        assert max(map(float, shares[1:])) == 1
+    assert cli.main([*qwen, "--policy", "lru", "--budget", "100%,1GiB"]) == 0
+    assert "whole trace" not in capsys.readouterr().out
+
+
+def test_each_trace_has_a_need_of_its_own(capsys, qwen, tmp_path):
+    short = tmp_path / "short.jsonl"
+    lines = (tmp_path / "trace.jsonl").read_text().splitlines(keepends=True)
+    short.write_text("".join(lines[:20]))
+    words = [*qwen[:2], str(short), *qwen[2:], "--policy", "lru", "--budget", "50%,4GiB"]
+    rows = objects(capsys, words)
+    # 4 GiB are 83 pages: more than the 20 blocks of the second need, 80, and less than 160.
+    assert [(row["budget_units"], row["budget_fraction"], row["holds_trace"]) for row in rows] == [
+        (80, 0.5, False),
+        (83, 83 / 160, False),
+        (40, 0.5, False),
+        (80, 1, True),
+    ]
+    assert [row["trace"] for row in rows[::2]] == [qwen[1], str(short)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("budget", "shares"), [("1MiB,10%,1GiB,64GiB,1023TiB", [10, 12.5, 100, 100]), ("1MiB", [])]
+)
+def test_a_plot_shows_shares_above_0_up_to_1(monkeypatch, qwen, tmp_path, budget, shares):
+    figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
+    drawn, save = [], figure.Figure.savefig
+
+    def saved(self, *words, **options):
+        (panel,) = self.axes
+        drawn.extend([round(share, 6) for share in line.get_xdata()] for line in panel.lines)
+        save(self, *words, **options)
+
+    monkeypatch.setattr(figure.Figure, "savefig", saved)
+    path = tmp_path / "picture.png"
+    words = ["--policy", "lru,bound", "--budget", budget, "--plot", str(path)]
+    assert cli.main([*qwen, *words]) == 0
+    assert drawn == [shares, shares]
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_pages import HybridPagesError, ReplayRow, Trace, TraceError, replay_traces
+from hybrid_pages.arguments import whole
 from hybrid_pages.replay import plot
 from hybrid_pages.replay.model import Model, ModelError, read_model
-from hybrid_pages.replay.report import Replayed, objects, table
+from hybrid_pages.replay.report import Replayed, footprint, objects, table
 from hybrid_pages.replay.words import Budget, budgets, policies
 
 _POLICIES = "page-lru,align-lru,junction-lru,reuse,bound"
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--ratio",
-        type=_whole,
+        type=whole((1 << 20) - 1),
         metavar="R",
         help=f"room of a checkpoint, in pages (default {_RATIO})",
     )
@@ -55,21 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--trace-block",
-        type=_whole,
+        type=whole((1 << 20) - 1),
         metavar="N",
         help="tokens a block (default: what a recording says, else 512)",
     )
     add("--skip-bad", action="store_true", help="count broken lines instead of refusing the trace")
     add("--json", action="store_true", help="print a JSON object a trace, policy and budget")
     add("--plot", type=Path, metavar="FILE", help="draw hit rate over budget (.png, .pdf, .svg)")
-
-
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 20:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from 1 to {(1 << 20) - 1}, found {text!r}"
-        )
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     if args.json:
         for one in replayed:
-            for row in objects(one, model):
+            for row in objects(one, args.budget, model):
                 print(json.dumps(row))
     else:
         print("\n\n".join(table(one, args.budget, model) for one in replayed))
@@ -131,8 +124,12 @@ def _open(path: str, args: argparse.Namespace) -> Trace:
 def _replay(
     traces: Sequence[Trace], model: Model | None, args: argparse.Namespace
 ) -> list[Replayed]:
-    """Traces of one block size together, since a model's units depend on it."""
+    """Traces that differ neither in the ratio nor in the units of a budget together."""
     names, room = args.policy, args.budget
+    together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for at, trace in enumerate(traces):
+        ratio = args.ratio or (_RATIO if model is None else model.ratio(trace.block_tokens))
+        together.setdefault((ratio, _units(room, model, trace, ratio)), []).append(at)
     found: dict[int, Replayed] = {}
     with _progress(len(traces) * len(names) * len(room)) as bar:
 
@@ -140,16 +137,14 @@ def _replay(
             if bar is not None:
                 bar.update()
 
-        for block in dict.fromkeys(trace.block_tokens for trace in traces):
-            places = [at for at, trace in enumerate(traces) if trace.block_tokens == block]
-            ratio = args.ratio or (_RATIO if model is None else model.ratio(block))
+        for (ratio, units), places in together.items():
             rows = iter(
                 replay_traces(
                     [traces[at] for at in places],
                     names,
                     ratio=ratio,
                     fractions=[one.fraction for one in room if one.fraction is not None],
-                    units=_units(room, model, block),
+                    units=units,
                     done=done,
                 )
             )
@@ -159,12 +154,14 @@ def _replay(
     return [found[at] for at in range(len(traces))]
 
 
-def _units(room: Sequence[Budget], model: Model | None, block: int) -> list[int]:
-    """Whole pages that the sizes have room for."""
+def _units(
+    room: Sequence[Budget], model: Model | None, trace: Trace, ratio: int
+) -> tuple[int, ...]:
+    """Whole pages that the sizes have room for, no more than the trace has use for."""
     if model is None:
-        return []
-    page = model.page_bytes(block)
-    return [one.bytes // page for one in room if one.bytes is not None]
+        return ()
+    page, most = model.page_bytes(trace.block_tokens), footprint(trace, ratio)
+    return tuple(min(one.bytes // page, most) for one in room if one.bytes is not None)
 
 
 def _progress(total: int) -> AbstractContextManager[Any]:

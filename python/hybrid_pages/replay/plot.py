@@ -51,11 +51,20 @@ def draw(replayed: Sequence[Replayed], path: Path) -> None:
     for panel, one in zip(panels, replayed, strict=False):
         shares: set[float] = set()
         for rows in one.rows:
-            points = sorted((100 * row.budget_fraction, row.hit_rate) for row in rows)
+            # Room for less than a page is a share of 0, which has no place on this axis.
+            points = sorted(
+                (100 * row.budget_fraction, row.hit_rate) for row in rows if row.budget_fraction > 0
+            )
             shares.update(share for share, _ in points)
             style = {"markersize": 5, "linewidth": 1.4} | _STYLES.get(rows[0].policy, {})
-            panel.plot(*zip(*points, strict=True), label=rows[0].policy, **style)
-        panel.set_xscale("log")
+            panel.plot(
+                [share for share, _ in points],
+                [rate for _, rate in points],
+                label=rows[0].policy,
+                **style,
+            )
+        if shares:
+            panel.set_xscale("log")
         if len(shares) <= _MOST_TICKS:
             panel.set_xticks(sorted(shares))
             panel.xaxis.set_minor_locator(NullLocator())

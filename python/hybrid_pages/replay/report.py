@@ -10,7 +10,12 @@ from hybrid_pages import ReplayRow, Trace
 from hybrid_pages.replay.model import Model
 from hybrid_pages.replay.words import BOUND, Budget
 
-_GIB = 1 << 30
+_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+
+
+def footprint(trace: Trace, ratio: int) -> int:
+    """Units of every page and every checkpoint."""
+    return trace.distinct_blocks * (1 + ratio)
 
 
 @dataclass(frozen=True)
@@ -25,19 +30,33 @@ class Replayed:
     @property
     def footprint(self) -> int:
         """Units of every page and every checkpoint."""
-        return self.trace.distinct_blocks * (1 + self.ratio)
+        return footprint(self.trace, self.ratio)
 
 
-def objects(replayed: Replayed, model: Model | None) -> list[dict[str, Any]]:
+def objects(
+    replayed: Replayed, budgets: Sequence[Budget], model: Model | None
+) -> list[dict[str, Any]]:
     """A JSON object a row. What a bound doesn't have is null."""
     extra: dict[str, Any] = {
         "block_tokens": replayed.trace.block_tokens,
         "skipped_lines": replayed.trace.skipped,
+        "footprint_units": replayed.footprint,
     }
     if model is not None:
-        extra["page_bytes"] = model.page_bytes(replayed.trace.block_tokens)
+        page = model.page_bytes(replayed.trace.block_tokens)
+        extra["page_bytes"] = page
         extra["checkpoint_bytes"] = model.checkpoint_bytes
-    return [_object(replayed.path, row) | extra for rows in replayed.rows for row in rows]
+        extra["footprint_bytes"] = replayed.footprint * page
+    return [
+        _object(replayed.path, row)
+        | extra
+        | {
+            "requested_bytes": budget.bytes,
+            "holds_trace": row.budget_units >= replayed.footprint,
+        }
+        for rows in replayed.rows
+        for row, budget in zip(rows, budgets, strict=True)
+    ]
 
 
 def _object(path: str, row: ReplayRow) -> dict[str, Any]:
@@ -79,7 +98,7 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
             f"{model.checkpoint_bytes:,} bytes a checkpoint"
         )
         ratio += f" ({exact:.4g}, rounded)" if exact != replayed.ratio else ""
-        whole += f", {replayed.footprint * page / _GIB:,.1f} GiB"
+        whole += f", {_size(replayed.footprint * page)}"
     lines += [f"{ratio}; {whole}", ""]
 
     head = ["hit rate", *(budget.label for budget in budgets)]
@@ -94,9 +113,32 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
             for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         lines.append("  ".join([first, *others]))
+    if model is not None:
+        lines += _holding(replayed, budgets, model.page_bytes(trace.block_tokens))
     if any(rows[0].policy == BOUND for rows in replayed.rows):
         lines += ["", "bound: proven, no policy can exceed it, not even one that knows the future"]
     return "\n".join(lines)
+
+
+def _holding(replayed: Replayed, budgets: Sequence[Budget], page: int) -> list[str]:
+    """A line, if some sizes are more than the trace has use for."""
+    need = replayed.footprint * page
+    labels = [one.label for one in budgets if one.bytes is not None and one.bytes >= need > 0]
+    if not labels:
+        return []
+    holds = "holds" if len(labels) == 1 else "hold"
+    return [
+        "",
+        f"{' and '.join(labels)} {holds} the whole trace, which needs {_size(need)}: "
+        "replayed with that, a share of 1",
+    ]
+
+
+def _size(count: int) -> str:
+    for unit, size in _UNITS.items():
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return _count(count, "byte")
 
 
 def _count(number: int, thing: str) -> str:

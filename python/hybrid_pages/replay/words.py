@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import reprlib
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -15,6 +16,7 @@ BOUND = "bound"
 
 _NAMES = (*POLICIES, BOUND)
 _SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MOST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,16 @@ def budgets(text: str) -> list[Budget]:
 def _budget(word: str) -> Budget:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%|MiB|GiB|TiB)", word, re.ASCII)
     number = Decimal(match[1]) if match else Decimal(0)
-    if match is None or not 0 < number < 10**9:
-        raise argparse.ArgumentTypeError(
-            "expected shares of the dense footprint such as 0.5% or sizes such as 64GiB, "
-            f"above 0 and separated by commas, found {word!r}"
-        )
     # Decimal arithmetic: 0.5 % is 0.005 and not a float beside it.
     shown = format(number.normalize(), "f")
-    if match[2] == "%":
-        return Budget(f"{shown}%", fraction=float(number / 100))
-    return Budget(f"{shown}{match[2]}", bytes=int(number * _SIZES[match[2]]))
+    if match and match[2] == "%":
+        fraction = float(number / 100)
+        if fraction > 0 and number <= 100:
+            return Budget(f"{shown}%", fraction=fraction)
+    elif match and 1 <= number * _SIZES[match[2]] < _MOST_BYTES:
+        return Budget(f"{shown}{match[2]}", bytes=int(number * _SIZES[match[2]]))
+    raise argparse.ArgumentTypeError(
+        "expected shares of the dense footprint above 0% up to 100% such as 0.5%, or sizes above 0 "
+        f"and below {_MOST_BYTES >> 40}TiB such as 64GiB, separated by commas, "
+        f"found {reprlib.repr(word)}"
+    )
