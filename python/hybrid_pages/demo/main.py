@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from hybrid_pages.arguments import gib, whole
 from hybrid_pages.demo.cases import Row, cases, show
 from hybrid_pages.demo.engine import DemoEngine
 from hybrid_pages.demo.models import ensure
@@ -31,18 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     parser.add_argument("--verbose", action="store_true", help="show the engine's own output")
     parser.add_argument(
-        "--runs", type=_positive, default=1, help="runs a time is the median of (default 1)"
+        "--runs", type=whole(1000), default=1, help="runs a time is the median of (default 1)"
     )
+    # With less the long prompts don't fit, and the verdict would be about that.
     parser.add_argument(
-        "--host-gb", type=float, default=0.25, help="host memory for the cache (default 0.25 GiB)"
+        "--host-gb",
+        type=gib(0.01),
+        default=0.25,
+        help="host memory for the cache (default 0.25 GiB)",
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, found {value}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
