@@ -111,6 +111,24 @@ def test_the_refusal_of_engines_can_fail():
     assert "torch was imported" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("part", "install"),
+    [
+        ("hybrid_pages.batch", "pip install torch"),
+        ("hybrid_pages.batch.huggingface", "pip install torch"),
+        ("hybrid_pages.transformers", "pip install 'hybrid-pages[transformers]'"),
+    ],
+)
+def test_a_part_without_what_it_needs_says_what_to_install(part, install):
+    code = f"import sys; sys.modules['torch'] = None; import {part}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {'.'.join(part.split('.')[:2])} needs ")
+    assert "found 'import of torch halted" in last
+    assert last.endswith(f": {install}")
+
+
 def test_the_plugin_entry_point_resolves_without_an_engine():
     (entry,) = [
         entry

@@ -14,6 +14,13 @@ Any other kind is a subclass of `LayerCache`. `hybrid_pages.batch.huggingface` t
 Hugging Face caches and gives them back.
 """
 
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    from hybrid_pages.needs import missing
+
+    raise missing("hybrid_pages.batch", "torch", "pip install torch", error) from error
+
 from hybrid_pages.batch.attention import AttentionCache
 from hybrid_pages.batch.batch import Batch
 from hybrid_pages.batch.composite import CompositeCache

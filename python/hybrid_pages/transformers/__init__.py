@@ -9,9 +9,11 @@ try:
     import torch  # noqa: F401
     import transformers
 except ImportError as error:
+    from hybrid_pages.needs import missing
     from hybrid_pages.transformers.support import EXTRA
 
-    raise ImportError(f"hybrid_pages.transformers needs transformers and torch: {EXTRA}") from error
+    needed = "transformers and torch"
+    raise missing("hybrid_pages.transformers", needed, EXTRA, error) from error
 
 from hybrid_pages.transformers.support import UnsupportedError, require_version
 
