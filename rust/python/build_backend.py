@@ -1,0 +1,106 @@
+"""The build backend: maturin, after a look at whether Rust is there.
+
+By itself maturin downloads a toolchain where it finds none, and where one is too old it compiles
+until cargo refuses. It is required from here and not from pyproject.toml, so that without Rust not
+even maturin is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    _Settings = Mapping[str, Any] | None
+
+_MATURIN = "maturin>=1.9.4,<2"
+_ROOT = Path(__file__).resolve().parents[2]
+_WHAT_TO_DO = """\
+To build hybrid-pages, install Rust from https://rustup.rs (or run `rustup update`), and see that
+cargo and rustc are on the PATH: rustup puts them into ~/.cargo/bin.
+A wheel of hybrid-pages needs no Rust: `pip wheel .` makes one on a machine that has it."""
+
+
+def require_rust() -> None:
+    """Ends the build in a few lines where Rust is missing or older than Cargo.toml asks for."""
+    compiler = os.environ.get("RUSTC") or "rustc"
+    for program in ("cargo", compiler):
+        if shutil.which(program) is None:
+            raise _refusal(f"no {program} on the PATH")
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip() or f"exit status {error.returncode}"
+        raise _refusal(f"a rustc that fails: {said}") from None
+    except OSError as error:
+        raise _refusal(f"a rustc that can't be run: {error}") from None
+    # What does not say its version is left to cargo.
+    found = re.match(r"rustc (\d+(?:\.\d+)+)", done.stdout)
+    if found and _numbers(found[1]) < _numbers(_needed()):
+        raise _refusal(f"rustc {found[1]}, which is {shutil.which(compiler)}")
+
+
+def _needed() -> str:
+    found = re.search(r'^rust-version = "([\d.]+)"', (_ROOT / "Cargo.toml").read_text(), re.M)
+    return found[1] if found else "0"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _refusal(found: str) -> SystemExit:
+    return SystemExit(
+        f"hybrid-pages: expected Rust {_needed()} or newer, found {found}.\n{_WHAT_TO_DO}"
+    )
+
+
+def _maturin() -> Any:
+    require_rust()
+    # Its warning that the backend is another: this one.
+    os.environ["MATURIN_NO_MISSING_BUILD_BACKEND_WARNING"] = "1"
+    import maturin
+
+    return maturin
+
+
+def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
+    """What has to be installed, maturin itself."""
+    require_rust()
+    return [_MATURIN]
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+get_requires_for_build_sdist = get_requires_for_build_wheel
+
+
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: _Settings = None
+) -> str:
+    """As maturin does it, and so the rest."""
+    return str(_maturin().prepare_metadata_for_build_wheel(metadata_directory, config_settings))
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: _Settings = None, metadata_directory: str | None = None
+) -> str:
+    return str(_maturin().build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def build_editable(
+    wheel_directory: str, config_settings: _Settings = None, metadata_directory: str | None = None
+) -> str:
+    return str(_maturin().build_editable(wheel_directory, config_settings, metadata_directory))
+
+
+def build_sdist(sdist_directory: str, config_settings: _Settings = None) -> str:
+    return str(_maturin().build_sdist(sdist_directory, config_settings))
