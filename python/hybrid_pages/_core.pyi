@@ -530,6 +530,15 @@ class Hit:
         geometry without attention groups.
         """
 
+    @property
+    def missing(self) -> str | None:
+        """Why `blocks` is less than `pages`; None if they are equal.
+
+        The first of these that holds at any of the boundaries in between: "writing", a checkpoint
+        is being written; "evicted", one was there, and was evicted or dropped; "window", pages
+        of a window are missing; "never_made", no checkpoint was ever stored there.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
@@ -674,7 +683,7 @@ class Cache:
     def lookup(
         self, namespace: int, keys: Sequence[bytes], *, stride: int = 1, limit: int | None = None
     ) -> Hit:
-        """The joint hit, at most `limit` blocks. Refreshes nothing."""
+        """The joint hit, at most `limit` blocks, and why it is no deeper. Refreshes nothing."""
 
     def acquire(
         self,

@@ -263,6 +263,49 @@ def test_finish_refuses_an_end_that_no_key_has(used, end: int) -> None:
         cache.finish(namespace, keys("abc"), end=end, output_tokens=1)
 
 
+def put(cache: Cache, namespace: int, prompt: str, entries: list[tuple[int, int]]) -> None:
+    with cache.reserve(namespace, keys(prompt), entries) as lease:
+        assert len(lease.entries) == len(entries)
+        commit(lease)
+
+
+def test_a_lookup_says_why_pages_are_no_hit() -> None:
+    # Room for four pages and one checkpoint.
+    cache, namespace = make(slots=7)
+
+    def missing(prompt: str) -> str | None:
+        return cache.lookup(namespace, keys(prompt)).missing
+
+    assert missing("abcd") is None
+    put(cache, namespace, "abcd", [(PAGE, i) for i in range(4)])
+    assert missing("abcd") == "never_made"
+    with cache.reserve(namespace, keys("ab"), [(CHECKPOINT, 1)]):
+        assert missing("abcd") == "writing"
+        assert missing("a") == "never_made"
+    assert missing("abcd") == "never_made"
+    put(cache, namespace, "ab", [(CHECKPOINT, 1)])
+    assert missing("ab") is None
+    put(cache, namespace, "abcd", [(CHECKPOINT, 3)])
+    assert missing("abcd") is None
+    assert missing("abc") == "evicted"
+    with cache.reserve(namespace, keys("a"), [(CHECKPOINT, 0)]):
+        assert missing("abcd") == "writing"
+    assert missing("abcd") == "evicted"
+    found = cache.lookup(namespace, keys("abc"))
+    assert repr(found) == "Hit(blocks=0, pages=3, missing='evicted')"
+    assert found != cache.lookup(namespace, keys("abx"))
+
+
+def test_a_lookup_says_that_a_window_is_missing() -> None:
+    cache, namespace = make(window_tokens=16)
+    window, state = 1, 2
+    put(cache, namespace, "ab", [(PAGE, 0), (PAGE, 1), (state, 1)])
+    assert cache.lookup(namespace, keys("ab")).missing == "window"
+    assert cache.lookup(namespace, keys("a")).missing == "never_made"
+    put(cache, namespace, "ab", [(window, 1)])
+    assert cache.lookup(namespace, keys("ab")).missing is None
+
+
 def test_stats_name_every_count() -> None:
     cache, namespace = make()
     store(cache, namespace, "ab")
@@ -294,7 +337,7 @@ def test_values_compare_print_and_cannot_be_changed() -> None:
     cache, namespace = make()
     store(cache, namespace, "a")
     found = cache.lookup(namespace, keys("a"))
-    assert repr(found) == "Hit(blocks=1, pages=1)"
+    assert repr(found) == "Hit(blocks=1, pages=1, missing=None)"
     assert found == cache.lookup(namespace, keys("ab"))
     assert found != cache.lookup(namespace, keys("b"))
     assert hash(found) == hash(cache.lookup(namespace, keys("a")))

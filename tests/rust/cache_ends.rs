@@ -10,7 +10,7 @@ use cache_support::{CHECKPOINT, PAGE, Small, class, commit, config, keys, pages,
 use hybrid_pages::cache::{Cache, CacheConfig};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
-use hybrid_pages::prefix::Hit;
+use hybrid_pages::prefix::{Hit, Missing};
 
 fn hybrid(slots: usize) -> Small {
     Small::new(&[PAGE, CHECKPOINT], slots)
@@ -31,14 +31,16 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
         small.hit("abcd"),
         Hit {
             blocks: 1,
-            pages: 1
+            pages: 1,
+            missing: None,
         }
     );
     assert_eq!(
         small.hit("abxy"),
         Hit {
             blocks: 1,
-            pages: 1
+            pages: 1,
+            missing: None,
         }
     );
     assert_eq!(small.cache.invalidate(&lease), Ok(0));
@@ -96,7 +98,8 @@ fn clear_forgets_everything_and_slots_under_a_lease_return_with_it() {
         small.hit("pq"),
         Hit {
             blocks: 0,
-            pages: 1
+            pages: 1,
+            missing: Some(Missing::NeverMade),
         }
     );
     lease.release();
@@ -168,7 +171,8 @@ fn keys_that_are_not_chained_are_refused_or_miss() {
         small.cache.lookup(small.namespace, &[a, c]),
         Ok(Hit {
             blocks: 0,
-            pages: 1
+            pages: 1,
+            missing: Some(Missing::NeverMade),
         })
     );
     assert_eq!(

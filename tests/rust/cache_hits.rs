@@ -7,7 +7,7 @@ use cache_support::{CHECKPOINT, PAGE, Small, class, commit, keys, pages, places,
 use hybrid_pages::cache::Skipped;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::prefix::{Hit, boundaries};
+use hybrid_pages::prefix::{Hit, Missing, boundaries};
 
 fn hybrid(slots: usize) -> Small {
     Small::new(&[PAGE, CHECKPOINT], slots)
@@ -28,7 +28,8 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
         small.hit("abcdef"),
         Hit {
             blocks: 0,
-            pages: 5
+            pages: 5,
+            missing: Some(Missing::NeverMade),
         }
     );
     small.store("abcdef", &[(1, 1), (1, 3)]);
@@ -36,21 +37,24 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
         small.hit("abcdef"),
         Hit {
             blocks: 4,
-            pages: 5
+            pages: 5,
+            missing: Some(Missing::NeverMade),
         }
     );
     assert_eq!(
         small.hit("abcx"),
         Hit {
             blocks: 2,
-            pages: 3
+            pages: 3,
+            missing: Some(Missing::NeverMade),
         }
     );
     assert_eq!(
         small.hit("a"),
         Hit {
             blocks: 0,
-            pages: 1
+            pages: 1,
+            missing: Some(Missing::NeverMade),
         }
     );
     assert_eq!(small.hit("xbcdef"), Hit::default());
@@ -67,7 +71,8 @@ fn a_limit_hides_deeper_boundaries() {
         small.hit("abc"),
         Hit {
             blocks: 2,
-            pages: 3
+            pages: 3,
+            missing: Some(Missing::NeverMade),
         }
     );
     assert_eq!(small.read("abc").blocks(), 2);
@@ -97,7 +102,8 @@ fn a_window_class_needs_only_the_pages_of_the_last_window() {
         small.hit("abcdef"),
         Hit {
             blocks: 5,
-            pages: 6
+            pages: 6,
+            missing: Some(Missing::Window),
         }
     );
     assert_eq!(small.depth("abcd"), 0);
@@ -135,7 +141,8 @@ fn without_attention_a_checkpoint_alone_is_a_hit() {
         small.hit("abcdef"),
         Hit {
             blocks: 4,
-            pages: 4
+            pages: 4,
+            missing: None,
         }
     );
     assert_eq!(small.hit("abc"), Hit::default());
@@ -214,4 +221,113 @@ fn nothing_under_a_lease_is_evicted() {
     drop((writing, lease));
     assert_eq!(small.store("xyz", &pages(0..3)), 3);
     assert_eq!(small.depth("abcd"), 0);
+}
+
+/// A hybrid with four pages of `abcd` and no checkpoint.
+fn bare() -> Small {
+    let small = hybrid(16);
+    small.store("abcd", &pages(0..4));
+    small
+}
+
+#[test]
+fn nothing_is_missing_where_the_pages_end() {
+    let small = bare();
+    assert_eq!(small.hit("x").missing, None);
+    small.store("abcd", &[(1, 3)]);
+    assert_eq!(small.hit("abcdef").missing, None);
+    assert_eq!(small.hit("ab").missing, Some(Missing::NeverMade));
+}
+
+#[test]
+fn a_checkpoint_in_writing_is_told_apart_until_it_ends() {
+    let small = bare();
+    let mut writing = small.reserve("abcd", &[(1, 1)]);
+    assert_eq!(small.hit("abcd").missing, Some(Missing::Writing));
+    assert_eq!(small.hit("a").missing, Some(Missing::NeverMade));
+    writing.abort();
+    assert_eq!(small.hit("abcd").missing, Some(Missing::NeverMade));
+    small.store("abcd", &[(1, 1)]);
+    assert_eq!(small.hit("ab").missing, None);
+    assert_eq!(small.hit("abcd").missing, Some(Missing::NeverMade));
+}
+
+#[test]
+fn a_checkpoint_that_went_is_remembered_with_its_page() {
+    // Room for four pages and a checkpoint: another checkpoint takes the place of the first.
+    let small = Small::new(&[PAGE, CHECKPOINT], 5);
+    small.store("abcd", &[(0, 0), (0, 1), (1, 1)]);
+    small.store("abcd", &pages(2..4));
+    small.store("abcd", &[(1, 3)]);
+    assert_eq!(small.stats().evicted_checkpoints, 1);
+    assert_eq!(small.hit("abcd").missing, None);
+    assert_eq!(small.hit("abc").missing, Some(Missing::Evicted));
+    assert_eq!(small.hit("a").missing, Some(Missing::NeverMade));
+    // A write that is given up leaves what was; one that is not ends it.
+    let mut writing = small.reserve("ab", &[(1, 1)]);
+    assert_eq!(writing.entries().len(), 1);
+    assert_eq!(small.hit("abc").missing, Some(Missing::Writing));
+    writing.abort();
+    assert_eq!(small.hit("abc").missing, Some(Missing::Evicted));
+    small.store("ab", &[(1, 1)]);
+    assert_eq!(small.hit("ab").missing, None);
+    assert_eq!(small.hit("abc").missing, Some(Missing::NeverMade));
+}
+
+#[test]
+fn what_a_page_takes_with_it_is_forgotten() {
+    let small = bare();
+    small.store("abcd", &[(1, 3)]);
+    let lease = small.acquire("abcd", 3).unwrap();
+    assert_eq!(small.cache.invalidate(&lease), Ok(2));
+    small.store("abcd", &pages(3..4));
+    assert_eq!(small.hit("abcd").pages, 4);
+    assert_eq!(small.hit("abcd").missing, Some(Missing::NeverMade));
+}
+
+#[test]
+fn of_several_reasons_the_one_nearest_to_a_hit_counts() {
+    // Room for four pages and two checkpoints.
+    let small = Small::new(&[PAGE, class(ClassKind::Window, 1, 1), CHECKPOINT], 6);
+    let missing = || small.hit("abcd").missing;
+    small.store("abcd", &pages(0..4));
+    assert_eq!(missing(), Some(Missing::NeverMade));
+    // Whether a reason lies deeper than others or not doesn't matter.
+    small.store("ab", &[(2, 1)]);
+    assert_eq!(missing(), Some(Missing::Window));
+    small.store("abcd", &[(2, 3)]);
+    assert_eq!(missing(), Some(Missing::Window));
+    small.store("a", &[(2, 0)]);
+    assert_eq!(small.stats().evicted_checkpoints, 1);
+    assert_eq!(missing(), Some(Missing::Evicted));
+    let writing = small.reserve("abc", &[(2, 2)]);
+    assert_eq!(small.stats().evicted_checkpoints, 2);
+    assert_eq!(missing(), Some(Missing::Writing));
+    drop(writing);
+    assert_eq!(missing(), Some(Missing::Evicted));
+    // What lies before the hit doesn't count, nor what lies behind the last page.
+    assert_eq!(small.hit("a").missing, Some(Missing::Window));
+    small.store("abcd", &[(1, 1), (2, 1)]);
+    assert_eq!(small.hit("abc").blocks, 2);
+    assert_eq!(small.hit("abc").missing, Some(Missing::NeverMade));
+}
+
+#[test]
+fn without_checkpoints_only_a_window_can_be_missing() {
+    let small = Small::new(&[PAGE, class(ClassKind::Window, 1, 1)], 16);
+    small.store("abcd", &[(0, 0), (0, 1), (0, 2), (1, 1)]);
+    assert_eq!(small.hit("ab").missing, None);
+    assert_eq!(small.hit("abcd").missing, Some(Missing::Window));
+    let _writing = small.reserve("abcd", &[(1, 2)]);
+    assert_eq!(small.hit("abcd").missing, Some(Missing::Window));
+    assert_eq!(Small::new(&[PAGE], 4).hit("abcd").missing, None);
+}
+
+#[test]
+fn without_attention_nothing_says_how_deep_a_hit_could_be() {
+    let small = Small::new(&[CHECKPOINT], 1);
+    small.store("abcd", &[(0, 3)]);
+    let writing = small.reserve("abcd", &[(0, 1)]);
+    assert_eq!(writing.entries().len(), 1);
+    assert_eq!(small.hit("abcd"), Hit::default());
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use cache_support::{Small, class, keys};
 use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, Skipped, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey, SlotId};
-use hybrid_pages::prefix::Hit;
+use hybrid_pages::prefix::{Hit, Missing};
 use proptest::prelude::*;
 
 /// A class and the prefix that it stands for: `abc` for block 2 of `abcd`.
@@ -39,6 +39,8 @@ struct Model {
     made: u64,
     /// Holds on each identity.
     namespaces: [u64; 2],
+    /// Prefixes that have an entry, and had a checkpoint that went.
+    gone: HashSet<String>,
     /// What nobody holds, the next to go first.
     order: Vec<u64>,
     evicted: BTreeMap<ClassKind, u64>,
@@ -59,6 +61,7 @@ impl Model {
             entries: BTreeMap::new(),
             made: 0,
             namespaces: [1; 2],
+            gone: HashSet::new(),
             order: Vec::new(),
             evicted: BTreeMap::new(),
             reclaimed: 0,
@@ -126,7 +129,25 @@ impl Model {
                 .find(|&n| whole(page, 0..n))
                 .unwrap()
         });
-        Hit { blocks, pages }
+        let missing = (blocks + 1..=pages).map(|n| self.missing(&prompt[..n]));
+        Hit {
+            blocks,
+            pages,
+            missing: missing.max(),
+        }
+    }
+
+    /// Why a prefix can't be resumed from though it has its pages.
+    fn missing(&self, prefix: &str) -> Missing {
+        let Some(class) = self.of_kind(ClassKind::Recurrent).next() else {
+            return Missing::Window;
+        };
+        match self.known(class, prefix) {
+            Some(_) if self.resident(class, prefix) => Missing::Window,
+            Some(_) => Missing::Writing,
+            None if self.gone.contains(prefix) => Missing::Evicted,
+            None => Missing::NeverMade,
+        }
     }
 
     fn hold(&mut self, ids: &[u64]) {
@@ -169,12 +190,21 @@ impl Model {
                 let entry = self.entries.get_mut(&id).unwrap();
                 entry.known = false;
                 resident += u64::from(entry.checksum.is_some());
+                let (class, prefix) = entry.place.clone();
+                if entry.checksum.is_some() && self.classes[class].kind == ClassKind::Recurrent {
+                    self.gone.insert(prefix);
+                }
+                let entry = &self.entries[&id];
                 if entry.holds == 0 {
                     self.entries.remove(&id);
                     self.order.retain(|&other| other != id);
                 }
             }
         }
+        let known = self.entries.values().filter(|entry| entry.known);
+        let prefixes: HashSet<&str> = known.map(|entry| entry.place.1.as_str()).collect();
+        self.gone
+            .retain(|prefix| prefixes.contains(prefix.as_str()));
         resident
     }
 
@@ -455,6 +485,10 @@ impl Both {
                     let entry = self.model.entries.get_mut(id).unwrap();
                     if entry.known {
                         entry.checksum = Some(self.sums);
+                        let (class, prefix) = entry.place.clone();
+                        if self.model.kind(class) == ClassKind::Recurrent {
+                            self.model.gone.remove(&prefix);
+                        }
                         published += 1;
                     }
                 }

@@ -7,7 +7,7 @@ use cache_support::{CHECKPOINT, PAGE, Small, class, commit, pages, places, whole
 use hybrid_pages::cache::Skipped;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::prefix::Hit;
+use hybrid_pages::prefix::{Hit, Missing};
 
 fn hybrid(slots: usize) -> Small {
     Small::new(&[PAGE, CHECKPOINT], slots)
@@ -39,7 +39,8 @@ fn nothing_is_seen_before_the_commit_and_everything_after() {
         small.hit("abc"),
         Hit {
             blocks: 3,
-            pages: 3
+            pages: 3,
+            missing: None,
         }
     );
     assert_eq!(small.stats().writing_entries, 0);
@@ -131,7 +132,8 @@ fn a_child_of_an_aborted_page_is_never_published() {
         small.hit("abcd"),
         Hit {
             blocks: 4,
-            pages: 4
+            pages: 4,
+            missing: None,
         }
     );
     assert_eq!(small.depth("abc"), 0);
@@ -196,7 +198,8 @@ fn tails_go_first_and_the_used_stay() {
         small.hit("xyz"),
         Hit {
             blocks: 0,
-            pages: 3
+            pages: 3,
+            missing: Some(Missing::Evicted),
         }
     );
     small.store("q", &[(0, 0)]);
@@ -204,14 +207,16 @@ fn tails_go_first_and_the_used_stay() {
         small.hit("xyz"),
         Hit {
             blocks: 0,
-            pages: 2
+            pages: 2,
+            missing: Some(Missing::NeverMade),
         }
     );
     assert_eq!(
         small.hit("abc"),
         Hit {
             blocks: 3,
-            pages: 3
+            pages: 3,
+            missing: None,
         }
     );
     let stats = small.stats();
@@ -238,7 +243,8 @@ fn a_load_refreshes_only_the_checkpoint_that_it_resumed_from() {
         small.hit("abc"),
         Hit {
             blocks: 2,
-            pages: 3
+            pages: 3,
+            missing: Some(Missing::Evicted),
         }
     );
     assert_eq!(small.depth("a"), 0);

@@ -3,7 +3,7 @@
 use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, PrefixKey};
-use hybrid_pages::prefix::{Hit, boundaries};
+use hybrid_pages::prefix::{Hit, Missing, boundaries};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
@@ -19,18 +19,29 @@ use crate::number::Whole;
 pub struct PyHit {
     blocks: usize,
     pages: usize,
+    missing: Option<&'static str>,
 }
 
 #[pymethods]
 impl PyHit {
     fn __repr__(&self) -> String {
-        format!("Hit(blocks={}, pages={})", self.blocks, self.pages)
+        let missing = self
+            .missing
+            .map_or("None".into(), |missing| format!("'{missing}'"));
+        format!(
+            "Hit(blocks={}, pages={}, missing={missing})",
+            self.blocks, self.pages
+        )
     }
 }
 
 impl From<Hit> for PyHit {
-    fn from(Hit { blocks, pages }: Hit) -> Self {
-        Self { blocks, pages }
+    fn from(hit: Hit) -> Self {
+        Self {
+            blocks: hit.blocks,
+            pages: hit.pages,
+            missing: hit.missing.map(Missing::name),
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl Cache {
         self.shared.lock().release_namespace(namespace)
     }
 
-    /// The joint hit for a prefix, a key a block. It refreshes nothing.
+    /// The joint hit for a prefix, a key a block, and why it is no deeper. It refreshes nothing.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.

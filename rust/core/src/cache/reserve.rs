@@ -185,7 +185,7 @@ impl State {
                     .take(count)
                     .expect("room was made for the whole unit");
                 let id = self.entries.insert(at.class, node, slots);
-                self.index.begin(node, at.class, id);
+                self.entries.get_mut(id).again = self.index.begin(node, at.class, id);
                 self.introduce(boundary(seed, key), node, at.block, id);
                 written.push((at, id));
             }

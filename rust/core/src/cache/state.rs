@@ -356,7 +356,8 @@ impl State {
             // Taken here, so that an entry dropped with one before it isn't dropped twice.
             if let Some(node) = entry.home {
                 let (class, from) = (entry.class, gone.len());
-                self.index.vacate(node, class, &mut gone);
+                let known = entry.resident || entry.again;
+                self.index.vacate(node, class, known, &mut gone);
                 for &id in &gone[from..] {
                     self.entries.get_mut(id).home = None;
                 }

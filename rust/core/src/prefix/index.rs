@@ -14,7 +14,9 @@ use crate::slab::Slab;
 pub(crate) struct Cell(u32);
 
 impl Cell {
-    const EMPTY: Self = Self(u32::MAX);
+    pub(super) const EMPTY: Self = Self(u32::MAX);
+    /// Empty, after an entry that was whole. `SlotPool::MAX_SLOTS` leaves this value free.
+    pub(super) const GONE: Self = Self(u32::MAX - 1);
     const WRITING: u32 = 1 << 31;
 
     const fn writing(id: EntryId) -> Self {
@@ -23,7 +25,7 @@ impl Cell {
 
     /// The entry that is here, whole or not.
     pub(crate) fn entry(self) -> Option<EntryId> {
-        (self != Self::EMPTY).then_some(EntryId(self.0 & !Self::WRITING))
+        (self.0 < Self::GONE.0).then_some(EntryId(self.0 & !Self::WRITING))
     }
 
     /// Whether an entry is here and its bytes are whole.
@@ -217,9 +219,11 @@ impl Index {
         &mut self.cells[node.0 as usize * count..][..count]
     }
 
-    /// Notes that an entry is being written here.
-    pub(crate) fn begin(&mut self, node: NodeId, class: usize, id: EntryId) {
-        self.cells_mut(node)[class] = Cell::writing(id);
+    /// Notes that an entry is being written here. Says whether it follows one that was whole and went:
+    /// for [`vacate`](Self::vacate), should it not be written after all.
+    pub(crate) fn begin(&mut self, node: NodeId, class: usize, id: EntryId) -> bool {
+        let cell = &mut self.cells_mut(node)[class];
+        std::mem::replace(cell, Cell::writing(id)) == Cell::GONE
     }
 
     /// Lets lookups see the entry.
@@ -228,13 +232,22 @@ impl Index {
     }
 
     /// Forgets an entry and whatever can't be reached without it; all of them are added to `gone`.
-    pub(crate) fn vacate(&mut self, node: NodeId, class: usize, gone: &mut Vec<EntryId>) {
+    /// `known`: as long as the boundary stays, a whole entry is known to have been here.
+    pub(crate) fn vacate(
+        &mut self,
+        node: NodeId,
+        class: usize,
+        known: bool,
+        gone: &mut Vec<EntryId>,
+    ) {
         if self.roles.attention == Some(class) {
             self.prune(node, gone);
             return;
         }
-        gone.extend(std::mem::replace(&mut self.cells_mut(node)[class], Cell::EMPTY).entry());
-        let bare = self.cells_mut(node).iter().all(|&cell| cell == Cell::EMPTY);
+        let left = if known { Cell::GONE } else { Cell::EMPTY };
+        gone.extend(std::mem::replace(&mut self.cells_mut(node)[class], left).entry());
+        let mut cells = self.cells_mut(node).iter();
+        let bare = cells.all(|cell| cell.entry().is_none());
         if bare {
             self.prune(node, gone);
         }
@@ -316,8 +329,8 @@ impl Index {
             }
             let cells = &self.cells[at as usize * self.roles.count..][..self.roles.count];
             let bare = match self.roles.attention {
-                Some(page) => cells[page] == Cell::EMPTY,
-                None => cells.iter().all(|&cell| cell == Cell::EMPTY),
+                Some(page) => cells[page].entry().is_none(),
+                None => cells.iter().all(|cell| cell.entry().is_none()),
             };
             if bare {
                 return Some(format!("node {at} has nothing to be known for"));

@@ -1,7 +1,43 @@
 //! The joint hit: the deepest boundary from which every class can resume.
 
-use super::Index;
+use super::index::{Cell, Index};
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
+
+/// Why a prompt can't be resumed from as deep as its pages go. Of several reasons the last in this list counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Missing {
+    /// No checkpoint was ever stored; what was there before a page went and came back is forgotten.
+    NeverMade,
+    /// Pages of a window are missing; the checkpoint is there, or none is needed.
+    Window,
+    /// A checkpoint was there, and was evicted or dropped.
+    Evicted,
+    /// A checkpoint is being written.
+    Writing,
+}
+
+impl Missing {
+    /// Its name in logs and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NeverMade => "never_made",
+            Self::Window => "window",
+            Self::Evicted => "evicted",
+            Self::Writing => "writing",
+        }
+    }
+
+    /// Why a boundary that has its page can't be resumed from, given what it has of the recurrent class.
+    fn at(state: Option<Cell>) -> Self {
+        match state {
+            Some(Cell::EMPTY) => Self::NeverMade,
+            Some(Cell::GONE) => Self::Evicted,
+            Some(cell) if !cell.is_resident() => Self::Writing,
+            _ => Self::Window,
+        }
+    }
+}
 
 /// What a lookup found, in blocks from the start of the prompt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -11,6 +47,8 @@ pub struct Hit {
     /// Leading blocks whose attention pages are all there, at least `blocks`: the difference is what a
     /// missing checkpoint or window page costs. Equals `blocks` without an attention class.
     pub pages: usize,
+    /// Why `blocks` is less than `pages`: the reason over all boundaries in between. `None` if they are equal.
+    pub missing: Option<Missing>,
 }
 
 impl Index {
@@ -37,16 +75,26 @@ impl Index {
                 parent = node;
             }
             visit(node);
-            let mut whole = roles.recurrent.is_none_or(has);
+            let state = roles
+                .recurrent
+                .map(|class| node.map_or(Cell::EMPTY, |node| self.cell(node, class)));
+            let mut whole = state.is_none_or(Cell::is_resident);
             for (run, &(class, window)) in runs.iter_mut().zip(&roles.windows) {
                 *run = if has(class) { *run + 1 } else { 0 };
                 whole &= *run >= window.min(block + 1);
             }
             if whole {
                 hit.blocks = block + 1;
+                hit.missing = None;
+            } else {
+                hit.missing = hit.missing.max(Some(Missing::at(state)));
             }
         }
-        hit.pages = hit.pages.max(hit.blocks);
+        if hit.pages <= hit.blocks {
+            // Without an attention class the walk goes on where nothing is.
+            hit.pages = hit.blocks;
+            hit.missing = None;
+        }
         hit
     }
 }

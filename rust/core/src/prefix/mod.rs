@@ -11,7 +11,7 @@ mod namespace;
 mod roles;
 
 pub(crate) use index::Index;
-pub use joint::Hit;
+pub use joint::{Hit, Missing};
 pub(crate) use namespace::Namespaces;
 pub(crate) use roles::Roles;
 

@@ -15,6 +15,8 @@ pub(crate) struct Entry {
     pub(crate) holds: u32,
     /// Whether its bytes are whole. It never goes back to false.
     pub(crate) resident: bool,
+    /// Whether a whole entry was in its place before it, and went.
+    pub(crate) again: bool,
     /// What it owns.
     pub(crate) slots: SlotSet,
 }
@@ -44,6 +46,7 @@ impl EntryTable {
             home: Some(home),
             holds: 1,
             resident: false,
+            again: false,
             slots,
         };
         let id = self.entries.insert(entry);

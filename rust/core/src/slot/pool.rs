@@ -35,8 +35,9 @@ pub(crate) struct SlotPool {
 }
 
 impl SlotPool {
-    /// Most slots of a pool.
-    pub(crate) const MAX_SLOTS: usize = i32::MAX as usize;
+    /// Most slots of a pool. An entry has one at least, so this many ids leave the index the top bit
+    /// of 32 and, with it set, two values that are no id.
+    pub(crate) const MAX_SLOTS: usize = i32::MAX as usize - 1;
 
     /// A pool with all its slots free.
     ///
