@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorRole,
+)
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     KVCacheConfig,
@@ -21,12 +26,13 @@ from vllm.v1.kv_cache_interface import (
     SinkFullAttentionSpec,
 )
 
-from hybrid_pages import GeometryError
+from hybrid_pages import BudgetError, GeometryError
 from hybrid_pages.vllm.connector import HybridPagesConnector
+from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob
 from hybrid_pages.vllm.settings import SettingsError
 from hybrid_pages.vllm.support import UnsupportedError
 from simulation.config import engine_config, plan_kv_caches
-from simulation.engine import connector
+from simulation.engine import StartEngine, connector
 from simulation.memory import Memory
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import GDN, SHAPES, attention, bf16
@@ -71,10 +77,13 @@ def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
         ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size"),
         ("parallel_config.data_parallel_size", 2, "data_parallel_size"),
         ("parallel_config.nnodes", 2, "nnodes"),
-        ("kv_transfer_config.kv_role", "kv_producer", "kv_role"),
-        ("kv_transfer_config.kv_role", "kv_consumer", "kv_role"),
         ("cache_config.enable_prefix_caching", False, "prefix caching"),
-        ("scheduler_config.disable_hybrid_kv_cache_manager", True, "hybrid KV cache manager"),
+        (
+            "scheduler_config.disable_hybrid_kv_cache_manager",
+            True,
+            "hybrid KV cache manager.*if you gave it.*connector beside",
+        ),
+        ("model_config.is_diffusion", True, "diffusion models"),
     ],
 )
 def test_a_configuration_not_shown_to_work_is_refused(
@@ -224,23 +233,146 @@ def test_a_tensor_that_does_not_match_its_spec_is_refused(
     worker.shutdown()
 
 
-def test_a_rank_that_differs_is_refused() -> None:
+# ---- what the workers report
+
+
+def reports(config: VllmConfig, plan: KVCacheConfig, shape: Any, rank: int = 0) -> Report:
+    """What a worker reports, as it travels."""
+    object.__setattr__(config.parallel_config, "rank", rank)
+    worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
+    worker.register_kv_caches(Memory(plan, shape.layout, [N] * 4, rank).tensors)
+    (report,) = pickle.loads(pickle.dumps(worker.build_connector_worker_meta())).reports
+    worker.shutdown()
+    return report
+
+
+def scheduler_of(config: VllmConfig, plan: KVCacheConfig) -> HybridPagesConnector:
+    return HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+
+
+def test_a_worker_that_plans_another_cache_is_refused() -> None:
     config, plan = configuration()
-    config.parallel_config.tensor_parallel_size = 2
-    scheduler = HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
+    scheduler = scheduler_of(config, plan)
+    dense = reports(*configuration(DENSE), DENSE)
+    with pytest.raises(GeometryError, match="rank 0 plans another cache than the scheduler: "):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): dense})
+
+
+def test_ranks_whose_tensors_differ_are_refused() -> None:
+    config, plan = configuration()
+    object.__setattr__(config.parallel_config, "tensor_parallel_size", 2)
+    scheduler = scheduler_of(config, plan)
+    first, second = (reports(config, plan, GDN, rank) for rank in range(2))
+    second.geometry = second.geometry.replace("bfloat16", "float16")
+    with pytest.raises(GeometryError, match="rank 1 differs from rank 0: "):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): first, (0, 1): second})
+
+
+@pytest.mark.parametrize("rank", [-1, 1])
+def test_a_rank_that_is_not_planned_is_refused(rank: int) -> None:
+    config, plan = configuration()
+    scheduler = scheduler_of(config, plan)
+    report = replace(reports(config, plan, GDN), rank=rank)
+    with pytest.raises(GeometryError, match=f"ranks: expected 0 to 0, found {rank}"):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): report})
+
+
+def test_a_worker_on_another_machine_is_refused() -> None:
+    config, plan = configuration()
+    scheduler = scheduler_of(config, plan)
+    report = replace(reports(config, plan, GDN), machine="another boot id")
+    with pytest.raises(UnsupportedError, match=r"(?s)one machine.*another boot id.*Ray"):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): report})
+
+
+def test_a_worker_opens_no_arena_of_another_machine() -> None:
+    config, plan = configuration()
+    scheduler = scheduler_of(config, plan)
     worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
     worker.register_kv_caches(Memory(plan, GDN.layout, [N] * 4, 0).tensors)
-    found = worker.get_handshake_metadata()
-    with pytest.raises(GeometryError, match="ranks"):
-        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): found})
-    dense_config, dense_plan = configuration(DENSE)
-    dense_config.parallel_config.tensor_parallel_size = 2
-    dense_config.parallel_config.rank = 1
-    other = HybridPagesConnector(dense_config, KVConnectorRole.WORKER, dense_plan)
-    other.register_kv_caches(Memory(dense_plan, DENSE.layout, [N], 1).tensors)
-    with pytest.raises(GeometryError, match="rank 1 differs from rank 0"):
-        scheduler.set_xfer_handshake_metadata_pp_aware(
-            {(0, 0): found, (0, 1): other.get_handshake_metadata()}
-        )
+    step = StepMetadata(scheduler.scheduler.arena.path, "another boot id", stores=[StoreJob(7, [])])
+    worker.bind_connector_metadata(step)
+    worker.wait_for_save()
+    ((outcome,),) = worker.build_connector_worker_meta().stores.values()
+    assert "another boot id" in outcome.error
+    assert outcome.reason == "store_start"
     worker.shutdown()
-    other.shutdown()
+
+
+def test_payloads_of_other_connectors_are_left_alone() -> None:
+    config, plan = configuration()
+    scheduler_of(config, plan).set_xfer_handshake_metadata_pp_aware({(0, 0): Foreign()})
+
+
+class Foreign(KVConnectorHandshakeMetadata):
+    """What another connector's worker says."""
+
+
+@pytest.mark.parametrize("outermost", [True, False])
+def test_a_worker_hands_its_report_over_unless_others_would_get_it(outermost: bool) -> None:
+    """MultiConnector gives one child's payload to all children; Nixl refuses ours."""
+    config, plan = configuration()
+    engine = config if outermost else copy.copy(config)
+    if not outermost:
+        engine.kv_transfer_config = copy.copy(config.kv_transfer_config)
+    with set_current_vllm_config(engine):
+        worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
+    worker.register_kv_caches(Memory(plan, GDN.layout, [N] * 4, 0).tensors)
+    assert isinstance(worker.get_handshake_metadata(), Report) is outermost
+    worker.shutdown()
+
+
+def test_a_report_that_does_not_fit_stops_the_cache_and_not_the_engine(
+    start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start()
+    worker = engine.runners[0].connector.worker
+    (report,) = worker._results.metadata.reports
+    worker._results.metadata.reports = [replace(report, machine="another boot id")]
+    prompt = list(range(1, 4 * N + 6))
+    with caplog.at_level("ERROR", logger="hybrid_pages"):
+        for _ in range(3):
+            engine.generate(prompt)
+            engine.forget_local()
+    assert "stores and restores nothing" in caplog.text
+    counters = engine.half.stats()["counters"]
+    assert counters["failures:geometry"] == 1
+    assert not [key for key in counters if key.startswith(("hit_tokens:host", "stored_entries"))]
+    engine.check_idle()
+
+
+def test_layers_whose_sizes_only_the_workers_know_are_stored_once_they_have_reported(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for padded layers of one type and several sizes."""
+    monkeypatch.setattr("hybrid_pages.vllm.connector.planned_geometry", lambda *_: None)
+    engine = start(SHAPES["heads-differ"])
+    assert not engine.half.connected
+    prompts = [[seed + i for i in range(3 * N + 5)] for seed in (1, 100)]
+    for prompt in prompts:
+        engine.generate(prompt)
+    engine.forget_local()
+    assert [engine.generate(prompt).restored_tokens for prompt in prompts] == [0, 3 * N]
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_scheduler_knows_the_sizes_of_every_kind_of_cache(
+    start: StartEngine, name: str
+) -> None:
+    assert start(SHAPES[name]).half.connected
+
+
+# ---- budgets
+
+
+def test_a_budget_too_small_for_one_block_is_refused_by_its_name() -> None:
+    config, plan = configuration(host_gb=1e-6)
+    with pytest.raises(BudgetError, match=r"host_gb: expected at least 0.0001 GiB.*raise it"):
+        scheduler_of(config, plan)
+
+
+def test_a_budget_beyond_the_machine_is_refused_by_its_name() -> None:
+    config, plan = configuration(host_gb=500_000)
+    with pytest.raises(BudgetError, match=r"host_gb: expected at most .* GiB, found 500000 GiB"):
+        scheduler_of(config, plan)

@@ -11,8 +11,12 @@ _MODULE = "hybrid_pages.vllm.connector"
 
 
 def register() -> None:
-    """Makes :data:`CONNECTOR` known to vLLM. Safe to call any number of times."""
+    """Makes :data:`CONNECTOR` known to vLLM, and has its configuration checked before a model
+    loads. Safe to call any number of times."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+    from hybrid_pages.vllm import early
+
+    early.install(CONNECTOR)
     if CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)

@@ -77,7 +77,7 @@ class Checkpoints:
             self._steer(tracked, 0)
             return
         resumed = max(lookup.local, lookup.restorable)
-        junction = request.shared_prefix_boundary
+        junction = tracked.junction = request.shared_prefix_boundary
         forks: tuple[int, ...] = ()
         if self.mode == "adaptive":
             forks = lookup.paged, junction
@@ -99,9 +99,11 @@ class Checkpoints:
     def _steer(self, tracked: Tracked, done: int) -> None:
         if done >= tracked.request.num_tokens:
             return  # decoding: every stop has passed
-        ahead = [stop for stop in tracked.stops if stop * self.grid.block_tokens > done]
+        n = self.grid.block_tokens
+        stops = (tracked.junction, *(stop * n for stop in tracked.stops))
+        ahead = [tokens for tokens in stops if tokens > done]
         if ahead:
-            tracked.request.shared_prefix_boundary = min(ahead) * self.grid.block_tokens
+            tracked.request.shared_prefix_boundary = min(ahead)
 
     def finished(self, tracked: Tracked) -> None:
         """Tells the policy what a request produced."""

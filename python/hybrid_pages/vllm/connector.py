@@ -13,6 +13,7 @@ from hybrid_pages.vllm.support import require_config, require_version
 
 require_version(vllm_version)
 
+from vllm.config import get_current_vllm_config_or_none  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -28,24 +29,35 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
-from hybrid_pages.vllm.layout import block_grid, require_groups  # noqa: E402
+from hybrid_pages.vllm.layout import (  # noqa: E402
+    block_grid,
+    has_states,
+    planned_geometry,
+    require_groups,
+)
 from hybrid_pages.vllm.log import logger  # noqa: E402
-from hybrid_pages.vllm.messages import StepMetadata  # noqa: E402
+from hybrid_pages.vllm.messages import Report, StepMetadata  # noqa: E402
 from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
 from hybrid_pages.vllm.scheduler import SchedulerHalf  # noqa: E402
 from hybrid_pages.vllm.settings import Settings  # noqa: E402
 from hybrid_pages.vllm.worker import WorkerHalf  # noqa: E402
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+
+def _is_outermost(transfer: "KVTransferConfig") -> bool:
+    """Whether a transfer configuration is the engine's own, and not that of a child."""
+    engine = get_current_vllm_config_or_none()
+    return engine is not None and engine.kv_transfer_config is transfer
 
 
 class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
@@ -72,22 +84,28 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
-        require_config(vllm_config)
         require_groups(kv_cache_config)
+        require_config(vllm_config, recurrent=has_states(kv_cache_config))
         grid = block_grid(kv_cache_config)
-        # vLLM's default kills a request whose load failed; here it is recomputed. The scheduler
-        # reads this only after it has made its connector.
-        self._kv_transfer_config.kv_load_failure_policy = "recompute"
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
         self._cache_config = vllm_config.cache_config
         self._block_tokens = vllm_config.cache_config.block_size
         if role == KVConnectorRole.SCHEDULER:
             ranks = vllm_config.parallel_config.tensor_parallel_size
-            engine_id = self._kv_transfer_config.engine_id
-            self.scheduler = SchedulerHalf(settings, grid, ranks, engine_id)
+            transfer = self._kv_transfer_config
+            self.scheduler = SchedulerHalf(
+                settings,
+                grid,
+                ranks,
+                transfer.engine_id,
+                planned_geometry(vllm_config, kv_cache_config),
+                stores=transfer.is_kv_producer,
+                loads=transfer.is_kv_consumer,
+            )
         else:
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config)
+            self._alone = _is_outermost(self._kv_transfer_config)
 
     # ---- both
 
@@ -145,8 +163,12 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker().restore()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """This rank's geometry."""
-        return self._worker().handshake()
+        """This rank's report, for a refusal at start.
+
+        A ``MultiConnector`` hands one child's payload to all children, and some refuse foreign
+        ones: beside others the report comes with the first metadata alone.
+        """
+        return self._worker().report() if self._alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Comes after new blocks were zeroed and preempted ones let go, before the forward pass.
@@ -179,9 +201,9 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker().start_stores(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that ended. A failed one is also a received one: vLLM then recomputes it."""
-        received, failed = self._worker().collect(self._step())
-        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+        """Loads that ended. Failed ones are among them: the scheduler half has them recomputed,
+        whatever ``kv_load_failure_policy`` says."""
+        return KVConnectorTransferResults(finished_recving=self._worker().collect(self._step()))
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Outcomes of this rank's copies."""
@@ -201,12 +223,19 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
-        """Takes every rank's geometry and makes arena and cache for it."""
-        self._scheduler().connect(metadata)
+        """Takes what the ranks have read, and leaves payloads of other connectors alone."""
+        self._scheduler().confirm(
+            report for report in metadata.values() if isinstance(report, Report)
+        )
 
     def on_new_request(self, request: "Request") -> None:
         """A request that may wait for its first lookup."""
         self._scheduler().arrived(request)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        """Takes the cache manager, and from it the block pool."""
+        self._scheduler().bind_manager(kv_cache_manager)
+        super().bind_kv_cache_manager(kv_cache_manager)
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """Takes the block pool whose blocks are pinned while they are copied."""
@@ -254,7 +283,9 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler().step(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Publishes what every rank has copied."""
+        """Publishes what every rank has copied, unless it was copied from invalid blocks."""
+        if connector_output.invalid_block_ids:
+            self._scheduler().invalid(connector_output.invalid_block_ids)
         self._scheduler().finished(
             connector_output.kv_connector_worker_meta, connector_output.finished_recving or ()
         )

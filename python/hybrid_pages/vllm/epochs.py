@@ -8,12 +8,13 @@ and so is whoever goes on from what a stale request leaves in the engine's cache
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
+from hybrid_pages.vllm.states import Tables
 from hybrid_pages.vllm.tracking import Reload, Tracked, namespace_identity
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ class _Old:
     """Stale requests: the keys of their blocks are such keys, and become more."""
 
     def has_any(self, keys: Sequence[bytes]) -> bool:
-        return not self.keys.isdisjoint(keys) or any(
-            not set(maker.request.block_hashes).isdisjoint(keys) for maker in self.makers.values()
-        )
+        return not self.keys.isdisjoint(keys) or any(self.makers_of(keys))
+
+    def makers_of(self, keys: Sequence[bytes]) -> Iterator[Tracked]:
+        for maker in self.makers.values():
+            if not set(maker.request.block_hashes).isdisjoint(keys):
+                yield maker
 
 
 class Epochs:
@@ -101,9 +105,21 @@ class Epochs:
         tracked.stale = True
         self._old.makers[tracked.request.request_id] = tracked
 
-    def ended(self, tracked: Tracked) -> None:
+    def spoil(self, tracked: Tracked) -> None:
+        """A request has gone on from blocks that hold something else.
+
+        As :meth:`distrust`, but until its end alone: then the engine's own cache loses its blocks.
+        """
+        tracked.spoiled = True
+        self.distrust(tracked)
+
+    def ended(self, tracked: Tracked, tables: Tables) -> None:
         """A request ended; its blocks may stay in the engine's own cache."""
-        if self._old.makers.pop(tracked.request.request_id, None) is not None:
+        if self._old.makers.pop(tracked.request.request_id, None) is None:
+            return
+        if tracked.spoiled and self._pool is not None:
+            self._pool.evict_blocks({block for ids in tables for block in ids if block})
+        else:
             self._old.keys.update(tracked.request.block_hashes)
 
     def admitted(self, tracked: Tracked, hit: Sequence[bytes], running: Iterable[Tracked]) -> None:
@@ -121,7 +137,9 @@ class Epochs:
                 tracked.reload = None
             adapter = self._adapters[namespace_identity(tracked.request)]
             adapter.used = True
-        if self._old.has_any(hit) or (adapter and not adapter.old_keys.isdisjoint(hit)):
+        if any(maker.spoiled for maker in self._old.makers_of(hit)):
+            self.spoil(tracked)
+        elif self._old.has_any(hit) or (adapter and not adapter.old_keys.isdisjoint(hit)):
             self.distrust(tracked)
 
     def _cached_keys(self) -> frozenset[bytes]:

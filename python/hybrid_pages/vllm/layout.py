@@ -70,6 +70,11 @@ def block_grid(config: KVCacheConfig, hash_block_size: int | None = None) -> Blo
     return BlockGrid(block_tokens, block_tokens // hash_tokens, exports)
 
 
+def has_states(config: KVCacheConfig) -> bool:
+    """Whether there are recurrent layers."""
+    return any(isinstance(spec, MambaSpec) for spec in _all_specs(config))
+
+
 def _all_specs(config: KVCacheConfig) -> Iterable[KVCacheSpec]:
     for group in config.kv_cache_groups:
         yield from (_layer_spec(group, name) for name in group.layer_names)
@@ -115,6 +120,59 @@ def require_groups(config: KVCacheConfig) -> None:
                     f"layer {name!r}: {type(spec).__name__}: expected full attention, MLA, sliding "
                     "window or a recurrent state"
                 )
+
+
+def planned_geometry(config: "VllmConfig", kv_cache_config: KVCacheConfig) -> Geometry | None:
+    """What pages and checkpoints take, as far as vLLM's plan says it without the tensors.
+
+    Scheduler and workers derive it on their own, and it is what the arena is made for. The order of
+    bytes inside a page is not in it: only the tensors tell, see :func:`read_layout`.
+
+    Returns:
+        None if a layer's size cannot be told. For layers of one type and several sizes the
+        scheduler's plan names the spec of the first one alone
+        (``generate_scheduler_kv_cache_config``); then a page's size is told by its place in memory,
+        unless pages are padded.
+
+    Raises:
+        UnsupportedError: a kind of cache this connector does not handle.
+    """
+    require_groups(kv_cache_config)
+    grid = block_grid(kv_cache_config)
+    strides = {
+        name: min(tensor.layer_stride, tensor.block_stride)
+        for tensor in kv_cache_config.kv_cache_tensors
+        for name in tensor.layers
+    }
+    groups = []
+    for group in kv_cache_config.kv_cache_groups:
+        layers = []
+        for name in group.layer_names:
+            segments = _planned_segments(_layer_spec(group, name), strides.get(name, 0))
+            if segments is None:
+                return None
+            layers.append(Layer(name, segments))
+        groups.append(_group(group, layers))
+    return Geometry(
+        block_tokens=grid.block_tokens,
+        groups=groups,
+        ranks=config.parallel_config.tensor_parallel_size,
+        identity={"model": str(config.model_config.model), "read_from": "the plan"},
+    )
+
+
+def require_sizes(plan: Geometry, found: Geometry) -> None:
+    """Refuses tensors whose pages or checkpoints are not as large as planned.
+
+    Raises:
+        GeometryError: the first class that differs.
+    """
+    for planned, item in zip(plan.classes, found.classes, strict=True):
+        if planned.entry_bytes != item.entry_bytes:
+            raise GeometryError(
+                f"class {item.index} ({item.kind}): expected {planned.entry_bytes} bytes a block "
+                f"by vLLM's plan, found {item.entry_bytes} in its tensors"
+            )
 
 
 def read_layout(
@@ -213,6 +271,24 @@ def _identity(
     }
 
 
+def _state_segments(spec: MambaSpec) -> list[Segment]:
+    names = ("conv", "ssm") if len(spec.shapes) == 2 else ()
+    return [
+        Segment(names[i] if names else f"state{i}", _dtype_name(dtype), list(shape))
+        for i, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True))
+    ]
+
+
+def _planned_segments(spec: KVCacheSpec, stride: int) -> list[Segment] | None:
+    known = stride == spec.page_size_bytes
+    if isinstance(spec, MambaSpec):
+        return _state_segments(spec) if known else None
+    if not known and spec.page_size_padded is not None:
+        return None
+    content = spec.num_heads * spec.num_states * spec.state_content_size_bytes
+    return [Segment("page", "uint8", [content if known else stride])]
+
+
 @dataclass(frozen=True)
 class _LayerView:
     """One layer's registered tensor, checked against its spec."""
@@ -306,13 +382,7 @@ class _LayerView:
     def segments(self) -> list[Segment]:
         """What a block of this layer is made of, in the order its bytes lie in memory."""
         if isinstance(self.spec, MambaSpec):
-            names = ("conv", "ssm") if len(self.spec.shapes) == 2 else ()
-            return [
-                Segment(names[i] if names else f"state{i}", _dtype_name(dtype), list(shape))
-                for i, (shape, dtype) in enumerate(
-                    zip(self.spec.shapes, self.spec.dtypes, strict=True)
-                )
-            ]
+            return _state_segments(self.spec)
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
         order = sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
         name = "latent" if isinstance(self.spec, MLAAttentionSpec) else "kv"

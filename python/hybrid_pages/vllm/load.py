@@ -25,6 +25,7 @@ class Loads:
         self.cache, self.grid, self.figures = cache, grid, figures
         self.classes = geometry.classes
         self._in_flight: dict[str, ReadLease | None] = {}
+        self._failed: set[str] = set()
         self._planned: list[LoadJob] = []
 
     @property
@@ -40,12 +41,12 @@ class Loads:
         tracked.drop_lease()
         tracked.lookup = None
         request, n, stride = tracked.request, self.grid.block_tokens, self.grid.stride
-        if request.skip_reading_prefix_cache or local_tokens % n:
+        if request.skip_reading_prefix_cache:
             return 0
         limit = (request.num_tokens - 1) // n
         keys = request.block_hashes
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
-        tracked.lookup = Lookup(local_tokens, hit.blocks * n, hit.pages * n)
+        tracked.lookup = Lookup(local_tokens, hit.blocks * n, hit.pages * n, hit.missing)
         if tracked.refused or hit.blocks * n <= local_tokens:
             return 0
         tracked.lease = self.cache.acquire(
@@ -56,12 +57,11 @@ class Loads:
     def allocated(
         self, request: "Request", tracked: Tracked | None, tables: Sequence[Sequence[int]], n: int
     ) -> None:
-        """Plans the load of ``n`` tokens into a request's blocks, and counts its lookup."""
+        """Plans the load of ``n`` tokens into a request's blocks."""
         lease = None
         if tracked is not None:
             if n:  # vLLM calls again, with 0, when a loaded request is scheduled
                 tracked.loaded = n
-            self._count(tracked, n)
             lease, tracked.lease = tracked.lease, None
         if not n:
             if lease is not None:
@@ -69,16 +69,17 @@ class Loads:
             return
         self._in_flight[request.request_id] = lease
         try:
-            job = LoadJob(request.request_id, self._entries(lease, tables, n))
+            local = tracked.lookup.local if tracked and tracked.lookup else 0
+            job = LoadJob(request.request_id, self._entries(lease, tables, local, n))
         except Exception as error:
             logger.exception("the load of request %s could not be planned", request.request_id)
             job = LoadJob(request.request_id, [], refused=str(error))
         self._planned.append(job)
 
     def _entries(
-        self, lease: ReadLease | None, tables: Sequence[Sequence[int]], n: int
+        self, lease: ReadLease | None, tables: Sequence[Sequence[int]], local: int, n: int
     ) -> list[LoadEntry]:
-        held = (lease.blocks - lease.first) * self.grid.block_tokens if lease else 0
+        held = lease.blocks * self.grid.block_tokens - local if lease else 0
         if lease is None or held != n:
             raise ValueError(f"external tokens: expected the {held} looked up, found {n}")
         entries: list[LoadEntry] = []
@@ -95,16 +96,23 @@ class Loads:
             entries.append((entry.class_index, entry.slots, targets, entry.checksums))
         return entries
 
-    def _count(self, tracked: Tracked, loading: int) -> None:
+    def admitted(self, tracked: Tracked, start: int) -> None:
+        """Counts a request's lookup, once: it is scheduled behind ``start`` tokens."""
         lookup, tracked.lookup = tracked.lookup, None
-        if lookup is None:
+        if lookup is None or tracked.counted:
             return
+        tracked.counted = True
+        host, rest = tracked.loaded, start - tracked.loaded
+        # vLLM's own hit may end inside a block, and then nobody loads beyond it.
+        other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         self.figures.count("lookups")
-        self.figures.count("lookup_tokens", tracked.request.num_tokens)
-        self.figures.count("hit_tokens", lookup.local, "local")
-        self.figures.count("hit_tokens", loading, "host")
-        resumed = max(lookup.restorable, lookup.local)
-        self.figures.count("missing_state_tokens", max(0, lookup.paged - resumed))
+        self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
+        self.figures.count("hit_tokens", rest - other, "local")
+        self.figures.count("hit_tokens", host, "host")
+        self.figures.count("hit_tokens", other, "other")
+        if lookup.missing is not None and lookup.paged > start:
+            self.figures.count("missing_state_tokens", lookup.paged - start)
+            self.figures.count("missing_states", label=lookup.missing)
 
     def take_planned(self) -> list[LoadJob]:
         """Loads planned since the last call, for this step's metadata."""
@@ -129,14 +137,22 @@ class Loads:
         if not failed:
             return
         self.figures.count("failures", label=failed[0].reason)
+        self._failed.add(request_id)
         if tracked is not None:
             tracked.refused, tracked.loaded = True, 0
         lease = self._in_flight.get(request_id)
         if lease is not None:
             self.cache.invalidate(lease)
 
-    def released(self, request_id: str) -> None:
-        """Every rank has ended the load: its slots may be evicted again."""
+    def released(self, request_id: str) -> bool:
+        """Every rank has ended the load: its slots may be evicted again.
+
+        Returns:
+            Whether it failed on some rank.
+        """
         lease = self._in_flight.pop(request_id, None)
         if lease is not None:
             lease.release()
+        failed = request_id in self._failed
+        self._failed.discard(request_id)
+        return failed

@@ -19,11 +19,16 @@ LoadEntryOfRank = tuple[int, list[int], list[int], int | None]
 
 
 @dataclass
-class Handshake(KVConnectorHandshakeMetadata):
-    """A worker's geometry as it found it in its tensors, in canonical JSON."""
+class Report(KVConnectorHandshakeMetadata):
+    """What a worker has read from its plan and its tensors."""
 
     rank: int
+    plan: str
+    """The planned geometry, in canonical JSON."""
     geometry: str
+    """The geometry found in the tensors, in canonical JSON."""
+    machine: str
+    """The boot id of the worker's machine; empty if the system names none."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class StepMetadata(KVConnectorMetadata):
     """One step's work for the workers."""
 
     arena: str | None = None
+    machine: str = ""
+    """The boot id of the machine that the arena is on."""
     stores: list[StoreJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     idle: bool = False
@@ -68,10 +75,14 @@ class Outcome:
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Ended jobs of one step: stores by job, loads by request, an outcome a rank."""
+    """Ended jobs of one step: stores by job, loads by request, an outcome per rank.
+
+    A rank's report comes with its first metadata, so never after an outcome.
+    """
 
     stores: dict[int, list[Outcome]] = field(default_factory=dict)
     loads: dict[str, list[Outcome]] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Both ranks' outcomes, side by side."""
@@ -80,6 +91,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
         merged = WorkerMetadata(
             {job: list(outcomes) for job, outcomes in self.stores.items()},
             {request: list(outcomes) for request, outcomes in self.loads.items()},
+            [*self.reports, *other.reports],
         )
         for job, outcomes in other.stores.items():
             merged.stores.setdefault(job, []).extend(outcomes)

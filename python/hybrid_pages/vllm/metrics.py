@@ -23,10 +23,18 @@ KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
 COUNTERS = {
     "lookups": (None, "Requests whose prefix was looked up at admission."),
     "lookup_tokens": (None, "Prompt tokens of the requests looked up."),
-    "hit_tokens": ("source", "Tokens not recomputed, by source: local (vLLM's own) or host."),
+    "hit_tokens": (
+        "source",
+        "Tokens not recomputed, by source: local (vLLM's own), host, or other (connectors beside).",
+    ),
     "missing_state_tokens": (
         None,
         "Tokens whose attention pages were there but no recurrent state to resume from.",
+    ),
+    "missing_states": (
+        "reason",
+        "Prompts whose attention pages reached deeper than any state to resume from, by reason: "
+        "never_made, evicted, writing, or window (its pages are missing).",
     ),
     "steered_steps": (
         None,

@@ -1,17 +1,23 @@
 """The scheduler half: what is known, what moves in a step, what is published."""
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.request import RequestStatus
+
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
+from hybrid_pages.vllm.budget import slots_of
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.here import worker_here
+from hybrid_pages.vllm.invalid import spread
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import Handshake, StepMetadata, StoreJob, WorkerMetadata
+from hybrid_pages.vllm.machine import boot_id, require_machine
+from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob, WorkerMetadata
 from hybrid_pages.vllm.metrics import KINDS, Figures, HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import GIB, Settings
@@ -21,6 +27,7 @@ from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -28,13 +35,19 @@ if TYPE_CHECKING:
 class SchedulerHalf:
     """One engine's cache, stores and loads. Lives in the scheduler's process.
 
-    Cache and arena are made in :meth:`connect`, from what the workers found in their tensors.
+    Cache and arena are made for the planned geometry. Nothing is published before every rank has
+    reported the same plan and equal tensors, see :meth:`confirm`.
 
     Args:
         settings: checked settings.
         grid: how vLLM cuts sequences into blocks and hashes.
         ranks: tensor-parallel workers; a boundary is published when all of them have copied.
         engine_id: vLLM's name of this engine, by which a worker in the same process is found.
+        plan: the planned geometry; None if only the workers know it.
+        stores, loads: what this engine does, by its ``kv_role``.
+
+    Raises:
+        BudgetError: ``host_gb`` cannot hold one entry of each kind.
     """
 
     geometry: Geometry
@@ -45,56 +58,106 @@ class SchedulerHalf:
     loads: Loads
 
     def __init__(
-        self, settings: Settings, grid: BlockGrid, ranks: int, engine_id: str | None = None
+        self,
+        settings: Settings,
+        grid: BlockGrid,
+        ranks: int,
+        engine_id: str | None = None,
+        plan: Geometry | None = None,
+        *,
+        stores: bool = True,
+        loads: bool = True,
     ) -> None:
+        if not stores:  # no step has to end for a checkpoint
+            settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
         self.settings, self.grid, self.ranks = settings, grid, ranks
         self.engine_id = engine_id
+        self._may_store, self._may_load = stores, loads
         self.figures = Figures()
         self.epochs = Epochs()
         self.connected = False
+        self._plan: Geometry | None = None
+        self._reports: dict[int, Report] = {}
+        self._confirmed = False
+        self._refused: str | None = None
+        self._manager: KVCacheManager | None = None
         self._pool: BlockPool | None = None
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
+        self._failed: dict[str, Tables] = {}
+        """Blocks of requests that this update ended with an error: they may be invalid."""
         self._recording: Recording | None = None
         if settings.trace_dir:
             self._recording = Recording(
                 Path(settings.trace_dir), grid.block_tokens, grid.stride, self.figures
             )
+        if plan is not None:
+            self._connect(plan)
 
     # ---- start
 
-    def connect(self, handshakes: Mapping[int, Any]) -> None:
-        """Takes the geometry that every rank found and makes the cache for it.
-
-        Raises:
-            GeometryError: a rank is missing or differs from the first one.
-            BudgetError: ``host_gb`` cannot hold one entry of each kind.
-        """
-        found = {
-            item.rank: Geometry.from_json(item.geometry)
-            for item in handshakes.values()
-            if isinstance(item, Handshake)
-        }
-        if sorted(found) != list(range(self.ranks)):
-            raise GeometryError(
-                f"worker geometries: expected ranks 0 to {self.ranks - 1}, found {sorted(found)}"
-            )
-        for rank, geometry in found.items():
-            if difference := found[0].difference(geometry):
-                raise GeometryError(f"rank {rank} differs from rank 0: {difference}")
-        self.geometry = geometry = found[0]
-        slot_bytes = geometry.suggest_slot_bytes()
-        slots = self.settings.host_bytes // slot_bytes
-        self.cache = Cache(
-            geometry, slot_bytes=slot_bytes, slots=slots, policy=self.settings.policy
-        )
-        self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
-        self.checkpoints = Checkpoints(geometry, self.cache, self.grid, self.settings, self.figures)
-        self.stores = Stores(geometry, self.cache, self.grid, self.checkpoints, self.figures)
-        self.loads = Loads(geometry, self.cache, self.grid, self.figures)
+    def _connect(self, plan: Geometry) -> None:
+        self._plan = self.geometry = plan
+        slot_bytes = plan.suggest_slot_bytes()
+        slots = slots_of(self.settings.host_gb, plan, slot_bytes)
+        self.cache = Cache(plan, slot_bytes=slot_bytes, slots=slots, policy=self.settings.policy)
+        self.arena = Arena.create(plan, slot_bytes=slot_bytes, slots=slots)
+        self.checkpoints = Checkpoints(plan, self.cache, self.grid, self.settings, self.figures)
+        self.stores = Stores(plan, self.cache, self.grid, self.checkpoints, self.figures)
+        self.loads = Loads(plan, self.cache, self.grid, self.figures)
         self.stores.pool = self._pool
         self.connected = True
         logger.info("%s", self.describe())
+
+    def confirm(self, reports: Iterable[Report]) -> None:
+        """Takes what ranks have read: at start if vLLM hands it over, and with first metadata.
+
+        Raises:
+            GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
+            UnsupportedError: a rank on another machine.
+        """
+        for report in reports:
+            require_machine(f"rank {report.rank}", boot_id(), report.machine)
+            if not 0 <= report.rank < self.ranks:
+                raise GeometryError(f"ranks: expected 0 to {self.ranks - 1}, found {report.rank}")
+            plan = Geometry.from_json(report.plan)
+            if self._plan is None:
+                self._connect(plan)
+            elif difference := self._plan.difference(plan):
+                raise GeometryError(
+                    f"rank {report.rank} plans another cache than the scheduler: {difference}"
+                )
+            self._reports[report.rank] = report
+        self._compare()
+
+    def _compare(self) -> None:
+        found = {
+            rank: Geometry.from_json(report.geometry) for rank, report in self._reports.items()
+        }
+        for rank, geometry in found.items():
+            first = min(found)
+            if difference := found[first].difference(geometry):
+                raise GeometryError(f"rank {rank} differs from rank {first}: {difference}")
+        if len(found) == self.ranks and not self._confirmed:
+            self._confirmed = True
+            self.geometry = found[0]
+            logger.info(
+                "hybrid-pages: all %d ranks hold what was planned, fingerprint %s",
+                self.ranks,
+                self.geometry.fingerprint.hex()[:12],
+            )
+
+    def _refuse(self, error: Exception) -> None:
+        """From now on nothing is stored or loaded: the workers are not as planned."""
+        self._refused = str(error)
+        logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
+        self.figures.count("failures", label="geometry")
+        self._clear()
+
+    @property
+    def serving(self) -> bool:
+        """Whether there is a cache, and nothing speaks against its use."""
+        return self.connected and self._refused is None
 
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
@@ -112,7 +175,7 @@ class SchedulerHalf:
             f"checkpoint {_size(sizes['recurrent'])}, "
             f"host budget {_size(budget)} = {self.arena.slots} slots of "
             f"{_size(self.arena.slot_bytes)}, holds at least {tokens} tokens (with a checkpoint at "
-            f"every boundary), fingerprint {self.geometry.fingerprint.hex()[:12]}"
+            "every boundary)"
         )
 
     def _describe_states(self) -> str:
@@ -121,6 +184,10 @@ class SchedulerHalf:
         if self.grid.exports_states:
             return "states: at step ends and exported from inside a prefill's last step, "
         return "states: at step ends, "
+
+    def bind_manager(self, manager: "KVCacheManager") -> None:
+        """Takes vLLM's cache manager, which knows a request's blocks."""
+        self._manager = manager
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
@@ -137,17 +204,18 @@ class SchedulerHalf:
 
     def match(self, request: "Request", local_tokens: int) -> int:
         """Tokens that can be loaded beyond ``local_tokens``."""
-        if not self.connected:
-            raise GeometryError("expected every worker's geometry before the first request")
+        if not self.serving:
+            return 0
         self._follow_engine()
         tracked = self._requests.get(request.request_id)
         reload = self.epochs.reload(request, None if tracked is None else tracked.reload)
         namespace = self.cache.namespace(self.epochs.identity(request, reload))
         if tracked is not None:
             tracked.restart()
+            self.cache.release_namespace(tracked.namespace)
             tracked.namespace, tracked.reload = namespace, reload
         else:
-            tracked = Tracked(request, namespace, reload=reload)
+            tracked = Tracked(request, namespace, reload=reload, refused=not self._may_load)
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -166,11 +234,12 @@ class SchedulerHalf:
 
     def step(self, output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions."""
-        if not self.connected:
+        if not self.serving:
             return StepMetadata()
         self._follow_engine()
         return StepMetadata(
             arena=self.arena.path,
+            machine=boot_id(),
             stores=[*self._stores(output), *self.stores.take_unsent()],
             loads=self.loads.take_planned(),
             idle=not output.total_num_scheduled_tokens,
@@ -189,11 +258,14 @@ class SchedulerHalf:
             start = tracked.request.num_computed_tokens
             try:
                 if tracked.position is None:
-                    self._admitted(tracked, start - tracked.loaded)
+                    self._admitted(tracked, start)
                 elif start < tracked.position:
                     self._taken_back(tracked, start)
                 self.checkpoints.stepped(tracked, start + new_tokens)
-                job = self.stores.plan(tracked, new_tokens, state)
+                if self._may_store:
+                    job = self.stores.plan(tracked, new_tokens, state)
+                else:
+                    job, tracked.position = None, start + new_tokens
             except Exception:
                 logger.exception("a store of request %s could not be planned", request_id)
                 self.figures.count("failures", label="store_plan")
@@ -201,8 +273,10 @@ class SchedulerHalf:
                 if job is not None:
                     yield job
 
-    def _admitted(self, tracked: Tracked, local_tokens: int) -> None:
-        """A request is scheduled behind a hit of so many tokens in vLLM's own cache."""
+    def _admitted(self, tracked: Tracked, start: int) -> None:
+        """A request is scheduled for the first time in this admission, behind ``start`` tokens."""
+        self.loads.admitted(tracked, start)
+        local_tokens = start - tracked.loaded
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
         self.epochs.admitted(tracked, hit, self._requests.values())
@@ -214,11 +288,40 @@ class SchedulerHalf:
         if self.checkpoints.recurrent:
             self.epochs.distrust(tracked)
 
+    def invalid(self, blocks: Iterable[int]) -> None:
+        """Another connector could not load these blocks, and a step has gone on from them.
+
+        What was computed from them is as wrong, and vLLM forgets only a part of it
+        (``Scheduler._update_requests_with_invalid_blocks``): it makes one request compute each
+        block again, counts it as computed for others that share it, and under asynchronous
+        scheduling goes on with a token of the step after.
+        """
+        tables, self._failed = self._failed, {}
+        tables.update((request_id, self._tables(request_id)) for request_id in self._requests)
+        wrong, held = spread(blocks, tables)
+        if self._pool is not None:
+            self._pool.evict_blocks(wrong)
+        for request_id in held:
+            if (holder := self._requests.get(request_id)) is not None:
+                self.stores.void(holder)
+                self.epochs.spoil(holder)
+
+    def _tables(self, request_id: str) -> Tables:
+        """All blocks that vLLM holds for a request, also those that it has not told as computed."""
+        return () if self._manager is None else self._manager.get_block_ids(request_id)
+
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Takes the workers' word for what ended: publishes stores, ends loads."""
+        self._failed.clear()
         if isinstance(metadata, WorkerMetadata):
+            if self._refused is None:
+                try:
+                    self.confirm(metadata.reports)
+                except Exception as error:
+                    self._refuse(error)
+            trusted = self._confirmed and self._refused is None
             for job, outcomes in metadata.stores.items():
-                self.stores.ended(job, outcomes)
+                self.stores.ended(job, outcomes, trusted=trusted)
             for request_id, outcomes in metadata.loads.items():
                 try:
                     self.loads.ended(request_id, self._requests.get(request_id), outcomes)
@@ -230,7 +333,22 @@ class SchedulerHalf:
             self.figures.count("failures", label="worker_metadata")
         if self.connected:
             for request_id in received:
-                self.loads.released(request_id)
+                if self.loads.released(request_id):
+                    self._recompute(request_id)
+
+    def _recompute(self, request_id: str) -> None:
+        """A load failed: the request begins anew, as ``kv_load_failure_policy: recompute`` says.
+
+        Done here, since beside other connectors vLLM reads that policy for all of them, and by
+        default ends such requests.
+        """
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            return  # it ended meanwhile
+        if self._manager is None:
+            raise RuntimeError("expected vLLM's cache manager at start, found none")
+        self._manager.free(tracked.request)
+        tracked.request.num_computed_tokens = 0
 
     def forget(self, request: "Request", tables: Tables) -> None:
         """A request ended: lets go of what no copy under way needs."""
@@ -244,9 +362,13 @@ class SchedulerHalf:
     def _forget(self, tracked: Tracked, tables: Tables) -> None:
         request = tracked.request
         tracked.drop_lease()
-        self.epochs.ended(tracked)
+        self.epochs.ended(tracked, self._tables(request.request_id) if tracked.spoiled else ())
         try:
-            self.stores.finish(tracked, tables)
+            if request.status == RequestStatus.FINISHED_ERROR:
+                self.stores.void(tracked)
+                self._failed[request.request_id] = self._tables(request.request_id)
+            elif self._may_store:
+                self.stores.finish(tracked, tables)
         except Exception:
             logger.exception("a store of request %s could not be planned", request.request_id)
             self.figures.count("failures", label="store_plan")
@@ -257,6 +379,7 @@ class SchedulerHalf:
         except Exception:
             logger.exception("the policy was not told the end of %s", request.request_id)
             self.figures.count("failures", label="finish")
+        self.cache.release_namespace(tracked.namespace)
 
     def _settle(self) -> None:
         """Ends every store if the worker is in this process.
@@ -270,7 +393,9 @@ class SchedulerHalf:
         if worker is None:
             return
         try:
-            unsent = StepMetadata(arena=self.arena.path, stores=self.stores.take_unsent())
+            unsent = StepMetadata(
+                arena=self.arena.path, machine=boot_id(), stores=self.stores.take_unsent()
+            )
             self.finished(worker.end_stores(unsent), ())
         except Exception:
             logger.exception("the stores of an idle engine could not be ended")

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 class _Store:
     """Entries on their way out of the engine."""
 
+    owner: Tracked
     lease: WriteLease
     kinds: list[str]
     pins: "list[KVCacheBlock]"
+    void: bool = False
+    """The source blocks turned out to hold something else."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
 
@@ -157,7 +160,7 @@ class Stores:
             lease.abort()
             return None
         try:
-            return self._start(lease, sources)
+            return self._start(tracked, lease, sources)
         except BaseException:
             lease.abort()
             raise
@@ -169,7 +172,9 @@ class Stores:
 
     # ---- from the engine's blocks to published entries
 
-    def _start(self, lease: WriteLease, sources: dict[tuple[int, int], list[int]]) -> StoreJob:
+    def _start(
+        self, tracked: Tracked, lease: WriteLease, sources: dict[tuple[int, int], list[int]]
+    ) -> StoreJob:
         pool = self._bound()
         entries: list[StoreEntry] = []
         pins: list[KVCacheBlock] = []
@@ -180,11 +185,23 @@ class Stores:
         kinds = [KINDS[self.classes[entry.class_index].kind] for entry in lease.entries]
         pool.touch(pins)
         job, self._next_job = self._next_job, self._next_job + 1
-        self._in_flight[job] = _Store(lease, kinds, pins)
+        self._in_flight[job] = _Store(tracked, lease, kinds, pins)
         return StoreJob(job, entries)
 
-    def ended(self, job: int, outcomes: Iterable[Outcome]) -> None:
-        """Takes ranks' outcomes of a job; publishes it when all of them have copied."""
+    def void(self, tracked: Tracked) -> None:
+        """Nothing of a request that is under way is published."""
+        for store in self._in_flight.values():
+            if store.owner is tracked:
+                store.void = True
+
+    def ended(self, job: int, outcomes: Iterable[Outcome], *, trusted: bool = True) -> None:
+        """Takes ranks' outcomes of a job; publishes it when all of them have copied.
+
+        Args:
+            job: its number.
+            outcomes: of one or more ranks.
+            trusted: whether every rank was found to be as planned.
+        """
         store = self._in_flight.get(job)
         if store is None:
             logger.error("a worker reported store %d, which is not in flight", job)
@@ -195,7 +212,12 @@ class Stores:
             return
         del self._in_flight[job]
         try:
-            self._publish(store)
+            if store.void:
+                self.figures.count("skipped_entries", len(store.kinds), "invalid")
+            elif trusted:
+                self._publish(store)
+            else:
+                self.figures.count("skipped_entries", len(store.kinds), "unconfirmed")
         except Exception:
             logger.exception("publishing store %d failed", job)
             self.figures.count("failures", label="publish")

@@ -1,10 +1,11 @@
 """What is refused at start, by name: whatever no test has shown to be right."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
 
 SUPPORTED = ((0, 32), (0, 34))
 """The vLLM versions that work: from the first, up to but without the second."""
@@ -39,31 +40,49 @@ def require_version(version: str) -> None:
         )
 
 
-def require_config(config: "VllmConfig") -> None:
+def require_config(
+    config: "VllmConfig",
+    *,
+    recurrent: bool,
+    transfer: "KVTransferConfig | None" = None,
+    beside: Sequence[str] = (),
+) -> None:
     """Refuses every feature of the engine that has not been shown to work together with this cache.
+
+    Args:
+        config: the engine's configuration.
+        recurrent: whether the model has recurrent layers.
+        transfer: this connector's own part of it, if the engine's is another one's.
+        beside: connectors that made vLLM turn its hybrid KV cache manager off, as far as known.
 
     Raises:
         UnsupportedError: one line for each refused feature, with what was found and what to set.
     """
-    refused = list(_refusals(config))
+    refused = _refusals(config, transfer or config.kv_transfer_config)
+    if recurrent and config.scheduler_config.disable_hybrid_kv_cache_manager is True:
+        refused.append(_no_hybrid_manager(beside))
     if refused:
         raise UnsupportedError(
             "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(refused)
         )
 
 
-def _refusals(config: "VllmConfig") -> list[str]:
-    transfer, parallel, cache = (
-        config.kv_transfer_config,
-        config.parallel_config,
-        config.cache_config,
+def _no_hybrid_manager(beside: Sequence[str]) -> str:
+    found = "hybrid KV cache manager: expected on for a model with recurrent layers, found off"
+    if beside:
+        return (
+            f"{found}, since {' and '.join(beside)} cannot work with it: take "
+            f"{'them' if len(beside) > 1 else 'it'} out of MultiConnector's connectors"
+        )
+    return (
+        f"{found}: drop --disable-hybrid-kv-cache-manager if you gave it; otherwise a connector "
+        "beside this one cannot work with it: take that one out of MultiConnector's connectors"
     )
+
+
+def _refusals(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
+    parallel, cache = config.parallel_config, config.cache_config
     checks = [
-        (
-            transfer.kv_role != "kv_both",
-            f"kv_role: expected 'kv_both', found {transfer.kv_role!r} (disaggregated prefill and "
-            "decode are not supported)",
-        ),
         (
             transfer.enable_permute_local_kv,
             "enable_permute_local_kv: expected false, found true",
@@ -101,13 +120,13 @@ def _refusals(config: "VllmConfig") -> list[str]:
             "hashes name the pages)",
         ),
         (
-            config.scheduler_config.disable_hybrid_kv_cache_manager is True,
-            "hybrid KV cache manager: expected on, found off (drop "
-            "--disable-hybrid-kv-cache-manager)",
-        ),
-        (
             config.model_config.is_encoder_decoder,
             "encoder-decoder models: not supported",
+        ),
+        (
+            config.model_config.is_diffusion,
+            "diffusion models: not supported (a block is written again and again until its text is "
+            "settled)",
         ),
         (
             cache.use_replayssm,

@@ -20,6 +20,8 @@ class Lookup(NamedTuple):
     """Depth of the joint hit."""
     paged: int
     """Depth to which attention pages are there, with or without a state to resume from."""
+    missing: str | None = None
+    """Why pages reach deeper than the joint hit."""
 
 
 class Late(NamedTuple):
@@ -50,7 +52,9 @@ class Tracked:
     lease: ReadLease | None = None
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     lookup: Lookup | None = None
-    """The last lookup, until it is counted."""
+    """The last lookup, until the request is scheduled."""
+    counted: bool = False
+    """Whether a lookup of this request was counted; one that was preempted is looked up again."""
     wanted: set[int] = field(default_factory=set)
     """Boundaries, in blocks, that get a checkpoint if there is a state; see :meth:`want`."""
     furthest: int = 0
@@ -60,7 +64,7 @@ class Tracked:
     arrival: float = 0.0
     """When it came, on the monotonic clock, if requests are recorded."""
     refused: bool = False
-    """A load of this request failed: from then on it is computed."""
+    """Nothing is loaded: a load of this request failed, or this engine only stores."""
     loaded: int = 0
     """Tokens that this admission has from the cache."""
     position: int | None = None
@@ -71,7 +75,11 @@ class Tracked:
     stale: bool = False
     """This admission goes on from bytes that a reset has declared old, or that are not those of its
     tokens any more: none of it is published."""
+    spoiled: bool = False
+    """It has gone on from blocks that another connector could not load."""
     reload: Reload | None = None
+    junction: int = 0
+    """vLLM's own junction, in tokens, which may lie inside a block."""
 
     def want(self, boundaries: Iterable[int]) -> None:
         """Adds boundaries that get a checkpoint."""
@@ -83,7 +91,7 @@ class Tracked:
         self.stored_blocks = self.loaded = 0
         self.position = self.late = None
         self.ends.clear()
-        self.stale = False
+        self.stale = self.spoiled = False
 
     def drop_lease(self) -> None:
         """Lets go of what the last lookup held."""

@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from hybrid_pages import Arena, Completion, CudaError, Geometry, LayerMap, TransferError
+from hybrid_pages import (
+    Arena,
+    Completion,
+    CudaError,
+    Geometry,
+    GeometryError,
+    LayerMap,
+    TransferError,
+)
 from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.here import note_worker
-from hybrid_pages.vllm.layout import read_layout
+from hybrid_pages.vllm.layout import planned_geometry, read_layout, require_sizes
 from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.machine import boot_id, require_machine
 from hybrid_pages.vllm.messages import (
-    Handshake,
     LoadJob,
     Outcome,
+    Report,
     StepMetadata,
     StoreJob,
     WorkerMetadata,
@@ -38,7 +47,6 @@ class _Results:
 
     metadata: WorkerMetadata = field(default_factory=WorkerMetadata)
     received: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
 
 
 class WorkerHalf:
@@ -55,6 +63,7 @@ class WorkerHalf:
     ) -> None:
         self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
         self.rank: int = config.parallel_config.rank
+        self.plan: Geometry | None = None
         self.geometry: Geometry | None = None
         self.engine: engines.CopyEngine | None = None
         self._device = torch.device("cpu")
@@ -83,6 +92,11 @@ class WorkerHalf:
         self.geometry, self._maps = read_layout(
             self._config, self._kv_cache_config, self._kv_caches
         )
+        self.plan = planned_geometry(self._config, self._kv_cache_config)
+        if self.plan is None:
+            raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
+        require_sizes(self.plan, self.geometry)
+        self._results.metadata.reports = [self._report()]
 
     def unregister(self) -> None:
         """Ends every copy and touches the buffers no more, until :meth:`restore`."""
@@ -97,24 +111,34 @@ class WorkerHalf:
         if self._kv_caches:
             self.register(self._kv_caches)
 
-    def handshake(self) -> Handshake | None:
+    def report(self) -> Report | None:
         """What the scheduler half has to know of this rank."""
-        if self.geometry is None:
-            return None
-        return Handshake(self.rank, self.geometry.to_json())
+        return None if self.geometry is None else self._report()
 
-    def _open(self, path: str | None) -> engines.CopyEngine:
+    def _report(self) -> Report:
+        plan, geometry = self._registered()
+        return Report(self.rank, plan.to_json(), geometry.to_json(), boot_id())
+
+    def _registered(self) -> tuple[Geometry, Geometry]:
+        if self.plan is None or self.geometry is None:
+            raise RuntimeError("expected registered KV caches, found none")
+        return self.plan, self.geometry
+
+    def _open(self, step: StepMetadata) -> engines.CopyEngine:
+        path = step.arena
         if self.engine is not None and path == self._arena_path:
             return self.engine
-        if path is None or self.geometry is None:
-            raise RuntimeError("expected an arena and registered KV caches, found none")
+        if path is None:
+            raise RuntimeError("expected an arena, found none")
         if self._refused is not None and self._refused[0] == path:
             raise TransferError(self._refused[1])
-        arena = Arena.open(path, self.geometry)
+        require_machine("the arena", step.machine, boot_id())
+        plan, _ = self._registered()
+        arena = Arena.open(path, plan)
         try:
             self.engine = engines.make_engine(
                 self._device,
-                self.geometry,
+                plan,
                 arena,
                 rank=self.rank,
                 num_blocks=self._kv_cache_config.num_blocks,
@@ -143,7 +167,7 @@ class WorkerHalf:
         if self._device.type == "cpu" or step.arena is None:
             return
         try:
-            engine = self._open(step.arena)
+            engine = self._open(step)
             if step.loads and isinstance(engine, engines.StreamEngine):
                 engine.fence()
         except Exception as error:
@@ -167,7 +191,7 @@ class WorkerHalf:
         if self._unfenced is not None:
             raise TransferError(self._unfenced)
         verify = self.settings.verify_on_load
-        return self._open(step.arena).load(
+        return self._open(step).load(
             [
                 (item, slots, blocks, checksums[self.rank] if verify else None)
                 for item, slots, blocks, checksums in job.entries
@@ -191,7 +215,7 @@ class WorkerHalf:
                 self.engine.wait(ticket)
 
     def _submit_store(self, step: StepMetadata, job: StoreJob) -> int:
-        return self._open(step.arena).store(job.entries)
+        return self._open(step).store(job.entries)
 
     @property
     def _stores_end_with_the_step(self) -> bool:
@@ -199,14 +223,13 @@ class WorkerHalf:
         mode = self.settings.store_mode
         return mode == "step" or (mode == "auto" and self._device.type == "cpu")
 
-    def collect(self, step: StepMetadata | None) -> tuple[set[str], set[str]]:
-        """Requests whose loads ended since the last call, and those of them that failed."""
+    def collect(self, step: StepMetadata | None) -> set[str]:
+        """Requests whose loads ended since the last call, well or not."""
         if step is not None and step.idle and self.engine is not None and self._loads:
             self.engine.wait(next(iter(self._loads)), _IDLE_WAIT_SECONDS)
         self._collect()
         received, self._results.received = self._results.received, set()
-        failed, self._results.failed = self._results.failed, set()
-        return received, failed
+        return received
 
     def end_stores(self, more: StepMetadata) -> WorkerMetadata:
         """Starts more stores and waits for all; returns the outcomes that were not reported yet."""
@@ -214,12 +237,13 @@ class WorkerHalf:
         self._wait_for_stores()
         self._collect()
         stores, self._results.metadata.stores = self._results.metadata.stores, {}
-        return WorkerMetadata(stores=stores)
+        # The first report may be on its way in a step's metadata.
+        return WorkerMetadata(stores=stores, reports=[self._report()])
 
     def take_metadata(self) -> WorkerMetadata | None:
         """What ended since the last call, for the scheduler half."""
         metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
-        return metadata if metadata.stores or metadata.loads else None
+        return metadata if metadata.stores or metadata.loads or metadata.reports else None
 
     def _poll(self) -> list[Completion]:
         return self.engine.poll() if self.engine is not None else []
@@ -239,8 +263,6 @@ class WorkerHalf:
     def _end_load(self, request: str, outcome: Outcome) -> None:
         self._results.metadata.loads.setdefault(request, []).append(outcome)
         self._results.received.add(request)
-        if outcome.error is not None:
-            self._results.failed.add(request)
 
     def _end_store(self, job: int, outcome: Outcome) -> None:
         self._results.metadata.stores.setdefault(job, []).append(outcome)

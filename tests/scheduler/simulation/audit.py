@@ -29,7 +29,7 @@ class Audit:
     """Reads an engine's arena as a loader would."""
 
     def __init__(self, engine: Engine) -> None:
-        half = engine.connector.scheduler
+        half = engine.half
         self.engine, self.geometry, self.arena, self.cache = (
             engine,
             half.geometry,
@@ -47,7 +47,7 @@ class Audit:
         for result in filter(self.engine.current, self.engine.results.values()):
             request = result.request
             prefix = Prefix(self.engine.origin(request), request.all_token_ids)
-            epochs = self.engine.connector.scheduler.epochs
+            epochs = self.engine.half.epochs
             namespace = self.cache.namespace(epochs.identity(request))
             keys = request.block_hashes
             for depth in range(1, len(keys) // self.stride + 1):
@@ -56,6 +56,7 @@ class Audit:
                     with lease:
                         for entry in lease.entries:
                             self._check(entry, prefix, request.request_id)
+            self.cache.release_namespace(namespace)
         return len(self.checked)
 
     def _check(self, entry: Any, prefix: Prefix, request_id: str) -> None:

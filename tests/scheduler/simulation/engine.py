@@ -30,6 +30,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
 
 from .audit import Audit
@@ -179,9 +180,17 @@ class Engine:
         return self.scheduler.connector
 
     @property
+    def half(self) -> Any:
+        """This package's scheduler half, alone or beside other connectors."""
+        children = getattr(self.connector, "sub_connectors", [self.connector])
+        return next(
+            child for child in children if isinstance(child, HybridPagesConnector)
+        ).scheduler
+
+    @property
     def cache(self) -> Any:
         """The connector's cache."""
-        return self.connector.scheduler.cache
+        return self.half.cache
 
     def _runner(self, rank: int, plan: Any, version: int) -> Runner:
         kernels = [
@@ -216,13 +225,15 @@ class Engine:
         allocated = connector.update_state_after_alloc
 
         def note(request: Request, blocks: Any, external_tokens: int) -> None:
-            if external_tokens:
+            allocated(request, blocks, external_tokens)
+            if external_tokens and request.request_id in self.half.loads.in_flight:
                 tables = blocks.get_block_ids()
                 first = max(map(len, tables)) - external_tokens // self.shape.block_tokens
                 self._loading[request.request_id] = [
                     (group, block) for group, ids in enumerate(tables) for block in ids[first:]
                 ]
-            allocated(request, blocks, external_tokens)
+                for runner in self.runners:  # their bytes are ours from here on
+                    runner.garbage.difference_update(*(ids[first:] for ids in tables))
 
         connector.update_state_after_alloc = note
 
@@ -285,7 +296,7 @@ class Engine:
 
     def depths(self, prompt: Sequence[int]) -> list[int]:
         """Boundaries, in blocks, from which a prompt could be resumed now."""
-        stride, keys = self.connector.scheduler.grid.stride, self._request(prompt).block_hashes
+        stride, keys = self.half.grid.stride, self._request(prompt).block_hashes
         namespace = self.cache.namespace(b"")
         return [
             depth
@@ -411,7 +422,7 @@ class Engine:
 
     def _check_cache(self) -> None:
         """Every slot is free or part of an entry, and every entry holds what it should."""
-        half, stats = self.connector.scheduler, self.cache.stats()
+        half, stats = self.half, self.cache.stats()
         assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
         assert not half._requests, "the scheduler half still follows finished requests"
         counts = dict.fromkeys(KINDS.values(), 0)

@@ -51,6 +51,8 @@ class Runner:
     version: int = 1
     steps: int = 0
     requests: dict[str, Running] = field(default_factory=dict)
+    garbage: set[int] = field(default_factory=set)
+    """Blocks that another connector could not load, or that were computed from such ones."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Runs one step and returns what the scheduler is told of it."""
@@ -66,6 +68,7 @@ class Runner:
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
         if output.has_sync_kv_loads:
             self.connector.start_load_kv(None)
+        self.garbage |= self._invalid()
         sampled = self._forward(output)
         if not output.has_sync_kv_loads:
             self.connector.start_load_kv(None)
@@ -138,10 +141,16 @@ class Runner:
                 for table, ids in zip(request.tables, blocks, strict=True):
                     table.extend(ids)
 
+    def _invalid(self) -> set[int]:
+        """Blocks of this step that siblings of the simulation have failed to load."""
+        children = getattr(self.connector, "sub_connectors", ())
+        return set().union(*(getattr(child, "invalid", ()) for child in children))
+
     # ---- the forward pass
 
     def _forward(self, output: SchedulerOutput) -> dict[str, list[int]]:
         work = [(self.requests[key], n) for key, n in output.num_scheduled_tokens.items()]
+        wrong = self._spoil(work)
         for request, scheduled in work:
             self._move_states(request, scheduled)
         for group, layers in enumerate(self.memory.groups):
@@ -150,8 +159,32 @@ class Runner:
                     for request, scheduled in work:
                         self._advance(request, group, layer, scheduled)
                 else:
-                    self._attend(work, group, layer, self.memory.windows[group])
+                    self._attend(work, wrong, group, layer, self.memory.windows[group])
         return {request.request_id: self._sample(request, n) for request, n in work}
+
+    def _spoil(self, work: list[tuple[Running, int]]) -> set[str]:
+        """Requests that attend to garbage which no other request rewrites in this step; what they
+        write is garbage, too. Models of one group alone have such requests."""
+        n, wrong = self.memory.block_tokens, {request.request_id for request, _ in work}
+        while self.garbage:
+            right = {
+                request.request_id
+                for request, _ in work
+                if self.garbage.isdisjoint(request.tables[0][: -(-request.computed // n)])
+            }
+            for request, scheduled in work:
+                if request.request_id in right:
+                    end = -(-(request.computed + scheduled) // n)
+                    self.garbage.difference_update(request.tables[0][request.computed // n : end])
+            if wrong == (wrong := wrong - right):
+                break
+        else:
+            return set()
+        for request, scheduled in work:
+            if request.request_id in wrong:
+                end = -(-(request.computed + scheduled) // n)
+                self.garbage.update(request.tables[0][request.computed // n : end])
+        return wrong
 
     def _recurrent_groups(self) -> list[int]:
         return [group for group, recurrent in enumerate(self.memory.recurrent) if recurrent]
@@ -175,7 +208,12 @@ class Runner:
                 layer.copy_block(table[previous], table[current])
 
     def _attend(
-        self, work: list[tuple[Running, int]], group: int, layer: LayerMemory, window: int | None
+        self,
+        work: list[tuple[Running, int]],
+        wrong: set[str],
+        group: int,
+        layer: LayerMemory,
+        window: int | None,
     ) -> None:
         """Writes every request's new tokens, then checks all that their attention reads."""
         n = self.memory.block_tokens
@@ -185,8 +223,12 @@ class Runner:
             self._require_blocks(request, layer, blocks.tolist(), request.computed // n)
             digests = request.prefix.of_tokens(request.computed, request.computed + scheduled)
             data = expand(digests, layer.key, layer.token_bytes)
+            if request.request_id in wrong:
+                data = ~data
             layer.write_tokens(blocks.tolist(), positions % n, data)
         for request, scheduled in work:
+            if request.request_id in wrong:
+                continue
             end = request.computed + scheduled
             first = 0 if window is None else max(0, request.computed - window + 1)
             blocks = request.tables[group][first // n : -(-end // n)]
