@@ -28,13 +28,13 @@ impl Missing {
         }
     }
 
-    /// Why a boundary that has its page can't be resumed from, given what it has of the recurrent class.
-    fn at(state: Option<Cell>) -> Self {
+    /// Why a boundary can't be resumed from that has its page and this of the recurrent class.
+    fn at(state: Cell) -> Self {
         match state {
-            Some(Cell::EMPTY) => Self::NeverMade,
-            Some(Cell::GONE) => Self::Evicted,
-            Some(cell) if !cell.is_resident() => Self::Writing,
-            _ => Self::Window,
+            Cell::EMPTY => Self::NeverMade,
+            Cell::GONE => Self::Evicted,
+            state if state.is_resident() => Self::Window,
+            _ => Self::Writing,
         }
     }
 }
@@ -62,6 +62,12 @@ impl Index {
         let roles = self.roles();
         // For each window class, how many blocks in a row up to here have their page.
         let mut runs = vec![0_usize; roles.windows.len()];
+        // Why a boundary is no hit, if nothing more is known of it.
+        let least = match roles.recurrent {
+            Some(_) => Missing::NeverMade,
+            None => Missing::Window,
+        };
+        let mut missing = least;
         let mut hit = Hit::default();
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
@@ -75,26 +81,25 @@ impl Index {
                 parent = node;
             }
             visit(node);
-            let state = roles
-                .recurrent
-                .map(|class| node.map_or(Cell::EMPTY, |node| self.cell(node, class)));
-            let mut whole = state.is_none_or(Cell::is_resident);
+            let state = match (roles.recurrent, node) {
+                (Some(class), Some(node)) => self.cell(node, class),
+                _ => Cell::EMPTY,
+            };
+            let mut whole = roles.recurrent.is_none() || state.is_resident();
             for (run, &(class, window)) in runs.iter_mut().zip(&roles.windows) {
                 *run = if has(class) { *run + 1 } else { 0 };
                 whole &= *run >= window.min(block + 1);
             }
             if whole {
                 hit.blocks = block + 1;
-                hit.missing = None;
-            } else {
-                hit.missing = hit.missing.max(Some(Missing::at(state)));
+                missing = least;
+            } else if state != Cell::EMPTY {
+                missing = missing.max(Missing::at(state));
             }
         }
-        if hit.pages <= hit.blocks {
-            // Without an attention class the walk goes on where nothing is.
-            hit.pages = hit.blocks;
-            hit.missing = None;
-        }
+        // Without an attention class the walk goes on where nothing is, and nothing is missing.
+        hit.pages = hit.pages.max(hit.blocks);
+        hit.missing = (hit.pages > hit.blocks).then_some(missing);
         hit
     }
 }

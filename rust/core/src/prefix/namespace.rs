@@ -20,6 +20,12 @@ struct Record {
     nodes: usize,
 }
 
+impl Record {
+    const fn is_idle(&self) -> bool {
+        self.holds == 0 && self.nodes == 0
+    }
+}
+
 /// Numbers for identities. One is freed with its last hold and its last boundary, and its number is
 /// never given again: nobody who kept it too long finds another identity under it.
 #[derive(Debug, Default)]
@@ -104,8 +110,11 @@ impl Namespaces {
 
     /// Ends a [`hold`](Self::hold).
     pub(crate) fn let_go(&mut self, id: NamespaceId) {
-        self.record(id).holds -= 1;
-        self.free_if_idle(id);
+        let record = self.record(id);
+        record.holds -= 1;
+        if record.is_idle() {
+            self.free(id);
+        }
     }
 
     /// Counts a boundary that the index just got.
@@ -115,8 +124,11 @@ impl Namespaces {
 
     /// Counts boundaries that the index just lost.
     pub(super) fn remove_nodes(&mut self, id: NamespaceId, count: usize) {
-        self.record(id).nodes -= count;
-        self.free_if_idle(id);
+        let record = self.record(id);
+        record.nodes -= count;
+        if record.is_idle() {
+            self.free(id);
+        }
     }
 
     /// Notes that the index lost all its boundaries.
@@ -129,20 +141,16 @@ impl Namespaces {
         } = self;
         records.retain(|_, record| {
             record.nodes = 0;
-            if record.holds == 0 {
+            if record.is_idle() {
                 ids.remove(&record.identity);
                 *identity_bytes -= record.identity.len();
             }
-            record.holds > 0
+            !record.is_idle()
         });
         self.shrink();
     }
 
-    fn free_if_idle(&mut self, id: NamespaceId) {
-        let record = self.record(id);
-        if record.holds > 0 || record.nodes > 0 {
-            return;
-        }
+    fn free(&mut self, id: NamespaceId) {
         if let Some(record) = self.records.remove(&id) {
             self.ids.remove(&record.identity);
             self.identity_bytes -= record.identity.len();
@@ -178,7 +186,7 @@ impl Namespaces {
                     id.0, record.nodes
                 ));
             }
-            if record.nodes == 0 && record.holds == 0 {
+            if record.is_idle() {
                 return Some(format!("namespace {} is kept for nobody", id.0));
             }
             if self.ids.get(&record.identity) != Some(id) {
