@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo = commands.add_parser(
         "demo", help="run the main job on a real vLLM engine with a tiny model made here"
     )
+    serve = commands.add_parser(
+        "serve", help="run vLLM's OpenAI server with a tiny model made here, and say what to send"
+    )
     info = commands.add_parser("info", help="say what is installed and whether it fits together")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -44,12 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hybrid_pages.demo.main import add_arguments
 
         add_arguments(demo)
+    elif words[:1] == ["serve"]:
+        from hybrid_pages.demo.serve import add_arguments
+
+        add_arguments(serve)
     elif words[:1] == ["replay"]:
         from hybrid_pages.replay.main import add_arguments
 
         add_arguments(replay)
     args = parser.parse_args(words)
-    return {"demo": _demo, "replay": _replay, "info": _info}[args.command](args)
+    commands_by_name = {"demo": _demo, "serve": _serve, "replay": _replay, "info": _info}
+    return commands_by_name[args.command](args)
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -59,13 +67,27 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    fits, text = _fit(_engine())
-    if not fits:
-        print(f"hybrid-pages demo: {text}", file=sys.stderr)
+    if not _engine_fits("demo"):
         return 2
     from hybrid_pages.demo.main import run
 
     return run(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    if not _engine_fits("serve"):
+        return 2
+    from hybrid_pages.demo.serve import run
+
+    return run(args)
+
+
+def _engine_fits(command: str) -> bool:
+    """Whether there is an engine for this command; says what to do if not."""
+    fits, text = _fit(_engine())
+    if not fits:
+        print(f"hybrid-pages {command}: {text}", file=sys.stderr)
+    return fits
 
 
 def _info(args: argparse.Namespace) -> int:
