@@ -1,0 +1,269 @@
+"""`make serve`, and vLLM's OpenAI server with the connector as its clients see it."""
+
+import argparse
+import json
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chat_server import Answer, Server, free_port, stat
+from fixtures import CACHE
+from hybrid_pages import cli
+from hybrid_pages.demo import serve
+from hybrid_pages.demo.chat import SPECIAL, ensure_chat
+from visitors import SCHEMA, Visitor
+
+# Steps of one block: no rounding depends on where a prompt was resumed.
+BLOCK = 64
+MORE = ("--long-prefill-token-threshold", str(BLOCK), "--kv-cache-memory-bytes", str(32 << 20))
+# In log-probability: what another batch may move, with room to spare.
+ROUNDING = 0.5
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Server, Server]]:
+    """With the connector and without, as `make serve` starts them."""
+    ensure_chat(CACHE / "hybrid-pages")
+    both = Server(more=MORE), Server("--plain", more=MORE)
+    try:
+        yield both[0].wait(), both[1].wait()
+    finally:
+        for server in both:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def served(servers: tuple[Server, Server]) -> Server:
+    """The server with the connector."""
+    return servers[0]
+
+
+@pytest.fixture(scope="module")
+def visitors(servers: tuple[Server, Server]) -> tuple[Visitor, Visitor]:
+    """Who has asked each server for everything."""
+    both = Visitor(servers[0]), Visitor(servers[1])
+    for visitor in both:
+        visitor.everything()
+    return both
+
+
+# ---- what `make serve` prints
+
+
+def test_the_printed_lines_show_a_hit(served: Server) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl on this machine")
+    first, reset, second, metrics = (
+        subprocess.run(line, shell=True, check=True, capture_output=True, text=True).stdout
+        for line in served.curl_lines()
+    )
+    cached = [
+        json.loads(reply)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for reply in (first, second)
+    ]
+    assert cached == [0, 2 * BLOCK]
+    assert json.loads(reset) == {"success": True}
+    assert re.fullmatch(
+        rf'vllm:hybrid_pages_hit_tokens_total{{.*"host"}} {2 * BLOCK}\.0\n', metrics
+    )
+
+
+# ---- one request at a time
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["talk", "fork", "stream", "cancelled", "seeded", "prompt logprobs", "structured", "stop"],
+)
+def test_answers_are_those_without_the_connector(
+    visitors: tuple[Visitor, Visitor], what: str
+) -> None:
+    """Every text, every reason to end, and every log-probability, bit for bit as computed cold.
+
+    A block that was filled by decoding would differ by rounding. None is restored here: the states
+    of a conversation lie near the ends of its prompts.
+    """
+    with_it, without = (
+        {name: seen for name, seen in visitor.seen.items() if name.startswith(what)}
+        for visitor in visitors
+    )
+    assert with_it and with_it == without
+
+
+def test_they_were_restored(visitors: tuple[Visitor, Visitor]) -> None:
+    """With the connector alone: what is compared was computed on one side."""
+    alone = ("talk", "fork", "cancelled", "prompt", "structured", "stop")
+    assert not any(tokens for name, tokens in visitors[1].cached.items() if name.startswith(alone))
+    cached, prompts = visitors[0].cached, visitors[0].prompts
+    for name in ("talk museum", "talk station"):
+        assert cached[f"{name} 0"] == 0
+        for turn in (1, 2):
+            before = prompts[f"{name} {turn - 1}"]
+            assert cached[f"{name} {turn}"] >= (before - 1) // BLOCK * BLOCK > 0
+    for name in ("fork 3", "cancelled 1", "cancelled 2", "seeded", "stop long", "structured json"):
+        assert cached[name] > 0, name
+    assert cached["prompt logprobs 1"] == 0
+    hits = sum(tokens for name, tokens in cached.items() if name.startswith(alone))
+    assert visitors[0].server.metrics()["hit_tokens_total:host"] >= hits
+
+
+def test_an_answer_depends_on_what_was_restored(visitors: tuple[Visitor, Visitor]) -> None:
+    """Equal texts mean something: the same question after other instructions has another answer."""
+    for turn in range(3):
+        (museum, station) = (
+            visitors[0].seen[f"talk {name} {turn}"] for name in ("museum", "station")
+        )
+        assert museum.texts != station.texts
+
+
+def test_a_stream_that_was_closed_ended_its_request(visitors: tuple[Visitor, Visitor]) -> None:
+    for i in range(3):
+        assert visitors[0].seen[f"cancelled {i}"].reasons == ("length",)
+
+
+def test_structured_answers_have_their_structure(visitors: tuple[Visitor, Visitor]) -> None:
+    seen = visitors[0].seen
+    assert seen["structured choice"].texts[0] in ("north gate", "south gate", "no gate")
+    assert re.fullmatch(r"[a-f]{3}-[0-9]{2}\.", seen["structured regex"].texts[0])
+    made = json.loads(seen["structured json"].texts[0])
+    assert set(made) == set(SCHEMA["required"])
+
+
+def test_stop_strings_end_answers(visitors: tuple[Visitor, Visitor]) -> None:
+    seen = visitors[0].seen
+    whole = seen["talk museum 1"].texts[0]
+    assert seen["stop none"].texts[0] == whole
+    for name, stop in {"short": whole[5], "long": whole[7:12]}.items():
+        assert seen[f"stop {name}"].texts[0] == whole[: whole.index(stop)]
+        assert seen[f"stop {name}"].reasons == ("stop",)
+    assert seen["stop kept"].texts[0] == whole[: whole.index(whole[7:12]) + 5]
+
+
+# ---- batches
+
+
+def alike(found: Answer, expected: Answer) -> int:
+    """Checks as much of two answers as batches of another make allow, and counts those tokens.
+
+    Who shares a step with whom is decided by the clock, and rounding by the batch: tokens are the
+    same until the first one where two were about equally likely.
+    """
+    checked = 0
+    for ours, theirs in zip(found.ranked, expected.ranked, strict=True):
+        for (token, logprob, _), (other, reference, likely) in zip(ours, theirs, strict=False):
+            if token != other:
+                assert likely[0] - likely[1] < 2 * ROUNDING, (found.texts, expected.texts)
+                break
+            assert abs(logprob - reference) < ROUNDING
+            checked += 1
+    return checked
+
+
+def test_several_choices_are_answered(visitors: tuple[Visitor, Visitor]) -> None:
+    found, expected = (visitor.seen["choices"] for visitor in visitors)
+    assert len(found.texts) == 3
+    assert alike(found, expected) >= 12
+    assert len(set(visitors[0].seen["other choices"].texts)) == 3
+
+
+def test_sixteen_at_once_are_answered(visitors: tuple[Visitor, Visitor]) -> None:
+    checked = sum(alike(*(visitor.seen[f"at once {i}"] for visitor in visitors)) for i in range(16))
+    assert checked >= 100
+
+
+# ---- afterwards
+
+
+def test_memory_stays_flat(visitors: tuple[Visitor, Visitor]) -> None:
+    """Requests that are sent alone, again and again, each time computed and stored anew.
+
+    In batches vLLM itself grows for a while, with and without the connector: by what its kernels
+    keep for each new shape. The arena and the model are no anonymous memory.
+    """
+    server = visitors[0].server
+    again = Visitor(server)
+    sizes, stored = [], []
+    for _ in range(4):
+        server.forget(everything=True)
+        again.alone()
+        sizes.append(server.anonymous_bytes())
+        stored.append(server.metrics()["stored_bytes_total"])
+    assert sizes[0] > 100 << 20, "the server's processes were not found"
+    bound = 3 << 20
+    assert stored[-1] - stored[0] > 2 * bound, "too little was stored to tell a leak of it"
+    assert sizes[-1] - sizes[0] < bound
+
+
+def test_nothing_failed_and_nothing_is_held(visitors: tuple[Visitor, Visitor]) -> None:
+    """After all of the above, cancelled streams included."""
+    metrics = visitors[0].server.metrics()
+    assert {name: value for name, value in metrics.items() if name.startswith("failures")} == {}
+    assert metrics["leased_bytes"] == 0
+    assert metrics["hit_tokens_total:host"] > 0
+    assert metrics["loaded_bytes_total"] > 0
+    assert visitors[1].server.metrics() == {}
+
+
+def test_ctrl_c_ends_every_process(servers: tuple[Server, Server]) -> None:
+    for server in servers:
+        before = server.processes()
+        assert len(before) >= 3
+        assert server.stop() == 0, "\n".join(server.said)
+        assert [process for process in before if stat(process)[0] not in "XZ"] == []
+        assert server.said[-1] == "hybrid-pages serve: ended"
+
+
+# ---- what can go wrong before
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind((serve.HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert serve.run(arguments("--port", str(port))) == 2
+    assert f"expected a free port, found {port} in use" in capsys.readouterr().err
+
+
+def test_a_server_that_dies_shows_its_last_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another module with a command line, which refuses these arguments.
+    monkeypatch.setattr(serve, "SERVER", "json.tool")
+    monkeypatch.setattr(serve, "ensure_chat", lambda: Path("no-model"))
+    assert serve.run(arguments("--port", str(free_port()))) == 1
+    said = capsys.readouterr().err
+    assert "the server ended with status 2\nits last words:\nusage:" in said
+
+
+def test_without_vllm_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_engine", lambda: None)
+    assert cli.main(["serve"]) == 2
+    assert "hybrid-pages serve: expected vllm" in capsys.readouterr().err
+
+
+# ---- the tokenizer
+
+
+def test_every_byte_and_every_token_can_be_said() -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ensure_chat(CACHE / "hybrid-pages"))
+    assert len(tokenizer) == tokenizer.vocab_size == 512
+    assert all(isinstance(tokenizer.decode([token]), str) for token in range(512))
+    assert tuple(tokenizer.convert_ids_to_tokens([0, 1, 2])) == SPECIAL
+    text = bytes(range(256)).decode("latin-1") + " ban \u2713 \U0001f682\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
