@@ -13,8 +13,9 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.
 
 # The Python that .venv is made with; by default the first on the PATH that vLLM runs on.
 PYTHON ?=
-# Words passed on: to `hybrid-pages demo`, to the example, to pytest, to the benches.
+# Words passed on: to `hybrid-pages demo`, to `hybrid-pages serve`, to the example, to pytest, to the benches.
 DEMO_ARGS ?=
+SERVE_ARGS ?=
 EXAMPLE_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -107,6 +108,10 @@ $(CORE): $(STAMPS)/packages $(RUST_SOURCES)
 .PHONY: demo
 demo: build ## Run the main job on a real vLLM engine and show it
 	@$(BIN)/hybrid-pages demo $(DEMO_ARGS)
+
+.PHONY: serve
+serve: build ## Serve a tiny chat model on vLLM's OpenAI server, with curl lines to send (SERVE_ARGS="--port 8010")
+	@$(BIN)/hybrid-pages serve $(SERVE_ARGS)
 
 .PHONY: example
 example: build ## Serve requests that come and go on a tiny Hugging Face model, with continuous batching
