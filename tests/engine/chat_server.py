@@ -107,11 +107,18 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """The connector's counters and gauges: `hit_tokens_total:host` and so on."""
+        return self._figures("hybrid_pages_")
+
+    def generated(self) -> float:
+        """Tokens of all answers so far."""
+        return self._figures("generation_tokens_")["total"]
+
+    def _figures(self, prefix: str) -> dict[str, float]:
         with OPEN(f"{self.base}/metrics", timeout=60) as reply:
             lines = reply.read().decode().splitlines()
         found = {}
         for line in lines:
-            matched = re.fullmatch(r"vllm:hybrid_pages_(\w+)\{(.*)\} (\S+)", line)
+            matched = re.fullmatch(rf"vllm:{prefix}(\w+)\{{(.*)\}} (\S+)", line)
             if matched and not matched[1].endswith("_created"):
                 labels = re.findall(r'(?:source|kind|reason)="(\w+)"', matched[2])
                 found[":".join([matched[1], *labels])] = float(matched[3])

@@ -16,7 +16,7 @@ from fixtures import CACHE
 from hybrid_pages import cli
 from hybrid_pages.demo import serve
 from hybrid_pages.demo.chat import SPECIAL, ensure_chat
-from visitors import SCHEMA, Visitor
+from visitors import LONG, SCHEMA, Visitor
 
 # Steps of one block: no rounding depends on where a prompt was resumed.
 BLOCK = 64
@@ -108,6 +108,7 @@ def test_they_were_restored(visitors: tuple[Visitor, Visitor]) -> None:
     for name in ("fork 3", "cancelled 1", "cancelled 2", "seeded", "stop long", "structured json"):
         assert cached[name] > 0, name
     assert cached["prompt logprobs 1"] == 0
+    assert all(cached[f"at once {i}"] > 0 for i in range(16))
     hits = sum(tokens for name, tokens in cached.items() if name.startswith(alone))
     assert visitors[0].server.metrics()["hit_tokens_total:host"] >= hits
 
@@ -121,9 +122,9 @@ def test_an_answer_depends_on_what_was_restored(visitors: tuple[Visitor, Visitor
         assert museum.texts != station.texts
 
 
-def test_a_stream_that_was_closed_ended_its_request(visitors: tuple[Visitor, Visitor]) -> None:
-    for i in range(3):
-        assert visitors[0].seen[f"cancelled {i}"].reasons == ("length",)
+def test_streams_were_cancelled_amid_their_words(visitors: tuple[Visitor, Visitor]) -> None:
+    assert len(visitors[0].generated) == 3
+    assert all(0 < tokens < LONG for tokens in visitors[0].generated)
 
 
 def test_structured_answers_have_their_structure(visitors: tuple[Visitor, Visitor]) -> None:
@@ -168,7 +169,7 @@ def test_several_choices_are_answered(visitors: tuple[Visitor, Visitor]) -> None
     found, expected = (visitor.seen["choices"] for visitor in visitors)
     assert len(found.texts) == 3
     assert alike(found, expected) >= 12
-    assert len(set(visitors[0].seen["other choices"].texts)) == 3
+    assert len(set(visitors[0].seen["other choices"].texts)) > 1
 
 
 def test_sixteen_at_once_are_answered(visitors: tuple[Visitor, Visitor]) -> None:

@@ -19,6 +19,8 @@ SCHEMA = {
     "required": ["name", "open", "day"],
     "additionalProperties": False,
 }
+# Tokens of a stream that nobody waits for.
+LONG = 1000
 STRUCTURED = {
     "choice": {"structured_outputs": {"choice": ["north gate", "south gate", "no gate"]}},
     "regex": {"structured_outputs": {"regex": r"[a-f]{3}-[0-9]{2}\."}},
@@ -57,6 +59,8 @@ class Visitor:
         self.seen: dict[str, Answer] = {}
         self.cached: dict[str, int] = {}
         self.prompts: dict[str, int] = {}
+        # Of each stream that was closed.
+        self.generated: list[float] = []
 
     def everything(self) -> None:
         """All that follows, once."""
@@ -119,14 +123,17 @@ class Visitor:
         for i, name in enumerate(("tower", "tower", "harbour")):
             messages = [system(name), user(f"Tell me everything, from number {i} on.")]
             self.server.forget()
-            stream = self._stream(messages, count=400)
+            before = self.server.generated()
+            stream = self._stream(messages, count=LONG, extra_body={"ignore_eos": True})
             for _ in range(2 + 5 * i):
                 next(stream)
             stream.close()
+            self.server.forget()  # waits for the request's end
+            self.generated.append(self.server.generated() - before)
             self.ask(f"cancelled {i}", messages)
 
-    def _stream(self, messages: Sequence[Message], count: int = 24) -> Iterator[Any]:
-        with self.server.chat(messages, count, stream=True) as chunks:
+    def _stream(self, messages: Sequence[Message], count: int = 24, **more: Any) -> Iterator[Any]:
+        with self.server.chat(messages, count, stream=True, **more) as chunks:
             for chunk in chunks:
                 yield from chunk.choices
 
@@ -182,8 +189,10 @@ class Visitor:
         self.ask("other choices", messages, n=3, temperature=1)
 
     def sixteen_at_once(self) -> None:
-        """Conversations that fork, all at the same time."""
+        """Conversations that fork from two known openings, all at the same time."""
         openings = [system("library"), system("airport")]
+        for i, opening in enumerate(openings):
+            self.ask(f"opening {i}", [opening, user("Hello?")])
         asked = {
             f"at once {i}": [openings[i % 2], user(f"I am number {i}, where do I find you?")]
             for i in range(16)
