@@ -117,6 +117,11 @@ def _jamba() -> Any:
     return _made(transformers.JambaForCausalLM(config), **_LOUD_ATTENTION)
 
 
+def _llama() -> Any:
+    config = transformers.LlamaConfig(**_COMMON, rope_parameters=_ROPE)
+    return _made(transformers.LlamaForCausalLM(config))
+
+
 MODELS: dict[str, demo.Maker] = {
     **demo.MODELS,
     "granite4": _granite4,
@@ -124,6 +129,8 @@ MODELS: dict[str, demo.Maker] = {
     # Attention and recurrence in one layer.
     "falcon-h1": _falcon_h1,
     "zamba2": _zamba2,
+    # Attention alone.
+    "llama": _llama,
     # Mamba-1.
     "jamba": _jamba,
 }

@@ -82,6 +82,11 @@ def _gap(left: dict[int, float], right: dict[int, float]) -> float:
     )
 
 
+def _ours(connector: Any) -> Any:
+    children = getattr(connector, "sub_connectors", [connector])
+    return next(child for child in children if type(child).__name__ == "HybridPagesConnector")
+
+
 @dataclass
 class _Admission:
     local: int
@@ -140,13 +145,13 @@ class Engine:
 
     @property
     def half(self) -> Any:
-        """The connector's scheduler half."""
-        return self.connector.scheduler
+        """The connector's scheduler half, alone or in a MultiConnector."""
+        return _ours(self.connector).scheduler
 
     @property
     def worker(self) -> Any:
         """The connector's worker half."""
-        return self.worker_connector.worker
+        return _ours(self.worker_connector).worker
 
     def shutdown(self) -> None:
         """Ends the engine, so that another can start in this process."""

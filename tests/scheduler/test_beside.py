@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
+    MultiKVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
 from hybrid_pages.vllm.scheduler import SchedulerHalf
 from hybrid_pages.vllm.store import Stores
@@ -147,3 +153,72 @@ def test_a_cache_that_does_not_hear_of_invalid_blocks_is_found_out(
     engine = start_beside(FAILING, OURS, shape=DENSE, policy=policy)
     with pytest.raises(WrongEntry):
         crowd(engine, offers, 1)
+
+
+# ---- Nixl, whose worker half needs a library that is not here
+
+
+NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+
+
+class OneChild:
+    """Our worker half, as a MultiConnector's worker would drive it at one of two places."""
+
+    def __init__(self, connector: Any, place: int) -> None:
+        self._connector, self._place = connector, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+    def bind_connector_metadata(self, metadata: Any) -> None:
+        self._connector.bind_connector_metadata(metadata.metadata[self._place])
+
+    def handle_preemptions(self, metadata: Any) -> None:
+        self._connector.handle_preemptions(metadata.metadata[self._place])
+
+    def get_handshake_metadata(self) -> Any:
+        assert self._connector.get_handshake_metadata() is None, "Nixl would refuse it"
+        return NixlHandshakePayload("a hash", b"an agent")
+
+    def build_connector_worker_meta(self) -> Any:
+        found: list[Any] = [None, None]
+        found[self._place] = self._connector.build_connector_worker_meta()
+        return MultiKVConnectorWorkerMetadata(tuple(found))
+
+
+class BesideNixl(Engine):
+    """vLLM's scheduler with both children; workers with ours alone."""
+
+    def __init__(self, place: int, **options: Any) -> None:
+        self.place = place
+        children = [NIXL, NIXL]
+        children[place] = OURS
+        super().__init__(transfer=beside(*children), **options)
+
+    def _runner(self, rank: int, plan: Any, version: int) -> Any:
+        engine, self.config.kv_transfer_config = (
+            self.config.kv_transfer_config,
+            KVTransferConfig(**OURS),
+        )
+        try:
+            runner = super()._runner(rank, plan, version)
+        finally:
+            self.config.kv_transfer_config = engine
+        runner.connector = OneChild(runner.connector, self.place)
+        return runner
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_beside_nixl_in_either_order(
+    script: Script, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1")
+    with BesideNixl(place) as engine:
+        first = prompt(5, 6 * N + 3)
+        engine.generate(first)
+        engine.forget_local()
+        assert engine.generate(first).restored_tokens == 6 * N
+        engine.check_idle()

@@ -165,7 +165,7 @@ def test_a_preempted_request_resumes_from_what_it_stored(
         engine.forget_local()
     engine.run()
     engine.check_idle()
-    assert counters(engine).get("hit_tokens:host", 0) > 0
+    assert counters(engine).get("preempted_hit_tokens:host", 0) > 0
 
 
 @pytest.mark.parametrize("reset_all", [False, True])
@@ -329,5 +329,6 @@ def test_what_vllm_is_told_adds_up(start: StartEngine) -> None:
             told[key] = told.get(key, 0) + amount
     counted = counters(engine)
     assert {key: told[key] for key in told} == {key: counted[key] for key in told}
-    assert told["lookups"] == len(results) + sum(r.request.num_preemptions for r in results)
-    assert told["hit_tokens:host"] >= sum(result.restored_tokens for result in results)
+    scheduled = [result for result in results if result.tokens or not result.aborted]
+    assert len(scheduled) <= told["lookups"] <= len(results)
+    assert told["hit_tokens:host"] >= sum(result.restored_tokens for result in scheduled)

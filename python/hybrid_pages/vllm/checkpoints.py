@@ -32,6 +32,7 @@ class Checkpoints:
         self.cache, self.grid, self.figures = cache, grid, figures
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // grid.block_tokens)
+        self._hints_refused = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
 
     # ---- a request
@@ -57,8 +58,14 @@ class Checkpoints:
         try:
             positions = checkpoint_positions(request.kv_transfer_params, tokens)
         except HintError as error:
-            logger.warning("the hints of request %s are ignored: %s", request.request_id, error)
             self.figures.count("refused_hints")
+            if not self._hints_refused:
+                self._hints_refused = True
+                logger.warning(
+                    "the hints of request %s are ignored: %s (said once; counted as refused_hints)",
+                    request.request_id,
+                    error,
+                )
         else:
             stops |= {position // n for position in positions}
         if self.mode == "adaptive":

@@ -97,19 +97,26 @@ class Loads:
         return entries
 
     def admitted(self, tracked: Tracked, start: int) -> None:
-        """Counts a request's lookup, once: it is scheduled behind ``start`` tokens."""
+        """Counts what a request is scheduled behind: ``start`` tokens.
+
+        Its lookup counts once, and so do its hits: what a preempted one finds when it comes back
+        are, for the most part, tokens that it has computed itself.
+        """
         lookup, tracked.lookup = tracked.lookup, None
-        if lookup is None or tracked.counted:
+        if lookup is None:
             return
-        tracked.counted = True
         host, rest = tracked.loaded, start - tracked.loaded
         # vLLM's own hit may end inside a block, and then nobody loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
+        hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
+        self.figures.count(hits, rest - other, "local")
+        self.figures.count(hits, host, "host")
+        self.figures.count(hits, other, "other")
+        if tracked.counted:
+            return
+        tracked.counted = True
         self.figures.count("lookups")
         self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
-        self.figures.count("hit_tokens", rest - other, "local")
-        self.figures.count("hit_tokens", host, "host")
-        self.figures.count("hit_tokens", other, "other")
         if lookup.missing is not None and lookup.paged > start:
             self.figures.count("missing_state_tokens", lookup.paged - start)
             self.figures.count("missing_states", label=lookup.missing)

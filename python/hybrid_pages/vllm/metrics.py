@@ -27,6 +27,10 @@ COUNTERS = {
         "source",
         "Tokens not recomputed, by source: local (vLLM's own), host, or other (connectors beside).",
     ),
+    "preempted_hit_tokens": (
+        "source",
+        "Tokens that preempted requests did not recompute when they came back, by source.",
+    ),
     "missing_state_tokens": (
         None,
         "Tokens whose attention pages were there but no recurrent state to resume from.",

@@ -120,7 +120,7 @@ def engine_config(
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
     if connector is not None:
-        config.kv_transfer_config = KVTransferConfig(kv_role="kv_both", **connector)
+        config.kv_transfer_config = KVTransferConfig(**{"kv_role": "kv_both", **connector})
     return config
 
 

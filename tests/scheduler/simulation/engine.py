@@ -218,7 +218,9 @@ class Engine:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
         connector = self.connector
         handshakes = {
-            (0, runner.rank): runner.connector.get_handshake_metadata() for runner in self.runners
+            (0, runner.rank): payload
+            for runner in self.runners
+            if (payload := runner.connector.get_handshake_metadata()) is not None
         }
         connector.set_xfer_handshake_metadata_pp_aware(handshakes)
         self._aggregator = KVOutputAggregator.from_connector(connector, self.ranks)

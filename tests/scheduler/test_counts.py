@@ -1,0 +1,162 @@
+"""What is counted: every request once, by what became of it."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.lora.request import LoRARequest
+
+from hybrid_pages.vllm.tracking import Lookup, Tracked, namespace_identity
+from simulation.copies import Script
+from simulation.engine import Engine, StartEngine
+from simulation.shapes import BLOCK_TOKENS as N
+from simulation.shapes import SHAPES
+from test_boundaries import tokens
+
+
+def counters(engine: Engine) -> dict[str, float]:
+    return engine.half.stats()["counters"]
+
+
+def hits(engine: Engine) -> dict[str, float]:
+    """Tokens not recomputed, by source."""
+    found = counters(engine).items()
+    return {key.split(":")[1]: count for key, count in found if key.startswith("hit_tokens:")}
+
+
+def test_a_failed_load_is_a_miss(start: StartEngine, script: Script) -> None:
+    engine = start()
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    script.fault = lambda kind: "torn" if kind == "load" else None
+    engine.generate(prompt)
+    assert hits(engine) == {}
+    assert counters(engine)["lookups"] == 2
+    assert counters(engine)["failures:load"] == 1
+    engine.check_idle()
+
+
+def test_a_failed_load_beside_a_local_hit_counts_that_hit_alone(
+    start: StartEngine, script: Script
+) -> None:
+    engine = start(SHAPES["attention-only"])
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    engine.generate(prompt[: 2 * N + 1])  # from the host; vLLM's own cache has two blocks again
+    before = hits(engine)
+    script.fault = lambda kind: "before" if kind == "load" else None
+    engine.generate(prompt)
+    assert hits(engine) == {**before, "local": 2 * N}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_preempted_request_counts_once(asynchronous: bool, start: StartEngine) -> None:
+    engine = start(blocks=36, async_scheduling=asynchronous)
+    results = [engine.add(tokens(5 * N + i, i), max_tokens=40) for i in range(4)]
+    while not any(result.request.num_preemptions for result in results):
+        assert engine.step(), "expected a preemption"
+        engine.forget_local()
+    engine.run()
+    engine.check_idle()
+    assert counters(engine)["lookups"] == 4
+    assert counters(engine)["lookup_tokens"] == sum(5 * N + i for i in range(4))
+    assert counters(engine)["preempted_hit_tokens:host"]
+    assert hits(engine) == {}
+
+
+def test_a_request_that_never_ran_is_not_counted(start: StartEngine) -> None:
+    engine = start(requests=1)
+    running = engine.add(tokens(2 * N + 1), max_tokens=20)
+    waiting = engine.add(tokens(2 * N + 1, 1))
+    for _ in range(4):
+        engine.step()
+    engine.abort(waiting)
+    engine.run()
+    assert running.done
+    assert counters(engine)["lookups"] == 1
+
+
+@pytest.mark.parametrize("unit", [4, 8])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_local_hit_that_ends_inside_a_block_leaves_the_deeper_one_on_the_host(
+    start: StartEngine, unit: int, asynchronous: bool
+) -> None:
+    engine = start(match_unit=unit, async_scheduling=asynchronous)
+    deep = tokens(4 * N + 3)
+    short = deep[: 2 * N + 9]
+    engine.generate(deep)
+    engine.forget_local()
+    engine.generate(short)
+    local = 2 * N + 8 // unit * unit
+    again = engine.generate(deep[: 2 * N + 11])  # the host has nothing deeper for this one
+    assert (again.local_tokens, again.restored_tokens) == (local, 0)
+    result = engine.generate(deep)
+    assert (result.local_tokens, result.restored_tokens) == (2 * N, 2 * N)
+    assert hits(engine) == {"local": local + 2 * N, "host": 2 * N}
+    engine.check_idle()
+
+
+def test_steering_keeps_a_junction_of_vllm_inside_a_block(start: StartEngine) -> None:
+    engine = start(match_unit=4)
+    request = engine._request(tokens(8 * N))
+    inside = request.shared_prefix_boundary = 3 * N + 8
+    tracked = Tracked(request, engine.cache.namespace(b""))
+    tracked.lookup = Lookup(local=0, restorable=0, paged=5 * N)
+    tracked.want({2})
+    tracked.stops = {2}
+    visited = []
+    engine.half.checkpoints.looked_up(tracked)
+    for _ in range(3):
+        visited.append(request.shared_prefix_boundary)
+        engine.half.checkpoints.stepped(tracked, request.shared_prefix_boundary)
+    assert visited == [2 * N, inside, 5 * N]
+
+
+# ---- namespaces
+
+
+def adapter(number: int) -> LoRARequest:
+    return LoRARequest(f"adapter-{number}", number, f"/adapters/{number}")
+
+
+def test_a_namespace_goes_with_its_last_entry_and_request(start: StartEngine) -> None:
+    engine = start()
+    prompt = tokens(3 * N + 1)
+    numbers = set()
+    for number in range(1, 60):
+        result = engine.generate(prompt, lora=adapter(number))
+        identity = namespace_identity(result.request)
+        numbers.add(engine.cache.namespace(identity))
+        engine.cache.release_namespace(max(numbers))
+        assert engine.connector.reset_cache()
+        engine.reset_prefix_cache()
+        with pytest.raises(ValueError, match="namespace"):
+            engine.cache.lookup(max(numbers), result.request.block_hashes)
+    assert len(numbers) == 59, "a number was used again"
+
+
+def test_a_namespace_stays_while_a_request_uses_it(start: StartEngine) -> None:
+    engine = start()
+    result = engine.add(tokens(3 * N + 1), 3 * N, lora=adapter(1))
+    for _ in range(6):
+        engine.step()
+    assert engine.connector.reset_cache()
+    number = engine.half._requests[result.request.request_id].namespace
+    assert engine.cache.lookup(number, result.request.block_hashes).blocks == 0
+    engine.run()
+    result.check()
+
+
+# ---- pages without a state
+
+
+def test_prompts_that_found_pages_and_no_state_are_counted_by_reason(start: StartEngine) -> None:
+    engine = start(extra={"checkpoint_mode": "align"}, batched_tokens=400)
+    shared = tokens(5 * N + 2)
+    for visitor in range(3):
+        engine.generate(shared + tokens(2 * N, 10 + visitor))
+        engine.forget_local()
+    assert counters(engine)["missing_states:never_made"] == 2
+    assert counters(engine)["missing_state_tokens"] == 2 * 5 * N
+    engine.check_idle()
