@@ -40,7 +40,8 @@ class Run:
         self._owner, self._request, self._store = owner, request, owner.store
         self._state, self._regime = state, regime
         self._size = owner.store.layout.block_tokens
-        self._namespace = self._store.namespace(salt, f"{state.number}:{regime.name}")
+        self._named = salt, f"{state.number}:{regime.name}"
+        self._namespace = 0
         self._prefix = Prefix(request.ids, self._size)
         # Set once something has changed meanwhile: what this request computes has no name then.
         self._ended = False
@@ -53,6 +54,10 @@ class Run:
 
     def generate(self, kwargs: dict[str, Any]) -> Any:
         """What ``model.generate`` returns, or :class:`Uncached` while nothing has been answered."""
+        with self._store.using(*self._named) as self._namespace:
+            return self._generate(kwargs)
+
+    def _generate(self, kwargs: dict[str, Any]) -> Any:
         owner, counts, tokens = self._owner, self._owner._counts, self._request.tokens
         limit = (tokens - 1) // self._size
         prepared = self._prepare(limit)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,12 +124,13 @@ class CacheStore(Closing):
                 f"token_ids: expected the {seen} tokens that the cache has seen, found "
                 f"{ids.numel()}: was it cropped or advanced meanwhile?"
             )
-        prefix, namespace = Prefix(ids, self.layout.block_tokens), self.namespace(cache_salt)
-        if prefix.keys:
-            on_boundary = seen % self.layout.block_tokens == 0
-            states = self.states(cache) if on_boundary else None
-            self.publish(namespace, prefix.keys, cache, first=0, states=states)
-        return self.index.lookup(namespace, prefix.keys).blocks * self.layout.block_tokens
+        prefix = Prefix(ids, self.layout.block_tokens)
+        with self.using(cache_salt) as namespace:
+            if prefix.keys:
+                on_boundary = seen % self.layout.block_tokens == 0
+                states = self.states(cache) if on_boundary else None
+                self.publish(namespace, prefix.keys, cache, first=0, states=states)
+            return self.index.lookup(namespace, prefix.keys).blocks * self.layout.block_tokens
 
     def restore(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
         """Brings the longest known prefix of ``token_ids[:-1]`` back into a fresh cache.
@@ -162,7 +164,8 @@ class CacheStore(Closing):
                 )
         prefix = Prefix(ids, self.layout.block_tokens)
         limit = max(ids.numel() - 1, 0) // self.layout.block_tokens
-        return self.load(self.namespace(cache_salt), prefix.keys, cache, limit=limit)
+        with self.using(cache_salt) as namespace:
+            return self.load(namespace, prefix.keys, cache, limit=limit)
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
@@ -175,9 +178,19 @@ class CacheStore(Closing):
     # ---- what PrefixCache needs besides
 
     def namespace(self, salt: str, state: str = "") -> int:
-        """The namespace of a salt, for what was computed in one state of a model."""
+        """The namespace of a salt, for what was computed in one state of a model; held from here
+        on, see ``Cache.namespace``."""
         name = f"{state}/{salt}".encode()
         return self.index.namespace(hashlib.blake2b(name, digest_size=32).digest())
+
+    @contextmanager
+    def using(self, salt: str, state: str = "") -> Iterator[int]:
+        """As :meth:`namespace`, held until the block's end; then it goes with its last entry."""
+        number = self.namespace(salt, state)
+        try:
+            yield number
+        finally:
+            self.index.release_namespace(number)
 
     def states(self, cache: Any) -> dict[Part, torch.Tensor]:
         """The recurrent states of a cache, as they lie in it."""
