@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import reprlib
 from collections.abc import Callable
+
+from hybrid_pages.budget import GIB, memory_bytes
 
 
 def whole(most: int) -> Callable[[str], int]:
@@ -28,8 +29,7 @@ def gib(least: float) -> Callable[[str], float]:
     """Reads a size in GiB from ``least`` to this machine's memory; an argparse ``type``."""
 
     def read(text: str) -> float:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
-        most = math.floor(memory * 100) / 100
+        most = math.floor(memory_bytes() / GIB * 100) / 100
         try:
             value = float(text)
         except ValueError:

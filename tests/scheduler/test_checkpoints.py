@@ -232,6 +232,17 @@ def test_bad_hints_are_refused_for_their_request_only(bad: Any, start: StartEngi
     assert visit(engine, prompt) == 5 * N
 
 
+def test_bad_hints_are_logged_once_and_counted(
+    start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start()
+    with caplog.at_level("WARNING", logger="vllm.hybrid_pages"):
+        for seed in range(4):
+            engine.generate(tokens(2 * N + 1, seed), hints={"checkpoint_at": "everywhere"})
+    assert caplog.text.count("are ignored") == 1
+    assert counters(engine)["refused_hints"] == 4
+
+
 @pytest.mark.parametrize("params", [{}, {"hybrid_pages": None}, {"do_remote_decode": False}])
 def test_what_is_meant_for_others_is_no_hint(params: dict[str, Any], start: StartEngine) -> None:
     engine = start(extra=LARGE)

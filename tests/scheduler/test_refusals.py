@@ -330,7 +330,7 @@ def test_a_report_that_does_not_fit_stops_the_cache_and_not_the_engine(
     (report,) = worker._results.metadata.reports
     worker._results.metadata.reports = [replace(report, machine="another boot id")]
     prompt = list(range(1, 4 * N + 6))
-    with caplog.at_level("ERROR", logger="hybrid_pages"):
+    with caplog.at_level("ERROR", logger="vllm.hybrid_pages"):
         for _ in range(3):
             engine.generate(prompt)
             engine.forget_local()

@@ -20,6 +20,7 @@ from hybrid_pages import (
     ReadLease,
     TransferError,
 )
+from hybrid_pages.budget import slots_of
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, model_identity
 from hybrid_pages.transformers.keys import Prefix
@@ -85,8 +86,8 @@ class CacheStore(Closing):
         self.layout = read_layout(model, block_tokens, identity)
         geometry = self.layout.geometry
         slot_bytes = geometry.suggest_slot_bytes()
-        slots = int(host_gb * 2**30) // slot_bytes
-        self.index = Cache(geometry, slot_bytes=slot_bytes, slots=max(slots, 1), policy=policy)
+        slots = slots_of(host_gb, geometry, slot_bytes)
+        self.index = Cache(geometry, slot_bytes=slot_bytes, slots=slots, policy=policy)
         self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
         self.moved = Moved()
         self.lock = threading.RLock()

@@ -168,7 +168,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         A ``MultiConnector`` hands one child's payload to all children, and some refuse foreign
         ones: beside others the report comes with the first metadata alone.
         """
-        return self._worker().report() if self._alone else None
+        return self._worker().report if self._alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Comes after new blocks were zeroed and preempted ones let go, before the forward pass.

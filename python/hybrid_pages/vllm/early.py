@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages.vllm.budget import require_memory
+from hybrid_pages.budget import require_memory
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.support import UnsupportedError, require_config, require_version
 

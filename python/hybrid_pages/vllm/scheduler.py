@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
-from hybrid_pages.vllm.budget import slots_of
+from hybrid_pages.budget import GIB, slots_of
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.here import worker_here
@@ -20,7 +20,7 @@ from hybrid_pages.vllm.machine import boot_id, require_machine
 from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob, WorkerMetadata
 from hybrid_pages.vllm.metrics import KINDS, Figures, HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
-from hybrid_pages.vllm.settings import GIB, Settings
+from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.states import Tables
 from hybrid_pages.vllm.store import Stores
 from hybrid_pages.vllm.tracking import Tracked
@@ -116,7 +116,8 @@ class SchedulerHalf:
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
             UnsupportedError: a rank on another machine.
         """
-        for report in reports:
+        news = [report for report in reports if report != self._reports.get(report.rank)]
+        for report in news:
             require_machine(f"rank {report.rank}", boot_id(), report.machine)
             if not 0 <= report.rank < self.ranks:
                 raise GeometryError(f"ranks: expected 0 to {self.ranks - 1}, found {report.rank}")
@@ -128,7 +129,8 @@ class SchedulerHalf:
                     f"rank {report.rank} plans another cache than the scheduler: {difference}"
                 )
             self._reports[report.rank] = report
-        self._compare()
+        if news:
+            self._compare()
 
     def _compare(self) -> None:
         found = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-GIB = 1 << 30
+from hybrid_pages.budget import GIB
 
 StoreMode = Literal["auto", "step", "background"]
 Policy = Literal["reuse", "lru", "page-lru", "align-lru", "junction-lru", "marconi"]

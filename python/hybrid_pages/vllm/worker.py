@@ -64,6 +64,8 @@ class WorkerHalf:
         self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
         self.rank: int = config.parallel_config.rank
         self.plan: Geometry | None = None
+        self.report: Report | None = None
+        """What the scheduler half has to know of this rank; None before caches are registered."""
         self.geometry: Geometry | None = None
         self.engine: engines.CopyEngine | None = None
         self._device = torch.device("cpu")
@@ -96,7 +98,8 @@ class WorkerHalf:
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
-        self._results.metadata.reports = [self._report()]
+        self.report = Report(self.rank, self.plan.to_json(), self.geometry.to_json(), boot_id())
+        self._results.metadata.reports = [self.report]
 
     def unregister(self) -> None:
         """Ends every copy and touches the buffers no more, until :meth:`restore`."""
@@ -111,34 +114,20 @@ class WorkerHalf:
         if self._kv_caches:
             self.register(self._kv_caches)
 
-    def report(self) -> Report | None:
-        """What the scheduler half has to know of this rank."""
-        return None if self.geometry is None else self._report()
-
-    def _report(self) -> Report:
-        plan, geometry = self._registered()
-        return Report(self.rank, plan.to_json(), geometry.to_json(), boot_id())
-
-    def _registered(self) -> tuple[Geometry, Geometry]:
-        if self.plan is None or self.geometry is None:
-            raise RuntimeError("expected registered KV caches, found none")
-        return self.plan, self.geometry
-
     def _open(self, step: StepMetadata) -> engines.CopyEngine:
         path = step.arena
         if self.engine is not None and path == self._arena_path:
             return self.engine
-        if path is None:
-            raise RuntimeError("expected an arena, found none")
+        if path is None or self.plan is None:
+            raise RuntimeError("expected an arena and registered KV caches, found none")
         if self._refused is not None and self._refused[0] == path:
             raise TransferError(self._refused[1])
         require_machine("the arena", step.machine, boot_id())
-        plan, _ = self._registered()
-        arena = Arena.open(path, plan)
+        arena = Arena.open(path, self.plan)
         try:
             self.engine = engines.make_engine(
                 self._device,
-                plan,
+                self.plan,
                 arena,
                 rank=self.rank,
                 num_blocks=self._kv_cache_config.num_blocks,
@@ -238,7 +227,7 @@ class WorkerHalf:
         self._collect()
         stores, self._results.metadata.stores = self._results.metadata.stores, {}
         # The first report may be on its way in a step's metadata.
-        return WorkerMetadata(stores=stores, reports=[self._report()])
+        return WorkerMetadata(stores=stores, reports=[self.report] if self.report else [])
 
     def take_metadata(self) -> WorkerMetadata | None:
         """What ended since the last call, for the scheduler half."""

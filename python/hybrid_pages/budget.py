@@ -1,10 +1,16 @@
-"""The budget ``host_gb``, in slots, and whether this machine and this model fit it."""
+"""The budget ``host_gb``: what it holds, and whether machine and model fit it."""
 
 import math
 import os
 
-from hybrid_pages import BudgetError, Geometry
-from hybrid_pages.vllm.settings import GIB
+from hybrid_pages._core import BudgetError, Geometry
+
+GIB = 1 << 30
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def require_memory(host_gb: float) -> None:
@@ -13,11 +19,10 @@ def require_memory(host_gb: float) -> None:
     Raises:
         BudgetError: names ``host_gb``.
     """
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if host_gb * GIB > memory:
+    if host_gb * GIB > memory_bytes():
         raise BudgetError(
-            f"host_gb: expected at most this machine's memory, {memory / GIB:.1f} GiB, found "
-            f"{host_gb:g} GiB: lower it in kv_connector_extra_config"
+            f"host_gb: expected at most this machine's memory, {memory_bytes() / GIB:.1f} GiB, "
+            f"found {host_gb:g} GiB: lower it"
         )
 
 
@@ -34,7 +39,7 @@ def slots_of(host_gb: float, geometry: Geometry, slot_bytes: int) -> int:
         least = math.ceil(needed * slot_bytes / GIB * 1e4) / 1e4
         raise BudgetError(
             f"host_gb: expected at least {least:g} GiB, which hold one block of "
-            f"{geometry.block_tokens} tokens with its states, found {host_gb:g} GiB: raise it in "
-            "kv_connector_extra_config (some hundred times as much makes a useful cache)"
+            f"{geometry.block_tokens} tokens with its states, found {host_gb:g} GiB: raise it (a "
+            "useful cache takes some hundred times as much)"
         )
     return slots
