@@ -22,7 +22,7 @@ def engine(**changes: object) -> SimpleNamespace:
         ),
         cache_config=SimpleNamespace(enable_prefix_caching=True, use_replayssm=False),
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-        model_config=SimpleNamespace(is_encoder_decoder=False),
+        model_config=SimpleNamespace(is_encoder_decoder=False, is_diffusion=False),
         ec_transfer_config=None,
     )
     for name, value in changes.items():
@@ -49,8 +49,6 @@ def test_a_plain_configuration_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kv_transfer_config__kv_role": "kv_producer"}, "kv_role: expected 'kv_both'"),
-        ({"kv_transfer_config__kv_role": "kv_consumer"}, "kv_role: expected 'kv_both'"),
         ({"kv_transfer_config__enable_permute_local_kv": True}, "enable_permute_local_kv"),
         ({"speculative_config": object()}, "speculative decoding"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size: expected 1"),
@@ -62,12 +60,37 @@ def test_a_plain_configuration_is_accepted() -> None:
         ({"cache_config__use_replayssm": True}, "use_replayssm"),
         ({"scheduler_config__disable_hybrid_kv_cache_manager": True}, "hybrid KV cache manager"),
         ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_config__is_diffusion": True}, "diffusion models"),
         ({"ec_transfer_config": object()}, "encoder cache transfer"),
     ],
 )
 def test_what_is_not_shown_to_work_is_refused_by_name(change: dict[str, object], said: str) -> None:
     with pytest.raises(support.UnsupportedError, match=re.escape(said)):
         support.require_config(engine(**change))
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])
+def test_every_role_is_accepted(role: str) -> None:
+    support.require_config(engine(kv_transfer_config__kv_role=role))
+
+
+def test_attention_alone_needs_no_hybrid_manager() -> None:
+    config = engine(scheduler_config__disable_hybrid_kv_cache_manager=True)
+    support.require_config(config, recurrent=False)
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ([], "drop --disable-hybrid-kv-cache-manager if you gave it"),
+        (["One"], "since One cannot work with it: take it out"),
+        (["One", "Two"], "since One and Two cannot work with it: take them out"),
+    ],
+)
+def test_who_turned_the_hybrid_manager_off_is_named(beside: list[str], said: str) -> None:
+    config = engine(scheduler_config__disable_hybrid_kv_cache_manager=True)
+    with pytest.raises(support.UnsupportedError, match=re.escape(said)):
+        support.require_config(config, beside=beside)
 
 
 def test_every_refused_feature_is_named_at_once() -> None:

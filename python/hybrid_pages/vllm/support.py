@@ -43,7 +43,7 @@ def require_version(version: str) -> None:
 def require_config(
     config: "VllmConfig",
     *,
-    recurrent: bool,
+    recurrent: bool = True,
     transfer: "KVTransferConfig | None" = None,
     beside: Sequence[str] = (),
 ) -> None:
@@ -124,7 +124,7 @@ def _refusals(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "encoder-decoder models: not supported",
         ),
         (
-            config.model_config.is_diffusion,
+            getattr(config.model_config, "is_diffusion", False),
             "diffusion models: not supported (a block is written again and again until its text is "
             "settled)",
         ),
