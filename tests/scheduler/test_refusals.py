@@ -368,7 +368,7 @@ def test_the_scheduler_knows_the_sizes_of_every_kind_of_cache(
 
 def test_a_budget_too_small_for_one_block_is_refused_by_its_name() -> None:
     config, plan = configuration(host_gb=1e-6)
-    with pytest.raises(BudgetError, match=r"host_gb: expected at least 0.0001 GiB.*raise it"):
+    with pytest.raises(BudgetError, match=r"host_gb: expected at least 0.0001 GiB \(.*raise it"):
         scheduler_of(config, plan)
 
 
