@@ -38,8 +38,8 @@ def slots_of(host_gb: float, geometry: Geometry, slot_bytes: int) -> int:
     if slots < needed:
         least = math.ceil(needed * slot_bytes / GIB * 1e4) / 1e4
         raise BudgetError(
-            f"host_gb: expected at least {least:g} GiB ({needed * slot_bytes} bytes), which hold one "
-            f"block of {geometry.block_tokens} tokens with its states, found {host_gb:g} GiB: raise "
-            "it (a useful cache takes some hundred times as much)"
+            f"host_gb: expected at least {least:g} GiB ({needed * slot_bytes} bytes), which hold "
+            f"one block of {geometry.block_tokens} tokens with its states, found {host_gb:g} GiB: "
+            "raise it (a useful cache takes some hundred times as much)"
         )
     return slots

@@ -103,5 +103,5 @@ def test_entries_under_a_load_are_not_overwritten(engine: Engine):
 
 
 def test_a_budget_below_one_entry_of_each_kind_is_refused_at_start(start):
-    with pytest.raises(Exception, match="host_gb: expected at least .* GiB"):
+    with pytest.raises(Exception, match="host_gb: expected at least"):
         start("qwen3.5", budget(0, 1))
