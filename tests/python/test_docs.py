@@ -13,7 +13,14 @@ from hybrid_pages.vllm import CONNECTOR
 from hybrid_pages.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benches/README.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benches/README.md",
+)
 TREES = ("rust", "python", "tests", "examples", "benches", "requirements", ".ci")
 
 
