@@ -168,12 +168,12 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
-test-rust: $(LIGHT_STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core, the CUDA engine and its kernels on a CPU
-	@$(SAY) "testing the Rust core, the CUDA engine and its kernels (about 4 minutes the first time)"
+test-rust: $(LIGHT_STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core, the lab, the CUDA engine and its kernels on a CPU
+	@$(SAY) "testing the Rust core, the lab, the CUDA engine and its kernels (about 4 minutes the first time)"
 	@export HYBRID_PAGES_NVRTC=$(CURDIR)/$(NVRTC)/nvidia/cuda_nvrtc/lib/libnvrtc.so.12; \
 	export HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000}; \
 	if cargo nextest --version >/dev/null 2>&1; then \
-	    cargo nextest run --locked --workspace --cargo-quiet --no-fail-fast --status-level fail && cargo test --locked --quiet --doc; \
+	    cargo nextest run --locked --workspace --cargo-quiet --no-fail-fast --status-level fail && cargo test --locked --quiet --workspace --doc; \
 	else \
 	    cargo test --locked --quiet --workspace; \
 	fi
@@ -255,7 +255,7 @@ lint: $(LIGHT_STAMPS)/packages ## Check style, lints, types and doc links of bot
 	@$(SAY) "checking style, lints and types"
 	@cargo fmt --all --check
 	@cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
-	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --no-deps
+	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --no-deps
 	@$(LIGHT_BIN)/ruff check --quiet
 	@$(LIGHT_BIN)/ruff format --quiet --check
 	@$(LIGHT_BIN)/mypy --no-error-summary

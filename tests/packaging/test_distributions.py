@@ -87,7 +87,7 @@ def test_the_source_distribution_holds_what_a_build_reads_and_no_build_output():
     with tarfile.open(built("*.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"Cargo.toml", "Cargo.lock", "LICENSE", "pyproject.toml", "README.md"} <= names
-    assert {"rust/core/src/lib.rs", "rust/python/src/lib.rs"} <= names
+    assert {f"rust/{crate}/src/lib.rs" for crate in ("core", "cuda", "lab", "python")} <= names
     assert "rust/python/build_backend.py" in names
     assert {"csrc/paging.cu", "csrc/images/sm_90.cubin", "csrc/images/compute_80.ptx"} <= names
     outputs = [name for name in names if name.startswith(("target/", ".venv", "dist/", ".cache/"))]

@@ -66,6 +66,24 @@ def test_make_targets_that_are_named_exist(document):
     assert set(named) <= targets
 
 
+def test_the_core_depends_on_no_decompressor():
+    uses = {}
+    for package in text("Cargo.lock").split("[[package]]\n")[1:]:
+        name = re.match(r'name = "(.+)"', package).group(1)
+        uses.setdefault(name, set()).update(re.findall(r'^ "([^ "]+)', package, re.MULTILINE))
+
+    def below(crate):
+        found, ahead = set(), {crate}
+        while ahead:
+            found |= ahead
+            ahead = set().union(*(uses[crate] for crate in ahead)) - found
+        return found
+
+    decompressors = {"flate2", "ruzstd"}
+    assert decompressors <= below("hybrid-pages-lab")
+    assert not decompressors & below("hybrid-pages")
+
+
 def test_ci_runs_the_test_command_of_the_readme():
     commands = [line for line in text(".ci/run").splitlines() if "make" in line]
     assert commands == ["exec make test"]

@@ -27,9 +27,6 @@ pub enum Error {
     /// A copy that did not happen, or whose bytes were not those that left the engine.
     #[error("transfer: {0}")]
     Transfer(String),
-    /// A trace that can't be read, with the file and the line.
-    #[error("trace: {0}")]
-    Trace(String),
 }
 
 /// Result with the crate's [`enum@Error`].

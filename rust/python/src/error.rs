@@ -1,7 +1,8 @@
-//! The one error table: a variant of the core's error, a Python exception.
+//! The one error table: a variant of a crate's error, a Python exception.
 
 use hybrid_pages::error::Error;
 use hybrid_pages_cuda::CudaError;
+use hybrid_pages_lab::LabError;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -134,7 +135,6 @@ pub fn to_py(error: Error) -> PyErr {
             Error::Budget(_) => &table.budget,
             Error::Lease(_) => &table.lease,
             Error::Transfer(_) => &table.transfer,
-            Error::Trace(_) => &table.trace,
             _ => &table.base,
         };
         PyErr::from_type(exception.bind(py).clone(), error.to_string())
@@ -161,9 +161,22 @@ pub fn cuda_to_py(error: CudaError) -> PyErr {
     })
 }
 
+/// The exception for an error of the lab.
+pub fn lab_to_py(error: LabError) -> PyErr {
+    match error {
+        LabError::Core(error) => to_py(error),
+        LabError::Trace(_) => plain(|table| &table.trace, error.to_string()),
+        _ => plain(|table| &table.base, error.to_string()),
+    }
+}
+
 fn plain_cuda(error: &CudaError) -> PyErr {
+    plain(|table| &table.cuda, error.to_string())
+}
+
+fn plain(exception: impl FnOnce(&Table) -> &Py<PyType>, message: String) -> PyErr {
     Python::attach(|py| match Table::of(py) {
-        Ok(table) => PyErr::from_type(table.cuda.bind(py).clone(), error.to_string()),
+        Ok(table) => PyErr::from_type(exception(table).bind(py).clone(), message),
         Err(failure) => failure,
     })
 }

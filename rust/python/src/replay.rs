@@ -1,4 +1,4 @@
-//! The lab: traces, and their replays on threads of the core while Python handles its signals.
+//! The lab: traces, and their replays on threads of Rust while Python handles its signals.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::Error;
 use hybrid_pages::policy;
-use hybrid_pages::replay::{Budget, ReadOptions, Row, Trace, replay};
+use hybrid_pages_lab::{Budget, ReadOptions, Result, Row, Trace, replay};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::error::to_py;
+use crate::error::{lab_to_py, to_py};
 use crate::number::Whole;
 
 /// How long a signal may wait to be handled.
@@ -209,7 +209,7 @@ fn beside<S: Send + 'static, T: Send + 'static>(
     worker
         .join()
         .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
-        .map_err(to_py)
+        .map_err(lab_to_py)
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

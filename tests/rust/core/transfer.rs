@@ -1,6 +1,7 @@
 //! Transfers: what is refused before a byte moves, how copies merge, and how transfers end.
 #![cfg(target_os = "linux")]
 
+#[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// Opens a file or a pipe. What is compressed is read to the end of its last member or frame.
-pub(super) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
+pub(crate) fn open(path: &Path) -> io::Result<Box<dyn Read>> {
     let mut file = File::open(path)?;
     let mut magic = Vec::new();
     file.by_ref().take(4).read_to_end(&mut magic)?;

@@ -1,14 +1,4 @@
-//! The lab: replays traces through the policies of the cache.
-//!
-//! Units: a page takes 1, a checkpoint the ratio R. A budget is a share of the dense footprint, the
-//! distinct full blocks times (1 + R). Requests run one at a time; only full blocks count, and at
-//! least one token is computed.
-
-mod bound;
-mod lab;
-mod line;
-mod source;
-mod trace;
+//! Replays: every trace with every policy and budget.
 
 use std::borrow::Borrow;
 use std::ops::ControlFlow;
@@ -16,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-pub use lab::Outcome;
-pub use trace::{ReadOptions, Trace};
+use hybrid_pages::error::Error;
+use hybrid_pages::policy::{self, Shape};
 
-use crate::error::{Error, Result};
-use crate::policy::{self, Shape};
-use lab::Lab;
+use crate::bound::bound;
+use crate::error::Result;
+use crate::lab::{Lab, Outcome};
+use crate::trace::Trace;
 
 /// Name of the upper bound among the policies of a replay.
 pub const BOUND: &str = "bound";
@@ -46,7 +37,8 @@ impl Budget {
             }
             Self::Fraction(share) => Err(Error::InvalidArgument(format!(
                 "budget: expected a share of the footprint from 0 on, found {share}"
-            ))),
+            ))
+            .into()),
             Self::Units(units) => Ok((units, units as f64 / footprint.max(1) as f64)),
         }
     }
@@ -107,7 +99,8 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     if ratio == 0 {
         return Err(Error::InvalidArgument(
             "ratio: expected at least 1 unit a checkpoint, found 0".into(),
-        ));
+        )
+        .into());
     }
     for name in policies {
         if name != BOUND {
@@ -125,7 +118,7 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     }
     let rows = Mutex::new(vec![None; jobs.len()]);
     let next = AtomicUsize::new(0);
-    let work = || {
+    let work = || -> Result<()> {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(at, name, budget)) = jobs.get(index) else {
@@ -171,7 +164,7 @@ fn run(
 ) -> Result<Row> {
     let start = Instant::now();
     let (outcome, metadata_bytes) = if name == BOUND {
-        let hit_tokens = bound::bound(trace, ratio, units);
+        let hit_tokens = bound(trace, ratio, units);
         (
             Outcome {
                 hit_tokens,

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 mod mock_cuda;
+#[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
 use std::ffi::{c_int, c_void};

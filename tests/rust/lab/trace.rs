@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::policy;
-use hybrid_pages::replay::{BOUND, Budget, ReadOptions, Trace, replay};
+use hybrid_pages_lab::{BOUND, Budget, LabError, ReadOptions, Trace, replay};
 use proptest::prelude::*;
 
 const STRICT: ReadOptions = ReadOptions {
@@ -21,7 +21,7 @@ const GOOD: &str = "{\"timestamp\": 0, \"input_length\": 1100, \"hash_ids\": [1,
 
 fn refusal(text: &str, options: ReadOptions) -> String {
     match Trace::read(text.as_bytes(), options) {
-        Err(Error::Trace(found)) => found,
+        Err(LabError::Trace(found)) => found,
         other => panic!("expected a refused trace, found {other:?}"),
     }
 }
@@ -128,7 +128,7 @@ fn blocks_are_512_tokens_unless_asked_otherwise() {
     for tokens in [0, usize::MAX] {
         assert!(matches!(
             read(blocks_of(tokens)),
-            Err(Error::InvalidArgument(_))
+            Err(LabError::Core(Error::InvalidArgument(_)))
         ));
     }
 }

@@ -4,13 +4,14 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use hashbrown::HashMap;
+use hybrid_pages::error::Error;
 
-use super::line::{self, HashId, Line, MOST_BLOCK_TOKENS};
-use super::source;
-use crate::error::{Error, Result};
+use crate::error::{LabError, Result};
+use crate::line::{self, HashId, Line, MOST_BLOCK_TOKENS};
+use crate::source;
 
 /// No boundary before the first.
-pub(super) const ROOT: u32 = u32::MAX;
+pub(crate) const ROOT: u32 = u32::MAX;
 /// Tokens a block of Mooncake's traces.
 const BLOCK_TOKENS: u64 = 512;
 /// Most bytes a line, far more than any prompt needs: a file without line ends is no trace.
@@ -27,18 +28,18 @@ pub struct ReadOptions {
 
 /// A boundary of some request: the end of a block under one chain of hashes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Boundary {
-    pub(super) parent: u32,
-    pub(super) depth: u32,
-    pub(super) name: u64,
+pub(crate) struct Boundary {
+    pub(crate) parent: u32,
+    pub(crate) depth: u32,
+    pub(crate) name: u64,
 }
 
 /// One request.
 #[derive(Debug, Clone)]
-pub(super) struct Visit {
-    pub(super) now: u64,
-    pub(super) tokens: u64,
-    pub(super) output_tokens: u64,
+pub(crate) struct Visit {
+    pub(crate) now: u64,
+    pub(crate) tokens: u64,
+    pub(crate) output_tokens: u64,
     /// Its boundaries: a range of the trace's paths.
     first: usize,
     blocks: usize,
@@ -47,9 +48,9 @@ pub(super) struct Visit {
 /// Requests in order of arrival, each with the boundaries of its full blocks.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    pub(super) block_tokens: u64,
-    pub(super) visits: Vec<Visit>,
-    pub(super) boundaries: Vec<Boundary>,
+    pub(crate) block_tokens: u64,
+    pub(crate) visits: Vec<Visit>,
+    pub(crate) boundaries: Vec<Boundary>,
     paths: Vec<u32>,
     skipped: usize,
 }
@@ -58,13 +59,13 @@ impl Trace {
     /// Reads a file; gzip and zstd are known by their first bytes.
     ///
     /// # Errors
-    /// [`Error::Trace`], naming the file: if it can't be read, and for the first broken line, with
+    /// [`LabError::Trace`], naming the file: if it can't be read, and for the first broken line, with
     /// its number, unless such lines are skipped.
     pub fn open(path: &Path, options: ReadOptions) -> Result<Self> {
-        let named = |text: String| Error::Trace(format!("{}{text}", path.display()));
+        let named = |text: String| LabError::Trace(format!("{}{text}", path.display()));
         let source = source::open(path).map_err(|error| named(format!(": {error}")))?;
         Self::read(source, options).map_err(|error| match error {
-            Error::Trace(text) => named(format!(", {text}")),
+            LabError::Trace(text) => named(format!(", {text}")),
             other => other,
         })
     }
@@ -72,14 +73,15 @@ impl Trace {
     /// Reads JSON lines: Mooncake's, or a recording, which says in its first line what it is.
     ///
     /// # Errors
-    /// [`Error::Trace`] as for [`open`](Self::open); [`Error::InvalidArgument`] for a block size out
+    /// [`LabError::Trace`] as for [`open`](Self::open); [`Error::InvalidArgument`] for a block size out
     /// of range.
     pub fn read(source: impl Read, options: ReadOptions) -> Result<Self> {
         let asked = options.block_tokens.map(|tokens| tokens as u64);
         if let Some(tokens) = asked.filter(|tokens| !(1..=MOST_BLOCK_TOKENS).contains(tokens)) {
             return Err(Error::InvalidArgument(format!(
                 "trace block: expected 1 to {MOST_BLOCK_TOKENS} tokens, found {tokens}"
-            )));
+            ))
+            .into());
         }
         let mut trace = Self {
             block_tokens: asked.unwrap_or(BLOCK_TOKENS),
@@ -90,7 +92,7 @@ impl Trace {
         let mut text = Vec::new();
         let mut first = true;
         for number in 1_u64.. {
-            let refused = |found: String| Error::Trace(format!("line {number}: {found}"));
+            let refused = |found: String| LabError::Trace(format!("line {number}: {found}"));
             text.clear();
             let read = source
                 .by_ref()
@@ -169,7 +171,7 @@ impl Trace {
     }
 
     /// The boundaries of a request, shallow first.
-    pub(super) fn path(&self, visit: &Visit) -> &[u32] {
+    pub(crate) fn path(&self, visit: &Visit) -> &[u32] {
         &self.paths[visit.first..][..visit.blocks]
     }
 

@@ -4,6 +4,7 @@
 
 mod cuda_support;
 mod mock_cuda;
+#[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
 use cuda_support::{Load, Plain, Store, options};

@@ -20,7 +20,7 @@
 //! by bisection, and are then moved along the subgradient; the least value seen is the bound. The sum of
 //! the deepest depths that any earlier request makes possible bounds it too.
 
-use super::trace::Trace;
+use crate::trace::Trace;
 
 /// Steps of the subgradient method: the bound is proven after each.
 const ROUNDS: usize = 150;
@@ -33,7 +33,7 @@ struct Chance {
 }
 
 /// Most tokens that any policy can resume over within so many units.
-pub(super) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
+pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
     let chances = chances(trace);
     let steps = trace.visits.len();
     let most: f64 = chances.iter().map(|chance| chance.from.len() as f64).sum();

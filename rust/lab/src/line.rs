@@ -7,18 +7,18 @@ use serde_json::Value;
 const FORMAT: &str = "hybrid-pages-trace";
 const VERSION: u64 = 1;
 /// Most tokens a block, a bound on nonsense: no sum of lengths overflows.
-pub(super) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
+pub(crate) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
 /// Most of a time in milliseconds or of an answer's length: the integers that a float holds.
 const MOST: u64 = 1 << 53;
 
 /// A request as both formats write it.
 #[derive(Debug, Deserialize)]
-pub(super) struct Line {
-    pub(super) timestamp: f64,
-    pub(super) input_length: u64,
+pub(crate) struct Line {
+    pub(crate) timestamp: f64,
+    pub(crate) input_length: u64,
     #[serde(default)]
-    pub(super) output_length: u64,
-    pub(super) hash_ids: Vec<HashId>,
+    pub(crate) output_length: u64,
+    pub(crate) hash_ids: Vec<HashId>,
 }
 
 /// A hash as a number or as text.
@@ -27,7 +27,7 @@ pub(super) struct Line {
     untagged,
     expecting = "expected hash_ids as integers of 64 bits or as strings"
 )]
-pub(super) enum HashId {
+pub(crate) enum HashId {
     Unsigned(u64),
     Signed(i64),
     Text(Box<str>),
@@ -35,7 +35,7 @@ pub(super) enum HashId {
 
 impl Line {
     /// Reads one line of a trace with such blocks, or says what is wrong with it.
-    pub(super) fn parse(text: &[u8], block_tokens: u64) -> Result<Self, String> {
+    pub(crate) fn parse(text: &[u8], block_tokens: u64) -> Result<Self, String> {
         if text.trim_ascii_start().first() != Some(&b'{') {
             return Err("expected a JSON object, found something else".into());
         }
@@ -65,7 +65,7 @@ impl Line {
 }
 
 /// Tokens a block that a recording's first line names; `None` for a line that is none.
-pub(super) fn header(text: &[u8]) -> Option<Result<u64, String>> {
+pub(crate) fn header(text: &[u8]) -> Option<Result<u64, String>> {
     let Ok(Value::Object(found)) = serde_json::from_slice(text) else {
         return None;
     };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use hybrid_pages::policy;
-use hybrid_pages::replay::{BOUND, Budget, ReadOptions, Row, Trace, replay};
+use hybrid_pages_lab::{BOUND, Budget, ReadOptions, Row, Trace, replay};
 use proptest::prelude::*;
 
 const OPTIONS: ReadOptions = ReadOptions {
@@ -15,7 +15,7 @@ const OPTIONS: ReadOptions = ReadOptions {
 
 fn conversation() -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/mooncake_conversation_trace.jsonl.zst");
+        .join("../../tests/data/mooncake_conversation_trace.jsonl.zst");
     Trace::open(&path, OPTIONS).unwrap()
 }
 

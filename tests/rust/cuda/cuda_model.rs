@@ -3,7 +3,9 @@
 
 mod cuda_support;
 mod mock_cuda;
+#[path = "../shared/transfer_random.rs"]
 mod transfer_random;
+#[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
 use cuda_support::{Load, Plain, Store, options};

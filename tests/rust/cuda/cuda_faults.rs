@@ -3,6 +3,7 @@
 
 mod cuda_support;
 mod mock_cuda;
+#[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
 use cuda_support::{Bench, Load, Plain, Store, options};

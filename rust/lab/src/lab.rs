@@ -1,12 +1,13 @@
 //! One replay: a trace, a policy and a budget.
 //!
-//! The lab hosts the policies that [`Cache`](crate::cache::Cache) hosts, but keeps the published order: a
+//! The lab hosts the policies that [`Cache`](hybrid_pages::cache::Cache) hosts, but keeps the published order: a
 //! request's entries enter first, then the policy chooses what goes until the budget holds, the new
 //! ones included. A cache can't do that, since it has no room beyond its slots.
 
-use super::trace::{ROOT, Trace, Visit};
-use crate::ids::EntryId;
-use crate::policy::{Entry, EntryKind, Policy, Request};
+use hybrid_pages::ids::EntryId;
+use hybrid_pages::policy::{Entry, EntryKind, Policy, Request};
+
+use crate::trace::{ROOT, Trace, Visit};
 
 const NONE: u32 = u32::MAX;
 
@@ -19,7 +20,7 @@ struct Cell {
 
 /// Tokens found and units written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
     /// Units that were written.
@@ -33,7 +34,7 @@ pub struct Outcome {
 }
 
 /// A cache of counts.
-pub(super) struct Lab<'a> {
+pub(crate) struct Lab<'a> {
     trace: &'a Trace,
     policy: Box<dyn Policy>,
     ratio: u32,
@@ -50,7 +51,7 @@ pub(super) struct Lab<'a> {
 }
 
 impl<'a> Lab<'a> {
-    pub(super) fn new(trace: &'a Trace, policy: Box<dyn Policy>, ratio: u32, budget: u64) -> Self {
+    pub(crate) fn new(trace: &'a Trace, policy: Box<dyn Policy>, ratio: u32, budget: u64) -> Self {
         let empty = Cell {
             page: NONE,
             checkpoint: NONE,
@@ -71,7 +72,7 @@ impl<'a> Lab<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> (Outcome, usize) {
+    pub(crate) fn run(mut self) -> (Outcome, usize) {
         for visit in &self.trace.visits {
             self.step(visit);
         }

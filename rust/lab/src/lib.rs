@@ -1,0 +1,30 @@
+//! The lab: replays traces through the policies of the cache, beside a bound that is proven for all of them.
+//!
+//! Units: a page takes 1, a checkpoint the ratio R. A budget is a share of the dense footprint, the
+//! distinct full blocks times (1 + R). Requests run one at a time; only full blocks count, and at
+//! least one token is computed.
+//!
+//! The lab is a crate of its own, so that the core depends on no decompressor. Of the core it uses ids, the
+//! error and [`policy`](hybrid_pages::policy). Imports point strictly down:
+//!
+//! | modules | |
+//! |---|---|
+//! | `replay` | every trace with every policy and budget, over all cores |
+//! | `lab`, `bound` | one replay; the bound |
+//! | `trace` | requests as chains of boundaries |
+//! | `line`, `source` | one line of a trace; its bytes, plain or compressed |
+//! | `error` | what can go wrong |
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod bound;
+mod error;
+mod lab;
+mod line;
+mod replay;
+mod source;
+mod trace;
+
+pub use error::{LabError, Result};
+pub use replay::{BOUND, Budget, Row, replay};
+pub use trace::{ReadOptions, Trace};
