@@ -155,6 +155,70 @@ def test_a_cache_that_does_not_hear_of_invalid_blocks_is_found_out(
         crowd(engine, offers, 1)
 
 
+def once(offers: list[Any], tokens: int) -> None:
+    """The sibling says that it has so many tokens of the first request, the first time it asks."""
+    first = iter([tokens])
+    offers.append(lambda request: next(first, 0))
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize("mode", ["step", "background"])
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_request_aborted_before_the_failed_load_is_reported_publishes_nothing(
+    start_beside: Any, offers: list[Any], policy: str, mode: str, in_process: bool
+) -> None:
+    """The engine core takes aborts between a step and its report. Later requests compute the
+    invalid blocks anew and would go on from what was computed from them."""
+    ours = {"kv_role": "kv_both"} | connector(store_mode=mode)
+    engine = start_beside(
+        FAILING, ours, shape=DENSE, policy=policy, async_scheduling=False, in_process=in_process
+    )
+    once(offers, 3 * N)
+    asked = prompt(1, 5 * N + 3)
+    request = engine.add(asked)
+    output = engine.scheduler.schedule()
+    done = engine._execute(output)
+    engine.abort(request)
+    engine._update(output, done)
+    engine.run()
+    engine._check_cache()
+    for later in (asked[: 3 * N + 1], asked + prompt(7, 2 * N)):
+        engine.generate(later, 2)
+    engine.check_idle()
+    assert "hit_tokens:other" not in engine.half.stats()["counters"]
+
+
+def test_a_request_whose_load_failed_is_not_loaded_by_another_connector(
+    start_beside: Any, offers: list[Any], script: Script
+) -> None:
+    """vLLM would reserve room for it twice, and in a small pool never find it."""
+    engine = start_beside(OURS, FAILING, shape=DENSE)
+    asked = prompt(1, 5 * N + 3)
+    engine.generate(asked)
+    engine.forget_local()
+    offers.append(lambda request: 3 * N)
+    script.fault = lambda kind: "torn" if kind == "load" else None
+    result = engine.generate(asked)
+    assert result.request.skip_reading_prefix_cache is False
+    counters = engine.half.stats()["counters"]
+    assert counters["failures:load"] == 1
+    assert "skipped_entries:invalid" not in counters
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_failed_load_of_another_connector_is_no_hit(
+    start_beside: Any, offers: list[Any], policy: str
+) -> None:
+    engine = start_beside(FAILING, OURS, shape=DENSE, policy=policy, async_scheduling=False)
+    once(offers, 3 * N)
+    engine.add(prompt(1, 5 * N + 3))
+    engine.run()
+    counters = engine.half.stats()["counters"]
+    assert counters["lookups"] == 1
+    assert not [key for key in counters if key.startswith("hit_tokens")]
+
+
 # ---- Nixl, whose worker half needs a library that is not here
 
 

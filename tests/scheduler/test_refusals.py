@@ -341,6 +341,16 @@ def test_a_report_that_does_not_fit_stops_the_cache_and_not_the_engine(
     engine.check_idle()
 
 
+def test_a_cache_that_was_stopped_leaves_no_store_behind(start: StartEngine) -> None:
+    """The key of a request's last block may be known only at its end."""
+    engine = start()
+    worker = engine.runners[0].connector.worker
+    worker._results.metadata.reports = [replace(worker.report, machine="another boot id")]
+    engine.generate(list(range(1, N)), 2)
+    assert not engine.half.storing
+    engine.check_idle()
+
+
 def test_layers_whose_sizes_only_the_workers_know_are_stored_once_they_have_reported(
     start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,8 +104,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 loads=transfer.is_kv_consumer,
             )
         else:
-            self.worker = WorkerHalf(settings, vllm_config, kv_cache_config)
-            self._alone = _is_outermost(self._kv_transfer_config)
+            alone = _is_outermost(self._kv_transfer_config)
+            self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)
 
     # ---- both
 
@@ -168,7 +168,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         A ``MultiConnector`` hands one child's payload to all children, and some refuse foreign
         ones: beside others the report comes with the first metadata alone.
         """
-        return self._worker().report if self._alone else None
+        worker = self._worker()
+        return worker.report if worker.alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Comes after new blocks were zeroed and preempted ones let go, before the forward pass.
@@ -284,9 +285,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Publishes what every rank has copied, unless it was copied from invalid blocks."""
+        scheduler = self._scheduler()
         if connector_output.invalid_block_ids:
-            self._scheduler().invalid(connector_output.invalid_block_ids)
-        self._scheduler().finished(
+            scheduler.invalid(connector_output.invalid_block_ids)
+        scheduler.updated()
+        scheduler.finished(
             connector_output.kv_connector_worker_meta, connector_output.finished_recving or ()
         )
 

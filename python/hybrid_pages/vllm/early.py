@@ -49,11 +49,13 @@ def check(config: "VllmConfig", connector: str) -> None:
         BudgetError: a budget beyond this machine's memory.
         UnsupportedError: a vLLM or a feature of it that has not been shown to work.
     """
+    host_gb = 0.0
     for transfer in _ours(config.kv_transfer_config, connector):
         from vllm.version import __version__ as version
 
         require_version(version)
-        require_memory(Settings.parse(transfer.kv_connector_extra_config).host_gb)
+        host_gb += Settings.parse(transfer.kv_connector_extra_config).host_gb
+        require_memory(host_gb)
         beside = _without_hybrid_manager(config.kv_transfer_config)
         recurrent = config.model_config.is_hybrid
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)
@@ -70,7 +72,7 @@ def _ours(outer: "KVTransferConfig | None", connector: str) -> "Iterator[KVTrans
 
 def _children(outer: "KVTransferConfig") -> "Iterator[KVTransferConfig]":
     if outer.kv_connector == "MultiConnector":
-        for child in outer.kv_connector_extra_config.get("connectors", ()):
+        for child in outer.kv_connector_extra_config.get("connectors") or ():
             yield type(outer)(**{"engine_id": outer.engine_id, **child})
 
 

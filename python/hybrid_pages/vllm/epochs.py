@@ -8,7 +8,7 @@ and so is whoever goes on from what a stale request leaves in the engine's cache
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,19 @@ class _Old:
     makers: dict[str, Tracked] = field(default_factory=dict)
     """Stale requests: the keys of their blocks are such keys, and become more."""
 
-    def has_any(self, keys: Sequence[bytes]) -> bool:
-        return not self.keys.isdisjoint(keys) or any(self.makers_of(keys))
-
-    def makers_of(self, keys: Sequence[bytes]) -> Iterator[Tracked]:
-        for maker in self.makers.values():
-            if not set(maker.request.block_hashes).isdisjoint(keys):
-                yield maker
+    def first_of(self, keys: Sequence[bytes], *, spoiled: bool = False) -> int | None:
+        """The first of some keys that is not to be trusted, or only of those that spoiled requests
+        hold."""
+        wrong = [
+            set(maker.request.block_hashes[maker.wrong_from :])
+            for maker in self.makers.values()
+            if maker.spoiled or not spoiled
+        ]
+        if not spoiled:
+            wrong.append(self.keys)
+        return next(
+            (index for index, key in enumerate(keys) if any(key in held for held in wrong)), None
+        )
 
 
 class Epochs:
@@ -100,18 +106,34 @@ class Epochs:
                 self.distrust(tracked)
         return bool(self._old.keys or self._old.makers)
 
-    def distrust(self, tracked: Tracked) -> None:
-        """Nothing of a request is published, nor of who goes on from its blocks."""
+    def distrust(self, tracked: Tracked, first: int = 0) -> None:
+        """Nothing of a request is published, nor of who goes on from its blocks.
+
+        Args:
+            tracked: the request.
+            first: of its keys, the first one whose block may hold wrong bytes.
+        """
+        tracked.wrong_from = min(first, tracked.wrong_from) if tracked.stale else first
         tracked.stale = True
         self._old.makers[tracked.request.request_id] = tracked
 
-    def spoil(self, tracked: Tracked) -> None:
+    def restarted(self, tracked: Tracked, position: int | None) -> None:
+        """The engine has given up a request's blocks, which may stay in its own cache.
+
+        Args:
+            tracked: the request.
+            position: keys of what it had computed; None if it had not run.
+        """
+        if self._old.makers.pop(tracked.request.request_id, None) is not None and position:
+            self._old.keys.update(tracked.request.block_hashes[tracked.wrong_from : position])
+
+    def spoil(self, tracked: Tracked, first: int) -> None:
         """A request has gone on from blocks that hold something else.
 
         As :meth:`distrust`, but until its end alone: then the engine's own cache loses its blocks.
         """
         tracked.spoiled = True
-        self.distrust(tracked)
+        self.distrust(tracked, first)
 
     def ended(self, tracked: Tracked, tables: Tables) -> None:
         """A request ended; its blocks may stay in the engine's own cache."""
@@ -120,7 +142,7 @@ class Epochs:
         if tracked.spoiled and self._pool is not None:
             self._pool.evict_blocks({block for ids in tables for block in ids if block})
         else:
-            self._old.keys.update(tracked.request.block_hashes)
+            self._old.keys.update(tracked.request.block_hashes[tracked.wrong_from :])
 
     def admitted(self, tracked: Tracked, hit: Sequence[bytes], running: Iterable[Tracked]) -> None:
         """A request is scheduled for the first time in this admission.
@@ -137,9 +159,13 @@ class Epochs:
                 tracked.reload = None
             adapter = self._adapters[namespace_identity(tracked.request)]
             adapter.used = True
-        if any(maker.spoiled for maker in self._old.makers_of(hit)):
-            self.spoil(tracked)
-        elif self._old.has_any(hit) or (adapter and not adapter.old_keys.isdisjoint(hit)):
+        if not (self._old.keys or self._old.makers or (adapter and adapter.old_keys)):
+            return
+        if (first := self._old.first_of(hit, spoiled=True)) is not None:
+            self.spoil(tracked, first)
+        elif (first := self._old.first_of(hit)) is not None:
+            self.distrust(tracked, first)
+        elif adapter and not adapter.old_keys.isdisjoint(hit):
             self.distrust(tracked)
 
     def _cached_keys(self) -> frozenset[bytes]:

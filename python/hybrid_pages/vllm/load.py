@@ -41,7 +41,7 @@ class Loads:
         tracked.drop_lease()
         tracked.lookup = None
         request, n, stride = tracked.request, self.grid.block_tokens, self.grid.stride
-        if request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache and tracked.reads_cache is None:
             return 0
         limit = (request.num_tokens - 1) // n
         keys = request.block_hashes
@@ -96,30 +96,32 @@ class Loads:
             entries.append((entry.class_index, entry.slots, targets, entry.checksums))
         return entries
 
-    def admitted(self, tracked: Tracked, start: int) -> None:
+    def admitted(self, tracked: Tracked, start: int) -> int:
         """Counts what a request is scheduled behind: ``start`` tokens.
 
         Its lookup counts once, and so do its hits: what a preempted one finds when it comes back
         are, for the most part, tokens that it has computed itself.
+
+        Returns:
+            How many of them another connector says to have loaded, at most.
         """
         lookup, tracked.lookup = tracked.lookup, None
-        if lookup is None:
-            return
         host, rest = tracked.loaded, start - tracked.loaded
+        if lookup is None:
+            return rest
         # vLLM's own hit may end inside a block, and then nobody loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
         self.figures.count(hits, rest - other, "local")
         self.figures.count(hits, host, "host")
-        self.figures.count(hits, other, "other")
-        if tracked.counted:
-            return
-        tracked.counted = True
-        self.figures.count("lookups")
-        self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
-        if lookup.missing is not None and lookup.paged > start:
-            self.figures.count("missing_state_tokens", lookup.paged - start)
-            self.figures.count("missing_states", label=lookup.missing)
+        if not tracked.counted:
+            tracked.counted, tracked.others = True, other
+            self.figures.count("lookups")
+            self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
+            if lookup.missing is not None and lookup.paged > start:
+                self.figures.count("missing_state_tokens", lookup.paged - start)
+                self.figures.count("missing_states", label=lookup.missing)
+        return other
 
     def take_planned(self) -> list[LoadJob]:
         """Loads planned since the last call, for this step's metadata."""

@@ -29,6 +29,8 @@ class Report(KVConnectorHandshakeMetadata):
     """The geometry found in the tensors, in canonical JSON."""
     machine: str
     """The boot id of the worker's machine; empty if the system names none."""
+    alone: bool = False
+    """Whether there is certainly no other connector beside."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_STEPS_IN_FLIGHT = 2
+"""A step is reported by the second update after it was planned, if not by the first."""
+_FAILED = RequestStatus.FINISHED_ERROR
+
+
 class SchedulerHalf:
     """One engine's cache, stores and loads. Lives in the scheduler's process.
 
@@ -84,8 +89,10 @@ class SchedulerHalf:
         self._pool: BlockPool | None = None
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
-        self._failed: dict[str, Tables] = {}
-        """Blocks of requests that this update ended with an error: they may be invalid."""
+        self._gone: list[tuple[str, Tables, int]] = []
+        """Blocks of requests that have ended, and updates until no report can name them."""
+        self._wary = 0
+        """Updates until every load of another connector has been reported on."""
         self._recording: Recording | None = None
         if settings.trace_dir:
             self._recording = Recording(
@@ -154,6 +161,8 @@ class SchedulerHalf:
         self._refused = str(error)
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
         self.figures.count("failures", label="geometry")
+        if self.connected:
+            self.stores.drop_unsent()
         self._clear()
 
     @property
@@ -213,6 +222,7 @@ class SchedulerHalf:
         reload = self.epochs.reload(request, None if tracked is None else tracked.reload)
         namespace = self.cache.namespace(self.epochs.identity(request, reload))
         if tracked is not None:
+            self.epochs.restarted(tracked, self._keys(tracked))
             tracked.restart()
             self.cache.release_namespace(tracked.namespace)
             tracked.namespace, tracked.reload = namespace, reload
@@ -257,6 +267,8 @@ class SchedulerHalf:
             if tracked is None:
                 continue
             new_tokens = output.num_scheduled_tokens.get(request_id, 0)
+            if tracked.position is None and not new_tokens:
+                continue  # what is handed over was loaded, and the request waits
             start = tracked.request.num_computed_tokens
             try:
                 if tracked.position is None:
@@ -277,7 +289,11 @@ class SchedulerHalf:
 
     def _admitted(self, tracked: Tracked, start: int) -> None:
         """A request is scheduled for the first time in this admission, behind ``start`` tokens."""
-        self.loads.admitted(tracked, start)
+        if self.loads.admitted(tracked, start):
+            self._wary = _STEPS_IN_FLIGHT
+        if tracked.reads_cache is not None:
+            tracked.request.skip_reading_prefix_cache = not tracked.reads_cache
+            tracked.reads_cache = None
         local_tokens = start - tracked.loaded
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
@@ -288,7 +304,7 @@ class SchedulerHalf:
         otherwise. Their pages are written again; what they did to a state stays in it."""
         tracked.stored_blocks = min(tracked.stored_blocks, start // self.grid.block_tokens)
         if self.checkpoints.recurrent:
-            self.epochs.distrust(tracked)
+            self.epochs.distrust(tracked, start // self.grid.block_tokens * self.grid.stride)
 
     def invalid(self, blocks: Iterable[int]) -> None:
         """Another connector could not load these blocks, and a step has gone on from them.
@@ -298,15 +314,31 @@ class SchedulerHalf:
         block again, counts it as computed for others that share it, and under asynchronous
         scheduling goes on with a token of the step after.
         """
-        tables, self._failed = self._failed, {}
+        tables = {request_id: held for request_id, held, _ in self._gone}
         tables.update((request_id, self._tables(request_id)) for request_id in self._requests)
-        wrong, held = spread(blocks, tables)
+        wrong, firsts = spread(blocks, tables)
         if self._pool is not None:
             self._pool.evict_blocks(wrong)
-        for request_id in held:
-            if (holder := self._requests.get(request_id)) is not None:
-                self.stores.void(holder)
-                self.epochs.spoil(holder)
+        self.stores.void(firsts, wrong)
+        for request_id, first in firsts.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
+            tracked.others = 0
+            waits = tracked.position is None
+            if waits and tracked.request.num_computed_tokens <= first * self.grid.block_tokens:
+                continue  # nothing was computed from them, and it computes them itself
+            self.epochs.spoil(tracked, first * self.grid.stride)
+
+    def updated(self) -> None:
+        """The report of a step has come."""
+        self._wary = max(0, self._wary - 1)
+        self._gone = [(name, held, left - 1) for name, held, left in self._gone if left > 1]
+
+    def _keys(self, tracked: Tracked) -> int | None:
+        """How many keys a request has of what it has computed in this admission."""
+        n = self.grid.block_tokens
+        return None if tracked.position is None else tracked.position // n * self.grid.stride
 
     def _tables(self, request_id: str) -> Tables:
         """All blocks that vLLM holds for a request, also those that it has not told as computed."""
@@ -314,7 +346,6 @@ class SchedulerHalf:
 
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Takes the workers' word for what ended: publishes stores, ends loads."""
-        self._failed.clear()
         if isinstance(metadata, WorkerMetadata):
             if self._refused is None:
                 try:
@@ -349,8 +380,14 @@ class SchedulerHalf:
             return  # it ended meanwhile
         if self._manager is None:
             raise RuntimeError("expected vLLM's cache manager at start, found none")
-        self._manager.free(tracked.request)
-        tracked.request.num_computed_tokens = 0
+        request = tracked.request
+        self._manager.free(request)
+        request.num_computed_tokens = 0
+        if not all(report.alone for report in self._reports.values()):
+            # vLLM reserves room for it as for a request under way. If another connector loaded it
+            # now, it might wait for its own reservation for ever.
+            tracked.reads_cache = not request.skip_reading_prefix_cache
+            request.skip_reading_prefix_cache = True
 
     def forget(self, request: "Request", tables: Tables) -> None:
         """A request ended: lets go of what no copy under way needs."""
@@ -362,24 +399,29 @@ class SchedulerHalf:
             self._settle()
 
     def _forget(self, tracked: Tracked, tables: Tables) -> None:
-        request = tracked.request
+        name, failed = tracked.request.request_id, tracked.request.status == _FAILED
         tracked.drop_lease()
-        self.epochs.ended(tracked, self._tables(request.request_id) if tracked.spoiled else ())
         try:
-            if request.status == RequestStatus.FINISHED_ERROR:
-                self.stores.void(tracked)
-                self._failed[request.request_id] = self._tables(request.request_id)
-            elif self._may_store:
+            held = self._tables(name) if tracked.spoiled or self._wary else ()
+            if self._wary:
+                self._gone.append((name, held, _STEPS_IN_FLIGHT))
+            aborted = tracked.request.status == RequestStatus.FINISHED_ABORTED
+            if not failed and not (aborted and self._wary):
+                self.figures.count("hit_tokens", tracked.others, "other")
+            self.epochs.ended(tracked, held)
+            if failed:
+                self.stores.void({name})
+            elif self._may_store and self.serving:
                 self.stores.finish(tracked, tables)
         except Exception:
-            logger.exception("a store of request %s could not be planned", request.request_id)
+            logger.exception("a store of request %s could not be planned", name)
             self.figures.count("failures", label="store_plan")
-        if self._recording is not None:
-            self._recording.finished(tracked)
         try:
+            if self._recording is not None:
+                self._recording.finished(tracked)
             self.checkpoints.finished(tracked)
         except Exception:
-            logger.exception("the policy was not told the end of %s", request.request_id)
+            logger.exception("the policy was not told the end of %s", name)
             self.figures.count("failures", label="finish")
         self.cache.release_namespace(tracked.namespace)
 
@@ -389,7 +431,7 @@ class SchedulerHalf:
         Nobody steps such an engine while it is idle: its blocks would stay pinned, and it could
         neither be reset nor sleep.
         """
-        if self.ranks != 1 or not self.storing:
+        if self.ranks != 1 or not self.storing or self._wary:
             return
         worker = worker_here(self.engine_id, self.arena.path)
         if worker is None:

@@ -4,7 +4,7 @@ Blocks fill, their entries are reserved, the engine's source blocks are pinned, 
 the lease commits, the pins go. A failure anywhere costs the store and nothing else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -188,11 +188,19 @@ class Stores:
         self._in_flight[job] = _Store(tracked, lease, kinds, pins)
         return StoreJob(job, entries)
 
-    def void(self, tracked: Tracked) -> None:
-        """Nothing of a request that is under way is published."""
+    def void(self, requests: Container[str], blocks: Container[int] = ()) -> None:
+        """Nothing that is under way is published, of these requests and from these blocks."""
         for store in self._in_flight.values():
-            if store.owner is tracked:
+            pinned = any(block.block_id in blocks for block in store.pins)
+            if pinned or store.owner.request.request_id in requests:
                 store.void = True
+
+    def drop_unsent(self) -> None:
+        """Ends the jobs that no worker has heard of."""
+        for job in self.take_unsent():
+            store = self._in_flight.pop(job.job)
+            store.lease.abort()
+            self._bound().free_blocks(store.pins)
 
     def ended(self, job: int, outcomes: Iterable[Outcome], *, trusted: bool = True) -> None:
         """Takes ranks' outcomes of a job; publishes it when all of them have copied.

@@ -75,8 +75,14 @@ class Tracked:
     stale: bool = False
     """This admission goes on from bytes that a reset has declared old, or that are not those of its
     tokens any more: none of it is published."""
+    wrong_from: int = 0
+    """The first block, in a stale one, that may hold such bytes."""
     spoiled: bool = False
     """It has gone on from blocks that another connector could not load."""
+    others: int = 0
+    """Tokens that another connector said it had, until it is known whether it could load them."""
+    reads_cache: bool | None = None
+    """What the request said of reading caches, while it is kept from it."""
     reload: Reload | None = None
     junction: int = 0
     """vLLM's own junction, in tokens, which may lie inside a block."""

@@ -56,11 +56,18 @@ class WorkerHalf:
         settings: checked settings.
         config: the engine's configuration.
         kv_cache_config: vLLM's plan of this worker's KV cache.
+        alone: whether there is certainly no other connector beside.
     """
 
     def __init__(
-        self, settings: Settings, config: "VllmConfig", kv_cache_config: KVCacheConfig
+        self,
+        settings: Settings,
+        config: "VllmConfig",
+        kv_cache_config: KVCacheConfig,
+        *,
+        alone: bool = False,
     ) -> None:
+        self.alone = alone
         self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
         self.rank: int = config.parallel_config.rank
         self.plan: Geometry | None = None
@@ -98,7 +105,9 @@ class WorkerHalf:
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
-        self.report = Report(self.rank, self.plan.to_json(), self.geometry.to_json(), boot_id())
+        self.report = Report(
+            self.rank, self.plan.to_json(), self.geometry.to_json(), boot_id(), self.alone
+        )
         self._results.metadata.reports = [self.report]
 
     def unregister(self) -> None:
