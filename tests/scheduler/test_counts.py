@@ -11,6 +11,7 @@ from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from test_boundaries import tokens
+from test_requests import run_until_after_a_preemption
 
 
 def counters(engine: Engine) -> dict[str, float]:
@@ -54,12 +55,7 @@ def test_a_failed_load_beside_a_local_hit_counts_that_hit_alone(
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_preempted_request_counts_once(asynchronous: bool, start: StartEngine) -> None:
     engine = start(blocks=36, async_scheduling=asynchronous)
-    results = [engine.add(tokens(5 * N + i, i), max_tokens=40) for i in range(4)]
-    while not any(result.request.num_preemptions for result in results):
-        assert engine.step(), "expected a preemption"
-        engine.forget_local()
-    engine.run()
-    engine.check_idle()
+    run_until_after_a_preemption(engine)
     assert counters(engine)["lookups"] == 4
     assert counters(engine)["lookup_tokens"] == sum(5 * N + i for i in range(4))
     assert counters(engine)["preempted_hit_tokens:host"]

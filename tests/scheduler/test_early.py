@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,33 +15,16 @@ from hybrid_pages import BudgetError
 from hybrid_pages.vllm import CONNECTOR, register
 from hybrid_pages.vllm.settings import SettingsError
 from hybrid_pages.vllm.support import UnsupportedError
-from simulation.config import SimulatedHybridForCausalLM, _base
-
-
-def folder_of(path: Path, architecture: str) -> Path:
-    """The folder of a model without weights."""
-    config = {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 512,
-        "max_position_embeddings": 2048,
-        "dtype": "bfloat16",
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    return path
+from simulation.config import SimulatedHybridForCausalLM, _base, save_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hybrid one."""
+    """The folder of a hybrid model without weights."""
     _base()  # vLLM knows its class from here on
-    return folder_of(tmp_path_factory.mktemp("model"), SimulatedHybridForCausalLM.__name__)
+    folder = tmp_path_factory.mktemp("model")
+    save_model(folder, SimulatedHybridForCausalLM.__name__)
+    return folder
 
 
 def configure(model: Path, transfer: dict[str, Any], **arguments: Any) -> VllmConfig:
@@ -130,10 +112,10 @@ def test_checks_are_installed_once(model: Path) -> None:
 
 def test_a_refusal_is_the_last_line_that_a_user_sees(tmp_path: Path) -> None:
     """Through vLLM's own loading of plugins."""
-    model = folder_of(tmp_path, "LlamaForCausalLM")
+    save_model(tmp_path, "LlamaForCausalLM")
     program = (
         "from vllm import LLM;"
-        f"LLM(model={str(model)!r}, skip_tokenizer_init=True, load_format='dummy',"
+        f"LLM(model={str(tmp_path)!r}, skip_tokenizer_init=True, load_format='dummy',"
         f" kv_transfer_config={ours(host_gb=-1)!r})"
     )
     done = subprocess.run(

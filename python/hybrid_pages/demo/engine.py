@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hybrid_pages.arguments import gib
 
 # Before vLLM is imported: one process and thread, no compilation, no network, little output.
 ENVIRONMENT = {
@@ -18,6 +21,16 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+
+def add_host_gb(parser: argparse.ArgumentParser) -> None:
+    """Adds the option of a tiny model's budget."""
+    parser.add_argument(
+        "--host-gb",
+        type=gib(0.01),  # with less the demo's long prompts don't fit
+        default=0.25,
+        help="host memory for the cache (default 0.25 GiB)",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from hybrid_pages.arguments import gib, whole
+from hybrid_pages.arguments import whole
 from hybrid_pages.demo.cases import Row, cases, show
-from hybrid_pages.demo.engine import DemoEngine
+from hybrid_pages.demo.engine import DemoEngine, add_host_gb
 from hybrid_pages.demo.models import ensure
 from hybrid_pages.demo.quiet import hushed, stage
 
@@ -34,13 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=whole(1000), default=1, help="runs a time is the median of (default 1)"
     )
-    # With less the long prompts don't fit, and the verdict would be about that.
-    parser.add_argument(
-        "--host-gb",
-        type=gib(0.01),
-        default=0.25,
-        help="host memory for the cache (default 0.25 GiB)",
-    )
+    add_host_gb(parser)
 
 
 def run(args: argparse.Namespace) -> int:

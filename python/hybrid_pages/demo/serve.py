@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from hybrid_pages.arguments import gib, whole
+from hybrid_pages.arguments import whole
 from hybrid_pages.demo.chat import ensure_chat
-from hybrid_pages.demo.engine import ENVIRONMENT
+from hybrid_pages.demo.engine import ENVIRONMENT, add_host_gb
 from hybrid_pages.demo.quiet import hushed, stage
 from hybrid_pages.demo.visits import lines
 
@@ -42,12 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=whole(65535), default=8000, help="port to listen on (default 8000)"
     )
-    parser.add_argument(
-        "--host-gb",
-        type=gib(0.01),
-        default=0.25,
-        help="host memory for the cache (default 0.25 GiB)",
-    )
+    add_host_gb(parser)
     parser.add_argument(
         "--plain", action="store_true", help="the same server without hybrid-pages, to compare"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_pages.budget import require_memory
 from hybrid_pages.vllm.settings import Settings
-from hybrid_pages.vllm.support import UnsupportedError, require_config, require_version
+from hybrid_pages.vllm.support import refuse, require_config, require_version
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
@@ -100,7 +100,4 @@ def _require_caches(config: "VllmConfig") -> None:
             f"kv_cache_dtype: expected auto, float16 or bfloat16, found {cache.cache_dtype!r} "
             "(quantised KV caches are not supported; pass --kv-cache-dtype bfloat16)"
         )
-    if refused:
-        raise UnsupportedError(
-            "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(refused)
-        )
+    refuse(refused)

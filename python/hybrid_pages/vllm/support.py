@@ -61,6 +61,15 @@ def require_config(
     refused = _refusals(config, transfer or config.kv_transfer_config)
     if recurrent and config.scheduler_config.disable_hybrid_kv_cache_manager is True:
         refused.append(_no_hybrid_manager(beside))
+    refuse(refused)
+
+
+def refuse(refused: Sequence[str]) -> None:
+    """Refuses a configuration, if there is anything to refuse.
+
+    Raises:
+        UnsupportedError: one line for each refused feature.
+    """
     if refused:
         raise UnsupportedError(
             "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(refused)

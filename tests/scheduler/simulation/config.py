@@ -64,24 +64,29 @@ class SimulatedHybridForCausalLM(torch.nn.Module):
         return ()
 
 
+def save_model(folder: Path, architecture: str) -> None:
+    """Writes the configuration of a small model without weights."""
+    model = {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 512,
+        "max_position_embeddings": 4 * MAX_MODEL_LEN,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(model))
+
+
 @functools.cache
 def _base() -> VllmConfig:
     ModelRegistry.register_model(_ARCHITECTURE, SimulatedHybridForCausalLM)
     with tempfile.TemporaryDirectory() as folder:
-        model = {
-            "architectures": [_ARCHITECTURE],
-            "model_type": "llama",
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "vocab_size": 512,
-            "max_position_embeddings": 4 * MAX_MODEL_LEN,
-            "dtype": "bfloat16",
-        }
-        (Path(folder) / "config.json").write_text(json.dumps(model))
+        save_model(Path(folder), _ARCHITECTURE)
         return EngineArgs(
             model=folder,
             skip_tokenizer_init=True,
