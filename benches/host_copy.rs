@@ -12,7 +12,9 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::tier::Arena;
-use hybrid_pages::transfer::{Direction, Engine, Entry, HostEngine, LayerMap, Layout, Region, Run};
+use hybrid_pages::transfer::{
+    Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Region, Run,
+};
 
 const LAYERS: usize = 16;
 const RECURRENT_GROUPS: usize = 3;
@@ -74,10 +76,10 @@ fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> Layout {
     Layout::new(Arc::clone(geometry), 0, BLOCKS, &maps).unwrap()
 }
 
-fn entries(geometry: &Geometry, slot_bytes: usize, classes: &[usize]) -> Vec<Entry> {
+fn entries(geometry: &Geometry, slot_bytes: usize, classes: &[usize]) -> Vec<EntryCopy> {
     let mut slots = (0..).map(SlotId);
     let mut blocks = 0..BLOCKS;
-    let mut entry = |class: usize| Entry {
+    let mut entry = |class: usize| EntryCopy {
         class,
         slots: slots
             .by_ref()
@@ -92,7 +94,7 @@ fn entries(geometry: &Geometry, slot_bytes: usize, classes: &[usize]) -> Vec<Ent
     classes.iter().map(|class| entry(*class)).collect()
 }
 
-fn transfer(engine: &HostEngine, direction: Direction, entries: &[Entry]) -> Vec<u64> {
+fn transfer(engine: &HostEngine, direction: Direction, entries: &[EntryCopy]) -> Vec<u64> {
     let ticket = engine.submit(direction, entries.to_vec()).unwrap();
     engine.wait(ticket, None).unwrap();
     let completion = engine.poll().remove(0);
@@ -134,7 +136,7 @@ fn host_copy(c: &mut Criterion) {
         let checksums = transfer(&engine, Direction::Store, &entries);
         let verified = entries.iter().cloned().zip(checksums);
         let verified: Vec<_> = verified
-            .map(|(entry, sum)| Entry {
+            .map(|(entry, sum)| EntryCopy {
                 checksum: Some(sum),
                 ..entry
             })

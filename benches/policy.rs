@@ -1,15 +1,16 @@
-//! What a policy costs a request, at worst a call, and in memory.
+//! The cost of a policy: per request, per call at worst, and in memory.
 //!
 //! `request`: by turns a new prompt of 24 blocks, and the next turn of one (24 blocks known, 2 new), each
-//! with one checkpoint, in a full cache of 100,000 units, and as much is evicted. Before it, for each policy at 1,000,000 units: the longest of
-//! all its calls while that many entries come and as many go, and its bytes a unit.
+//! with one checkpoint, in a full cache with room for 100,000 pages, and as much is evicted. Before it, for each
+//! policy with room for 1,000,000 pages: the longest of all its calls while that many entries come and as many
+//! go, and its bytes per page of room.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{self, Entry, EntryKind, Policy, Request, Shape};
+use hybrid_pages::policy::{self, EntryKind, NewEntry, Policy, Request, Shape};
 
 const RATIO: u32 = 3;
 const SHAPE: Shape = Shape {
@@ -27,9 +28,9 @@ fn ran() -> Duration {
 /// A host of counts: conversations of one chain each, going round.
 struct Host {
     policy: Box<dyn Policy>,
-    units: u64,
+    room: u64,
     taken: u64,
-    /// Of each entry in use its units, and how often its number was given before.
+    /// Of each entry in use its size, and how often its number was given before.
     entries: Vec<(u32, u32)>,
     vacant: Vec<u32>,
     now: u64,
@@ -55,10 +56,10 @@ fn name(number: u64) -> u64 {
 }
 
 impl Host {
-    fn new(policy: &str, units: u64) -> Self {
+    fn new(policy: &str, room: u64) -> Self {
         Self {
             policy: policy::by_name(policy, SHAPE).expect("the name is known"),
-            units,
+            room,
             taken: 0,
             entries: Vec::new(),
             vacant: Vec::new(),
@@ -88,19 +89,19 @@ impl Host {
         depth: usize,
         boundary: u64,
     ) -> Held {
-        let units = if kind == EntryKind::Page { 1 } else { RATIO };
+        let size = if kind == EntryKind::Page { 1 } else { RATIO };
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.entries.push((0, 0));
             self.entries.len() as u32 - 1
         });
-        self.entries[id as usize].0 = units;
-        self.taken += u64::from(units);
-        let entry = Entry {
+        self.entries[id as usize].0 = size;
+        self.taken += u64::from(size);
+        let entry = NewEntry {
             id: EntryId(id),
             kind,
             parent,
             depth: depth as u32,
-            units,
+            size,
             boundary,
         };
         self.call(|policy| policy.enter(&entry));
@@ -139,7 +140,7 @@ impl Host {
             resumed: used.map_or(0, |_| known),
             pages,
             seen: known,
-            free: self.units - self.taken,
+            free: self.room - self.taken,
         };
         self.call(|policy| policy.admit(&request, &mut admitted));
         chain.blocks.truncate(pages);
@@ -171,13 +172,13 @@ impl Host {
                 self.open.pop_front();
             }
         }
-        while self.taken > self.units {
+        while self.taken > self.room {
             let victim = self
                 .call(|policy| policy.victim())
                 .expect("something is evictable");
             self.call(|policy| policy.leave(victim));
-            let (units, given) = &mut self.entries[victim.0 as usize];
-            self.taken -= u64::from(*units);
+            let (size, given) = &mut self.entries[victim.0 as usize];
+            self.taken -= u64::from(*size);
             *given += 1;
             self.vacant.push(victim.0);
         }
@@ -187,16 +188,16 @@ impl Host {
 fn policies(c: &mut Criterion) {
     let mut group = c.benchmark_group("request");
     for name in policy::NAMES {
-        const UNITS: u64 = 1_000_000;
-        let mut host = Host::new(name, UNITS);
+        const ROOM: u64 = 1_000_000;
+        let mut host = Host::new(name, ROOM);
         for _ in 0..80_000 {
             host.request();
         }
         let bytes = host.policy.bytes() as u64;
         println!(
-            "{name}: longest call {:?}, {} bytes a unit at {UNITS} units",
+            "{name}: longest call {:?}, {} bytes per page with room for {ROOM}",
             host.longest,
-            bytes / UNITS
+            bytes / ROOM
         );
         let mut host = Host::new(name, 100_000);
         host.timed = false;

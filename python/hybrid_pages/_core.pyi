@@ -317,7 +317,7 @@ class Completion:
     """How a transfer ended.
 
     bytes: those that are whole where they were to go: all or, after a failure, none.
-    checksums: of a store that succeeded, :func:`checksum` of this rank's part of each entry, in
+    checksums: of a store that succeeded, :func:`checksum` of this rank's shard of each entry, in
     order.
     """
 
@@ -362,7 +362,7 @@ class HostEngine:
     def load(self, entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]]) -> int:
         """Copy entries (class, slots, a block a group, checksum) back; a ticket.
 
-        The checksums are of this rank's part, None is not compared. All are compared before the
+        The checksums are of this rank's shard, None is not compared. All are compared before the
         first byte moves: a load that fails by one has written nothing.
         """
 
@@ -456,7 +456,7 @@ class CudaEngine:
         """Copy entries (class, slots, a block a group, checksum) back; a ticket.
 
         It writes after the last :meth:`fence`; without one, after what the stream was given until
-        now. The checksums are of this rank's part, None is not compared.
+        now. The checksums are of this rank's shard, None is not compared.
         """
 
     def fence(self, stream: int = 0) -> None:
@@ -576,7 +576,7 @@ class LeaseEntry:
 
     @property
     def checksums(self) -> list[int]:
-        """The :func:`checksum` of each rank's part; empty while it is being written."""
+        """The :func:`checksum` of each rank's shard; empty while it is being written."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -635,7 +635,7 @@ class WriteLease:
     def commit(self, checksums: Sequence[Sequence[int]]) -> None:
         """Publish all entries at once; their bytes must be whole.
 
-        checksums: for each entry, in order, the :func:`checksum` of each rank's part. Entries
+        checksums: for each entry, in order, the :func:`checksum` of each rank's shard. Entries
         that were dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before
         them) stay unpublished.
 
@@ -810,7 +810,7 @@ class Trace:
 
     @property
     def distinct_blocks(self) -> int:
-        """Different full blocks: times (1 + ratio) they are the dense footprint in units."""
+        """Different full blocks: times (1 + ratio) they are the dense footprint."""
 
     @property
     def skipped(self) -> int:
@@ -818,7 +818,8 @@ class Trace:
 
 @final
 class ReplayRow:
-    """What one policy did on one trace with one budget. A page is 1 unit, a checkpoint `ratio`."""
+    """The outcome of one policy on one trace with one budget. A page has size 1, a checkpoint size
+    `ratio`; 'units' are sizes."""
 
     @property
     def trace(self) -> int:

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use hybrid_pages::transfer::{Entry, Layout, Plan, SlotMemory, Span, TILE_BYTES};
+use hybrid_pages::transfer::{EntryCopy, Layout, Plan, SlotMemory, Span, TILE_BYTES};
 
 use crate::kernels::abi::{Packed, Strided};
 
@@ -164,7 +164,7 @@ impl Pattern {
         }
     }
 
-    fn at(&self, entry: &Entry, start: u64) -> Strided {
+    fn at(&self, entry: &EntryCopy, start: u64) -> Strided {
         let block = entry.blocks[self.group] * self.block_stride;
         Strided {
             position: start + self.piece.position,

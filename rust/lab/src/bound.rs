@@ -1,18 +1,18 @@
 //! An upper bound on the hit tokens of any policy, clairvoyant ones included.
 //!
 //! # Proof
-//! Let U be the budget, R a checkpoint's units, and let request i resume after d blocks. A page enters
+//! Let U be the budget, R a checkpoint's size, and let request i resume after d blocks. A page enters
 //! the cache only when a request that contains its block is processed, and likewise a checkpoint only
 //! when a request that contains its boundary is. So for i to find the pages of its blocks 1 to d, each
 //! of them stayed from the last earlier request containing it up to i; and so did the checkpoint at
 //! d. Say that page j stayed over the steps [p(j), i), where step t is the time between requests
 //! t and t+1: the budget holds there. These stays belong to different (page, step) pairs for different
 //! requests, since two stays of one page end at consecutive requests that contain it, and so do those
-//! of one checkpoint; hence at every step the units of all stays are at most U.
+//! of one checkpoint; hence at every step the sizes of all stays add up to at most U.
 //!
 //! Give each step t a price x(t) >= 0. For any feasible choice of depths d(i),
 //!
-//! > sum of d(i) <= sum of d(i) + sum over t of x(t) (U - units of the stays at t)
+//! > sum of d(i) <= sum of d(i) + sum over t of x(t) (U - sizes of the stays at t)
 //! > <= U sum of x(t) + sum over i of max over d of (d - price of the stays that d needs)
 //!
 //! and the last line doesn't depend on the policy: every choice of prices bounds every policy. (It is
@@ -32,7 +32,7 @@ struct Chance {
     from: Vec<u32>,
 }
 
-/// Most tokens that any policy can resume over within so many units.
+/// Most tokens that any policy can resume over within a budget.
 pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
     let chances = chances(trace);
     let steps = trace.visits.len();
@@ -50,7 +50,7 @@ pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
         let price = (low + high) / 2.0;
         let value = dual.value(&vec![price; steps], &mut taken);
         best = best.min(value);
-        let slope: f64 = taken.iter().map(|units| dual.budget - units).sum();
+        let slope: f64 = taken.iter().map(|size| dual.budget - size).sum();
         if slope > 0.0 {
             high = price;
         } else {
@@ -69,8 +69,8 @@ pub(crate) fn bound(trace: &Trace, ratio: u32, budget: u64) -> u64 {
         } else {
             stride *= 0.97;
         }
-        for (price, units) in trial.iter_mut().zip(&taken) {
-            let excess = ((units - dual.budget) / dual.budget).clamp(-1.0, 1.0);
+        for (price, size) in trial.iter_mut().zip(&taken) {
+            let excess = ((size - dual.budget) / dual.budget).clamp(-1.0, 1.0);
             *price *= (stride * excess).exp();
         }
     }
@@ -107,7 +107,7 @@ struct Dual<'a> {
 }
 
 impl Dual<'_> {
-    /// The bound under these prices; `taken` becomes the units that the best depths need at each step.
+    /// The bound under these prices; `taken` becomes the room that the best depths need at each step.
     fn value(&self, prices: &[f64], taken: &mut [f64]) -> f64 {
         let mut until = Vec::with_capacity(prices.len() + 1);
         let mut sum = 0.0;
@@ -130,9 +130,9 @@ impl Dual<'_> {
             }
             value += best;
             for (block, &from) in from[..depth].iter().enumerate() {
-                let units = 1.0 + if block + 1 == depth { self.ratio } else { 0.0 };
-                change[from as usize] += units;
-                change[*at] -= units;
+                let size = 1.0 + if block + 1 == depth { self.ratio } else { 0.0 };
+                change[from as usize] += size;
+                change[*at] -= size;
             }
         }
         let mut now = 0.0;

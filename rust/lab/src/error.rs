@@ -1,4 +1,4 @@
-//! What can go wrong with a trace or its replay.
+//! Errors of a trace or its replay.
 
 use hybrid_pages::error::Error;
 use thiserror::Error as ThisError;

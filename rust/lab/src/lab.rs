@@ -5,32 +5,32 @@
 //! ones included. A cache can't do that, since it has no room beyond its slots.
 
 use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{Entry, EntryKind, Policy, Request};
+use hybrid_pages::policy::{EntryKind, NewEntry, Policy, Request};
 
 use crate::trace::{ROOT, Trace, Visit};
 
 const NONE: u32 = u32::MAX;
 
-/// What is resident at a boundary.
+/// The entries at a boundary.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     page: u32,
     checkpoint: u32,
 }
 
-/// Tokens found and units written.
+/// Tokens found and room taken, as sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
-    /// Units that were written.
-    pub written_units: u64,
-    /// Sum over requests of the units that checkpoints took after it.
-    pub checkpoint_units: u64,
-    /// Sum over requests of the units that were taken after it.
-    pub taken_units: u64,
-    /// Most units that were taken after a request.
-    pub most_units: u64,
+    /// Of all that was written.
+    pub written_size: u64,
+    /// Of the checkpoints after each request, summed over requests.
+    pub checkpoint_size: u64,
+    /// Of all entries after each request, summed over requests.
+    pub taken_size: u64,
+    /// Of all entries after a request, at most.
+    pub most_size: u64,
 }
 
 /// A cache of counts.
@@ -137,9 +137,9 @@ impl<'a> Lab<'a> {
             self.evict(victim);
         }
         let states = self.checkpoints * u64::from(self.ratio);
-        self.outcome.checkpoint_units += states;
-        self.outcome.taken_units += self.taken();
-        self.outcome.most_units = self.outcome.most_units.max(self.taken());
+        self.outcome.checkpoint_size += states;
+        self.outcome.taken_size += self.taken();
+        self.outcome.most_size = self.outcome.most_size.max(self.taken());
     }
 
     /// Deepest first, a block's checkpoint before its page.
@@ -165,7 +165,7 @@ impl<'a> Lab<'a> {
         });
         self.entries[id as usize] = (at, kind);
         let boundary = self.trace.boundaries[at as usize];
-        let (parent, units) = match kind {
+        let (parent, size) = match kind {
             EntryKind::Page | EntryKind::Window => {
                 self.cells[at as usize].page = id;
                 self.pages += 1;
@@ -178,13 +178,13 @@ impl<'a> Lab<'a> {
                 (Some(self.cells[at as usize].page), self.ratio)
             }
         };
-        self.outcome.written_units += u64::from(units);
-        self.policy.enter(&Entry {
+        self.outcome.written_size += u64::from(size);
+        self.policy.enter(&NewEntry {
             id: EntryId(id),
             kind,
             parent: parent.map(EntryId),
             depth: boundary.depth,
-            units,
+            size,
             boundary: boundary.name,
         });
     }

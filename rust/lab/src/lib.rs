@@ -1,6 +1,6 @@
 //! The lab: replays traces through the policies of the cache, beside a bound that is proven for all of them.
 //!
-//! Units: a page takes 1, a checkpoint the ratio R. A budget is a share of the dense footprint, the
+//! Sizes: a page has size 1, a checkpoint size R, the ratio. A budget is a share of the dense footprint, the
 //! distinct full blocks times (1 + R). Requests run one at a time; only full blocks count, and at
 //! least one token is computed.
 //!
@@ -12,7 +12,7 @@
 //! | `replay` | every trace with every policy and budget, over all cores |
 //! | `lab`, `bound` | one replay; the bound |
 //! | `trace` | requests as chains of boundaries |
-//! | `line`, `source` | one line of a trace; its bytes, plain or compressed |
+//! | `row`, `source` | one row of a trace; its bytes, plain or compressed |
 //! | `error` | what can go wrong |
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -20,8 +20,9 @@
 mod bound;
 mod error;
 mod lab;
-mod line;
+
 mod replay;
+mod row;
 mod source;
 mod trace;
 

@@ -22,54 +22,54 @@ pub const BOUND: &str = "bound";
 pub enum Budget {
     /// A share of the dense footprint.
     Fraction(f64),
-    /// Units.
-    Units(u64),
+    /// As a size.
+    Size(u64),
 }
 
 impl Budget {
-    /// In units and as a share, for a trace.
+    /// As a size and as a share, for a trace.
     fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
         match self {
             Self::Fraction(share) if share.is_finite() && share >= 0.0 => {
                 // 29 % of 100 is 29, though the nearest float to .29 is less.
-                let units = share * footprint as f64 * (1.0 + 1e-12);
-                Ok((units.floor() as u64, share))
+                let size = share * footprint as f64 * (1.0 + 1e-12);
+                Ok((size.floor() as u64, share))
             }
             Self::Fraction(share) => Err(Error::InvalidArgument(format!(
                 "budget: expected a share of the footprint from 0 on, found {share}"
             ))
             .into()),
-            Self::Units(units) => Ok((units, units as f64 / footprint.max(1) as f64)),
+            Self::Size(size) => Ok((size, size as f64 / footprint.max(1) as f64)),
         }
     }
 }
 
-/// What one policy did on one trace with one budget.
+/// The outcome of one policy on one trace with one budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Place of the trace among those given.
     pub trace: usize,
     /// Name of the policy.
     pub policy: String,
-    /// Units of a checkpoint.
+    /// Size of a checkpoint; a page has size 1.
     pub ratio: u32,
     /// Share of the dense footprint.
     pub budget_fraction: f64,
-    /// Room in units.
-    pub budget_units: u64,
+    /// Room, as a size.
+    pub budget_size: u64,
     /// Requests.
     pub requests: usize,
     /// Tokens of all prompts.
     pub input_tokens: u64,
     /// Tokens that were resumed over.
     pub hit_tokens: u64,
-    /// Units that were written.
-    pub written_units: u64,
-    /// Most units that were taken after any request.
-    pub most_units: u64,
+    /// Size of all that was written.
+    pub written_size: u64,
+    /// Most room taken after any request, as a size.
+    pub most_size: u64,
     /// Share of the taken room that checkpoints took, on average.
     pub state_share: f64,
-    /// Time a request, the lab's own bookkeeping included.
+    /// Time per request, the lab's own bookkeeping included.
     pub policy_us_per_request: f64,
     /// Most memory that the policy held.
     pub metadata_bytes: usize,
@@ -98,7 +98,7 @@ pub fn replay<T: Borrow<Trace> + Sync>(
 ) -> Result<Vec<Row>> {
     if ratio == 0 {
         return Err(Error::InvalidArgument(
-            "ratio: expected at least 1 unit a checkpoint, found 0".into(),
+            "ratio: expected a checkpoint of at least size 1, found 0".into(),
         )
         .into());
     }
@@ -146,7 +146,7 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     Ok(rows.into_iter().flatten().collect())
 }
 
-/// Units of the lab's entries.
+/// Sizes of the lab's entries.
 const fn shape(ratio: u32) -> Shape {
     Shape {
         page: 1,
@@ -155,16 +155,10 @@ const fn shape(ratio: u32) -> Shape {
     }
 }
 
-fn run(
-    trace: &Trace,
-    at: usize,
-    name: &str,
-    (units, share): (u64, f64),
-    ratio: u32,
-) -> Result<Row> {
+fn run(trace: &Trace, at: usize, name: &str, (size, share): (u64, f64), ratio: u32) -> Result<Row> {
     let start = Instant::now();
     let (outcome, metadata_bytes) = if name == BOUND {
-        let hit_tokens = bound(trace, ratio, units);
+        let hit_tokens = bound(trace, ratio, size);
         (
             Outcome {
                 hit_tokens,
@@ -173,7 +167,7 @@ fn run(
             0,
         )
     } else {
-        Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, units).run()
+        Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, size).run()
     };
     let requests = trace.requests();
     Ok(Row {
@@ -181,13 +175,13 @@ fn run(
         policy: name.to_owned(),
         ratio,
         budget_fraction: share,
-        budget_units: units,
+        budget_size: size,
         requests,
         input_tokens: trace.input_tokens(),
         hit_tokens: outcome.hit_tokens,
-        written_units: outcome.written_units,
-        most_units: outcome.most_units,
-        state_share: outcome.checkpoint_units as f64 / outcome.taken_units.max(1) as f64,
+        written_size: outcome.written_size,
+        most_size: outcome.most_size,
+        state_share: outcome.checkpoint_size as f64 / outcome.taken_size.max(1) as f64,
         policy_us_per_request: start.elapsed().as_secs_f64() * 1e6 / requests.max(1) as f64,
         metadata_bytes,
     })

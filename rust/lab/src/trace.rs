@@ -7,14 +7,14 @@ use hashbrown::HashMap;
 use hybrid_pages::error::Error;
 
 use crate::error::{LabError, Result};
-use crate::line::{self, HashId, Line, MOST_BLOCK_TOKENS};
+use crate::row::{self, HashId, MOST_BLOCK_TOKENS, TraceRow};
 use crate::source;
 
 /// No boundary before the first.
 pub(crate) const ROOT: u32 = u32::MAX;
-/// Tokens a block of Mooncake's traces.
+/// Tokens per block in Mooncake's traces.
 const BLOCK_TOKENS: u64 = 512;
-/// Most bytes a line, far more than any prompt needs: a file without line ends is no trace.
+/// Most bytes per row, far more than any prompt needs: a file without line ends is no trace.
 const MOST_LINE: u64 = 64 << 20;
 
 /// How to read a trace.
@@ -22,7 +22,7 @@ const MOST_LINE: u64 = 64 << 20;
 pub struct ReadOptions {
     /// Tokens that one hash stands for: by default what a recording says, else Mooncake's 512.
     pub block_tokens: Option<usize>,
-    /// Count broken lines instead of refusing the trace.
+    /// Count broken rows instead of rejecting the trace.
     pub skip_bad: bool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Visit {
     pub(crate) now: u64,
     pub(crate) tokens: u64,
     pub(crate) output_tokens: u64,
-    /// Its boundaries: a range of the trace's paths.
+    /// The first of its boundaries in the trace's paths.
     first: usize,
     blocks: usize,
 }
@@ -92,18 +92,18 @@ impl Trace {
         let mut text = Vec::new();
         let mut first = true;
         for number in 1_u64.. {
-            let refused = |found: String| LabError::Trace(format!("line {number}: {found}"));
+            let rejected = |found: String| LabError::Trace(format!("line {number}: {found}"));
             text.clear();
             let read = source
                 .by_ref()
                 .take(MOST_LINE)
                 .read_until(b'\n', &mut text)
-                .map_err(|error| refused(format!("the file can't be read on: {error}")))?;
+                .map_err(|error| rejected(format!("the file can't be read on: {error}")))?;
             if read == 0 {
                 break;
             }
             if read as u64 == MOST_LINE {
-                return Err(refused(format!(
+                return Err(rejected(format!(
                     "expected at most {MOST_LINE} bytes, found more: is this a trace?"
                 )));
             }
@@ -111,29 +111,29 @@ impl Trace {
                 continue;
             }
             if std::mem::take(&mut first)
-                && let Some(header) = line::header(&text)
+                && let Some(header) = row::header(&text)
             {
-                trace.block_tokens = header.map_err(refused)?;
+                trace.block_tokens = header.map_err(rejected)?;
                 if let Some(asked) = asked.filter(|&asked| asked != trace.block_tokens) {
-                    return Err(refused(format!(
+                    return Err(rejected(format!(
                         "expected blocks of {asked} tokens as asked for, found a recording with {}",
                         trace.block_tokens
                     )));
                 }
                 continue;
             }
-            match Line::parse(&text, trace.block_tokens) {
-                Ok(line) => trace.push(line, &mut known).map_err(refused)?,
+            match TraceRow::parse(&text, trace.block_tokens) {
+                Ok(row) => trace.push(row, &mut known).map_err(rejected)?,
                 Err(_) if options.skip_bad => trace.skipped += 1,
-                Err(found) => return Err(refused(found)),
+                Err(found) => return Err(rejected(found)),
             }
         }
         trace.visits.sort_by_key(|visit| visit.now);
         Ok(trace)
     }
 
-    fn push(&mut self, line: Line, known: &mut Known) -> std::result::Result<(), String> {
-        let blocks = (line.input_length / self.block_tokens) as usize;
+    fn push(&mut self, row: TraceRow, known: &mut Known) -> std::result::Result<(), String> {
+        let blocks = (row.input_length / self.block_tokens) as usize;
         if self.boundaries.len().saturating_add(blocks) >= ROOT as usize {
             return Err(format!(
                 "expected at most {ROOT} different blocks, found more"
@@ -141,7 +141,7 @@ impl Trace {
         }
         let first = self.paths.len();
         let mut parent = ROOT;
-        for hash in line.hash_ids.into_iter().take(blocks) {
+        for hash in row.hash_ids.into_iter().take(blocks) {
             let next_hash = known.hashes.len() as u32;
             let hash = *known.hashes.entry(hash).or_insert(next_hash);
             let next = self.boundaries.len() as u32;
@@ -161,9 +161,9 @@ impl Trace {
             parent = at;
         }
         self.visits.push(Visit {
-            now: line.timestamp as u64,
-            tokens: line.input_length,
-            output_tokens: line.output_length,
+            now: row.timestamp as u64,
+            tokens: row.input_length,
+            output_tokens: row.output_length,
             first,
             blocks,
         });
@@ -187,7 +187,7 @@ impl Trace {
         self.visits.iter().map(|visit| visit.tokens).sum()
     }
 
-    /// Tokens a block.
+    /// Tokens per block.
     #[must_use]
     pub const fn block_tokens(&self) -> u64 {
         self.block_tokens
@@ -199,13 +199,13 @@ impl Trace {
         self.boundaries.len()
     }
 
-    /// Lines that were skipped as broken.
+    /// Rows that were skipped as broken.
     #[must_use]
     pub const fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// The part of the trace that a slice of its requests is.
+    /// A slice of the trace's requests, as a trace.
     #[must_use]
     pub fn part(&self, range: std::ops::Range<usize>) -> Self {
         let mut known = HashMap::new();
@@ -237,7 +237,7 @@ impl Trace {
     }
 }
 
-/// What was seen while reading.
+/// Hashes and chains met while reading.
 #[derive(Default)]
 struct Known {
     hashes: HashMap<HashId, u32>,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hybrid_pages::transfer::{Direction, Entry};
+use hybrid_pages::transfer::{Direction, EntryCopy};
 use hybrid_pages_cuda::Result;
 use hybrid_pages_cuda::driver::{Description, Device, Driver};
 use hybrid_pages_cuda::engine::{Costs, CudaEngine, Facts, Method, Options};
@@ -210,7 +210,7 @@ impl PyCudaEngine {
         &self,
         py: Python<'_>,
         way: Direction,
-        entries: Vec<Entry>,
+        entries: Vec<EntryCopy>,
         stream: usize,
     ) -> PyResult<u64> {
         let engine = self.running.engine();

@@ -1,6 +1,6 @@
 //! The host engine.
 
-use hybrid_pages::transfer::{self, Direction, Engine, Entry, HostEngine};
+use hybrid_pages::transfer::{self, Direction, Engine, EntryCopy, HostEngine};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -68,7 +68,7 @@ impl PyHostEngine {
 }
 
 impl PyHostEngine {
-    fn submit(&self, py: Python<'_>, way: Direction, entries: Vec<Entry>) -> PyResult<u64> {
+    fn submit(&self, py: Python<'_>, way: Direction, entries: Vec<EntryCopy>) -> PyResult<u64> {
         let ticket = py
             .detach(|| self.running.engine().submit(way, entries))
             .map_err(to_py)?;

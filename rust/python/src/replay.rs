@@ -112,11 +112,11 @@ impl From<Row> for PyRow {
             policy: row.policy,
             ratio: row.ratio,
             budget_fraction: row.budget_fraction,
-            budget_units: row.budget_units,
+            budget_units: row.budget_size,
             requests: row.requests,
             input_tokens: row.input_tokens,
             hit_tokens: row.hit_tokens,
-            written_units: row.written_units,
+            written_units: row.written_size,
             state_share: row.state_share,
             policy_us_per_request: row.policy_us_per_request,
             metadata_bytes: row.metadata_bytes,
@@ -155,7 +155,7 @@ fn replay_traces(
         .collect();
     let ratio = u32::try_from(ratio.0).map_err(|_| {
         to_py(Error::InvalidArgument(format!(
-            "ratio: expected at most {} units a checkpoint, found {}",
+            "ratio: expected a checkpoint of at most size {}, found {}",
             u32::MAX,
             ratio.0
         )))
@@ -166,7 +166,7 @@ fn replay_traces(
         .chain(
             units
                 .into_iter()
-                .map(|Whole(units)| Budget::Units(units as u64)),
+                .map(|Whole(units)| Budget::Size(units as u64)),
         )
         .collect();
     let work = move |show: &(dyn Fn(Row) -> ControlFlow<()> + Sync)| {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
-use hybrid_pages::transfer::{Completion, Engine, Entry, LayerMap, Layout, Ticket};
+use hybrid_pages::transfer::{Completion, Engine, EntryCopy, LayerMap, Layout, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
@@ -153,7 +153,7 @@ pub fn layout(
 }
 
 /// Entries to store: (class, slots, blocks).
-pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Entry>> {
+pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
     let read = |given| {
         let (class, slots, blocks) = sized("entry", given, 3)?.extract()?;
         entry(class, slots, blocks, None)
@@ -162,7 +162,7 @@ pub fn to_store(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Entry>> {
 }
 
 /// Entries to load: (class, slots, blocks, checksum).
-pub fn to_load(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Entry>> {
+pub fn to_load(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
     let read = |given| {
         let (class, slots, blocks, checksum) = sized("entry", given, 4)?.extract()?;
         entry(class, slots, blocks, checksum)
@@ -175,10 +175,10 @@ fn entry(
     slots: Vec<Whole>,
     blocks: Vec<Whole>,
     checksum: Option<Whole>,
-) -> PyResult<Entry> {
+) -> PyResult<EntryCopy> {
     let slots = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
     let checksum = checksum.map(|Whole(checksum)| checksum as u64);
-    Ok(Entry {
+    Ok(EntryCopy {
         class: class.0,
         slots,
         blocks: plain(blocks),

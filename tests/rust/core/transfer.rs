@@ -12,7 +12,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
-    Direction, Engine, Entry, HostEngine, LayerMap, Layout, Plan, Region, Run, Ticket, checksum,
+    Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, Run, Ticket, checksum,
 };
 use transfer_support::{Dice, Memory, entry, expecting, geometry, run};
 
@@ -196,7 +196,7 @@ fn entries_that_are_wrong_are_refused_before_any_byte_moves() {
     let plain = Plain::new(10, 4, 8, 2);
     let before = plain.memory.bytes();
     let good = || entry(0, &[0, 1, 2], &[0]);
-    let cases: [(Entry, &str); 8] = [
+    let cases: [(EntryCopy, &str); 8] = [
         (
             entry(1, &[0, 1, 2], &[0]),
             "class: expected an index below 1, found 1",
@@ -267,7 +267,7 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
     let slots = arena.memory();
     let memory = Memory::new(vec![0; 256]);
     let region = memory.region();
-    let lengths = |maps: &[LayerMap], entry: Entry| -> Vec<usize> {
+    let lengths = |maps: &[LayerMap], entry: EntryCopy| -> Vec<usize> {
         let layout = Layout::new(Arc::clone(&geometry), 0, 2, maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
         plan.pieces(&layout, &slots, 0, 0..24)
@@ -305,7 +305,7 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
 #[test]
 fn adjacent_bytes_of_two_groups_or_two_regions_are_copied_apart() {
     let memory = Memory::new((0..64).collect());
-    let lengths = |geometry: &Arc<Geometry>, blocks: usize, maps: &[LayerMap], entry: Entry| {
+    let lengths = |geometry: &Arc<Geometry>, blocks: usize, maps: &[LayerMap], entry: EntryCopy| {
         let slots = Arc::new(Arena::create(geometry, 16, 1).unwrap()).memory();
         let layout = Layout::new(Arc::clone(geometry), 0, blocks, maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();

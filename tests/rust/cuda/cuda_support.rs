@@ -9,7 +9,7 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, Entry, LayerMap, Layout, Run, Ticket, checksum,
+    Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Run, Ticket, checksum,
 };
 use hybrid_pages_cuda::engine::{CudaEngine, Method, Options};
 use hybrid_pages_cuda::{CudaError, Result};
@@ -118,7 +118,7 @@ impl Plain {
     }
 
     /// The entry of a number in slots of its own, from or to a block.
-    pub fn entry(number: usize, block: usize) -> Entry {
+    pub fn entry(number: usize, block: usize) -> EntryCopy {
         let first = (number * Self::SLOTS) as u32;
         // Not in order, so that slots do not merge.
         entry(0, &[first + 2, first, first + 1], &[block])
@@ -170,7 +170,7 @@ impl Plain {
     pub fn submit(
         &self,
         direction: Direction,
-        entries: Vec<Entry>,
+        entries: Vec<EntryCopy>,
         stream: &Stream<'_>,
     ) -> Result<Ticket> {
         // SAFETY: the stream is live and of the engine's device.
@@ -205,7 +205,7 @@ impl Plain {
     pub fn run(
         &self,
         direction: Direction,
-        entries: Vec<Entry>,
+        entries: Vec<EntryCopy>,
         stream: &Stream<'_>,
     ) -> Result<Completion> {
         Ok(self.finish(self.submit(direction, entries, stream)?))

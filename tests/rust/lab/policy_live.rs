@@ -60,7 +60,7 @@ fn lab(text: &str, name: &str, ratio: u32, units: u64) -> u64 {
     let rows = replay(
         &[trace],
         &[name.to_owned()],
-        &[Budget::Units(units)],
+        &[Budget::Size(units)],
         ratio,
         &|_| ControlFlow::Continue(()),
     );

@@ -175,7 +175,7 @@ proptest! {
         let trace = trace_of(&prompts);
         for name in ["page-lru", "align-lru", "junction-lru"] {
             let policies = [name.to_owned()];
-            let row = &replay(std::slice::from_ref(&trace), &policies, &[Budget::Units(budget)], ratio, &go_on).unwrap()[0];
+            let row = &replay(std::slice::from_ref(&trace), &policies, &[Budget::Size(budget)], ratio, &go_on).unwrap()[0];
             prop_assert_eq!(row.hit_tokens, naive(&prompts, name, ratio.into(), budget), "{}", name);
         }
     }
@@ -186,12 +186,12 @@ proptest! {
     ) {
         let trace = trace_of(&prompts);
         let policies: Vec<_> = policy::NAMES.iter().copied().chain([BOUND]).map(str::to_owned).collect();
-        let run = || replay(std::slice::from_ref(&trace), &policies, &[Budget::Units(budget)], ratio, &go_on).unwrap();
+        let run = || replay(std::slice::from_ref(&trace), &policies, &[Budget::Size(budget)], ratio, &go_on).unwrap();
         let (first, second) = (run(), run());
         let most = first.last().unwrap().hit_tokens;
         for (row, again) in first.iter().zip(&second) {
-            prop_assert_eq!((row.hit_tokens, row.written_units), (again.hit_tokens, again.written_units));
-            prop_assert!(row.most_units <= budget, "{} took {}", &row.policy, row.most_units);
+            prop_assert_eq!((row.hit_tokens, row.written_size), (again.hit_tokens, again.written_size));
+            prop_assert!(row.most_size <= budget, "{} took {}", &row.policy, row.most_size);
             prop_assert!(row.hit_tokens <= most, "{} beats the bound", &row.policy);
         }
     }

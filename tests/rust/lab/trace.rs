@@ -143,7 +143,7 @@ fn requests_are_replayed_in_order_of_their_times() {
     let trace = Trace::read(text.as_bytes(), STRICT).unwrap();
     let policies = ["align-lru".to_owned()];
     let go_on = |_: &_| ControlFlow::Continue(());
-    let rows = replay(&[trace], &policies, &[Budget::Units(3)], 1, &go_on).unwrap();
+    let rows = replay(&[trace], &policies, &[Budget::Size(3)], 1, &go_on).unwrap();
     assert_eq!(rows[0].hit_tokens, 2 * 1024);
 }
 
@@ -152,7 +152,7 @@ fn a_break_begins_nothing_more() {
     let trace = Trace::read(GOOD.as_bytes(), STRICT).unwrap();
     let policies = vec![BOUND.to_owned(); 1000];
     let stop = |_: &_| ControlFlow::Break(());
-    let rows = replay(&[trace], &policies, &[Budget::Units(1)], 1, &stop).unwrap();
+    let rows = replay(&[trace], &policies, &[Budget::Size(1)], 1, &stop).unwrap();
     assert!((1..1000).contains(&rows.len()), "{}", rows.len());
 }
 
@@ -167,7 +167,7 @@ fn a_budget_is_the_exact_share() {
         .map(|percent| Budget::Fraction(f64::from(percent) / 100.0))
         .collect();
     let rows = replay(&[trace], &["lru".to_owned()], &budgets, 3, &go_on).unwrap();
-    let units: Vec<_> = rows.iter().map(|row| row.budget_units).collect();
+    let units: Vec<_> = rows.iter().map(|row| row.budget_size).collect();
     assert_eq!(units, (0..=100).collect::<Vec<u64>>());
 }
 
@@ -228,7 +228,7 @@ fn read_and_replay(bytes: &[u8]) -> Result<(), TestCaseError> {
             .chain([BOUND])
             .map(str::to_owned)
             .collect();
-        let budgets = [Budget::Units(0), Budget::Units(9), Budget::Fraction(1e9)];
+        let budgets = [Budget::Size(0), Budget::Size(9), Budget::Fraction(1e9)];
         let go_on = |_: &_| ControlFlow::Continue(());
         for row in replay(&[trace], &policies, &budgets, 3, &go_on).unwrap() {
             prop_assert!(row.hit_tokens <= row.input_tokens, "{row:?}");

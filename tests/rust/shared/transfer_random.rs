@@ -7,7 +7,7 @@ use hybrid_pages::geometry::{Geometry, PageClass};
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
-    Direction, Engine, Entry, LayerMap, Layout, Region, Run, SlotMemory, checksum,
+    Direction, Engine, EntryCopy, LayerMap, Layout, Region, Run, SlotMemory, checksum,
 };
 
 use super::transfer_support::{Dice, Memory, entry, expecting, geometry, run};
@@ -73,7 +73,7 @@ impl Rank {
         Layout::new(Arc::clone(geometry), rank, blocks, &self.maps).unwrap()
     }
 
-    /// Where each byte of this rank's part of an entry lies in the memory.
+    /// Where each byte of this rank's shard of an entry lies in the memory.
     pub fn places(&self, class: &PageClass, blocks: &[usize]) -> Vec<usize> {
         let mut places = Vec::new();
         for (group, block) in class.groups.iter().zip(blocks) {
@@ -130,7 +130,7 @@ pub fn random_entries(
     geometry: &Geometry,
     arena: &Arena,
     classes: &[usize],
-) -> Vec<Entry> {
+) -> Vec<EntryCopy> {
     let mut slots: Vec<u32> = (0..arena.slots() as u32).collect();
     if dice.roll(4) > 0 {
         dice.shuffle(&mut slots);
@@ -146,7 +146,7 @@ pub fn random_entries(
     entries
 }
 
-pub fn place(dice: &mut Dice, geometry: &Geometry, entries: &mut [Entry]) {
+pub fn place(dice: &mut Dice, geometry: &Geometry, entries: &mut [EntryCopy]) {
     let mut blocks: Vec<usize> = (0..blocks_needed(geometry, entries.len())).collect();
     dice.shuffle(&mut blocks);
     for entry in entries {
@@ -203,7 +203,7 @@ pub fn check<E: Engine>(
     let mut expected = contents(&arena);
     let entries = random_entries(&mut dice, &geometry, &arena, &classes);
     let blocks = blocks_needed(&geometry, case.entries);
-    let in_arena = |entry: &Entry, rank: usize, index: usize| {
+    let in_arena = |entry: &EntryCopy, rank: usize, index: usize| {
         let at = rank * geometry.classes()[entry.class].rank_bytes + index;
         entry.slots[at / case.slot_bytes].0 as usize * case.slot_bytes + at % case.slot_bytes
     };

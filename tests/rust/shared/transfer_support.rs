@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::transfer::{Completion, Direction, Engine, Entry, Region};
+use hybrid_pages::transfer::{Completion, Direction, Engine, EntryCopy, Region};
 
 /// Engine memory: an allocation that is only ever reached through its address.
 pub struct Memory {
@@ -113,9 +113,9 @@ pub fn geometry(groups: &[(ClassKind, &[usize])], ranks: usize) -> Arc<Geometry>
     Arc::new(Geometry::new(16, groups.collect(), ranks, BTreeMap::new()).unwrap())
 }
 
-pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> Entry {
+pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> EntryCopy {
     let slots = slots.iter().copied().map(SlotId).collect();
-    Entry {
+    EntryCopy {
         class,
         slots,
         blocks: blocks.to_vec(),
@@ -123,15 +123,15 @@ pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> Entry {
     }
 }
 
-pub fn expecting(entry: Entry, checksum: u64) -> Entry {
-    Entry {
+pub fn expecting(entry: EntryCopy, checksum: u64) -> EntryCopy {
+    EntryCopy {
         checksum: Some(checksum),
         ..entry
     }
 }
 
 /// Submits, waits, and returns the one completion.
-pub fn run(engine: &impl Engine, direction: Direction, entries: Vec<Entry>) -> Completion {
+pub fn run(engine: &impl Engine, direction: Direction, entries: Vec<EntryCopy>) -> Completion {
     let ticket = engine.submit(direction, entries).unwrap();
     assert!(engine.wait(ticket, None).unwrap());
     let mut completions = engine.poll();

@@ -8,7 +8,7 @@ use super::entry::LeaseEntry;
 use super::stats::{Class, Stats};
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
-use crate::policy::{self, Entry, EntryKind, Policy, Request, Seen, Shape};
+use crate::policy::{self, EntryKind, NewEntry, Policy, Request, Seen, Shape};
 use crate::prefix::{Hit, Index};
 use crate::slot::{EntryTable, SlotPool};
 
@@ -243,7 +243,7 @@ impl State {
     /// Shows the policy an entry that was just made, and is held.
     pub(super) fn introduce(&mut self, boundary: u64, node: NodeId, block: usize, id: EntryId) {
         let class = self.entries.get(id).class;
-        self.policy.enter(&Entry {
+        self.policy.enter(&NewEntry {
             id,
             kind: match self.classes[class].kind {
                 ClassKind::Attention => EntryKind::Page,
@@ -252,7 +252,7 @@ impl State {
             },
             parent: self.index.support(node, class),
             depth: block as u32 + 1,
-            units: self.classes[class].slots,
+            size: self.classes[class].slots,
             boundary,
         });
     }

@@ -19,7 +19,7 @@ pub struct PageClass {
     pub window_blocks: Option<usize>,
     /// Bytes of one entry on one rank.
     pub rank_bytes: usize,
-    /// Bytes of one entry: every rank's part, rank after rank.
+    /// Bytes of one entry: every rank's shard, rank after rank.
     pub entry_bytes: usize,
 }
 

@@ -4,25 +4,25 @@ use super::list::Lists;
 use super::{Policy, Request};
 use crate::ids::EntryId;
 
-/// Which boundaries of a request get a checkpoint.
+/// Where a request's checkpoints go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
+pub enum Placement {
     /// All that it computes.
     Every,
     /// The last.
     End,
     /// The last, and the one at which it leaves the pages that are known.
-    Junction,
+    Fork,
 }
 
-impl Admission {
+impl Placement {
     /// Adds the boundaries of a request that get a checkpoint.
     pub(super) fn admit(self, request: &Request<'_>, admitted: &mut Vec<usize>) {
         let (from, end) = (request.resumed, request.blocks());
         match self {
             Self::Every => admitted.extend(from + 1..=end),
             Self::End => admitted.extend((end > from).then_some(end)),
-            Self::Junction => {
+            Self::Fork => {
                 admitted.extend((end > from).then_some(end));
                 let fork = request.pages.min(end);
                 admitted.extend((fork > from && fork < end).then_some(fork));
@@ -35,7 +35,7 @@ impl Admission {
 #[derive(Debug)]
 pub struct Lru {
     order: Lists,
-    admission: Admission,
+    placement: Placement,
     refreshes_path: bool,
 }
 
@@ -43,10 +43,10 @@ impl Lru {
     /// An empty list. With `refreshes_path`, a host should count every checkpoint that a request
     /// passes as used: see [`Policy::refreshes_path`].
     #[must_use]
-    pub fn new(admission: Admission, refreshes_path: bool) -> Self {
+    pub fn new(placement: Placement, refreshes_path: bool) -> Self {
         Self {
             order: Lists::new(1),
-            admission,
+            placement,
             refreshes_path,
         }
     }
@@ -54,7 +54,7 @@ impl Lru {
 
 impl Policy for Lru {
     fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
-        self.admission.admit(request, admitted);
+        self.placement.admit(request, admitted);
     }
 
     fn refreshes_path(&self) -> bool {

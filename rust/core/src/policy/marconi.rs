@@ -1,4 +1,4 @@
-//! Marconi (arXiv 2411.19379): checkpoints at ends and branch points; recency plus efficiency.
+//! Marconi (arXiv 2411.19379): checkpoints at ends and forks; recency plus efficiency.
 //!
 //! As published, an entry's utility is its recency plus alpha times its efficiency (compute saved per
 //! byte), each scaled to [0, 1] over all entries. Four faults are mended here:
@@ -13,12 +13,12 @@
 //!    worse than plain recency. Alpha is fixed and small.
 //! 4. *Inner nodes.* A node with two children is never evicted, so a dead fork stays for ever. Here a
 //!    page ages like any other entry and never leaves before what hangs from it: an entry keeps the
-//!    best rank that a request gave it.
+//!    best score that a request gave it.
 
 use super::list::Lists;
-use super::lru::Admission;
+use super::lru::Placement;
 use super::table::Table;
-use super::{Entry, Policy, Request, Shape};
+use super::{NewEntry, Policy, Request, Shape};
 use crate::ids::EntryId;
 
 /// Weight of efficiency against recency.
@@ -27,7 +27,7 @@ const ALPHA: f64 = 0.05;
 const CLASSES: usize = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Rank {
+struct Score {
     used: u64,
     class: u8,
     evictable: bool,
@@ -36,7 +36,7 @@ struct Rank {
 /// Recency and efficiency, mended: see the head of the module's source.
 #[derive(Debug)]
 pub struct Marconi {
-    ranks: Table<Rank>,
+    scores: Table<Score>,
     lists: Lists,
     /// Uses so far: the clock of recency.
     clock: u64,
@@ -52,7 +52,7 @@ impl Marconi {
     #[must_use]
     pub fn new(shape: Shape) -> Self {
         Self {
-            ranks: Table::new(Rank::default()),
+            scores: Table::new(Score::default()),
             lists: Lists::new(CLASSES),
             clock: 0,
             shape,
@@ -67,9 +67,9 @@ impl Marconi {
         used as f64 + ALPHA * 4.0 * f64::from(class) / CLASSES as f64 * self.mean_stay
     }
 
-    fn rank(&mut self, id: EntryId) -> &mut Rank {
-        self.ranks.reach(id.0);
-        &mut self.ranks[id.0]
+    fn score(&mut self, id: EntryId) -> &mut Score {
+        self.scores.reach(id.0);
+        &mut self.scores[id.0]
     }
 }
 
@@ -84,19 +84,19 @@ impl Policy for Marconi {
         self.mean_efficiency += 0.01 * (efficiency - self.mean_efficiency);
         let steps = efficiency / self.mean_efficiency.max(1e-9) * CLASSES as f64 / 4.0;
         self.class = (steps as usize).min(CLASSES - 1) as u8;
-        Admission::Junction.admit(request, admitted);
+        Placement::Fork.admit(request, admitted);
     }
 
-    fn enter(&mut self, entry: &Entry) {
-        *self.rank(entry.id) = Rank::default();
+    fn enter(&mut self, entry: &NewEntry) {
+        *self.score(entry.id) = Score::default();
     }
 
     fn release(&mut self, id: EntryId) {
         self.clock += 1;
         let (clock, class) = (self.clock, self.class);
-        let old = *self.rank(id);
+        let old = *self.score(id);
         if self.key(old.used, old.class) <= self.key(clock, class) {
-            *self.rank(id) = Rank {
+            *self.score(id) = Score {
                 used: clock,
                 class,
                 evictable: true,
@@ -104,29 +104,29 @@ impl Policy for Marconi {
         } else if old.evictable {
             return;
         }
-        let rank = self.rank(id);
-        rank.evictable = true;
-        let list = rank.class.into();
+        let score = self.score(id);
+        score.evictable = true;
+        let list = score.class.into();
         self.lists.push(list, id.0);
     }
 
     fn hold(&mut self, id: EntryId) {
-        self.rank(id).evictable = false;
+        self.score(id).evictable = false;
         self.lists.remove(id.0);
     }
 
     fn leave(&mut self, id: EntryId) {
-        let stayed = (self.clock - self.rank(id).used.min(self.clock)) as f64;
+        let stayed = (self.clock - self.score(id).used.min(self.clock)) as f64;
         self.mean_stay += 0.001 * (stayed - self.mean_stay);
-        *self.rank(id) = Rank::default();
+        *self.score(id) = Score::default();
         self.lists.remove(id.0);
     }
 
     fn victim(&mut self) -> Option<EntryId> {
         let heads = (0..CLASSES).filter_map(|class| {
             let id = self.lists.first(class)?;
-            let rank = self.ranks[id];
-            Some((self.key(rank.used, rank.class), id))
+            let score = self.scores[id];
+            Some((self.key(score.used, score.class), id))
         });
         heads
             .min_by(|a, b| a.0.total_cmp(&b.0))
@@ -134,6 +134,6 @@ impl Policy for Marconi {
     }
 
     fn bytes(&self) -> usize {
-        self.ranks.bytes() + self.lists.bytes()
+        self.scores.bytes() + self.lists.bytes()
     }
 }

@@ -8,7 +8,7 @@
 //! | `align-lru` | the last boundary | the same |
 //! | `junction-lru` | the last boundary, and where the request leaves known pages | the same |
 //! | `marconi` | the same | least recency plus efficiency: see [`Marconi`] |
-//! | `reuse` | as many as pay: see [`Reuse`] | least expected saving a unit of room and time |
+//! | `reuse` | as many as pay: see [`Reuse`] | least expected saving per room and time |
 
 mod list;
 mod lru;
@@ -17,7 +17,7 @@ mod reuse;
 mod seen;
 mod table;
 
-pub use lru::{Admission, Lru};
+pub use lru::{Lru, Placement};
 pub use marconi::Marconi;
 pub use reuse::Reuse;
 pub use seen::Seen;
@@ -43,7 +43,7 @@ pub struct Request<'a> {
     /// Leading blocks that an earlier request had too, whether their pages are still there or not;
     /// at least `pages`.
     pub seen: usize,
-    /// Units of room that nothing takes.
+    /// Room that nothing takes, as a size.
     pub free: u64,
 }
 
@@ -55,7 +55,7 @@ impl Request<'_> {
     }
 }
 
-/// What an entry is to a policy.
+/// The part that an entry plays for a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// Needed by every checkpoint at or below it.
@@ -68,18 +68,18 @@ pub enum EntryKind {
 
 /// An entry that was just made.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry {
-    /// Its number; small, and used again after the entry has left.
+pub struct NewEntry {
+    /// A small number, used again after the entry has left.
     pub id: EntryId,
-    /// What it is.
+    /// Who needs it.
     pub kind: EntryKind,
     /// The page that it can't be reached without: of the block before for a page, its own block's
     /// for the others.
     pub parent: Option<EntryId>,
     /// Boundary at its end, in blocks.
     pub depth: u32,
-    /// Room that it takes.
-    pub units: u32,
+    /// Room that it takes: slots in a cache, pages in the lab.
+    pub size: u32,
     /// Name of its boundary, as in [`Request::boundaries`].
     pub boundary: u64,
 }
@@ -107,7 +107,7 @@ pub trait Policy: Send {
     }
 
     /// Learns of a new entry; it is held.
-    fn enter(&mut self, entry: &Entry) {
+    fn enter(&mut self, entry: &NewEntry) {
         let _ = entry;
     }
 
@@ -137,7 +137,7 @@ pub const NAMES: &[&str] = &[
     "reuse",
 ];
 
-/// Units that one entry of each kind takes; 0 where there is no such kind.
+/// Size of one entry of each kind; 0 where there is no such kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Of an attention page.
@@ -155,15 +155,15 @@ pub struct Shape {
 /// [`Error::InvalidArgument`] for a name that is not in [`NAMES`].
 pub fn by_name(name: &str, shape: Shape) -> Result<Box<dyn Policy>> {
     Ok(match name {
-        "lru" => Box::new(Lru::new(Admission::Every, true)),
-        "page-lru" => Box::new(Lru::new(Admission::Every, false)),
-        "align-lru" => Box::new(Lru::new(Admission::End, false)),
-        "junction-lru" => Box::new(Lru::new(Admission::Junction, false)),
+        "lru" => Box::new(Lru::new(Placement::Every, true)),
+        "page-lru" => Box::new(Lru::new(Placement::Every, false)),
+        "align-lru" => Box::new(Lru::new(Placement::End, false)),
+        "junction-lru" => Box::new(Lru::new(Placement::Fork, false)),
         "marconi" => Box::new(Marconi::new(shape)),
         "reuse" if shape.checkpoint > 0 && (shape.page > 0 || shape.window == 0) => {
             Box::new(Reuse::new(shape))
         }
-        "reuse" => Box::new(Lru::new(Admission::Junction, false)),
+        "reuse" => Box::new(Lru::new(Placement::Fork, false)),
         other => {
             return Err(Error::InvalidArgument(format!(
                 "policy: expected one of {}, found '{other}'",

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
-use super::plan::{Direction, Entry};
+use super::plan::{Direction, EntryCopy};
 
 /// A submitted transfer. Tickets of one engine ascend from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ pub struct Completion {
     pub bytes: usize,
     /// From its submission to its end.
     pub seconds: f64,
-    /// Of a store that succeeded: this rank's part of each entry, in order.
+    /// Of a store that succeeded: this rank's shard of each entry, in order.
     pub checksums: Vec<u64>,
 }
 
@@ -54,7 +54,7 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// [`crate::error::Error::InvalidArgument`] before any byte moves;
     /// [`crate::error::Error::Transfer`] after [`Engine::close`].
-    fn submit(&self, direction: Direction, entries: Vec<Entry>) -> Result<Ticket>;
+    fn submit(&self, direction: Direction, entries: Vec<EntryCopy>) -> Result<Ticket>;
 
     /// What ended since the last poll, each once. Never waits for a copy.
     fn poll(&self) -> Vec<Completion>;

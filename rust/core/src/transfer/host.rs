@@ -13,7 +13,7 @@ use super::engine::{Completion, Engine, Ticket};
 use super::job::{Job, Message, Shared};
 use super::layout::Layout;
 use super::lock;
-use super::plan::{Direction, Entry, Plan};
+use super::plan::{Direction, EntryCopy, Plan};
 use super::process::Process;
 use super::region::SlotMemory;
 
@@ -67,7 +67,7 @@ impl HostEngine {
 }
 
 impl Engine for HostEngine {
-    fn submit(&self, direction: Direction, entries: Vec<Entry>) -> Result<Ticket> {
+    fn submit(&self, direction: Direction, entries: Vec<EntryCopy>) -> Result<Ticket> {
         self.check_own()?;
         let plan = Plan::new(&self.shared.layout, &self.shared.memory, direction, entries)?;
         Job::start(Arc::clone(&self.shared), plan)

@@ -79,7 +79,7 @@ impl Job {
             failure: Mutex::new(None),
         };
         if job.plan.direction() == Direction::Store {
-            let tiles = |entry| job.part_bytes(entry).div_ceil(TILE_BYTES);
+            let tiles = |entry| job.shard_bytes(entry).div_ceil(TILE_BYTES);
             job.digests = (0..entries)
                 .map(|entry| (0..tiles(entry)).map(|_| AtomicU64::new(0)).collect())
                 .collect();
@@ -159,7 +159,7 @@ impl Job {
         let error = lock(&self.failure).take();
         let whole = error.is_none();
         let bytes = (0..self.plan.entries().len())
-            .map(|entry| self.part_bytes(entry))
+            .map(|entry| self.shard_bytes(entry))
             .sum();
         let checksums = if whole { self.checksums() } else { Vec::new() };
         self.shared.board.finish(Completion {
@@ -174,7 +174,7 @@ impl Job {
     fn checksums(&self) -> Vec<u64> {
         let of = |(entry, digests): (usize, &Vec<AtomicU64>)| {
             let digests = digests.iter().map(|digest| digest.load(Ordering::Relaxed));
-            combine(digests, self.part_bytes(entry))
+            combine(digests, self.shard_bytes(entry))
         };
         self.digests.iter().enumerate().map(of).collect()
     }
@@ -204,7 +204,7 @@ impl Job {
         let Some(expected) = self.plan.entries()[entry].checksum else {
             return Ok(());
         };
-        let bytes = self.part_bytes(entry);
+        let bytes = self.shard_bytes(entry);
         let digests = (0..bytes.div_ceil(TILE_BYTES)).map(|tile| self.digest(entry, tile));
         let found = combine(digests, bytes);
         if found != expected {
@@ -266,7 +266,7 @@ impl Job {
     fn digest(&self, entry: usize, tile: usize) -> u64 {
         let Shared { layout, memory, .. } = &*self.shared;
         let start = tile * TILE_BYTES;
-        let range = start..(start + TILE_BYTES).min(self.part_bytes(entry));
+        let range = start..(start + TILE_BYTES).min(self.shard_bytes(entry));
         let stretches = self.plan.stretches(layout, memory, entry, range);
         digest_parts(stretches.map(|stretch| {
             // SAFETY: the plan keeps stretches inside the arena, and its slots belong to this
@@ -278,11 +278,11 @@ impl Job {
 
     fn range(&self, entry: usize, step: usize) -> Range<usize> {
         let start = step * self.step_bytes();
-        start..(start + self.step_bytes()).min(self.part_bytes(entry))
+        start..(start + self.step_bytes()).min(self.shard_bytes(entry))
     }
 
     fn steps(&self, entry: usize) -> usize {
-        self.part_bytes(entry).div_ceil(self.step_bytes())
+        self.shard_bytes(entry).div_ceil(self.step_bytes())
     }
 
     fn step_bytes(&self) -> usize {
@@ -293,7 +293,7 @@ impl Job {
     }
 
     /// Bytes of one entry on this rank.
-    fn part_bytes(&self, entry: usize) -> usize {
+    fn shard_bytes(&self, entry: usize) -> usize {
         let class = self.plan.entries()[entry].class;
         self.shared.layout.geometry().classes()[class].rank_bytes
     }
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use crate::geometry::{Dtype, Geometry, Group, Layer, Segment};
     use crate::ids::{ClassKind, SlotId};
-    use crate::transfer::{Entry, LayerMap, Region, Run};
+    use crate::transfer::{EntryCopy, LayerMap, Region, Run};
 
     #[test]
     fn a_panic_in_a_copy_thread_ends_the_transfer_as_failed() {
@@ -338,7 +338,7 @@ mod tests {
             queue,
             threads: 1,
         });
-        let entry = Entry {
+        let entry = EntryCopy {
             class: 0,
             slots: vec![SlotId(0)],
             blocks: vec![0],

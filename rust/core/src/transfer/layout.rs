@@ -51,14 +51,14 @@ pub struct Span {
     pub block_stride: usize,
     /// Position of the group in its class: which of an entry's block ids applies.
     pub group: usize,
-    /// Position in the rank's part of the payload.
+    /// Position in the rank's shard of the payload.
     pub start: usize,
     /// In bytes.
     pub length: usize,
 }
 
 impl Span {
-    /// Where the next span starts in the rank's part.
+    /// Where the next span starts in the rank's shard.
     pub(super) fn end(&self) -> usize {
         self.start + self.length
     }
@@ -143,7 +143,7 @@ impl Layout {
         &self.geometry
     }
 
-    /// Whose part of each entry lies here.
+    /// Whose shard of each entry lies here.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank

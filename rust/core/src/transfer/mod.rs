@@ -23,7 +23,7 @@ pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
 pub use engine::{Completion, Engine, Ticket};
 pub use host::HostEngine;
 pub use layout::{LayerMap, Layout, Run, Span};
-pub use plan::{Direction, Entry, Piece, Plan, Stretch};
+pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use process::Process;
 pub use region::{Region, SlotMemory};
 

@@ -21,14 +21,14 @@ pub enum Direction {
 
 /// One page or checkpoint to be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct EntryCopy {
     /// Its class in the geometry.
     pub class: usize,
     /// The slots of its payload, in order.
     pub slots: Vec<SlotId>,
     /// The engine's block in each group of the class, in order.
     pub blocks: Vec<usize>,
-    /// For a load: what this rank's part must hash to; `None` takes it as it is.
+    /// For a load: what this rank's shard must hash to; `None` takes it as it is.
     pub checksum: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct Piece {
 #[derive(Debug)]
 pub struct Plan {
     direction: Direction,
-    entries: Vec<Entry>,
+    entries: Vec<EntryCopy>,
 }
 
 impl Plan {
@@ -59,7 +59,7 @@ impl Plan {
         layout: &Layout,
         memory: &SlotMemory,
         direction: Direction,
-        entries: Vec<Entry>,
+        entries: Vec<EntryCopy>,
     ) -> Result<Self> {
         let mut written = HashSet::new();
         for (index, entry) in entries.iter().enumerate() {
@@ -81,11 +81,11 @@ impl Plan {
 
     /// What it moves.
     #[must_use]
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[EntryCopy] {
         &self.entries
     }
 
-    /// The copies of a range of this rank's part of one entry, in payload order. It must be a
+    /// The copies of a range of this rank's shard of one entry, in payload order. It must be a
     /// plan of this layout and memory.
     pub fn pieces<'a>(
         &'a self,
@@ -126,7 +126,7 @@ impl Plan {
         })
     }
 
-    /// The arena's side of a range of this rank's part of one entry: runs of slots that follow
+    /// The arena's side of a range of this rank's shard of one entry: runs of slots that follow
     /// each other are one stretch.
     pub fn stretches<'a>(
         &'a self,
@@ -167,10 +167,10 @@ impl Plan {
     }
 }
 
-/// Adjacent bytes of an arena, and where in the rank's part they belong.
+/// Adjacent bytes of an arena, and where in the rank's shard they belong.
 #[derive(Debug, Clone, Copy)]
 pub struct Stretch {
-    /// In the rank's part.
+    /// In the rank's shard.
     pub position: usize,
     /// In the arena.
     pub arena: *mut u8,
@@ -184,7 +184,7 @@ fn check(
     layout: &Layout,
     memory: &SlotMemory,
     direction: Direction,
-    entry: &Entry,
+    entry: &EntryCopy,
     written: &mut HashSet<(usize, usize)>,
 ) -> Result<()> {
     let refuse = |what: String| Err(Error::InvalidArgument(what));

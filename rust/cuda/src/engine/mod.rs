@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, Entry, Layout, Plan, Process, SlotMemory, Ticket,
+    Completion, Direction, Engine, EntryCopy, Layout, Plan, Process, SlotMemory, Ticket,
 };
 
 use crate::driver::{Device, Driver, Event, Registration, memory_kind};
@@ -159,7 +159,7 @@ impl CudaEngine {
     pub unsafe fn submit_on(
         &self,
         direction: Direction,
-        entries: Vec<Entry>,
+        entries: Vec<EntryCopy>,
         stream: usize,
     ) -> Result<Ticket> {
         self.check_usable()?;
@@ -222,7 +222,7 @@ impl Engine for CudaEngine {
     fn submit(
         &self,
         direction: Direction,
-        entries: Vec<Entry>,
+        entries: Vec<EntryCopy>,
     ) -> hybrid_pages::error::Result<Ticket> {
         // SAFETY: the default stream always lives.
         unsafe { self.submit_on(direction, entries, 0) }.map_err(Error::from)

@@ -11,7 +11,7 @@ const SAMPLE: u64 = 8;
 const OFFSETS: [usize; 4] = [1, 3, 8, 21];
 
 impl Reuse {
-    /// The end of a prompt, the branch point and the boundary before the end; more of those before
+    /// The end of a prompt, the fork and the boundary before the end; more of those before
     /// as their learned worth exceeds that of what is being evicted.
     pub(super) fn choose(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
         let origin = self.observe(request);
@@ -28,7 +28,7 @@ impl Reuse {
             add(self, end, Kind::End);
         }
         if fork > from && fork < end {
-            add(self, fork, Kind::Branch);
+            add(self, fork, Kind::Fork);
         }
         // A sample is remembered of what gets no checkpoint: what is never tried is never learned.
         let sample = self.requests.is_multiple_of(SAMPLE);
@@ -79,7 +79,7 @@ impl Reuse {
             let past = &mut self.records.past[at];
             past.hits = past.hits.saturating_add(1);
             let (kind, from) = (past.kind, past.origin);
-            if kind != Kind::Branch && (kind != Kind::Continued || from.turn > 0) {
+            if kind != Kind::Fork && (kind != Kind::Continued || from.turn > 0) {
                 origin.turn = from.turn.saturating_add(1);
                 origin.gap = (self.now - self.records[at].since).clamp(1, u32::MAX.into()) as u32;
             }
@@ -119,9 +119,7 @@ impl Reuse {
         }
         let better = matches!(
             (past.kind, kind),
-            (Kind::Passed, _)
-                | (Kind::End, Kind::End)
-                | (Kind::Before(_), Kind::End | Kind::Branch)
+            (Kind::Passed, _) | (Kind::End, Kind::End) | (Kind::Before(_), Kind::End | Kind::Fork)
         );
         if better {
             let kind = if past.hits > 0 { Kind::Continued } else { kind };

@@ -113,7 +113,7 @@ impl Reuse {
         self.place(at);
     }
 
-    /// Expected saving a unit of room and time.
+    /// Expected saving per room and time.
     fn worth(&self, at: u32) -> f32 {
         let record = &self.records[at];
         record.index.max(record.inherited) * record.density
@@ -125,7 +125,7 @@ impl Reuse {
         if let Some(above) = self.passed(at) {
             weight.blocks -= self.records.past[above].depth;
         }
-        self.records[at].density = weight.blocks as f32 / weight.units.max(1) as f32;
+        self.records[at].density = weight.blocks as f32 / weight.size.max(1) as f32;
     }
 
     /// Of a checkpoint that needs no page: the nearest resident one above.

@@ -30,7 +30,7 @@ const PLACES: usize = 2048;
 const _: () = assert!((OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize <= PLACES);
 /// Places of the first factor, in runs of one a bin: which run is whose.
 const END: u16 = 0;
-const BRANCH: u16 = 1;
+const FORK: u16 = 1;
 const BEFORE: u16 = 2;
 const PASSED: u16 = 8;
 const CONTINUED: u16 = 9;
@@ -63,7 +63,7 @@ pub(super) enum Kind {
     /// At the end of a prompt.
     End,
     /// Where a prompt left known pages.
-    Branch,
+    Fork,
     /// So many blocks before an end.
     Before(u32),
     /// Never used, and a request resumed deeper.
@@ -121,7 +121,7 @@ impl Features {
         // The run of the first factor, and the group by which the others are told apart.
         let (run, group) = match kind {
             Kind::End => (END, 0),
-            Kind::Branch => (BRANCH, 1),
+            Kind::Fork => (FORK, 1),
             Kind::Before(blocks) => (
                 BEFORE + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
                 2,
@@ -216,7 +216,7 @@ impl Hazards {
         for (place, factor) in factors[..SIZES[0].into()].iter_mut().enumerate() {
             let (run, bin) = ((place / BINS) as u16, place % BINS);
             let octave = if bin < EARLY { 2.0 } else { 1.0 };
-            let wanted = run == BRANCH || run >= CONTINUED;
+            let wanted = run == FORK || run >= CONTINUED;
             *factor = PRIOR * octave * if wanted { AGAIN } else { 1.0 };
         }
         let ends: [f64; BINS] =

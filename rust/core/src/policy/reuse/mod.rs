@@ -11,7 +11,7 @@ mod order;
 mod record;
 mod tree;
 
-use super::{Entry, EntryKind, Policy, Request, Shape};
+use super::{EntryKind, NewEntry, Policy, Request, Shape};
 use crate::ids::EntryId;
 use bare::Bare;
 use hazard::{Hazards, Kind, Origin};
@@ -22,10 +22,10 @@ use tree::Tree;
 /// See the module: hazards of reuse learned by class and age, and the room that each checkpoint owns.
 ///
 /// - *States own pages*: a page goes as soon as no checkpoint at or below it is left.
-/// - *Admission*: the end of a prompt, the branch point and the boundary before the end; more of those
+/// - *Admission*: the end of a prompt, the fork and the boundary before the end; more of those
 ///   before as their learned worth exceeds that of what is being evicted, and all of them while there
 ///   is room for nothing better.
-/// - *Eviction*: least index x (blocks from the nearest checkpoint above) / (its units + those of the pages
+/// - *Eviction*: least index x (blocks from the nearest checkpoint above) / (its size + that of the pages
 ///   that only it needs). The index is Gittins': the most expected uses an expected time held.
 /// - *Inheritance*: what would have resumed at an evicted checkpoint now resumes at the nearest one
 ///   above, which counts for as much until the evicted one's time has passed.
@@ -65,7 +65,7 @@ impl Reuse {
     }
 
     /// The record of a checkpoint that was just made.
-    fn wake(&mut self, entry: &Entry) -> u32 {
+    fn wake(&mut self, entry: &NewEntry) -> u32 {
         let known = self.records.find(entry.boundary);
         let at = known.filter(|&at| !self.records[at].is_resident());
         let at = at.unwrap_or_else(|| {
@@ -113,7 +113,7 @@ impl Policy for Reuse {
         self.bare.give_up(boundaries);
     }
 
-    fn enter(&mut self, entry: &Entry) {
+    fn enter(&mut self, entry: &NewEntry) {
         let record = (entry.kind == EntryKind::Checkpoint).then(|| self.wake(entry));
         let Self { tree, bare, .. } = self;
         tree.add(entry, record, |page| {

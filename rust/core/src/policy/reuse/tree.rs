@@ -2,7 +2,7 @@
 
 use crate::ids::EntryId;
 use crate::policy::table::Table;
-use crate::policy::{Entry, EntryKind};
+use crate::policy::{EntryKind, NewEntry};
 
 const NONE: u32 = u32::MAX;
 
@@ -22,8 +22,8 @@ pub(super) struct Node {
     /// Of a checkpoint: its record. Of a page: the record of its own checkpoint.
     record: u32,
     depth: u32,
-    /// Its room; of a page, with that of its window pages.
-    units: u32,
+    /// Of a page: with its window pages.
+    size: u32,
     boundary: u64,
 }
 
@@ -36,15 +36,15 @@ const ABSENT: Node = Node {
     needed_by: 0,
     record: NONE,
     depth: 0,
-    units: 0,
+    size: 0,
     boundary: 0,
 };
 
-/// What the eviction of a checkpoint would free and cost.
+/// Room that the eviction of a checkpoint would free, and blocks that it would cost.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
-    /// Room of the checkpoint and of the pages that only it needs.
-    pub(super) units: u32,
+    /// Of the checkpoint and the pages that only it needs.
+    pub(super) size: u32,
     /// Blocks down from the nearest checkpoint above.
     pub(super) blocks: u32,
 }
@@ -75,7 +75,12 @@ impl Tree {
     }
 
     /// Adds an entry, held; `record` is a checkpoint's. Shows to `revived` the pages that are needed again.
-    pub(super) fn add(&mut self, entry: &Entry, record: Option<u32>, revived: impl FnMut(EntryId)) {
+    pub(super) fn add(
+        &mut self,
+        entry: &NewEntry,
+        record: Option<u32>,
+        revived: impl FnMut(EntryId),
+    ) {
         *self.nodes.reach(entry.id.0) = Node {
             kind: entry.kind,
             held: true,
@@ -83,7 +88,7 @@ impl Tree {
             parent: entry.parent.map_or(NONE, |page| page.0),
             record: record.unwrap_or(NONE),
             depth: entry.depth,
-            units: entry.units,
+            size: entry.size,
             boundary: entry.boundary,
             ..ABSENT
         };
@@ -94,7 +99,7 @@ impl Tree {
                 self.nodes[page.0].record = record.unwrap_or(NONE);
                 self.need(page, revived);
             }
-            EntryKind::Window => self.nodes[page.0].units += entry.units,
+            EntryKind::Window => self.nodes[page.0].size += entry.size,
         }
     }
 
@@ -131,7 +136,7 @@ impl Tree {
             EntryKind::Page => return None,
             EntryKind::Checkpoint => self.nodes[at].record = NONE,
             EntryKind::Window => {
-                self.nodes[at].units -= gone.units;
+                self.nodes[at].size -= gone.size;
                 return None;
             }
         }
@@ -157,21 +162,21 @@ impl Tree {
     /// Of a checkpoint.
     pub(super) fn weigh(&self, checkpoint: EntryId) -> Weight {
         let own = self.nodes[checkpoint.0];
-        let (mut units, mut alone, mut at) = (own.units, true, own.parent);
+        let (mut size, mut alone, mut at) = (own.size, true, own.parent);
         while at != NONE {
             let page = self.nodes[at];
             if page.record != NONE && page.record != own.record {
                 return Weight {
-                    units,
+                    size,
                     blocks: own.depth - page.depth,
                 };
             }
             alone &= page.needed_by == 1;
-            units += if alone { page.units } else { 0 };
+            size += if alone { page.size } else { 0 };
             at = page.parent;
         }
         Weight {
-            units,
+            size,
             blocks: own.depth,
         }
     }

@@ -1,19 +1,19 @@
-//! One line of a trace: a request, or what a recording says about itself.
+//! One row of a trace: a request, or a recording's description of itself.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What a recording of a live engine says in its first line.
+/// The format that a recording of a live engine names in its first row.
 const FORMAT: &str = "hybrid-pages-trace";
 const VERSION: u64 = 1;
-/// Most tokens a block, a bound on nonsense: no sum of lengths overflows.
+/// Most tokens per block, a bound on nonsense: no sum of lengths overflows.
 pub(crate) const MOST_BLOCK_TOKENS: u64 = 1 << 20;
 /// Most of a time in milliseconds or of an answer's length: the integers that a float holds.
 const MOST: u64 = 1 << 53;
 
 /// A request as both formats write it.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct TraceRow {
     pub(crate) timestamp: f64,
     pub(crate) input_length: u64,
     #[serde(default)]
@@ -33,38 +33,38 @@ pub(crate) enum HashId {
     Text(Box<str>),
 }
 
-impl Line {
-    /// Reads one line of a trace with such blocks, or says what is wrong with it.
+impl TraceRow {
+    /// Reads one row of a trace with such blocks, or says what is wrong with it.
     pub(crate) fn parse(text: &[u8], block_tokens: u64) -> Result<Self, String> {
         if text.trim_ascii_start().first() != Some(&b'{') {
             return Err("expected a JSON object, found something else".into());
         }
-        let line: Self = serde_json::from_slice(text).map_err(|error| reason(text, &error))?;
-        let blocks = line.input_length / block_tokens;
-        let hashes = line.hash_ids.len();
+        let row: Self = serde_json::from_slice(text).map_err(|error| reason(text, &error))?;
+        let blocks = row.input_length / block_tokens;
+        let hashes = row.hash_ids.len();
         if (hashes as u64) < blocks {
             return Err(format!(
                 "expected a hash for each of {blocks} full blocks of {block_tokens} tokens, \
                  found {hashes}"
             ));
         }
-        if !(0.0..=MOST as f64).contains(&line.timestamp) {
+        if !(0.0..=MOST as f64).contains(&row.timestamp) {
             return Err(format!(
                 "timestamp: expected milliseconds from 0 to 2^53, found {}",
-                line.timestamp
+                row.timestamp
             ));
         }
-        if line.output_length > MOST {
+        if row.output_length > MOST {
             return Err(format!(
                 "output_length: expected at most 2^53 tokens, found {}",
-                line.output_length
+                row.output_length
             ));
         }
-        Ok(line)
+        Ok(row)
     }
 }
 
-/// Tokens a block that a recording's first line names; `None` for a line that is none.
+/// Tokens per block that a recording's first row names; `None` for a row that is none.
 pub(crate) fn header(text: &[u8]) -> Option<Result<u64, String>> {
     let Ok(Value::Object(found)) = serde_json::from_slice(text) else {
         return None;
@@ -85,7 +85,7 @@ pub(crate) fn header(text: &[u8]) -> Option<Result<u64, String>> {
     }))
 }
 
-/// What JSON says, with the column alone: the line's number is the file's.
+/// The parser's reason with the column alone: the line's number is the file's.
 fn reason(text: &[u8], error: &serde_json::Error) -> String {
     let found = error.to_string();
     let found = found.split(" at line ").next().unwrap_or_default();
