@@ -7,11 +7,12 @@ and go by torch's ``copy_``, from and to any device; for CUDA the places are pin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from hybrid_pages import Arena, HostEngine, LayerMap, LeaseEntry, TransferError
+from hybrid_pages import Arena, HostEngine, LayerMap, LeaseEntry
+from hybrid_pages.adapter.copies import bulks, finish
 from hybrid_pages.transformers.layout import Layout, Part
 
 # One bulk of blocks; more only if a single block is larger.
@@ -75,14 +76,14 @@ class Staging:
         """
         checksums: dict[tuple[int, int], list[int]] = {}
         with self._lock:
-            for bulk in self._bulks(entries):
+            for bulk in bulks(entries, self._blocks):
                 first = bulk[0]
                 for part in self._layout.class_parts(first.class_index):
                     source = read(part, first.block_index, len(bulk))
                     self._places[part][: len(bulk)].copy_(source, non_blocking=source.is_cuda)
                 self._synchronize()
                 items = [(e.class_index, e.slots, self._ids(e, i)) for i, e in enumerate(bulk)]
-                found = self._finish(self._engine.store(items))
+                found = finish(self._engine, self._engine.store(items))
                 for entry, value in zip(bulk, found, strict=True):
                     checksums[entry.class_index, entry.block_index] = [value]
         return [checksums[entry.class_index, entry.block_index] for entry in entries]
@@ -95,12 +96,12 @@ class Staging:
                 What has been written until then is to be dropped.
         """
         with self._lock:
-            for bulk in self._bulks(entries):
+            for bulk in bulks(entries, self._blocks):
                 items = [
                     (e.class_index, e.slots, self._ids(e, i), e.checksums[0] if verify else None)
                     for i, e in enumerate(bulk)
                 ]
-                self._finish(self._engine.load(items))
+                finish(self._engine, self._engine.load(items))
                 for part in self._layout.class_parts(bulk[0].class_index):
                     write(part, bulk[0].block_index, self._places[part][: len(bulk)])
                 self._synchronize()
@@ -110,30 +111,8 @@ class Staging:
         with self._lock:
             self._engine.close()
 
-    def _bulks(self, entries: Sequence[LeaseEntry]) -> Iterator[list[LeaseEntry]]:
-        """Entries of one class and of consecutive blocks, as many as there are places for."""
-        bulk: list[LeaseEntry] = []
-        for entry in sorted(entries, key=lambda e: (e.class_index, e.block_index)):
-            follows = bulk and (entry.class_index, entry.block_index) == (
-                bulk[-1].class_index,
-                bulk[-1].block_index + 1,
-            )
-            if bulk and not (follows and len(bulk) < self._blocks):
-                yield bulk
-                bulk = []
-            bulk.append(entry)
-        if bulk:
-            yield bulk
-
     def _ids(self, entry: LeaseEntry, place: int) -> list[int]:
         return [place] * len(self._layout.geometry.classes[entry.class_index].groups)
-
-    def _finish(self, ticket: int) -> list[int]:
-        self._engine.wait(ticket)
-        done = next(done for done in self._engine.poll() if done.ticket == ticket)
-        if not done.ok:
-            raise TransferError(done.error or "a copy failed and gave no reason")
-        return done.checksums
 
     def _synchronize(self) -> None:
         for device in self._devices:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from hybrid_pages import (
-    Arena,
-    BudgetError,
-    Cache,
-    Geometry,
-    InvalidArgumentError,
-    ReadLease,
-    TransferError,
-)
-from hybrid_pages.budget import slots_of
+from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
+from hybrid_pages.adapter.admission import last_boundary
+from hybrid_pages.adapter.entries import Checksums, Entries
+from hybrid_pages.adapter.keys import Prefix, holding, identity
+from hybrid_pages.adapter.pool import Pool, require_memory
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, model_identity
-from hybrid_pages.transformers.keys import Prefix
 from hybrid_pages.transformers.layout import KEYS, Layout, Part
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
@@ -32,16 +24,6 @@ from hybrid_pages.transformers.watch import Models
 
 States = Mapping[Part, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
-
-
-@dataclass
-class Moved:
-    """What a store has copied so far."""
-
-    stored_bytes: int = 0
-    restored_bytes: int = 0
-    failed_loads: int = 0
-    failed_stores: int = 0
 
 
 class CacheStore(Closing):
@@ -80,16 +62,12 @@ class CacheStore(Closing):
         verify_on_load: bool = False,
     ) -> None:
         require_model(model)
-        if not host_gb > 0:
-            raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
-        identity = model_identity(model, weights)
-        self.layout = read_layout(model, block_tokens, identity)
-        geometry = self.layout.geometry
-        slot_bytes = geometry.suggest_slot_bytes()
-        slots = slots_of(host_gb, geometry, slot_bytes)
-        self.index = Cache(geometry, slot_bytes=slot_bytes, slots=slots, policy=policy)
-        self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
-        self.moved = Moved()
+        require_memory(host_gb)
+        self.layout = read_layout(model, block_tokens, model_identity(model, weights))
+        pool = Pool(self.layout.geometry, host_gb=host_gb, policy=policy)
+        self.index, self.arena = pool.cache, pool.arena
+        self.entries = Entries(self.layout.geometry, pool.cache)
+        self.moved = self.entries.moved
         self.lock = threading.RLock()
         self.models = Models()
         self.models.watch(model, self.layout)
@@ -130,7 +108,13 @@ class CacheStore(Closing):
             if prefix.keys:
                 on_boundary = seen % self.layout.block_tokens == 0
                 states = self.states(cache) if on_boundary else None
-                self.publish(namespace, prefix.keys, cache, first=0, states=states)
+                self.entries.store(
+                    namespace,
+                    prefix.keys,
+                    lambda entries: self.copy_out(entries, cache, states),
+                    first_held=lambda index: self.first_held(index, cache),
+                    states=bool(states),
+                )
             return self.index.lookup(namespace, prefix.keys).blocks * self.layout.block_tokens
 
     def restore(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
@@ -164,9 +148,12 @@ class CacheStore(Closing):
                     f"cache layer {index}: expected room for {ids.numel()} tokens, found {room}"
                 )
         prefix = Prefix(ids, self.layout.block_tokens)
-        limit = max(ids.numel() - 1, 0) // self.layout.block_tokens
+        limit = last_boundary(ids.numel(), self.layout.block_tokens)
         with self.using(cache_salt) as namespace:
-            return self.load(namespace, prefix.keys, cache, limit=limit)
+            blocks = self.entries.load(
+                namespace, prefix.keys, lambda lease: self.copy_in(lease, cache), limit=limit
+            )
+            return blocks * self.layout.block_tokens
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
@@ -176,22 +163,11 @@ class CacheStore(Closing):
         """Ends the copy threads; the store is of no use any more. Nothing the second time."""
         self._staging.close()
 
-    # ---- what PrefixCache needs besides
+    # ---- for PrefixCache
 
-    def namespace(self, salt: str, state: str = "") -> int:
-        """The namespace of a salt, for what was computed in one state of a model; held from here
-        on, see ``Cache.namespace``."""
-        name = f"{state}/{salt}".encode()
-        return self.index.namespace(hashlib.blake2b(name, digest_size=32).digest())
-
-    @contextmanager
-    def using(self, salt: str, state: str = "") -> Iterator[int]:
-        """As :meth:`namespace`, held until the block's end; then it goes with its last entry."""
-        number = self.namespace(salt, state)
-        try:
-            yield number
-        finally:
-            self.index.release_namespace(number)
+    def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
+        """The namespace of a salt, for what was computed in one state of a model, held."""
+        return holding(self.index, identity(salt, state))
 
     def states(self, cache: Any) -> dict[Part, torch.Tensor]:
         """The recurrent states of a cache, as they lie in it."""
@@ -206,84 +182,45 @@ class CacheStore(Closing):
             if part.is_state
         }
 
-    def publish(
-        self,
-        namespace: int,
-        keys: Sequence[bytes],
-        cache: Any | None,
-        *,
-        first: int,
-        states: States | None,
-    ) -> None:
-        """Stores the blocks [first, end) of a cache and the states after the last of them.
-
-        keys: of the blocks [0, end). Without a cache only the states are stored. A window layer may
-        have dropped some of a block's tokens: such a page is left out.
+    def copy_out(
+        self, entries: Sequence[LeaseEntry], cache: Any, states: States | None
+    ) -> Checksums:
+        """Copies pages of a cache, and states, into their slots.
 
         Raises:
-            TransferError: a copy failed; nothing was published.
+            TransferError: a copy failed.
         """
-        end = len(keys)
-        wanted = []
-        for item in self.geometry.classes:
-            if item.kind == "recurrent":
-                wanted += [(item.index, end - 1)] if states else []
-            elif cache is not None:
-                start = max(first, self._first_whole(item.index, cache))
-                wanted += [(item.index, block) for block in range(start, end)]
-        with self.index.reserve(namespace, keys, wanted) as lease:
-            entries = lease.entries
-            if not entries:
-                return
-            read = _Reader(self.layout, cache, states)
-            lease.commit(self._staging.store(entries, read))
-        classes = self.geometry.classes
-        self.moved.stored_bytes += sum(classes[e.class_index].entry_bytes for e in entries)
+        return self._staging.store(entries, _Reader(self.layout, cache, states))
 
-    def load(self, namespace: int, keys: Sequence[bytes], cache: Any, *, limit: int) -> int:
-        """Restores the joint hit, at most limit blocks, into a fresh cache of this layout."""
-        lease = self.index.acquire(namespace, keys, limit=limit)
-        if lease is None:
-            return 0
-        with lease:
-            writer = _Writer(self.layout, lease)
-            try:
-                self._staging.load(lease.entries, writer, verify=self._verify)
-            except TransferError:
-                self.moved.failed_loads += 1
-                self.index.invalidate(lease)
-                return 0
-            writer.adopt(cache)
-            classes = self.geometry.classes
-            loaded = sum(classes[entry.class_index].entry_bytes for entry in lease.entries)
-            self.moved.restored_bytes += loaded
-            return lease.blocks * self.layout.block_tokens
+    def copy_in(self, lease: ReadLease, cache: Any) -> None:
+        """Copies what a lease covers into a fresh cache of this layout, whole or not at all.
 
-    def _first_whole(self, class_index: int, cache: Any) -> int:
-        """The first block all of whose tokens the layers of a class still have."""
-        size = self.layout.block_tokens
-        held = [
+        Raises:
+            TransferError: a copy failed; the cache is as it was.
+        """
+        writer = _Writer(self.layout, lease)
+        self._staging.load(lease.entries, writer, verify=self._verify)
+        writer.adopt(cache)
+
+    def first_held(self, class_index: int, cache: Any) -> int:
+        """The first token that all layers of a class still have."""
+        return max(
             layers.tokens(cache.layers[part.layer]).first
             for part in self.layout.class_parts(class_index)
             if part.kind == KEYS
-        ]
-        return -(-max(held) // size)
+        )
 
 
 class _Reader:
     """Reads blocks and states out of a live cache."""
 
-    def __init__(self, layout: Layout, cache: Any | None, states: States | None) -> None:
+    def __init__(self, layout: Layout, cache: Any, states: States | None) -> None:
         self._size, self._states = layout.block_tokens, states or {}
-        self._held = (
-            {}
-            if cache is None
-            else {
-                part.layer: layers.tokens(cache.layers[part.layer])
-                for part in layout.parts()
-                if part.kind == KEYS
-            }
-        )
+        self._held = {
+            part.layer: layers.tokens(cache.layers[part.layer])
+            for part in layout.parts()
+            if part.kind == KEYS
+        }
 
     def __call__(self, part: Part, block: int, count: int) -> torch.Tensor:
         if part.is_state:
@@ -362,4 +299,4 @@ def _row(token_ids: Any) -> torch.Tensor:
         raise InvalidArgumentError(
             f"token_ids: expected [tokens] or [1, tokens], found {list(ids.shape)}"
         )
-    return ids
+    return ids.to(torch.int64)
