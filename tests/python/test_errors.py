@@ -39,10 +39,11 @@ def known_errors(trees: list[ast.Module]) -> set[str]:
     while True:
         found = set(known)
         for node in (node for tree in trees for node in ast.walk(tree)):
-            if isinstance(node, ast.ClassDef) and known & set(map(name_of, node.bases)):
-                found.add(node.name)
-            elif isinstance(node, ast.FunctionDef) and name_of(node.returns) in known:
-                found.add(node.name)
+            match node:
+                case ast.ClassDef(bases=bases) if known & set(map(name_of, bases)):
+                    found.add(node.name)
+                case ast.FunctionDef(returns=returns) if name_of(returns) in known:
+                    found.add(node.name)
         if found == known:
             return known
         known = found

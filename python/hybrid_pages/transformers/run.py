@@ -39,7 +39,7 @@ class Run:
         self._named = salt, f"{state.number}:{regime.name}"
 
     def generate(self, kwargs: dict[str, Any]) -> Any:
-        """What ``model.generate`` returns, or :class:`Uncached` while nothing has been answered."""
+        """The result of ``model.generate``, or :class:`Uncached` while there is no answer yet."""
         with self._store.using(*self._named) as namespace:
             return self._generate(namespace, kwargs)
 
@@ -75,7 +75,7 @@ class Run:
         if not all(map(torch.equal, generators, random_states(self._owner.model))):
             # Long passes draw where those that tried the model out did not.
             set_random_states(self._owner.model, generators)
-            self._store.models.refuse(self._state, RANDOM)
+            self._store.models.rule_out(self._state, RANDOM)
             return Uncached(RANDOM)
         return cache, session, restored
 

@@ -11,7 +11,7 @@ import torch
 from hybrid_pages import LeaseEntry, ReadLease
 from hybrid_pages.adapter.entries import Checksums
 from hybrid_pages.adapter.runtime import Runtime
-from hybrid_pages.transformers.layout import Part
+from hybrid_pages.transformers.layout import CacheTensor
 from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.store import CacheStore, States
 
@@ -60,12 +60,12 @@ class ModelRuntime(Runtime[States]):
         return self._store.states(self._cache)
 
     def keep(self, kept: States | None) -> States:
-        copies: dict[Part, torch.Tensor] = dict(kept or {})
-        for part, state in self.states().items():
-            if part in copies:
-                copies[part].copy_(state)
+        copies: dict[CacheTensor, torch.Tensor] = dict(kept or {})
+        for spec, state in self.states().items():
+            if spec in copies:
+                copies[spec].copy_(state)
             else:
-                copies[part] = state.clone()
+                copies[spec] = state.clone()
         return copies
 
     def copy_out(self, entries: Sequence[LeaseEntry], states: States | None) -> Checksums:

@@ -16,13 +16,13 @@ from hybrid_pages.adapter.keys import Prefix, holding, identity
 from hybrid_pages.adapter.pool import Pool, require_memory
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, model_identity
-from hybrid_pages.transformers.layout import KEYS, Layout, Part
+from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
 from hybrid_pages.transformers.support import Closing, UnsupportedError
 from hybrid_pages.transformers.watch import Models
 
-States = Mapping[Part, torch.Tensor]
+States = Mapping[CacheTensor, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
 
 
@@ -31,7 +31,7 @@ class CacheStore(Closing):
 
     The caches are ``DynamicCache`` or ``StaticCache`` objects of one row; entries of one kind serve
     the other. A row of a batch has to be taken out of it first. A store cannot see which model
-    filled a cache: it refuses one of other layers, shapes or dtypes, but the same model with other
+    filled a cache: it rejects one of other layers, shapes or dtypes, but the same model with other
     weights is for the caller to keep apart.
 
     Not thread-safe: one call at a time.
@@ -76,7 +76,7 @@ class CacheStore(Closing):
 
     @property
     def geometry(self) -> Geometry:
-        """What pages and checkpoints of the model are made of."""
+        """The make-up of the model's pages and checkpoints."""
         return self.layout.geometry
 
     def snapshot(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
@@ -169,7 +169,7 @@ class CacheStore(Closing):
         """The namespace of a salt, for what was computed in one state of a model, held."""
         return holding(self.index, identity(salt, state))
 
-    def states(self, cache: Any) -> dict[Part, torch.Tensor]:
+    def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
         """The recurrent states of a cache, as they lie in it."""
         held = {
             index: layers.states(layer)
@@ -177,9 +177,9 @@ class CacheStore(Closing):
             if layers.has_states(layer)
         }
         return {
-            part: held[part.layer][part.kind, part.index]
-            for part in self.layout.parts()
-            if part.is_state
+            spec: held[spec.layer][spec.kind, spec.index]
+            for spec in self.layout.tensors()
+            if spec.is_state
         }
 
     def copy_out(
@@ -205,9 +205,9 @@ class CacheStore(Closing):
     def first_held(self, class_index: int, cache: Any) -> int:
         """The first token that all layers of a class still have."""
         return max(
-            layers.tokens(cache.layers[part.layer]).first
-            for part in self.layout.class_parts(class_index)
-            if part.kind == KEYS
+            layers.tokens(cache.layers[spec.layer]).first
+            for spec in self.layout.class_tensors(class_index)
+            if spec.kind == KEYS
         )
 
 
@@ -217,17 +217,17 @@ class _Reader:
     def __init__(self, layout: Layout, cache: Any, states: States | None) -> None:
         self._size, self._states = layout.block_tokens, states or {}
         self._held = {
-            part.layer: layers.tokens(cache.layers[part.layer])
-            for part in layout.parts()
-            if part.kind == KEYS
+            spec.layer: layers.tokens(cache.layers[spec.layer])
+            for spec in layout.tensors()
+            if spec.kind == KEYS
         }
 
-    def __call__(self, part: Part, block: int, count: int) -> torch.Tensor:
-        if part.is_state:
-            return self._states[part].detach()
-        held = self._held[part.layer]
+    def __call__(self, spec: CacheTensor, block: int, count: int) -> torch.Tensor:
+        if spec.is_state:
+            return self._states[spec].detach()
+        held = self._held[spec.layer]
         start = block * self._size - held.first
-        tensor = held.keys if part.kind == KEYS else held.values
+        tensor = held.keys if spec.kind == KEYS else held.values
         row = tensor.detach()[0, :, start : start + count * self._size]
         return row.unflatten(1, (count, self._size)).transpose(0, 1)
 
@@ -237,40 +237,40 @@ class _Writer:
 
     def __init__(self, layout: Layout, lease: ReadLease) -> None:
         self._layout, self._seen = layout, lease.blocks * layout.block_tokens
-        self._first: dict[Part, int] = {}
-        self._tensors: dict[Part, torch.Tensor] = {}
+        self._first: dict[CacheTensor, int] = {}
+        self._tensors: dict[CacheTensor, torch.Tensor] = {}
         for item in layout.geometry.classes:
             blocks = [e.block_index for e in lease.entries if e.class_index == item.index]
-            for part in layout.class_parts(item.index):
-                shape = part.shape
-                if not part.is_state:
-                    heads, size, dim = part.shape
+            for spec in layout.class_tensors(item.index):
+                shape = spec.shape
+                if not spec.is_state:
+                    heads, size, dim = spec.shape
                     shape = (heads, (lease.blocks - min(blocks)) * size, dim)
-                self._first[part] = min(blocks)
-                self._tensors[part] = torch.empty((1, *shape), dtype=part.dtype, device=part.device)
+                self._first[spec] = min(blocks)
+                self._tensors[spec] = torch.empty((1, *shape), dtype=spec.dtype, device=spec.device)
 
-    def __call__(self, part: Part, block: int, staged: torch.Tensor) -> None:
-        target = self._tensors[part]
-        if not part.is_state:
+    def __call__(self, spec: CacheTensor, block: int, staged: torch.Tensor) -> None:
+        target = self._tensors[spec]
+        if not spec.is_state:
             size, count = self._layout.block_tokens, staged.shape[0]
-            start = (block - self._first[part]) * size
+            start = (block - self._first[spec]) * size
             row = target[0, :, start : start + count * size]
             target = row.unflatten(1, (count, size)).transpose(0, 1)
         target.copy_(staged, non_blocking=target.is_cuda)
 
     def adopt(self, cache: Any) -> None:
         """Writes the collected tensors into a fresh cache, and says so in its flags."""
-        keys = {part.layer: tensor for part, tensor in self._tensors.items() if part.kind == KEYS}
-        for part, tensor in self._tensors.items():
-            layer = cache.layers[part.layer]
-            if part.is_state:
-                layers.write_state(layer, part.kind, part.index, tensor)
-            elif part.kind != KEYS:
-                layers.write_tokens(layer, keys[part.layer], tensor, self._seen)
+        keys = {spec.layer: tensor for spec, tensor in self._tensors.items() if spec.kind == KEYS}
+        for spec, tensor in self._tensors.items():
+            layer = cache.layers[spec.layer]
+            if spec.is_state:
+                layers.write_state(layer, spec.kind, spec.index, tensor)
+            elif spec.kind != KEYS:
+                layers.write_tokens(layer, keys[spec.layer], tensor, self._seen)
 
 
 def require_model(model: Any) -> None:
-    """Refuses a model whose caches cannot be told or kept apart.
+    """Rejects a model whose caches cannot be told or kept apart.
 
     Raises:
         UnsupportedError: what was expected and found.
