@@ -90,7 +90,7 @@ def look_cost(layers: int, device: str, rounds: int = 50) -> dict[str, float]:
     cache = PrefixCache(make_model(layers, 128, device), host_gb=0.25)
     watch = cache._watch
     found = conditions.structure(cache.model)
-    figures = {"tensors": float(len(found.tensors)), "modules": float(len(found.parts))}
+    figures = {"tensors": float(len(found.tensors)), "modules": float(len(found.modules))}
     for name, call in (("look", watch.look), ("sample", lambda: watch._read(found))):
         times = []
         for _ in range(rounds):

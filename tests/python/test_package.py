@@ -14,6 +14,7 @@ ENGINES = ("torch", "vllm", "transformers", "numpy", "matplotlib", "cupy", "cuda
 
 # Modules that any environment must be able to import.
 LIGHT_MODULES = (
+    "hybrid_pages.adapter.session",
     "hybrid_pages",
     "hybrid_pages.cli",
     "hybrid_pages.cuda",
@@ -124,7 +125,9 @@ def test_a_part_without_what_it_needs_says_what_to_install(part, install):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: {'.'.join(part.split('.')[:2])} needs ")
+    assert last.startswith(
+        f"hybrid_pages.adapter.errors.MissingError: {'.'.join(part.split('.')[:2])} needs "
+    )
     assert "found 'import of torch halted" in last
     assert last.endswith(f": {install}")
 

@@ -123,5 +123,5 @@ def test_a_refusal_is_the_last_line_that_a_user_sees(tmp_path: Path) -> None:
     )
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("hybrid_pages.vllm.settings.SettingsError: host_gb: expected"), last
+    assert last.startswith("hybrid_pages.adapter.errors.SettingsError: host_gb: expected"), last
     assert "Loading" not in done.stdout + done.stderr

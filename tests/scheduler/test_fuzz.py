@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from hybrid_pages.vllm.settings import Policy
+from hybrid_pages import POLICIES
 from simulation.copies import Script, random_script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import SHAPES, Shape
@@ -53,7 +53,7 @@ def scenario(seed: int, name: str) -> Scenario:
         "store_mode": rng.choice(("step", "background")),
         "verify_on_load": rng.random() < 0.5,
         "copy_threads": 1,
-        "policy": rng.choice(get_args(Policy)),
+        "policy": rng.choice(POLICIES),
         "checkpoint_mode": rng.choice(("none", "align", "all", "adaptive", "adaptive", "adaptive")),
         "checkpoint_interval": rng.choice((0, 0, 40)),
     }

@@ -265,7 +265,7 @@ MISTAKES = {
     "nobody is told": (Models, "weights_changed", lambda self: None),
     "no attributes": (conditions.Structure, "key", lambda self: ()),
     "no hooks": (conditions, "_note_hooks", lambda *_: None),
-    "autocast is ignored": (conditions, "refusal", lambda model: None),
+    "autocast is ignored": (conditions, "uncached", lambda model: None),
     "no lengths": (prefix_cache, "regime", lambda *_: Regime()),
 }
 SHOWN_BY = {

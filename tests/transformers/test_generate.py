@@ -139,7 +139,10 @@ def test_entries_in_use_are_not_evicted(model):
         def crowded(entries, write, *, verify):
             keys = [bytes([9, block]) * 16 for block in range(40)]
             wanted = [(c.index, b) for b in range(40) for c in cache.store.geometry.classes]
-            with cache.store.index.reserve(cache.store.namespace("other"), keys, wanted) as lease:
+            with (
+                cache.store.using("other") as namespace,
+                cache.store.index.reserve(namespace, keys, wanted) as lease,
+            ):
                 taken = {slot for entry in lease.entries for slot in entry.slots}
                 assert taken
                 assert taken.isdisjoint(slot for entry in entries for slot in entry.slots)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import PrefixCache, run, staging, store
+from hybrid_pages.transformers import PrefixCache, run, runtime, staging, store
 from hybrid_pages.transformers.memory import is_out_of_memory
 from runs import BLOCK, agree
 
@@ -86,9 +86,9 @@ def test_a_restore_that_finds_no_memory_is_an_uncached_text(
 
 
 def test_a_prefill_that_finds_no_memory_is_an_uncached_text(cache, monkeypatch):
-    failing = Failing(run.Run._compute, ERRORS[1], 1)
+    failing = Failing(runtime.ModelRuntime.compute, ERRORS[1], 1)
     with monkeypatch.context() as patch:
-        patch.setattr(run.Run, "_compute", lambda *args: failing(*args))
+        patch.setattr(runtime.ModelRuntime, "compute", lambda *args: failing(*args))
         assert agree(cache, IDS) == 0
     assert cache.stats().uncached == {"out of memory while prefilling": 1}
     idle(cache)
@@ -112,14 +112,16 @@ def test_a_store_that_finds_no_memory_is_dropped(cache, monkeypatch, number, err
 def test_states_that_find_no_memory_while_decoding_are_not_kept(cache, monkeypatch):
     taken = Failing(torch.Tensor.clone, ERRORS[1], 1)
     with monkeypatch.context() as patch:
-        hold = run.Run._hold
+        keep = runtime.ModelRuntime.keep
 
-        def without_memory(self, end):
+        def without_memory(self, kept):
             patch.setattr(torch.Tensor, "clone", lambda *args, **kwargs: taken(*args, **kwargs))
-            hold(self, end)
-            patch.setattr(torch.Tensor, "clone", taken.original)
+            try:
+                return keep(self, kept)
+            finally:
+                patch.setattr(torch.Tensor, "clone", taken.original)
 
-        patch.setattr(run.Run, "_hold", without_memory)
+        patch.setattr(runtime.ModelRuntime, "keep", without_memory)
         agree(cache, IDS, new=20)
     assert taken.calls == 1
     assert cache.stats().failed_stores == 1

@@ -1,10 +1,14 @@
 """Salts come and go: what a store knows of one goes with its last entry."""
 
+from contextlib import contextmanager
+
 import pytest
 
 import tiny
 from hybrid_pages import InvalidArgumentError
+from hybrid_pages.adapter import keys
 from hybrid_pages.transformers import PrefixCache
+from hybrid_pages.transformers import store as stores
 from runs import BLOCK
 
 
@@ -12,13 +16,14 @@ from runs import BLOCK
 def test_a_salt_is_forgotten_with_its_last_entry(model, monkeypatch):
     with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
         store, numbers = cache.store, []
-        name = store.namespace
 
+        @contextmanager
         def noted(*args):
-            numbers.append(name(*args))
-            return numbers[-1]
+            with keys.holding(*args) as number:
+                numbers.append(number)
+                yield number
 
-        monkeypatch.setattr(store, "namespace", noted)
+        monkeypatch.setattr(stores, "holding", noted)
         for _ in range(3):
             cache.generate(tiny.tokens(3 * BLOCK + 2, 1), max_new_tokens=2, cache_salt="a visitor")
         assert cache.stats().hits == 2

@@ -6,8 +6,8 @@ from transformers import DynamicCache
 
 import tiny
 from hybrid_pages import ForeignError, InvalidArgumentError
+from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.transformers import CacheStore, UnsupportedError
-from hybrid_pages.transformers.keys import Prefix
 from runs import (
     BLOCK,
     NOISE,
@@ -148,8 +148,11 @@ def corrupt(store, ids, other, class_index):
     """Overwrites a prompt's last entry of a class with zeros, or with another prompt's."""
 
     def last(tokens):
-        keys = Prefix(tokens, BLOCK).keys
-        with store.index.acquire(store.namespace(""), keys, limit=BOUNDARY // BLOCK) as lease:
+        keys = Prefix(tokens[0], BLOCK).keys
+        with (
+            store.using("") as namespace,
+            store.index.acquire(namespace, keys, limit=BOUNDARY // BLOCK) as lease,
+        ):
             found = [entry for entry in lease.entries if entry.class_index == class_index]
             return found[-1].slots
 

@@ -17,7 +17,7 @@ Hugging Face caches and gives them back.
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    from hybrid_pages.needs import missing
+    from hybrid_pages.adapter.errors import missing
 
     raise missing("hybrid_pages.batch", "torch", "pip install torch", error) from error
 

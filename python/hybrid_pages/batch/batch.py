@@ -115,7 +115,7 @@ class Batch:
         lengths: row i has its next lengths[i] tokens first, and then padding. left_padding: row
         i has so many columns of padding first, and then tokens. One of them, not both.
         """
-        self._refuse("prepare", prepared=True)
+        self._require_between_steps("prepare", prepared=True)
         if (lengths is None) == (left_padding is None):
             given = "none" if lengths is None else "both"
             raise InvalidArgumentError(f"expected lengths or left_padding, found {given}")
@@ -132,7 +132,7 @@ class Batch:
         device: where the model wants positions and masks. Raises BudgetError, with nothing
         changed, if a layer has no room for the step.
         """
-        self._refuse("step", prepared=False)
+        self._require_between_steps("step", prepared=False)
         columns = at_least_one("columns", columns)
         starts, ends = [0] * self.size, [columns] * self.size
         if self._waiting is not None:
@@ -187,7 +187,7 @@ class Batch:
         """End what `prepare` began: move padding to the left and drop what all rows share."""
         if self._positions is None:
             raise InvalidArgumentError("expected prepare before finalize, found no padding")
-        self._refuse("finalize", prepared=False)
+        self._require_between_steps("finalize", prepared=False)
         for name, rest in (("lengths", self._waiting), ("left_padding", self._padding)):
             if rest is not None and any(rest):
                 raise InvalidArgumentError(
@@ -209,7 +209,7 @@ class Batch:
         column = torch.arange(self._columns, device=device)
         return (column - padding[:, None]).clamp(min=-1)
 
-    def _refuse(self, what: str, *, prepared: bool) -> None:
+    def _require_between_steps(self, what: str, *, prepared: bool) -> None:
         if self._step is not None:
             raise InvalidArgumentError(
                 f"{what}: expected no open step, found one of {self._step.columns} columns; "
@@ -222,7 +222,7 @@ class Batch:
 
     def _joined(self, others: Sequence[Batch]) -> Batch:
         for batch in (self, *others):
-            batch._refuse("merge or extend", prepared=True)
+            batch._require_between_steps("merge or extend", prepared=True)
         for other in others:
             if len(other.layers) != len(self.layers):
                 raise InvalidArgumentError(
@@ -238,7 +238,7 @@ class Batch:
         return self._like(layers, lengths)
 
     def _selected(self, rows: Iterable[int]) -> Batch:
-        self._refuse("filter or extract", prepared=False)
+        self._require_between_steps("filter or extract", prepared=False)
         rows = row_indices(rows, self.size)
         lengths = [self._lengths[row] for row in rows]
         positions = None

@@ -120,7 +120,7 @@ def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
 def model_inputs(
     lengths: Iterable[int], columns: int = 1, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """What a model needs beside `columns` new tokens for every row.
+    """Arguments that a model needs beside `columns` new tokens for every row.
 
     lengths: the tokens of each row so far, as `Batch.lengths`. Returns attention_mask [rows,
     cached columns + columns], 0 at left padding, and position_ids [rows, columns].
@@ -137,7 +137,7 @@ def model_inputs(
 
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
-    """What a layer holds; checks its kind."""
+    """The tensors that a layer holds; checks its kind."""
     if type(layer) not in _ATTENTION | _STATES:
         raise InvalidArgumentError(
             "expected layers of a DynamicCache for full, sliding or linear attention, found "

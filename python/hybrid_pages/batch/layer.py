@@ -14,7 +14,7 @@ from hybrid_pages.batch.step import Step
 
 
 class LayerCache:
-    """What one layer keeps for the rows of a batch.
+    """The tensors of one layer for the rows of a batch.
 
     size: the number of rows, known whether or not there is any state yet.
     tensors: the state by name, each [size, ...], or None as long as no row has any. Rows without
@@ -44,14 +44,14 @@ class LayerCache:
     # ---- rows ----
 
     def layout(self) -> dict[str, Any]:
-        """What rows must agree on to lie in one batch; None for what is not known yet."""
+        """The properties that rows of one batch share; None for those not known yet."""
         return {
             name: None if tensor is None else self.row_layout(tensor)
             for name, tensor in self.tensors.items()
         }
 
     def row_layout(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """What one row of a tensor is: the sizes that all rows share, dtype, device."""
+        """The properties of one row of a tensor: the sizes that all rows share, dtype, device."""
         return (*tensor.shape[1:], tensor.dtype, tensor.device)
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class LayerCache:
         """A step begins. What raises here must have changed nothing."""
 
     def cancel(self) -> None:
-        """The step that has just begun will not be made: another layer refused it."""
+        """The step that has just begun will not be made: another layer rejected it."""
 
     def advance(self, columns: int) -> None:
         """A step of so many columns is over."""
@@ -139,7 +139,7 @@ class LayerCache:
 
 
 def begin_all(layers: Sequence[LayerCache], step: Step) -> None:
-    """Begin a step in every layer or, if one refuses it, in none."""
+    """Begin a step in every layer or, if one rejects it, in none."""
     for index, layer in enumerate(layers):
         try:
             layer.begin(step)

@@ -4,8 +4,8 @@ Importing it needs no NVIDIA software, and imports neither torch nor CuPy. What 
 :class:`hybrid_pages.CudaEngine`.
 """
 
-from hybrid_pages.cuda.devices import devices, is_available, reason
-from hybrid_pages.cuda.layers import layer_map
-from hybrid_pages.cuda.streams import stream_handle
+from hybrid_pages.adapter.arrays import layer_map
+from hybrid_pages.adapter.devices import devices, is_available, reason
+from hybrid_pages.adapter.streams import stream_handle
 
 __all__ = ["devices", "is_available", "layer_map", "reason", "stream_handle"]

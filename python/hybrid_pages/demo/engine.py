@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.arguments import gib
 
 # Before vLLM is imported: one process and thread, no compilation, no network, little output.
@@ -101,7 +102,7 @@ class DemoEngine:
                 first = first or time.perf_counter()
                 last = output
         if first is None or last is None:
-            raise RuntimeError("the engine ended a request without an answer")
+            raise EngineError("the engine ended a request without an answer")
         while self._core().scheduler.has_requests():
             engine.step()
         after, completion = self.counters(), last.outputs[0]
@@ -118,7 +119,7 @@ class DemoEngine:
     def forget(self, *, everything: bool = False) -> None:
         """Empties vLLM's own prefix cache, and the host memory too if ``everything``."""
         if not self.llm.llm_engine.reset_prefix_cache(reset_connector=everything):
-            raise RuntimeError("vLLM could not empty its prefix cache")
+            raise EngineError("vLLM could not empty its prefix cache")
 
     def counters(self) -> dict[str, float]:
         """The connector's counters since the start."""

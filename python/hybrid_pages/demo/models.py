@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybrid_pages import InvalidArgumentError
+
 if TYPE_CHECKING:
     import torch
 
@@ -187,7 +189,9 @@ def ensure(
     ``also`` writes more into the folder than the model; it lives in the file of the model's maker.
     """
     if name not in models:
-        raise ValueError(f"no tiny model is called {name!r}; expected one of {sorted(models)}")
+        raise InvalidArgumentError(
+            f"no tiny model is called {name!r}; expected one of {sorted(models)}"
+        )
     sources = {__file__, inspect.getfile(models[name])}
     text = b"".join(Path(source).read_bytes() for source in sorted(sources))
     version = hashlib.sha256(text).hexdigest()[:12]

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from hybrid_pages import HybridPagesError
 from hybrid_pages.arguments import whole
 from hybrid_pages.demo.chat import ensure_chat
 from hybrid_pages.demo.engine import ENVIRONMENT, add_host_gb
@@ -33,7 +34,7 @@ _TAIL = 40
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class ServerError(Exception):
+class ServerError(HybridPagesError):
     """The server did not start, or did not live."""
 
 

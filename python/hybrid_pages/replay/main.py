@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_pages import HybridPagesError, ReplayRow, Trace, TraceError, replay_traces
+from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import whole
 from hybrid_pages.replay import plot
-from hybrid_pages.replay.model import Model, ModelError, read_model
+from hybrid_pages.replay.model import Model, read_model
 from hybrid_pages.replay.report import Replayed, footprint, objects, table
 from hybrid_pages.replay.words import Budget, budgets, policies
 
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         replayed = _replay(traces, model, args)
         if args.plot is not None:
             plot.draw(replayed, args.plot)
-    except (HybridPagesError, ModelError, _Refusal, OSError) as error:
+    except (HybridPagesError, OSError) as error:
         print(f"hybrid-pages replay: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -89,28 +90,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Refusal(Exception):
-    """Options that don't fit together or this machine."""
-
-
 def _check(args: argparse.Namespace) -> None:
     """Before anything is read: what would fail at the end."""
     sized = [budget.label for budget in args.budget if budget.bytes is not None]
     if sized and args.model is None:
-        raise _Refusal(
+        raise SettingsError(
             f"--budget {','.join(sized)} needs --model, the folder of a model: without it nothing "
             "says how many bytes a page takes"
         )
     if args.plot is None:
         return
     if args.plot.suffix.lower() not in plot.SUFFIXES:
-        raise _Refusal(
+        raise SettingsError(
             f"--plot: expected a name that ends in {', '.join(plot.SUFFIXES)}, found {args.plot}"
         )
     if not args.plot.absolute().parent.is_dir():
-        raise _Refusal(f"--plot: expected a folder that exists, found {args.plot.parent}")
+        raise SettingsError(f"--plot: expected a folder that exists, found {args.plot.parent}")
     if not plot.is_installed():
-        raise _Refusal("--plot needs matplotlib: pip install matplotlib")
+        raise SettingsError("--plot needs matplotlib: pip install matplotlib")
 
 
 def _open(path: str, args: argparse.Namespace) -> Trace:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybrid_pages import HybridPagesError
+
 _TYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _ATTENTION = {"full_attention", "attention"}
 _RECURRENT = {"linear_attention", "mamba", "conv"}
@@ -20,7 +22,7 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KNOWN = "Qwen3-Next, Qwen3.5, Qwen3.6, LFM2, Nemotron-H, Bamba, Granite 4 hybrid and Jamba"
 
 
-class ModelError(ValueError):
+class ModelError(HybridPagesError, ValueError):
     """A configuration that can't be read or whose layers aren't known."""
 
 

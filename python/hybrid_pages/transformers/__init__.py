@@ -9,7 +9,7 @@ try:
     import torch  # noqa: F401
     import transformers
 except ImportError as error:
-    from hybrid_pages.needs import missing
+    from hybrid_pages.adapter.errors import missing
     from hybrid_pages.transformers.support import EXTRA
 
     needed = "transformers and torch"

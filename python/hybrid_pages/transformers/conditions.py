@@ -1,4 +1,4 @@
-"""What a cache's bytes depend on besides tokens and weights: the process and the model's parts.
+"""The process and the model's modules: a cache's bytes depend on them, too.
 
 Each is described by plain values, or by the identity of objects that are held meanwhile: equal
 descriptions mean equal arithmetic. Left out, since it only changes how sums are rounded: numbers of
@@ -72,7 +72,7 @@ class Same:
         return id(self._held)
 
 
-class Part(NamedTuple):
+class ModuleDescription(NamedTuple):
     """One module: its class and that class's code, its own attributes, and its modules by name."""
 
     kind: type
@@ -85,17 +85,18 @@ class Part(NamedTuple):
 class Structure:
     """A model as it is now.
 
-    parts: each module's description by name. tensors: all that it computes with, by name, of which
-    replaced are made anew in forward passes. refused: why no description can tell what it computes.
+    modules: each module's description by name. tensors: all that it computes with, by name, of
+    which replaced are made anew in forward passes. uncached: why no description can tell what it
+    computes.
     """
 
-    parts: dict[str, Part] = field(default_factory=dict)
+    modules: dict[str, ModuleDescription] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)
-    refused: str | None = None
+    uncached: str | None = None
 
     def key(self) -> Hashable:
-        return tuple(self.parts.items())
+        return tuple(self.modules.items())
 
 
 def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
@@ -111,8 +112,8 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
         prefix = f"{name}." if name else ""
         if module._forward_hooks or module._forward_pre_hooks:
             _note_hooks(found, name, module)
-        if module.training and found.refused is None:
-            found.refused = f"training mode of {name or 'the model'}"
+        if module.training and found.uncached is None:
+            found.uncached = f"training mode of {name or 'the model'}"
         skipped = rope.derived(module) if "rope_type" in vars(module) else frozenset()
         for kind in (module._parameters, module._buffers):
             for key, tensor in kind.items() if kind else ():
@@ -135,7 +136,7 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
         )
         forward = type(module).forward
         code = Same(forward), Same(getattr(forward, "__code__", None))
-        found.parts[name] = Part(type(module), code, tuple(values), children)
+        found.modules[name] = ModuleDescription(type(module), code, tuple(values), children)
     return found
 
 
@@ -159,7 +160,7 @@ def process() -> Hashable:
     )
 
 
-def refusal(model: Any) -> str | None:
+def uncached(model: Any) -> str | None:
     """Why what this thread computes cannot be told or is not the model's own."""
     if any(torch.is_autocast_enabled(kind) for kind in {"cpu", model.device.type}):
         return "autocast"
@@ -198,7 +199,7 @@ def _note_hooks(found: Structure, name: str, module: Any) -> None:
     """A hook may do anything; those that transformers itself sets are known."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(getattr(hook, "__module__", None) not in _OWN_HOOKS for hook in hooks):
-        found.refused = f"forward hook on {name or 'the model'}"
+        found.uncached = f"forward hook on {name or 'the model'}"
 
 
 class _Describer:
@@ -236,8 +237,8 @@ class _Describer:
     def _module(self, name: str, module: Any) -> Hashable:
         """One of the model's own is described in its place; the weights of others are not seen."""
         known = self._modules.get(id(module))
-        if known is None and self._found.refused is None:
-            self._found.refused = f"{name} is a module that the model does not list"
+        if known is None and self._found.uncached is None:
+            self._found.uncached = f"{name} is a module that the model does not list"
         return ("module", known)
 
     def _object(self, name: str, value: Any) -> Hashable:

@@ -1,4 +1,4 @@
-"""What the bytes of a cache depend on besides their shapes: the model, its config, its weights."""
+"""The model, its config, its weights: the bytes of a cache depend on them besides their shapes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Tokens:
 
 
 def require_known(index: int, layer: Any) -> None:
-    """Refuses a kind of layer, or a mode of it, that this module cannot move whole.
+    """Rejects a kind of layer, or a mode of it, that this module cannot move whole.
 
     Raises:
         UnsupportedError: names the layer and what was found.
@@ -107,7 +107,7 @@ def kept(layer: Any) -> int | None:
 
 
 def tokens(layer: Any) -> Tokens:
-    """What an attention layer that has seen tokens holds."""
+    """The tokens that an attention layer holds; it has seen some."""
     count = seen(layer)
     if isinstance(layer, StaticLayer):
         held = min(count, layer.max_cache_len)

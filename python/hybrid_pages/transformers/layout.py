@@ -1,6 +1,6 @@
-"""A Hugging Face cache as this package's geometry: every tensor of it is a part.
+"""A Hugging Face cache as this package's geometry: a ``CacheTensor`` for each of its tensors.
 
-A part is one tensor of one layer: keys or values of one block, a conv or a recurrent state. It is
+That is one tensor of one layer: keys or values of one block, a conv or a recurrent state. It is
 one layer of the geometry with one segment, so that its bytes are dense and aligned anywhere.
 """
 
@@ -27,7 +27,7 @@ KEYS, VALUES = "keys", "values"
 
 
 @dataclass(frozen=True)
-class Part:
+class CacheTensor:
     """One tensor of one cache layer.
 
     kind: keys, values, conv or recurrent. shape: of one block or one state, without the batch row:
@@ -58,37 +58,37 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the caches of one model are made of.
+    """The tensors and the geometry of one model's caches.
 
-    groups: the parts of each group of the geometry, in its order.
+    groups: the tensors of each group of the geometry, in its order.
     """
 
     geometry: Geometry
-    groups: tuple[tuple[Part, ...], ...]
+    groups: tuple[tuple[CacheTensor, ...], ...]
     cache_layers: int
 
     @classmethod
-    def of_parts(
+    def of_tensors(
         cls,
-        parts: Sequence[Part],
+        specs: Sequence[CacheTensor],
         cache_layers: int,
         *,
         block_tokens: int,
         identity: Mapping[str, str],
     ) -> Layout:
         """Full attention is one group, each width of window another, all states the last."""
-        tokens = [part for part in parts if not part.is_state]
-        windows = sorted({part.window for part in tokens if part.window is not None})
+        tokens = [spec for spec in specs if not spec.is_state]
+        windows = sorted({spec.window for spec in tokens if spec.window is not None})
         members = [
-            ("attention", None, [part for part in tokens if part.window is None]),
-            *(("window", w, [part for part in tokens if part.window == w]) for w in windows),
-            ("recurrent", None, [part for part in parts if part.is_state]),
+            ("attention", None, [spec for spec in tokens if spec.window is None]),
+            *(("window", w, [spec for spec in tokens if spec.window == w]) for w in windows),
+            ("recurrent", None, [spec for spec in specs if spec.is_state]),
         ]
         members = [member for member in members if member[2]]
         geometry = Geometry(
             block_tokens=block_tokens,
             groups=[
-                Group(kind, [part.as_layer() for part in group], window_tokens=window)
+                Group(kind, [spec.as_layer() for spec in group], window_tokens=window)
                 for kind, window, group in members
             ],
             identity=identity,
@@ -104,15 +104,15 @@ class Layout:
             InvalidArgumentError: a cache of another batch size.
         """
         require_cache(cache)
-        parts: list[Part] = []
+        specs: list[CacheTensor] = []
         for index, layer in enumerate(cache.layers):
             if layers.has_tokens(layer) and layers.seen(layer):
                 held = layers.tokens(layer)
                 window = layers.kept(layer)
                 for kind, tensor in ((KEYS, held.keys), (VALUES, held.values)):
                     _require_one_row(index, tensor)
-                    parts.append(
-                        Part(
+                    specs.append(
+                        CacheTensor(
                             index,
                             kind,
                             0,
@@ -126,19 +126,21 @@ class Layout:
                 for (kind, number), state in layers.states(layer).items():
                     _require_one_row(index, state)
                     shape = tuple(state.shape[1:])
-                    parts.append(Part(index, kind, number, shape, state.dtype, state.device))
-        return cls.of_parts(parts, len(cache.layers), block_tokens=block_tokens, identity=identity)
+                    specs.append(CacheTensor(index, kind, number, shape, state.dtype, state.device))
+        return cls.of_tensors(
+            specs, len(cache.layers), block_tokens=block_tokens, identity=identity
+        )
 
     @property
     def block_tokens(self) -> int:
         return self.geometry.block_tokens
 
-    def class_parts(self, class_index: int) -> Iterator[Part]:
-        """The parts of an entry of a class, in the order of its payload."""
+    def class_tensors(self, class_index: int) -> Iterator[CacheTensor]:
+        """The tensors of an entry of a class, in the order of its payload."""
         for group in self.geometry.classes[class_index].groups:
             yield from self.groups[group]
 
-    def parts(self) -> Iterator[Part]:
+    def tensors(self) -> Iterator[CacheTensor]:
         for group in self.groups:
             yield from group
 
@@ -152,7 +154,7 @@ class Layout:
         return min(widths, default=None)
 
     def require_match(self, cache: Any) -> None:
-        """Refuses a cache that is not of this layout.
+        """Rejects a cache that is not of this layout.
 
         Raises:
             ForeignError: layer, expected and found.
@@ -164,20 +166,20 @@ class Layout:
             raise ForeignError(
                 f"cache: expected {self.cache_layers} layers, found {len(cache.layers)}"
             )
-        expected: dict[int, dict[tuple[str, int], Part]] = {}
-        for part in self.parts():
-            expected.setdefault(part.layer, {})[part.kind, part.index] = part
+        expected: dict[int, dict[tuple[str, int], CacheTensor]] = {}
+        for spec in self.tensors():
+            expected.setdefault(spec.layer, {})[spec.kind, spec.index] = spec
         for index, layer in enumerate(cache.layers):
-            parts = expected.get(index, {})
-            _require_kinds(index, layer, list(parts.values()))
+            specs = expected.get(index, {})
+            _require_kinds(index, layer, list(specs.values()))
             for key, tensor in _tensors(layer).items():
                 _require_one_row(index, tensor)
-                if key not in parts:
+                if key not in specs:
                     raise ForeignError(f"cache layer {index}: expected no {key[0]}, found some")
-                _require_tensor(parts[key], tensor)
+                _require_tensor(specs[key], tensor)
 
     def require_fresh(self, cache: Any) -> None:
-        """Refuses a cache that has seen tokens.
+        """Rejects a cache that has seen tokens.
 
         Raises:
             InvalidArgumentError: with the first layer that has.
@@ -195,9 +197,9 @@ class Layout:
             InvalidArgumentError: its attention layers disagree, or a state is missing.
         """
         counts = {
-            part.layer: layers.seen(cache.layers[part.layer])
-            for part in self.parts()
-            if not part.is_state
+            spec.layer: layers.seen(cache.layers[spec.layer])
+            for spec in self.tensors()
+            if not spec.is_state
         }
         if len(set(counts.values())) != 1:
             raise InvalidArgumentError(
@@ -206,10 +208,10 @@ class Layout:
             )
         count = next(iter(counts.values()))
         missing = [
-            part.name
-            for part in self.parts()
-            if part.is_state
-            and (part.kind, part.index) not in layers.states(cache.layers[part.layer])
+            spec.name
+            for spec in self.tensors()
+            if spec.is_state
+            and (spec.kind, spec.index) not in layers.states(cache.layers[spec.layer])
         ]
         if count and missing:
             raise InvalidArgumentError(
@@ -219,7 +221,7 @@ class Layout:
 
 
 def require_cache(cache: Any) -> None:
-    """Refuses what is no list of known cache layers, and caches that move on their own.
+    """Rejects caches with unknown layers, and caches that move on their own.
 
     Raises:
         UnsupportedError: names what was found.
@@ -246,12 +248,12 @@ def _tensors(layer: Any) -> dict[tuple[str, int], torch.Tensor]:
     return found
 
 
-def _require_kinds(index: int, layer: Any, parts: Sequence[Part]) -> None:
-    windows = {part.window for part in parts if not part.is_state}
+def _require_kinds(index: int, layer: Any, specs: Sequence[CacheTensor]) -> None:
+    windows = {spec.window for spec in specs if not spec.is_state}
     if bool(windows) != layers.has_tokens(layer):
         want, found = ("keys and values", "none") if windows else ("none", "keys and values")
         raise ForeignError(f"cache layer {index}: expected {want}, found {found}")
-    if any(part.is_state for part in parts) and not layers.has_states(layer):
+    if any(spec.is_state for spec in specs) and not layers.has_states(layer):
         raise ForeignError(f"cache layer {index}: expected recurrent states, found none")
     if windows:
         window, width = next(iter(windows)), layers.kept(layer)
@@ -275,17 +277,17 @@ def _require_one_row(index: int, tensor: torch.Tensor) -> None:
         )
 
 
-def _require_tensor(part: Part, tensor: torch.Tensor) -> None:
-    expected, found = part.shape, tuple(tensor.shape[1:])
-    if not part.is_state:
+def _require_tensor(spec: CacheTensor, tensor: torch.Tensor) -> None:
+    expected, found = spec.shape, tuple(tensor.shape[1:])
+    if not spec.is_state:
         expected, found = (expected[0], expected[2]), (found[0], found[2])
     checks = (
         ("shape", expected, found),
-        ("dtype", part.dtype, tensor.dtype),
-        ("device", part.device, tensor.device),
+        ("dtype", spec.dtype, tensor.dtype),
+        ("device", spec.device, tensor.device),
     )
     for what, want, have in checks:
         if want != have:
             raise ForeignError(
-                f"cache layer {part.layer}, {part.kind}: {what}: expected {want}, found {have}"
+                f"cache layer {spec.layer}, {spec.kind}: {what}: expected {want}, found {have}"
             )

@@ -135,7 +135,7 @@ class PrefixCache(Closing):
             self._watch.look()
 
     def generate(self, inputs: Any = None, *, cache_salt: str = "", **kwargs: Any) -> Any:
-        """What ``model.generate`` returns for these arguments, sooner if a prefix is known.
+        """Returns what ``model.generate`` does for these arguments, sooner if a prefix is known.
 
         Args:
             inputs: ``input_ids`` of ``[1, tokens]``; may be named so, too.
@@ -216,8 +216,8 @@ class PrefixCache(Closing):
         if isinstance(request, str):
             return Uncached(request)
         state = self._watch.look()
-        if state.refused is not None:
-            return Uncached(state.refused)
+        if state.uncached is not None:
+            return Uncached(state.uncached)
         lengths = regime(self.model, request.tokens)
         if isinstance(lengths, str):
             return Uncached(lengths)

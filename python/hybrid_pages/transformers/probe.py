@@ -1,4 +1,4 @@
-"""What a model's caches are made of and whether it goes on from them, seen on a few tokens."""
+"""A model run on a few tokens: the make-up of its caches, and whether it goes on from them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def continues(model: Any, layout: Layout) -> bool:
     exactly one token (``mamba_selective_scan`` in ``models/jamba/modeling_jamba.py``). Told from
     runs that differ in one state alone, the first of its kind: do their logits differ?
     """
-    firsts = {part.kind: part for part in reversed(list(layout.parts())) if part.is_state}
-    for part in firsts.values():
+    firsts = {spec.kind: spec for spec in reversed(list(layout.tensors())) if spec.is_state}
+    for spec in firsts.values():
         logits = []
         for value in (0.0, _OTHER_STATE):
             cache = DynamicCache(config=model.config)
             forward(model, cache)
-            state = layers.states(cache.layers[part.layer])[part.kind, part.index]
+            state = layers.states(cache.layers[spec.layer])[spec.kind, spec.index]
             state.fill_(value)
             logits.append(forward(model, cache))
         if torch.equal(*logits):

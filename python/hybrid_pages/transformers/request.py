@@ -66,13 +66,13 @@ def read_request(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Reque
     if unknown:
         return f"argument {unknown[0]}"
     return (
-        _refused_mode(config)
-        or _refused_padding(config, ids, mask)
+        _uncached_mode(config)
+        or _uncached_padding(config, ids, mask)
         or _request(model, config, ids, (base, given))
     )
 
 
-def _refused_mode(config: Any) -> str | None:
+def _uncached_mode(config: Any) -> str | None:
     mode = config.get_generation_mode()
     if mode not in _MODES:
         return f"{mode.value} decoding"
@@ -88,10 +88,10 @@ def _refused_mode(config: Any) -> str | None:
         ("token_healing", bool(config.token_healing)),
         ("is_assistant", bool(config.is_assistant)),
     )
-    return next((name for name, refused in checks if refused), None)
+    return next((name for name, found in checks if found), None)
 
 
-def _refused_padding(config: Any, ids: torch.Tensor, mask: Any) -> str | None:
+def _uncached_padding(config: Any, ids: torch.Tensor, mask: Any) -> str | None:
     """Padding that is there, or that transformers would read out of the ids."""
     if mask is not None:
         whole = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _DERIVED = ("inv_freq", "long_inv_freq", "max_seq_len_cached")
-"""What such a module writes in a forward pass, from its config and the length alone."""
+"""Attributes that such a module writes in a forward pass, from its config and the length alone."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from hybrid_pages import Geometry
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.layout import KEYS, VALUES, Layout, Part, require_cache
+from hybrid_pages.transformers.layout import KEYS, VALUES, CacheTensor, Layout, require_cache
 from hybrid_pages.transformers.support import UnsupportedError
 
 KINDS = ("attention", "window", "conv", "recurrent")
@@ -48,7 +48,7 @@ def geometry_of(
     state_dtype: torch.dtype = torch.float32,
     identity: Mapping[str, str] | None = None,
 ) -> Geometry:
-    """What a model's cache is made of, from its config alone, for one row.
+    """The geometry of a model's cache, from its config alone, for one row.
 
     Args:
         config: of a model whose layers are attention, sliding attention, Gated DeltaNet (Qwen3.5,
@@ -65,7 +65,7 @@ def geometry_of(
     config = config.get_text_config(decoder=True)
     dtype = dtype or getattr(config, "dtype", None) or torch.get_default_dtype()
     cpu = torch.device("cpu")
-    parts: list[Part] = []
+    specs: list[CacheTensor] = []
     cache = DynamicCache(config=config)
     for index, layer in enumerate(cache.layers):
         layer_config = config.per_layer_config[index]
@@ -73,13 +73,15 @@ def geometry_of(
             width = layers.kept(layer)
             shape = _heads(layer_config, block_tokens)
             window = None if width is None else width + 1
-            parts += [Part(index, kind, 0, shape, dtype, cpu, window) for kind in (KEYS, VALUES)]
+            specs += [
+                CacheTensor(index, kind, 0, shape, dtype, cpu, window) for kind in (KEYS, VALUES)
+            ]
         if layers.has_states(layer):
             for kind, shape in _states(index, layer_config, config.layer_types[index]):
                 kept = dtype if kind == layers.CONV else state_dtype
-                parts.append(Part(index, kind, 0, shape, kept, cpu))
-    layout = Layout.of_parts(
-        parts, len(cache.layers), block_tokens=block_tokens, identity=identity or {}
+                specs.append(CacheTensor(index, kind, 0, shape, kept, cpu))
+    layout = Layout.of_tensors(
+        specs, len(cache.layers), block_tokens=block_tokens, identity=identity or {}
     )
     return layout.geometry
 

@@ -1,27 +1,28 @@
 """The way between a model's tensors and the arena: some blocks of host memory and the copy engine.
 
-Every part has its own dense place for some blocks, which a ``HostEngine`` knows. Tensors come
-and go by torch's ``copy_``, from and to any device; for CUDA the places are pinned.
+Every ``CacheTensor`` has dense memory of its own for some blocks, which a ``HostEngine`` knows.
+Tensors come and go by torch's ``copy_``, from and to any device; for CUDA that memory is pinned.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from hybrid_pages import Arena, HostEngine, LayerMap, LeaseEntry, TransferError
-from hybrid_pages.transformers.layout import Layout, Part
+from hybrid_pages import Arena, HostEngine, LayerMap, LeaseEntry
+from hybrid_pages.adapter.copies import bulks, finish
+from hybrid_pages.transformers.layout import CacheTensor, Layout
 
 # One bulk of blocks; more only if a single block is larger.
 _BYTES = 32 << 20
 _MAX_BLOCKS = 64
 
-Read = Callable[[Part, int, int], torch.Tensor]
-"""(part, first block, number of blocks) -> its bytes, ``[blocks, *part.shape]``."""
-Write = Callable[[Part, int, torch.Tensor], None]
-"""(part, first block, bytes ``[blocks, *part.shape]``): takes them before it returns."""
+Read = Callable[[CacheTensor, int, int], torch.Tensor]
+"""(tensor, first block, number of blocks) -> its bytes, ``[blocks, *spec.shape]``."""
+Write = Callable[[CacheTensor, int, torch.Tensor], None]
+"""(tensor, first block, bytes ``[blocks, *spec.shape]``): takes them before it returns."""
 
 
 class Staging:
@@ -30,16 +31,16 @@ class Staging:
     def __init__(self, layout: Layout, arena: Arena, *, threads: int = 2) -> None:
         self._layout = layout
         self._lock = threading.Lock()
-        parts = list(layout.parts())
-        pinned = any(part.device.type == "cuda" for part in parts)
+        specs = list(layout.tensors())
+        pinned = any(spec.device.type == "cuda" for spec in specs)
         self._devices = sorted(
-            {part.device for part in parts if part.device.type == "cuda"}, key=str
+            {spec.device for spec in specs if spec.device.type == "cuda"}, key=str
         )
         block = sum(group.bytes for group in layout.geometry.groups)
         self._blocks = max(1, min(_MAX_BLOCKS, _BYTES // max(block, 1)))
-        self._places = {
-            part: torch.empty((self._blocks, *part.shape), dtype=part.dtype, pin_memory=pinned)
-            for part in parts
+        self._memory = {
+            spec: torch.empty((self._blocks, *spec.shape), dtype=spec.dtype, pin_memory=pinned)
+            for spec in specs
         }
         self._engine = HostEngine(
             layout.geometry,
@@ -47,22 +48,22 @@ class Staging:
             rank=0,
             num_blocks=self._blocks,
             layers=[
-                self._map(group, index, part)
+                self._map(group, index, spec)
                 for group, members in enumerate(layout.groups)
-                for index, part in enumerate(members)
+                for index, spec in enumerate(members)
             ],
             threads=threads,
-            owners=self._places,
+            owners=self._memory,
         )
 
-    def _map(self, group: int, layer: int, part: Part) -> LayerMap:
-        place = self._places[part]
-        stride = place.nbytes // self._blocks
+    def _map(self, group: int, layer: int, spec: CacheTensor) -> LayerMap:
+        memory = self._memory[spec]
+        stride = memory.nbytes // self._blocks
         return LayerMap(
             group=group,
             layer=layer,
-            address=place.data_ptr(),
-            nbytes=place.nbytes,
+            address=memory.data_ptr(),
+            nbytes=memory.nbytes,
             block_stride=stride,
             runs=[(0, stride)],
         )
@@ -75,14 +76,14 @@ class Staging:
         """
         checksums: dict[tuple[int, int], list[int]] = {}
         with self._lock:
-            for bulk in self._bulks(entries):
+            for bulk in bulks(entries, self._blocks):
                 first = bulk[0]
-                for part in self._layout.class_parts(first.class_index):
-                    source = read(part, first.block_index, len(bulk))
-                    self._places[part][: len(bulk)].copy_(source, non_blocking=source.is_cuda)
+                for spec in self._layout.class_tensors(first.class_index):
+                    source = read(spec, first.block_index, len(bulk))
+                    self._memory[spec][: len(bulk)].copy_(source, non_blocking=source.is_cuda)
                 self._synchronize()
                 items = [(e.class_index, e.slots, self._ids(e, i)) for i, e in enumerate(bulk)]
-                found = self._finish(self._engine.store(items))
+                found = finish(self._engine, self._engine.store(items))
                 for entry, value in zip(bulk, found, strict=True):
                     checksums[entry.class_index, entry.block_index] = [value]
         return [checksums[entry.class_index, entry.block_index] for entry in entries]
@@ -95,14 +96,14 @@ class Staging:
                 What has been written until then is to be dropped.
         """
         with self._lock:
-            for bulk in self._bulks(entries):
+            for bulk in bulks(entries, self._blocks):
                 items = [
                     (e.class_index, e.slots, self._ids(e, i), e.checksums[0] if verify else None)
                     for i, e in enumerate(bulk)
                 ]
-                self._finish(self._engine.load(items))
-                for part in self._layout.class_parts(bulk[0].class_index):
-                    write(part, bulk[0].block_index, self._places[part][: len(bulk)])
+                finish(self._engine, self._engine.load(items))
+                for spec in self._layout.class_tensors(bulk[0].class_index):
+                    write(spec, bulk[0].block_index, self._memory[spec][: len(bulk)])
                 self._synchronize()
 
     def close(self) -> None:
@@ -110,30 +111,8 @@ class Staging:
         with self._lock:
             self._engine.close()
 
-    def _bulks(self, entries: Sequence[LeaseEntry]) -> Iterator[list[LeaseEntry]]:
-        """Entries of one class and of consecutive blocks, as many as there are places for."""
-        bulk: list[LeaseEntry] = []
-        for entry in sorted(entries, key=lambda e: (e.class_index, e.block_index)):
-            follows = bulk and (entry.class_index, entry.block_index) == (
-                bulk[-1].class_index,
-                bulk[-1].block_index + 1,
-            )
-            if bulk and not (follows and len(bulk) < self._blocks):
-                yield bulk
-                bulk = []
-            bulk.append(entry)
-        if bulk:
-            yield bulk
-
     def _ids(self, entry: LeaseEntry, place: int) -> list[int]:
         return [place] * len(self._layout.geometry.classes[entry.class_index].groups)
-
-    def _finish(self, ticket: int) -> list[int]:
-        self._engine.wait(ticket)
-        done = next(done for done in self._engine.poll() if done.ticket == ticket)
-        if not done.ok:
-            raise TransferError(done.error or "a copy failed and gave no reason")
-        return done.checksums
 
     def _synchronize(self) -> None:
         for device in self._devices:

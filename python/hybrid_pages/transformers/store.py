@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from hybrid_pages import (
-    Arena,
-    BudgetError,
-    Cache,
-    Geometry,
-    InvalidArgumentError,
-    ReadLease,
-    TransferError,
-)
-from hybrid_pages.budget import slots_of
+from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
+from hybrid_pages.adapter.admission import last_boundary
+from hybrid_pages.adapter.entries import Checksums, Entries
+from hybrid_pages.adapter.keys import Prefix, holding, identity
+from hybrid_pages.adapter.pool import Pool, require_memory
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, model_identity
-from hybrid_pages.transformers.keys import Prefix
-from hybrid_pages.transformers.layout import KEYS, Layout, Part
+from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
 from hybrid_pages.transformers.support import Closing, UnsupportedError
 from hybrid_pages.transformers.watch import Models
 
-States = Mapping[Part, torch.Tensor]
+States = Mapping[CacheTensor, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
-
-
-@dataclass
-class Moved:
-    """What a store has copied so far."""
-
-    stored_bytes: int = 0
-    restored_bytes: int = 0
-    failed_loads: int = 0
-    failed_stores: int = 0
 
 
 class CacheStore(Closing):
@@ -49,7 +31,7 @@ class CacheStore(Closing):
 
     The caches are ``DynamicCache`` or ``StaticCache`` objects of one row; entries of one kind serve
     the other. A row of a batch has to be taken out of it first. A store cannot see which model
-    filled a cache: it refuses one of other layers, shapes or dtypes, but the same model with other
+    filled a cache: it rejects one of other layers, shapes or dtypes, but the same model with other
     weights is for the caller to keep apart.
 
     Not thread-safe: one call at a time.
@@ -80,16 +62,12 @@ class CacheStore(Closing):
         verify_on_load: bool = False,
     ) -> None:
         require_model(model)
-        if not host_gb > 0:
-            raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
-        identity = model_identity(model, weights)
-        self.layout = read_layout(model, block_tokens, identity)
-        geometry = self.layout.geometry
-        slot_bytes = geometry.suggest_slot_bytes()
-        slots = slots_of(host_gb, geometry, slot_bytes)
-        self.index = Cache(geometry, slot_bytes=slot_bytes, slots=slots, policy=policy)
-        self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
-        self.moved = Moved()
+        require_memory(host_gb)
+        self.layout = read_layout(model, block_tokens, model_identity(model, weights))
+        pool = Pool(self.layout.geometry, host_gb=host_gb, policy=policy)
+        self.index, self.arena = pool.cache, pool.arena
+        self.entries = Entries(self.layout.geometry, pool.cache)
+        self.moved = self.entries.moved
         self.lock = threading.RLock()
         self.models = Models()
         self.models.watch(model, self.layout)
@@ -98,7 +76,7 @@ class CacheStore(Closing):
 
     @property
     def geometry(self) -> Geometry:
-        """What pages and checkpoints of the model are made of."""
+        """The make-up of the model's pages and checkpoints."""
         return self.layout.geometry
 
     def snapshot(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
@@ -130,7 +108,13 @@ class CacheStore(Closing):
             if prefix.keys:
                 on_boundary = seen % self.layout.block_tokens == 0
                 states = self.states(cache) if on_boundary else None
-                self.publish(namespace, prefix.keys, cache, first=0, states=states)
+                self.entries.store(
+                    namespace,
+                    prefix.keys,
+                    lambda entries: self.copy_out(entries, cache, states),
+                    first_held=lambda index: self.first_held(index, cache),
+                    states=bool(states),
+                )
             return self.index.lookup(namespace, prefix.keys).blocks * self.layout.block_tokens
 
     def restore(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
@@ -164,9 +148,12 @@ class CacheStore(Closing):
                     f"cache layer {index}: expected room for {ids.numel()} tokens, found {room}"
                 )
         prefix = Prefix(ids, self.layout.block_tokens)
-        limit = max(ids.numel() - 1, 0) // self.layout.block_tokens
+        limit = last_boundary(ids.numel(), self.layout.block_tokens)
         with self.using(cache_salt) as namespace:
-            return self.load(namespace, prefix.keys, cache, limit=limit)
+            blocks = self.entries.load(
+                namespace, prefix.keys, lambda lease: self.copy_in(lease, cache), limit=limit
+            )
+            return blocks * self.layout.block_tokens
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
@@ -176,24 +163,13 @@ class CacheStore(Closing):
         """Ends the copy threads; the store is of no use any more. Nothing the second time."""
         self._staging.close()
 
-    # ---- what PrefixCache needs besides
+    # ---- for PrefixCache
 
-    def namespace(self, salt: str, state: str = "") -> int:
-        """The namespace of a salt, for what was computed in one state of a model; held from here
-        on, see ``Cache.namespace``."""
-        name = f"{state}/{salt}".encode()
-        return self.index.namespace(hashlib.blake2b(name, digest_size=32).digest())
+    def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
+        """The namespace of a salt, for what was computed in one state of a model, held."""
+        return holding(self.index, identity(salt, state))
 
-    @contextmanager
-    def using(self, salt: str, state: str = "") -> Iterator[int]:
-        """As :meth:`namespace`, held until the block's end; then it goes with its last entry."""
-        number = self.namespace(salt, state)
-        try:
-            yield number
-        finally:
-            self.index.release_namespace(number)
-
-    def states(self, cache: Any) -> dict[Part, torch.Tensor]:
+    def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
         """The recurrent states of a cache, as they lie in it."""
         held = {
             index: layers.states(layer)
@@ -201,96 +177,57 @@ class CacheStore(Closing):
             if layers.has_states(layer)
         }
         return {
-            part: held[part.layer][part.kind, part.index]
-            for part in self.layout.parts()
-            if part.is_state
+            spec: held[spec.layer][spec.kind, spec.index]
+            for spec in self.layout.tensors()
+            if spec.is_state
         }
 
-    def publish(
-        self,
-        namespace: int,
-        keys: Sequence[bytes],
-        cache: Any | None,
-        *,
-        first: int,
-        states: States | None,
-    ) -> None:
-        """Stores the blocks [first, end) of a cache and the states after the last of them.
-
-        keys: of the blocks [0, end). Without a cache only the states are stored. A window layer may
-        have dropped some of a block's tokens: such a page is left out.
+    def copy_out(
+        self, entries: Sequence[LeaseEntry], cache: Any, states: States | None
+    ) -> Checksums:
+        """Copies pages of a cache, and states, into their slots.
 
         Raises:
-            TransferError: a copy failed; nothing was published.
+            TransferError: a copy failed.
         """
-        end = len(keys)
-        wanted = []
-        for item in self.geometry.classes:
-            if item.kind == "recurrent":
-                wanted += [(item.index, end - 1)] if states else []
-            elif cache is not None:
-                start = max(first, self._first_whole(item.index, cache))
-                wanted += [(item.index, block) for block in range(start, end)]
-        with self.index.reserve(namespace, keys, wanted) as lease:
-            entries = lease.entries
-            if not entries:
-                return
-            read = _Reader(self.layout, cache, states)
-            lease.commit(self._staging.store(entries, read))
-        classes = self.geometry.classes
-        self.moved.stored_bytes += sum(classes[e.class_index].entry_bytes for e in entries)
+        return self._staging.store(entries, _Reader(self.layout, cache, states))
 
-    def load(self, namespace: int, keys: Sequence[bytes], cache: Any, *, limit: int) -> int:
-        """Restores the joint hit, at most limit blocks, into a fresh cache of this layout."""
-        lease = self.index.acquire(namespace, keys, limit=limit)
-        if lease is None:
-            return 0
-        with lease:
-            writer = _Writer(self.layout, lease)
-            try:
-                self._staging.load(lease.entries, writer, verify=self._verify)
-            except TransferError:
-                self.moved.failed_loads += 1
-                self.index.invalidate(lease)
-                return 0
-            writer.adopt(cache)
-            classes = self.geometry.classes
-            loaded = sum(classes[entry.class_index].entry_bytes for entry in lease.entries)
-            self.moved.restored_bytes += loaded
-            return lease.blocks * self.layout.block_tokens
+    def copy_in(self, lease: ReadLease, cache: Any) -> None:
+        """Copies what a lease covers into a fresh cache of this layout, whole or not at all.
 
-    def _first_whole(self, class_index: int, cache: Any) -> int:
-        """The first block all of whose tokens the layers of a class still have."""
-        size = self.layout.block_tokens
-        held = [
-            layers.tokens(cache.layers[part.layer]).first
-            for part in self.layout.class_parts(class_index)
-            if part.kind == KEYS
-        ]
-        return -(-max(held) // size)
+        Raises:
+            TransferError: a copy failed; the cache is as it was.
+        """
+        writer = _Writer(self.layout, lease)
+        self._staging.load(lease.entries, writer, verify=self._verify)
+        writer.adopt(cache)
+
+    def first_held(self, class_index: int, cache: Any) -> int:
+        """The first token that all layers of a class still have."""
+        return max(
+            layers.tokens(cache.layers[spec.layer]).first
+            for spec in self.layout.class_tensors(class_index)
+            if spec.kind == KEYS
+        )
 
 
 class _Reader:
     """Reads blocks and states out of a live cache."""
 
-    def __init__(self, layout: Layout, cache: Any | None, states: States | None) -> None:
+    def __init__(self, layout: Layout, cache: Any, states: States | None) -> None:
         self._size, self._states = layout.block_tokens, states or {}
-        self._held = (
-            {}
-            if cache is None
-            else {
-                part.layer: layers.tokens(cache.layers[part.layer])
-                for part in layout.parts()
-                if part.kind == KEYS
-            }
-        )
+        self._held = {
+            spec.layer: layers.tokens(cache.layers[spec.layer])
+            for spec in layout.tensors()
+            if spec.kind == KEYS
+        }
 
-    def __call__(self, part: Part, block: int, count: int) -> torch.Tensor:
-        if part.is_state:
-            return self._states[part].detach()
-        held = self._held[part.layer]
+    def __call__(self, spec: CacheTensor, block: int, count: int) -> torch.Tensor:
+        if spec.is_state:
+            return self._states[spec].detach()
+        held = self._held[spec.layer]
         start = block * self._size - held.first
-        tensor = held.keys if part.kind == KEYS else held.values
+        tensor = held.keys if spec.kind == KEYS else held.values
         row = tensor.detach()[0, :, start : start + count * self._size]
         return row.unflatten(1, (count, self._size)).transpose(0, 1)
 
@@ -300,40 +237,40 @@ class _Writer:
 
     def __init__(self, layout: Layout, lease: ReadLease) -> None:
         self._layout, self._seen = layout, lease.blocks * layout.block_tokens
-        self._first: dict[Part, int] = {}
-        self._tensors: dict[Part, torch.Tensor] = {}
+        self._first: dict[CacheTensor, int] = {}
+        self._tensors: dict[CacheTensor, torch.Tensor] = {}
         for item in layout.geometry.classes:
             blocks = [e.block_index for e in lease.entries if e.class_index == item.index]
-            for part in layout.class_parts(item.index):
-                shape = part.shape
-                if not part.is_state:
-                    heads, size, dim = part.shape
+            for spec in layout.class_tensors(item.index):
+                shape = spec.shape
+                if not spec.is_state:
+                    heads, size, dim = spec.shape
                     shape = (heads, (lease.blocks - min(blocks)) * size, dim)
-                self._first[part] = min(blocks)
-                self._tensors[part] = torch.empty((1, *shape), dtype=part.dtype, device=part.device)
+                self._first[spec] = min(blocks)
+                self._tensors[spec] = torch.empty((1, *shape), dtype=spec.dtype, device=spec.device)
 
-    def __call__(self, part: Part, block: int, staged: torch.Tensor) -> None:
-        target = self._tensors[part]
-        if not part.is_state:
+    def __call__(self, spec: CacheTensor, block: int, staged: torch.Tensor) -> None:
+        target = self._tensors[spec]
+        if not spec.is_state:
             size, count = self._layout.block_tokens, staged.shape[0]
-            start = (block - self._first[part]) * size
+            start = (block - self._first[spec]) * size
             row = target[0, :, start : start + count * size]
             target = row.unflatten(1, (count, size)).transpose(0, 1)
         target.copy_(staged, non_blocking=target.is_cuda)
 
     def adopt(self, cache: Any) -> None:
         """Writes the collected tensors into a fresh cache, and says so in its flags."""
-        keys = {part.layer: tensor for part, tensor in self._tensors.items() if part.kind == KEYS}
-        for part, tensor in self._tensors.items():
-            layer = cache.layers[part.layer]
-            if part.is_state:
-                layers.write_state(layer, part.kind, part.index, tensor)
-            elif part.kind != KEYS:
-                layers.write_tokens(layer, keys[part.layer], tensor, self._seen)
+        keys = {spec.layer: tensor for spec, tensor in self._tensors.items() if spec.kind == KEYS}
+        for spec, tensor in self._tensors.items():
+            layer = cache.layers[spec.layer]
+            if spec.is_state:
+                layers.write_state(layer, spec.kind, spec.index, tensor)
+            elif spec.kind != KEYS:
+                layers.write_tokens(layer, keys[spec.layer], tensor, self._seen)
 
 
 def require_model(model: Any) -> None:
-    """Refuses a model whose caches cannot be told or kept apart.
+    """Rejects a model whose caches cannot be told or kept apart.
 
     Raises:
         UnsupportedError: what was expected and found.
@@ -362,4 +299,4 @@ def _row(token_ids: Any) -> torch.Tensor:
         raise InvalidArgumentError(
             f"token_ids: expected [tokens] or [1, tokens], found {list(ids.shape)}"
         )
-    return ids
+    return ids.to(torch.int64)

@@ -1,11 +1,10 @@
-"""What this package works with, and how it refuses the rest: by name, before anything happens."""
+"""Versions of transformers that this package works with, and names that other modules share."""
 
-from abc import ABC, abstractmethod
-from typing import TypeVar
+from hybrid_pages.adapter.closing import Closing
+from hybrid_pages.adapter.errors import UnsupportedError
+from hybrid_pages.adapter.versions import Supported
 
-from hybrid_pages import HybridPagesError
-
-_Self = TypeVar("_Self", bound="Closing")
+__all__ = ["EXTRA", "MINIMUM", "Closing", "UnsupportedError", "require_version"]
 
 MINIMUM = (5, 19)
 """The first transformers version that works; earlier ones go on wrongly from some states."""
@@ -13,34 +12,11 @@ MINIMUM = (5, 19)
 EXTRA = "pip install 'hybrid-pages[transformers]'"
 
 
-class UnsupportedError(HybridPagesError, RuntimeError):
-    """A model, a cache or a version that has not been shown to work."""
-
-
 def require_version(version: str) -> None:
-    """Refuses a transformers older than :data:`MINIMUM`.
+    """Rejects a transformers older than :data:`MINIMUM`.
 
     Raises:
-        ImportError: names what was expected, what was found and what to install.
+        VersionError: names what was expected, what was found and what to install.
     """
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < MINIMUM:
-        expected = ".".join(map(str, MINIMUM))
-        raise ImportError(
-            f"hybrid_pages.transformers works with transformers>={expected}, found {version}: "
-            f"{EXTRA}"
-        )
-
-
-class Closing(ABC):
-    """Closed when it is left as a context."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Lets go of threads. Nothing the second time."""
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    user = "hybrid_pages.transformers"
+    Supported(user, "transformers", first=MINIMUM, end=None, remedy=EXTRA).require(version)

@@ -1,9 +1,9 @@
 """Which state a model is in, so that entries serve only the state that they were computed in.
 
-A *state* is the weights, the model's parts and the process's settings together, and has a number
+A *state* is the weights, the model's modules and the process's settings together, and has a number
 of its own in a store; entries are filed under it. Weights that were seen to change get an *epoch*
 that nothing had before and nothing gets again, even if they are changed back: a look can miss an
-edit, and what was missed must not come back with an old name. Settings and parts are compared
+edit, and what was missed must not come back with an old name. Settings and modules are compared
 whole, so their earlier states are found again.
 """
 
@@ -29,7 +29,7 @@ from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
 
 _MAX_STATES = 16
 RANDOM = "random numbers in forward passes"
-"""Why a model is refused: its texts would not be those of the same seed."""
+"""Why a model runs uncached: its texts would not be those of the same seed."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class State:
     """A model that does not change.
 
     number: of the state, in its store. continues: whether the model goes on from a recurrent state
-    when it is given several tokens. refused: why its caches cannot be stored.
+    when it is given several tokens. uncached: why its caches cannot be stored.
     """
 
     number: int
     continues: bool = False
-    refused: str | None = None
+    uncached: str | None = None
 
 
 class Models:
@@ -69,11 +69,11 @@ class Models:
         if len(self._known) > _MAX_STATES:
             self._known.popitem(last=False)
 
-    def refuse(self, state: State, reason: str) -> None:
-        """What only a long text shows of a state: from now on nobody stores or uses its entries."""
+    def rule_out(self, state: State, reason: str) -> None:
+        """Gives a known state a reason to run uncached that only a long text has shown."""
         for key, known in self._known.items():
             if known is state:
-                self._known[key] = replace(state, refused=reason)
+                self._known[key] = replace(state, uncached=reason)
 
     def knows(self, model: Any) -> bool:
         return model in self._watches
@@ -115,20 +115,20 @@ class Watch:
     def look(self) -> State:
         """The model's present state. A new one is tried out on a few tokens."""
         model = self._held()
-        refused = self._refusal(model)
-        if refused is not None:
-            return State(0, refused=refused)
+        reason = self._uncached(model)
+        if reason is not None:
+            return State(0, uncached=reason)
         found = conditions.structure(model, self._written)
-        if found.refused is not None:
-            return State(0, refused=found.refused)
+        if found.uncached is not None:
+            return State(0, uncached=found.uncached)
         try:
             self._take(self._read(found))
         except (RuntimeError, NotImplementedError, TypeError, MemoryError) as error:
             if is_out_of_memory(error):  # nothing was learnt: the next look compares as before
-                return State(0, refused="out of memory while looking at the weights")
+                return State(0, uncached="out of memory while looking at the weights")
             # What it is now cannot be told, so nothing that it was is known to hold.
             self.epoch = self._models.number()
-            return State(0, refused=f"weights that cannot be sampled: {type(error).__name__}")
+            return State(0, uncached=f"weights that cannot be sampled: {type(error).__name__}")
         key = (self.epoch, self._written, found.key(), conditions.process())
         state = self._models.get(key)
         if state is None:
@@ -138,12 +138,12 @@ class Watch:
         return state
 
     def changed_meanwhile(self, state: State) -> str | None:
-        """What is not as it was at the last look, which gave this state."""
+        """The first thing that has changed since the last look, which gave this state; or None."""
         model = self._held()
         found = conditions.structure(model, self._written)
-        refused = self._refusal(model) or found.refused
-        if refused is not None:
-            return refused
+        reason = self._uncached(model) or found.uncached
+        if reason is not None:
+            return reason
         try:
             changed = self._last.changed(self._read(found))
         except (RuntimeError, NotImplementedError, TypeError, MemoryError):
@@ -164,8 +164,8 @@ class Watch:
         assert model is not None, "a watch is asked only by those who hold its model"
         return model
 
-    def _refusal(self, model: Any) -> str | None:
-        return "adapters" if adapters(model) else conditions.refusal(model)
+    def _uncached(self, model: Any) -> str | None:
+        return "adapters" if adapters(model) else conditions.uncached(model)
 
     def _read(self, found: Structure) -> Reading:
         watched = {n: t for n, t in found.tensors.items() if n not in self._written}
@@ -194,38 +194,38 @@ class Watch:
             now = read_layout(model, layout.block_tokens, layout.geometry.identity)
             goes_on = continues(model, layout) if now.groups == layout.groups else False
         except Exception as error:  # whatever it is, `generate` may not meet it
-            return State(0, refused=f"the model fails on two tokens: {type(error).__name__}")
-        refused = None
+            return State(0, uncached=f"the model fails on two tokens: {type(error).__name__}")
+        reason = None
         if now.groups != layout.groups:
-            refused = "model changed"
+            reason = "model changed"
         drawn = random_states(model)
         if not all(map(torch.equal, generators, drawn)):
             set_random_states(model, generators)
-            refused = RANDOM
+            reason = RANDOM
         after = conditions.structure(model)
         tensors = reading.changed(self._sampler.read(after.tensors, after.replaced))
         attributes = list(_differences(before, after))
         written = frozenset(tensors) | frozenset(attributes)
         if attributes:
-            refused = f"{attributes[0]} is written by each forward pass"
+            reason = f"{attributes[0]} is written by each forward pass"
         for name in tensors:
             if name not in after.tensors or _matters(model, name):
-                refused = f"{name} is written by each forward pass"
+                reason = f"{name} is written by each forward pass"
         if written != self._written:
             # What was not watched may have been edited, and what was read may have been written.
             self._written, self.epoch = written, self._models.number()
         found = conditions.structure(model, self._written)
         self._last = self._read(found)
         key = (self.epoch, self._written, found.key(), conditions.process())
-        state = State(self._models.number(), goes_on, refused)
+        state = State(self._models.number(), goes_on, reason)
         self._models.put(key, state)
         return state
 
 
 def _differences(before: Structure, after: Structure) -> Iterator[str]:
     """The full names of attributes that two descriptions of a model do not agree on."""
-    for name, values in after.parts.items():
-        old = before.parts.get(name)
+    for name, values in after.modules.items():
+        old = before.modules.get(name)
         if old == values:
             continue
         left, right = (dict(side.attributes) if side else {} for side in (old, values))

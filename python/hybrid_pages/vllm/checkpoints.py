@@ -6,9 +6,8 @@ from inside a step. vLLM ends a step at that boundary otherwise, and at one junc
 from stop to stop brings the end of a step to every boundary that needs one.
 """
 
-import time
-
 from hybrid_pages import Cache, Geometry
+from hybrid_pages.adapter.admission import Admissions, last_boundary
 from hybrid_pages.vllm.hints import HintError, checkpoint_positions
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
@@ -29,7 +28,8 @@ class Checkpoints:
         settings: Settings,
         figures: Figures,
     ) -> None:
-        self.cache, self.grid, self.figures = cache, grid, figures
+        self.grid, self.figures = grid, figures
+        self._admissions = Admissions(cache, grid.block_tokens, stride=grid.stride)
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // grid.block_tokens)
         self._hints_refused = False
@@ -41,15 +41,8 @@ class Checkpoints:
         """Chooses for a new request."""
         request, n = tracked.request, self.grid.block_tokens
         tokens = request.num_prompt_tokens
-        blocks, last = tokens // n, (tokens - 1) // n
-        admission = self.cache.admit(
-            tracked.namespace,
-            request.block_hashes[: blocks * self.grid.stride],
-            now=time.monotonic_ns() // 1_000_000,
-            tokens=tokens,
-            stride=self.grid.stride,
-            limit=last,
-        )
+        last = last_boundary(tokens, n)
+        admission = self._admissions.admit(tracked.namespace, request.block_hashes, tokens)
         if not self.recurrent or self.mode == "none":
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
@@ -114,16 +107,13 @@ class Checkpoints:
 
     def finished(self, tracked: Tracked) -> None:
         """Tells the policy what a request produced."""
-        request, n = tracked.request, self.grid.block_tokens
-        blocks = request.num_prompt_tokens // n
-        if blocks:
-            self.cache.finish(
-                tracked.namespace,
-                request.block_hashes,
-                end=blocks,
-                output_tokens=request.num_output_tokens,
-                stride=self.grid.stride,
-            )
+        request = tracked.request
+        self._admissions.finish(
+            tracked.namespace,
+            request.block_hashes,
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+        )
 
     # ---- a step
 

@@ -29,6 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
+from hybrid_pages.adapter.errors import EngineError  # noqa: E402
 from hybrid_pages.vllm.layout import (  # noqa: E402
     block_grid,
     has_states,
@@ -147,7 +148,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _worker(self) -> WorkerHalf:
         if self.worker is None:
-            raise RuntimeError("a worker's call reached the scheduler half")
+            raise EngineError("a worker's call reached the scheduler half")
         return self.worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -218,7 +219,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _scheduler(self) -> SchedulerHalf:
         if self.scheduler is None:
-            raise RuntimeError("a scheduler's call reached the worker half")
+            raise EngineError("a scheduler's call reached the worker half")
         return self.scheduler
 
     def set_xfer_handshake_metadata(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages.budget import require_memory
+from hybrid_pages.adapter.pool import require_memory
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.support import refuse, require_config, require_version
 

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import torch
 
-from hybrid_pages import Arena, Completion, CudaEngine, Geometry, HostEngine, LayerMap, cuda
+from hybrid_pages import Arena, Completion, CudaEngine, Geometry, HostEngine, LayerMap
+from hybrid_pages.adapter import devices
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntryOfRank, StoreEntry
 from hybrid_pages.vllm.support import UnsupportedError
@@ -84,7 +85,7 @@ def require_driver(device: torch.device) -> None:
     Raises:
         UnsupportedError: with the reason.
     """
-    if device.type == "cuda" and (reason := cuda.reason()) is not None:
+    if device.type == "cuda" and (reason := devices.reason()) is not None:
         raise UnsupportedError(f"KV caches on {device}: {reason}")
 
 

@@ -7,11 +7,13 @@ the last boundary at or before each of these token positions.
 from collections.abc import Mapping
 from typing import Any
 
+from hybrid_pages import HybridPagesError
+
 KEY = "hybrid_pages"
 MOST_POSITIONS = 64
 
 
-class HintError(ValueError):
+class HintError(HybridPagesError, ValueError):
     """Hints that make no sense; they are ignored for that request, which runs as if it had none."""
 
 

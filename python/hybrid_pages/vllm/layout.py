@@ -24,7 +24,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from hybrid_pages import Geometry, GeometryError, Group, Layer, LayerMap, Segment
-from hybrid_pages.strides import runs
+from hybrid_pages.adapter.arrays import dtype_name
+from hybrid_pages.adapter.strides import runs
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def _identity(
 def _state_segments(spec: MambaSpec) -> list[Segment]:
     names = ("conv", "ssm") if len(spec.shapes) == 2 else ()
     return [
-        Segment(names[i] if names else f"state{i}", _dtype_name(dtype), list(shape))
+        Segment(names[i] if names else f"state{i}", dtype_name(dtype), list(shape))
         for i, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True))
     ]
 
@@ -386,8 +387,4 @@ class _LayerView:
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
         order = sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
         name = "latent" if isinstance(self.spec, MLAAttentionSpec) else "kv"
-        return [Segment(name, _dtype_name(self.tensor.dtype), [sizes[dim] for dim in order])]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return [Segment(name, dtype_name(self.tensor.dtype), [sizes[dim] for dim in order])]

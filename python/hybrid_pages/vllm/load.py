@@ -7,7 +7,7 @@ lease goes. A failure anywhere makes vLLM compute the request, and its entries a
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, ReadLease
+from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
@@ -81,7 +81,7 @@ class Loads:
     ) -> list[LoadEntry]:
         held = lease.blocks * self.grid.block_tokens - local if lease else 0
         if lease is None or held != n:
-            raise ValueError(f"external tokens: expected the {held} looked up, found {n}")
+            raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
         entries: list[LoadEntry] = []
         for entry in lease.entries:
             item = self.classes[entry.class_index]
@@ -89,7 +89,7 @@ class Loads:
             if not any(targets) and item.kind == "window":
                 continue  # vLLM gives no block to a window page that the request will not read
             if not all(targets):
-                raise ValueError(
+                raise InvalidArgumentError(
                     f"{item.kind} block {entry.block_index}: expected allocated blocks, found "
                     f"{targets}"
                 )

@@ -17,6 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
+from hybrid_pages import InvalidArgumentError
+
 KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
 """Entries of a class of groups, as they are counted."""
 
@@ -105,7 +107,9 @@ class HybridPagesStats(KVConnectorStats):
 
 def _key(metrics: dict[str, tuple[str | None, str]], name: str, label: str | None) -> str:
     if (metrics[name][0] is None) != (label is None):
-        raise ValueError(f"metric {name}: expected label {metrics[name][0]}, found {label}")
+        raise InvalidArgumentError(
+            f"metric {name}: expected label {metrics[name][0]}, found {label}"
+        )
     return name if label is None else f"{name}:{label}"
 
 

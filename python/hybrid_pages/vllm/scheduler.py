@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages import Arena, Cache, Geometry, GeometryError
-from hybrid_pages.budget import GIB, slots_of
+from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.adapter.pool import GIB, Pool
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.here import worker_here
@@ -105,10 +106,8 @@ class SchedulerHalf:
 
     def _connect(self, plan: Geometry) -> None:
         self._plan = self.geometry = plan
-        slot_bytes = plan.suggest_slot_bytes()
-        slots = slots_of(self.settings.host_gb, plan, slot_bytes)
-        self.cache = Cache(plan, slot_bytes=slot_bytes, slots=slots, policy=self.settings.policy)
-        self.arena = Arena.create(plan, slot_bytes=slot_bytes, slots=slots)
+        pool = Pool(plan, host_gb=self.settings.host_gb, policy=self.settings.policy)
+        self.cache, self.arena = pool.cache, pool.arena
         self.checkpoints = Checkpoints(plan, self.cache, self.grid, self.settings, self.figures)
         self.stores = Stores(plan, self.cache, self.grid, self.checkpoints, self.figures)
         self.loads = Loads(plan, self.cache, self.grid, self.figures)
@@ -379,7 +378,7 @@ class SchedulerHalf:
         if tracked is None:
             return  # it ended meanwhile
         if self._manager is None:
-            raise RuntimeError("expected vLLM's cache manager at start, found none")
+            raise EngineError("expected vLLM's cache manager at start, found none")
         request = tracked.request
         self._manager.free(request)
         request.num_computed_tokens = 0

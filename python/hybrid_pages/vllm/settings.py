@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from hybrid_pages.budget import GIB
+from hybrid_pages.adapter.errors import SettingsError as SettingsError
+from hybrid_pages.adapter.policies import require_policy
+from hybrid_pages.adapter.pool import GIB
 
 StoreMode = Literal["auto", "step", "background"]
-Policy = Literal["reuse", "lru", "page-lru", "align-lru", "junction-lru", "marconi"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
-
-
-class SettingsError(ValueError):
-    """A setting that is unknown, of the wrong type or impossible."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Settings:
     host_gb: float = 4.0
     """Host memory for pages and checkpoints of all ranks of this engine, in GiB."""
 
-    policy: Policy = "reuse"
+    policy: str = "reuse"
     """Which checkpoints deserve room, and which entries stay when the budget is full."""
 
     checkpoint_mode: CheckpointMode = "adaptive"
@@ -62,6 +59,7 @@ class Settings:
             object.__setattr__(
                 self, field.name, _checked(field.name, hints[field.name], getattr(self, field.name))
             )
+        require_policy(self.policy)
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, WriteLease
+from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
@@ -167,7 +168,7 @@ class Stores:
 
     def _bound(self) -> "BlockPool":
         if self.pool is None:
-            raise RuntimeError("vLLM bound no block pool: expected bind_gpu_block_pool at start")
+            raise EngineError("vLLM bound no block pool: expected bind_gpu_block_pool at start")
         return self.pool
 
     # ---- from the engine's blocks to published entries

@@ -1,43 +1,41 @@
 """What is refused at start, by name: whatever no test has shown to be right."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from hybrid_pages.adapter.errors import UnsupportedError as UnsupportedError
+from hybrid_pages.adapter.versions import Supported
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
 
-SUPPORTED = ((0, 32), (0, 34))
-"""The vLLM versions that work: from the first, up to but without the second."""
-
-
-class UnsupportedError(RuntimeError):
-    """This engine, or this configuration of it, has not been shown to work."""
+SUPPORTED = Supported(
+    user="hybrid-pages",
+    package="vllm",
+    first=(0, 32),
+    end=(0, 34),
+    remedy="install one of those, or start without HybridPagesConnector",
+)
+"""The vLLM versions that work."""
 
 
 def supported_range() -> str:
     """The supported versions as a requirement: ``>=0.32,<0.34``."""
-    low, high = (".".join(map(str, version)) for version in SUPPORTED)
-    return f">={low},<{high}"
+    return SUPPORTED.range
 
 
 def is_supported(version: str) -> bool:
     """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return numbers is not None and SUPPORTED[0] <= tuple(map(int, numbers.groups())) < SUPPORTED[1]
+    return SUPPORTED.includes(version)
 
 
 def require_version(version: str) -> None:
-    """Refuses a vLLM outside the supported window.
+    """Rejects a vLLM outside the supported window.
 
     Raises:
-        UnsupportedError: names the window and what was found.
+        VersionError: names the window and what was found.
     """
-    if not is_supported(version):
-        raise UnsupportedError(
-            f"hybrid-pages works with vllm{supported_range()}, found {version}: "
-            f"install one of those, or start without HybridPagesConnector"
-        )
+    SUPPORTED.require(version)
 
 
 def require_config(

@@ -17,9 +17,11 @@ from hybrid_pages import (
     CudaError,
     Geometry,
     GeometryError,
+    InvalidArgumentError,
     LayerMap,
     TransferError,
 )
+from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.here import note_worker
 from hybrid_pages.vllm.layout import planned_geometry, read_layout, require_sizes
@@ -128,7 +130,7 @@ class WorkerHalf:
         if self.engine is not None and path == self._arena_path:
             return self.engine
         if path is None or self.plan is None:
-            raise RuntimeError("expected an arena and registered KV caches, found none")
+            raise EngineError("expected an arena and registered KV caches, found none")
         if self._refused is not None and self._refused[0] == path:
             raise TransferError(self._refused[1])
         require_machine("the arena", step.machine, boot_id())
@@ -185,7 +187,7 @@ class WorkerHalf:
 
     def _submit_load(self, step: StepMetadata, job: LoadJob) -> int:
         if job.refused is not None:
-            raise ValueError(job.refused)
+            raise InvalidArgumentError(job.refused)
         if self._unfenced is not None:
             raise TransferError(self._unfenced)
         verify = self.settings.verify_on_load

@@ -45,7 +45,7 @@ impl Table {
         let value = py.get_type::<PyValueError>();
         let base = exception(
             "HybridPagesError",
-            "Every error that hybrid-pages raises.",
+            "Every error that hybrid-pages raises. Arguments of a wrong type are Python's TypeError.",
             &[&root],
         )?;
         let parent = base.bind(py);

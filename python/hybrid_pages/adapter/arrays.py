@@ -1,12 +1,20 @@
-"""Layers of a geometry, found in the arrays of another library."""
+"""Layers of a geometry, found in the arrays of another library, and names of dtypes."""
 
 from hybrid_pages._core import ArrayView, GeometryError, InvalidArgumentError, LayerMap
-from hybrid_pages.cuda.streams import stream_handle
-from hybrid_pages.strides import runs
+from hybrid_pages.adapter.streams import stream_handle
+from hybrid_pages.adapter.strides import runs
 
 _MAX_RUNS = 1 << 20
 # What `__cuda_array_interface__` calls the default stream.
 _LEGACY = 1
+
+
+def dtype_name(dtype: object) -> str:
+    """The name of a dtype as a :class:`hybrid_pages.Segment` takes it: ``bfloat16``.
+
+    dtype: of torch, MLX or numpy, or any whose text ends with that name after a dot.
+    """
+    return str(dtype).rpartition(".")[2]
 
 
 def layer_map(

@@ -1,24 +1,50 @@
-"""The budget ``host_gb``: what it holds, and whether machine and model fit it."""
+"""Host memory for a geometry: a budget, the slots that it buys, and the cache over them."""
 
 import math
 import os
 
-from hybrid_pages._core import BudgetError, Geometry
+from hybrid_pages._core import Arena, BudgetError, Cache, Geometry
+from hybrid_pages.adapter.policies import require_policy
 
 GIB = 1 << 30
 
 
+class Pool:
+    """A cache, and the arena that its slots lie in.
+
+    Args:
+        geometry: of the entries.
+        host_gb: the budget in GiB.
+        policy: name of the policy that the cache asks.
+
+    Raises:
+        BudgetError: the budget cannot hold one entry of each class, or exceeds this machine's
+            memory.
+        SettingsError: an unknown policy.
+    """
+
+    def __init__(self, geometry: Geometry, *, host_gb: float, policy: str) -> None:
+        require_policy(policy)
+        slot_bytes = geometry.suggest_slot_bytes()
+        slots = slots_of(host_gb, geometry, slot_bytes)
+        self.geometry = geometry
+        self.cache = Cache(geometry, slot_bytes=slot_bytes, slots=slots, policy=policy)
+        self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
+
+
 def memory_bytes() -> int:
-    """This machine's memory."""
+    """The memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def require_memory(host_gb: float) -> None:
-    """Refuses a budget beyond this machine's memory.
+    """Rejects a budget that is not above 0, or beyond this machine's memory.
 
     Raises:
         BudgetError: names ``host_gb``.
     """
+    if not host_gb > 0:
+        raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
     if host_gb * GIB > memory_bytes():
         raise BudgetError(
             f"host_gb: expected at most this machine's memory, {memory_bytes() / GIB:.1f} GiB, "

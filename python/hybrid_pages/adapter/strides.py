@@ -6,7 +6,7 @@ from hybrid_pages._core import GeometryError
 
 
 def merge(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same places in the same order, in as few dimensions as can be.
+    """The same places in the same order, in as few dimensions as possible.
 
     Args:
         dims: (extent, stride), outermost first.

@@ -1,0 +1,49 @@
+"""Requests as the cache's policy is told of them: arrival and end, with the clock in one place."""
+
+import time
+from collections.abc import Sequence
+
+from hybrid_pages._core import Admission, Cache
+
+
+class Admissions:
+    """Tells a cache's policy of requests.
+
+    stride: keys per block, as in :class:`Cache`.
+    """
+
+    def __init__(self, cache: Cache, block_tokens: int, *, stride: int = 1) -> None:
+        self._cache, self._block_tokens, self._stride = cache, block_tokens, stride
+
+    def admit(self, namespace: int, keys: Sequence[bytes], tokens: int) -> Admission:
+        """Announces a prompt of so many tokens, by its keys; which boundaries deserve what."""
+        blocks = tokens // self._block_tokens
+        return self._cache.admit(
+            namespace,
+            keys[: blocks * self._stride],
+            now=time.monotonic_ns() // 1_000_000,
+            tokens=tokens,
+            stride=self._stride,
+            limit=last_boundary(tokens, self._block_tokens),
+        )
+
+    def finish(
+        self, namespace: int, keys: Sequence[bytes], tokens: int, output_tokens: int
+    ) -> None:
+        """Announces the end of a request. keys: of its prompt of so many tokens and its output."""
+        blocks = tokens // self._block_tokens
+        if blocks:
+            self._cache.finish(
+                namespace, keys, end=blocks, output_tokens=output_tokens, stride=self._stride
+            )
+
+
+def last_boundary(tokens: int, block_tokens: int) -> int:
+    """The deepest boundary, in blocks, that leaves a prompt at least one token to compute."""
+    return max(tokens - 1, 0) // block_tokens
+
+
+def deserving(admission: Admission) -> set[int]:
+    """The boundaries, in blocks, that deserve a checkpoint: the policy's, and the fork."""
+    fork = () if admission.fork is None else (admission.fork,)
+    return {*admission.boundaries, *fork}

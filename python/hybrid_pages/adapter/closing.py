@@ -1,0 +1,20 @@
+"""Objects that hold threads or memory until they are closed."""
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+_Self = TypeVar("_Self", bound="Closing")
+
+
+class Closing(ABC):
+    """An object that is closed at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of threads. Nothing the second time."""
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,72 @@
+"""The interface between a session and the framework that computes its tokens."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from hybrid_pages._core import LeaseEntry, ReadLease
+from hybrid_pages.adapter.entries import Checksums
+
+States = TypeVar("States")
+"""The recurrent states at one boundary, in the framework's own form."""
+
+
+class Runtime(Protocol[States]):
+    """A model with a fresh cache of one row, for one request.
+
+    Adapters derive from it: methods with a body here are defaults that fit most runtimes.
+    """
+
+    def seen(self) -> int:
+        """How many tokens the cache has seen."""
+        ...
+
+    def compute(self, start: int, end: int) -> None:
+        """Runs the prompt's tokens [start, end) through the model, in one pass."""
+        ...
+
+    def states(self) -> States:
+        """The present recurrent states. They may change with the next pass."""
+        ...
+
+    def keep(self, kept: States | None) -> States:
+        """A copy of the present states; into ``kept``, an earlier copy, where there is one."""
+        ...
+
+    def copy_out(self, entries: Sequence[LeaseEntry], states: States | None) -> Checksums:
+        """Copies entries into their slots: pages from the cache, checkpoints from ``states``.
+
+        Raises:
+            TransferError: a copy failed.
+        """
+        ...
+
+    def copy_in(self, lease: ReadLease) -> None:
+        """Copies what a lease covers into the cache, which has seen ``lease.blocks`` blocks then.
+
+        Raises:
+            TransferError: a copy failed. The cache is as fresh as before.
+        """
+        ...
+
+    def first_held(self, class_index: int) -> int:
+        """The first token whose pages the layers of a class still hold."""
+        return 0
+
+    def continues(self) -> bool:
+        """Whether a pass over several tokens starts from the states in the cache.
+
+        If not, the session gives tokens that follow a state one by one.
+        """
+        return True
+
+    def kept_tokens(self) -> int | None:
+        """How many of the last tokens every layer of the cache keeps; None for all."""
+        return None
+
+    def changed(self) -> bool:
+        """Whether the model has changed since the request began; then nothing more is stored."""
+        return False
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error means that an allocation failed: then that store is dropped."""
+        return isinstance(error, MemoryError)
