@@ -12,6 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 import simulation.engine
+from hybrid_pages.vllm import epochs
 from hybrid_pages.vllm.worker import WorkerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine, origin_of
@@ -390,6 +391,45 @@ def test_a_server_that_keeps_the_flag_still_stores(start: StartEngine, tmp_path:
     assert "skipped_entries:stale" not in counters(engine)
     assert engine.reset_prefix_cache()
     assert engine.generate(said, lora=lora).restored_tokens >= 7 * N
+    engine.check_idle()
+
+
+def test_a_forgotten_adapter_loses_its_hits_and_finds_no_earlier_weights(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "_MOST_ADAPTERS", 1)
+    engine = start(extra=ROOM)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    assert [visit(engine, adapter(tmp_path)) for _ in range(2)] == [0, 9 * N]
+    weights.write_bytes(b"other")
+    engine.update_weights("a")
+    reload = adapter(tmp_path, load_inplace=True)
+    assert [visit(engine, reload) for _ in range(2)] == [0, 9 * N]
+    engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path), load_inplace=True))
+    assert [visit(engine, adapter(tmp_path)) for _ in range(2)] == [0, 9 * N]
+    assert len(engine.half.epochs._reloaded) == 1
+    engine.check_idle()
+
+
+def test_vllms_hits_on_a_forgotten_adapters_earlier_weights_are_not_published(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "_MOST_ADAPTERS", 1)
+    engine = start(extra=ROOM)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    engine.generate(PROMPT, lora=adapter(tmp_path))
+    engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path)))  # more than are remembered
+    weights.write_bytes(b"other")
+    engine.generate(tokens(N + 1, 4), lora=adapter(tmp_path, load_inplace=True))
+    engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path), load_inplace=True))
+    before = counters(engine).get("skipped_entries:stale", 0)
+    stale = engine.generate(PROMPT + tokens(3 * N), lora=adapter(tmp_path))
+    assert stale.local_tokens == 9 * N
+    assert counters(engine)["skipped_entries:stale"] > before
+    engine.update_weights("a")
+    assert visit(engine, adapter(tmp_path)) == 0
     engine.check_idle()
 
 

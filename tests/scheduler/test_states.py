@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages.vllm import versions
 from simulation.engine import Engine, StartEngine
 from simulation.function import Image
 from simulation.runner import Mismatch, Runner
@@ -160,10 +161,10 @@ def test_an_offered_block_that_lost_its_hash_is_refused(
     engine.check_idle()
 
 
-def test_a_hash_alone_proves_nothing(start: StartEngine) -> None:
+def test_a_hash_alone_proves_nothing(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that splits at multiples of another size hashes states that are not there."""
     engine = start(retention=None, batched_tokens=5 * N, extra=ROOM | {"checkpoint_mode": "all"})
-    engine.connector._keep_block_size = lambda: None
+    monkeypatch.setattr(versions, "restore_block_size", lambda *_: None)
     engine.config.cache_config.block_size = 24
     offers = offers_of(engine)
     prompt = tokens(9 * N + 5)
