@@ -334,8 +334,22 @@ class Completion:
     @property
     def checksums(self) -> list[int]: ...
 
+class _Engine:
+    """The base class of all engines."""
+
+    def poll(self) -> list[Completion]:
+        """The transfers that ended since the last poll, each once. Never waits for a copy."""
+
+    def wait(self, ticket: int, timeout: float | None = None) -> bool:
+        """Wait until a transfer has ended and say whether it has."""
+
+    @property
+    def in_flight(self) -> int: ...
+    def close(self) -> None:
+        """Wait for the transfers in flight and reject any more. Nothing the second time."""
+
 @final
-class HostEngine:
+class HostEngine(_Engine):
     """Copies between host memory and an arena by threads of its own.
 
     layers: one map for each layer of the geometry. owners: kept alive until the engine is
@@ -366,17 +380,6 @@ class HostEngine:
         first byte moves: a load that fails by one has written nothing.
         """
 
-    def poll(self) -> list[Completion]:
-        """What ended since the last poll, each once. Never waits for a copy."""
-
-    def wait(self, ticket: int, timeout: float | None = None) -> bool:
-        """Wait until a transfer has ended and say whether it has."""
-
-    @property
-    def in_flight(self) -> int: ...
-    def close(self) -> None:
-        """Wait for the transfers in flight and refuse any more. Nothing the second time."""
-
 @final
 class CudaDevice:
     """A device of this process."""
@@ -404,7 +407,7 @@ class CudaDevice:
     def multiprocessors(self) -> int: ...
 
 @final
-class CudaEngine:
+class CudaEngine(_Engine):
     """Copies between a device's memory and an arena, by the copy engine or by kernels.
 
     layers: one map for each layer of the geometry, in memory of the device.
@@ -464,17 +467,6 @@ class CudaEngine:
 
         They wait for nothing that it is given later.
         """
-
-    def poll(self) -> list[Completion]:
-        """What ended since the last poll, each once. Never waits for a copy."""
-
-    def wait(self, ticket: int, timeout: float | None = None) -> bool:
-        """Wait until a transfer has ended and say whether it has."""
-
-    @property
-    def in_flight(self) -> int: ...
-    def close(self) -> None:
-        """Wait for the transfers in flight and refuse any more. Nothing the second time."""
 
     @property
     def device(self) -> CudaDevice: ...

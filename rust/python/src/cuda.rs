@@ -1,6 +1,7 @@
 //! CUDA devices and their engine.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use hybrid_pages::transfer::{Direction, EntryCopy};
 use hybrid_pages_cuda::Result;
@@ -14,7 +15,7 @@ use crate::error::cuda_to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{PyCompletion, Running, layout, to_load, to_store};
+use crate::running::{PyEngine, layout, to_load, to_store};
 
 /// A device of this process.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
@@ -71,9 +72,9 @@ impl PyCudaDevice {
 }
 
 /// Copies between a device's memory and an arena.
-#[pyclass(frozen, name = "CudaEngine", module = "hybrid_pages._core")]
+#[pyclass(frozen, extends = PyEngine, name = "CudaEngine", module = "hybrid_pages._core")]
 pub struct PyCudaEngine {
-    running: Running<CudaEngine>,
+    engine: Arc<CudaEngine>,
 }
 
 #[pymethods]
@@ -96,7 +97,7 @@ impl PyCudaEngine {
         staging_bytes: Option<Whole>,
         method: &str,
         owners: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let layout = layout(geometry, rank, num_blocks, &layers)?;
         let memory = arena.inner.memory();
         let usual = Options::default();
@@ -109,9 +110,9 @@ impl PyCudaEngine {
             ..usual
         };
         let engine = py.detach(|| CudaEngine::new(layout, memory, &options));
-        Ok(Self {
-            running: Running::new(engine.map_err(cuda_to_py)?, owners),
-        })
+        let engine = Arc::new(engine.map_err(cuda_to_py)?);
+        let base = PyEngine::new(Arc::<CudaEngine>::clone(&engine), owners);
+        Ok(PyClassInitializer::from(base).add_subclass(Self { engine }))
     }
 
     #[pyo3(signature = (entries, stream = 0))]
@@ -136,34 +137,15 @@ impl PyCudaEngine {
 
     #[pyo3(signature = (stream = 0))]
     fn fence(&self, py: Python<'_>, #[pyo3(from_py_with = whole)] stream: usize) -> PyResult<()> {
-        let engine = self.running.engine();
         // SAFETY: what the stub demands of the caller: a live stream of the engine's device.
-        py.detach(|| unsafe { engine.fence(stream) })
+        py.detach(|| unsafe { self.engine.fence(stream) })
             .map_err(cuda_to_py)
-    }
-
-    fn poll(&self) -> Vec<PyCompletion> {
-        self.running.poll()
-    }
-
-    #[pyo3(signature = (ticket, timeout = None))]
-    fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
-        self.running.wait(py, ticket, timeout)
-    }
-
-    #[getter]
-    fn in_flight(&self) -> usize {
-        self.running.in_flight()
-    }
-
-    fn close(&self, py: Python<'_>) {
-        self.running.close(py);
     }
 
     #[getter]
     fn device(&self) -> PyCudaDevice {
         PyCudaDevice {
-            inner: self.running.engine().device().description().clone(),
+            inner: self.engine.device().description().clone(),
         }
     }
 
@@ -203,7 +185,7 @@ impl PyCudaEngine {
 
 impl PyCudaEngine {
     fn facts(&self) -> &Facts {
-        self.running.engine().facts()
+        self.engine.facts()
     }
 
     fn submit(
@@ -213,9 +195,8 @@ impl PyCudaEngine {
         entries: Vec<EntryCopy>,
         stream: usize,
     ) -> PyResult<u64> {
-        let engine = self.running.engine();
         // SAFETY: what the stub demands of the caller: a live stream of the engine's device.
-        let ticket = py.detach(|| unsafe { engine.submit_on(way, entries, stream) });
+        let ticket = py.detach(|| unsafe { self.engine.submit_on(way, entries, stream) });
         Ok(ticket.map_err(cuda_to_py)?.0)
     }
 }

@@ -1,6 +1,8 @@
 //! The host engine.
 
-use hybrid_pages::transfer::{self, Direction, Engine, EntryCopy, HostEngine};
+use std::sync::Arc;
+
+use hybrid_pages::transfer::{self, Direction, HostEngine};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -9,13 +11,11 @@ use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{PyCompletion, Running, layout, to_load, to_store};
+use crate::running::{PyEngine, layout, to_load, to_store};
 
 /// Copies between host memory and an arena by threads of its own.
-#[pyclass(frozen, name = "HostEngine", module = "hybrid_pages._core")]
-pub struct PyHostEngine {
-    running: Running<HostEngine>,
-}
+#[pyclass(frozen, extends = PyEngine, name = "HostEngine", module = "hybrid_pages._core")]
+pub struct PyHostEngine;
 
 #[pymethods]
 impl PyHostEngine {
@@ -32,51 +32,25 @@ impl PyHostEngine {
         layers: Vec<Bound<'_, PyLayerMap>>,
         #[pyo3(from_py_with = whole)] threads: usize,
         owners: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let layout = layout(geometry, rank, num_blocks, &layers)?;
         let engine = HostEngine::new(layout, arena.inner.memory(), threads).map_err(to_py)?;
-        Ok(Self {
-            running: Running::new(engine, owners),
-        })
+        let base = PyEngine::new(Arc::new(engine), owners);
+        Ok(PyClassInitializer::from(base).add_subclass(Self))
     }
 
-    fn store(&self, py: Python<'_>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
-        self.submit(py, Direction::Store, to_store(&entries)?)
+    fn store(this: &Bound<'_, Self>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+        let engine = this.as_super().get();
+        engine.submit(this.py(), Direction::Store, to_store(&entries)?)
     }
 
-    fn load(&self, py: Python<'_>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
-        self.submit(py, Direction::Load, to_load(&entries)?)
-    }
-
-    fn poll(&self) -> Vec<PyCompletion> {
-        self.running.poll()
-    }
-
-    #[pyo3(signature = (ticket, timeout = None))]
-    fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
-        self.running.wait(py, ticket, timeout)
-    }
-
-    #[getter]
-    fn in_flight(&self) -> usize {
-        self.running.in_flight()
-    }
-
-    fn close(&self, py: Python<'_>) {
-        self.running.close(py);
+    fn load(this: &Bound<'_, Self>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+        let engine = this.as_super().get();
+        engine.submit(this.py(), Direction::Load, to_load(&entries)?)
     }
 }
 
-impl PyHostEngine {
-    fn submit(&self, py: Python<'_>, way: Direction, entries: Vec<EntryCopy>) -> PyResult<u64> {
-        let ticket = py
-            .detach(|| self.running.engine().submit(way, entries))
-            .map_err(to_py)?;
-        Ok(ticket.0)
-    }
-}
-
-/// What entries are checked by.
+/// The checksum of an entry.
 #[pyfunction]
 fn checksum(data: &Bound<'_, PyBytes>) -> u64 {
     transfer::checksum(data.as_bytes())

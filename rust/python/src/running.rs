@@ -1,11 +1,11 @@
-//! What all engines have in common: entries, completions, waiting, the end. The GIL is released
-//! wherever Rust may wait.
+//! The half of an engine that is the same for all: entries, completions, waiting, the end. The GIL is
+//! released wherever Rust may wait.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
-use hybrid_pages::transfer::{Completion, Engine, EntryCopy, LayerMap, Layout, Ticket};
+use hybrid_pages::transfer::{Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
@@ -68,35 +68,24 @@ impl PyCompletion {
     }
 }
 
-/// An engine and what its memory belongs to.
-pub struct Running<E: Engine> {
-    engine: E,
+/// The base class of all engines. What differs is how they are made, and what a transfer comes after.
+#[pyclass(frozen, subclass, name = "_Engine", module = "hybrid_pages._core")]
+pub struct PyEngine {
+    engine: Arc<dyn Engine>,
     /// Let go when no copy can touch their memory any more. Unseen by the garbage collector,
     /// which could otherwise clear them while a copy is in flight.
     owners: Mutex<Option<Py<PyAny>>>,
 }
 
-impl<E: Engine> Running<E> {
-    pub fn new(engine: E, owners: Option<Py<PyAny>>) -> Self {
-        Self {
-            engine,
-            owners: Mutex::new(owners),
-        }
+#[pymethods]
+impl PyEngine {
+    fn poll(&self) -> Vec<PyCompletion> {
+        let completions = self.engine.poll().into_iter();
+        completions.map(|inner| PyCompletion { inner }).collect()
     }
 
-    pub fn engine(&self) -> &E {
-        &self.engine
-    }
-
-    pub fn poll(&self) -> Vec<PyCompletion> {
-        self.engine
-            .poll()
-            .into_iter()
-            .map(|inner| PyCompletion { inner })
-            .collect()
-    }
-
-    pub fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
+    #[pyo3(signature = (ticket, timeout = None))]
+    fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
         let ticket = Ticket(ticket.0 as u64);
         let timeout = timeout.map(seconds).transpose()?.flatten();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -113,11 +102,12 @@ impl<E: Engine> Running<E> {
         }
     }
 
-    pub fn in_flight(&self) -> usize {
+    #[getter]
+    fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }
 
-    pub fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) {
         py.detach(|| self.engine.close());
         // Dropped outside the lock: that may run Python.
         let owners = self
@@ -129,7 +119,23 @@ impl<E: Engine> Running<E> {
     }
 }
 
-impl<E: Engine> Drop for Running<E> {
+impl PyEngine {
+    /// An engine and what its memory belongs to.
+    pub fn new(engine: Arc<dyn Engine>, owners: Option<Py<PyAny>>) -> Self {
+        Self {
+            engine,
+            owners: Mutex::new(owners),
+        }
+    }
+
+    /// Submits as [`Engine::submit`] does.
+    pub fn submit(&self, py: Python<'_>, way: Direction, entries: Vec<EntryCopy>) -> PyResult<u64> {
+        let ticket = py.detach(|| self.engine.submit(way, entries));
+        Ok(ticket.map_err(to_py)?.0)
+    }
+}
+
+impl Drop for PyEngine {
     fn drop(&mut self) {
         // No interpreter to attach to at exit: nothing to release, either.
         if Python::try_attach(|py| py.detach(|| self.engine.close())).is_none() {
@@ -197,5 +203,6 @@ fn seconds(timeout: f64) -> PyResult<Option<Duration>> {
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    // The base class is no name of the module: only its methods are public.
     m.add_class::<PyCompletion>()
 }

@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use super::engine::{Completion, Ticket};
 use super::lock;
 
-/// What every engine keeps of its transfers.
+/// The transfers of one engine that run, and those that ended since the last poll.
 #[derive(Debug, Default)]
-pub struct Board {
+pub(super) struct Board {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -29,7 +29,7 @@ impl Board {
     ///
     /// # Errors
     /// [`Error::Transfer`] after [`Board::close`].
-    pub fn start(&self) -> Result<Ticket> {
+    pub(super) fn start(&self) -> Result<Ticket> {
         let mut state = lock(&self.state);
         if state.closed {
             return Err(Error::Transfer(
@@ -43,21 +43,20 @@ impl Board {
     }
 
     /// Ends a transfer that [`Board::start`] began.
-    pub fn finish(&self, completion: Completion) {
+    pub(super) fn finish(&self, completion: Completion) {
         let mut state = lock(&self.state);
         state.running.remove(&completion.ticket);
         state.completions.push(completion);
         self.ended.notify_all();
     }
 
-    /// What ended since the last poll, each once.
-    pub fn poll(&self) -> Vec<Completion> {
+    /// Those that ended since the last poll, each once.
+    pub(super) fn poll(&self) -> Vec<Completion> {
         std::mem::take(&mut lock(&self.state).completions)
     }
 
     /// Transfers that run.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         lock(&self.state).running.len()
     }
 
@@ -65,7 +64,7 @@ impl Board {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a ticket that was never given out.
-    pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
+    pub(super) fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
         // A deadline beyond the clock is none at all.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = lock(&self.state);
@@ -86,7 +85,7 @@ impl Board {
     }
 
     /// Gives out no more tickets and returns when none runs.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
         while !state.running.is_empty() {

@@ -1,4 +1,4 @@
-//! What executes copies: the seam between the cache and a machine.
+//! The seam between the cache and a machine: engines execute copies.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 
 use super::plan::{Direction, EntryCopy};
+use super::transfers::Transfers;
 
 /// A submitted transfer. Tickets of one engine ascend from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +50,9 @@ impl Completion {
 /// Executes transfers in the background. Transfers may run at the same time and end in any
 /// order; while one runs, its slots and blocks belong to it.
 pub trait Engine: Send + Sync {
+    /// The transfers that it was given.
+    fn transfers(&self) -> &Transfers;
+
     /// Checks the entries whole, then starts copying them.
     ///
     /// # Errors
@@ -56,19 +60,26 @@ pub trait Engine: Send + Sync {
     /// [`crate::error::Error::Transfer`] after [`Engine::close`].
     fn submit(&self, direction: Direction, entries: Vec<EntryCopy>) -> Result<Ticket>;
 
-    /// What ended since the last poll, each once. Never waits for a copy.
-    fn poll(&self) -> Vec<Completion>;
+    /// The transfers that ended since the last poll, each once. Never waits for a copy.
+    fn poll(&self) -> Vec<Completion> {
+        self.transfers().poll()
+    }
 
     /// Waits until a transfer has ended, and says whether it has; its completion still comes
     /// through [`Engine::poll`]. `None` waits for as long as it takes.
     ///
     /// # Errors
-    /// [`crate::error::Error::InvalidArgument`] on a ticket that was never given out.
-    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool>;
+    /// [`crate::error::Error::InvalidArgument`] on a ticket that was never given out;
+    /// [`crate::error::Error::Transfer`] in a fork of the engine's process.
+    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
+        self.transfers().wait(ticket, timeout)
+    }
 
     /// Transfers submitted and not ended.
-    fn in_flight(&self) -> usize;
+    fn in_flight(&self) -> usize {
+        self.transfers().in_flight()
+    }
 
-    /// Waits for the transfers in flight and refuses any more. Does nothing the second time.
+    /// Waits for the transfers in flight and rejects any more. Does nothing the second time.
     fn close(&self);
 }

@@ -2,26 +2,23 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
 
 use crate::error::{Error, Result};
 
-use super::board::Board;
-use super::engine::{Completion, Engine, Ticket};
+use super::engine::{Engine, Ticket};
 use super::job::{Job, Message, Shared};
 use super::layout::Layout;
 use super::lock;
-use super::plan::{Direction, EntryCopy, Plan};
-use super::process::Process;
+use super::plan::{Direction, EntryCopy};
 use super::region::SlotMemory;
+use super::transfers::Transfers;
 
 /// Copies between host memory and an arena. Dropping it waits for the transfers in flight.
 pub struct HostEngine {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    process: Process,
 }
 
 impl HostEngine {
@@ -34,7 +31,7 @@ impl HostEngine {
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
     /// an impossible number of threads, [`Error::Transfer`] if they cannot be started.
     pub fn new(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
-        layout.check_slots(&memory)?;
+        let transfers = Transfers::new(layout, memory, "make an engine after forking")?;
         if !(1..=Self::MAX_THREADS).contains(&threads) {
             let most = Self::MAX_THREADS;
             return Err(Error::InvalidArgument(format!(
@@ -43,16 +40,13 @@ impl HostEngine {
         }
         let (queue, messages) = unbounded();
         let shared = Arc::new(Shared {
-            layout,
-            memory,
-            board: Board::default(),
+            transfers,
             queue,
             threads,
         });
         let engine = Self {
             shared,
             threads: Mutex::new(Vec::new()),
-            process: Process::current(),
         };
         for index in 0..threads {
             // On failure the drop of `engine` stops those that were started.
@@ -60,46 +54,30 @@ impl HostEngine {
         }
         Ok(engine)
     }
-
-    fn check_own(&self) -> Result<()> {
-        self.process.check("make an engine after forking")
-    }
 }
 
 impl Engine for HostEngine {
+    fn transfers(&self) -> &Transfers {
+        &self.shared.transfers
+    }
+
     fn submit(&self, direction: Direction, entries: Vec<EntryCopy>) -> Result<Ticket> {
-        self.check_own()?;
-        let plan = Plan::new(&self.shared.layout, &self.shared.memory, direction, entries)?;
+        let plan = self.transfers().plan(direction, entries)?;
         Job::start(Arc::clone(&self.shared), plan)
     }
 
-    fn poll(&self) -> Vec<Completion> {
-        self.shared.board.poll()
-    }
-
-    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
-        self.check_own()?;
-        self.shared.board.wait(ticket, timeout)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.shared.board.in_flight()
-    }
-
     fn close(&self) {
-        if self.process.is_inherited() {
-            return;
-        }
-        self.shared.board.close();
-        let threads = std::mem::take(&mut *lock(&self.threads));
-        for _ in &threads {
-            let told = self.shared.queue.send(Message::Stop);
-            debug_assert!(told.is_ok(), "no thread has left yet");
-        }
-        for thread in threads {
-            let left = thread.join();
-            debug_assert!(left.is_ok(), "jobs catch their panics");
-        }
+        self.transfers().close(|| {
+            let threads = std::mem::take(&mut *lock(&self.threads));
+            for _ in &threads {
+                let told = self.shared.queue.send(Message::Stop);
+                debug_assert!(told.is_ok(), "no thread has left yet");
+            }
+            for thread in threads {
+                let left = thread.join();
+                debug_assert!(left.is_ok(), "jobs catch their panics");
+            }
+        });
     }
 }
 

@@ -8,12 +8,10 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::board::Board;
 use super::checksum::{TILE_BYTES, combine, digest_parts};
 use super::engine::{Completion, Ticket};
-use super::layout::Layout;
 use super::plan::{Direction, Plan};
-use super::region::SlotMemory;
+use super::transfers::Transfers;
 use super::{lock, panic_message};
 
 /// A store copies and hashes in steps that stay in a core's cache in between.
@@ -21,16 +19,14 @@ const STORE_STEP: usize = 8 * TILE_BYTES;
 /// A load only copies: its steps are large enough that handing them out costs nothing.
 const LOAD_STEP: usize = 1 << 20;
 
-/// What jobs of one engine share.
+/// The things that all jobs of one engine use.
 pub(super) struct Shared {
-    pub(super) layout: Layout,
-    pub(super) memory: SlotMemory,
-    pub(super) board: Board,
+    pub(super) transfers: Transfers,
     pub(super) queue: Sender<Message>,
     pub(super) threads: usize,
 }
 
-/// What a copy thread is told.
+/// An order to a copy thread.
 pub(super) enum Message {
     Work(Arc<Job>, Phase),
     Stop,
@@ -65,7 +61,7 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn start(shared: Arc<Shared>, plan: Plan) -> crate::error::Result<Ticket> {
         let started = Instant::now();
-        let ticket = shared.board.start()?;
+        let ticket = shared.transfers.start()?;
         let entries = plan.entries().len();
         let mut job = Self {
             shared,
@@ -162,7 +158,7 @@ impl Job {
             .map(|entry| self.shard_bytes(entry))
             .sum();
         let checksums = if whole { self.checksums() } else { Vec::new() };
-        self.shared.board.finish(Completion {
+        self.shared.transfers.finish(Completion {
             ticket: self.ticket,
             error,
             bytes: if whole { bytes } else { 0 },
@@ -228,10 +224,11 @@ impl Job {
     }
 
     fn copy_step(&self, entry: usize, step: usize) {
-        let Shared { layout, memory, .. } = &*self.shared;
+        let transfers = &self.shared.transfers;
+        let range = self.range(entry, step);
         let pieces = self
             .plan
-            .pieces(layout, memory, entry, self.range(entry, step));
+            .pieces(transfers.layout(), transfers.memory(), entry, range);
         match self.plan.direction() {
             Direction::Load => {
                 for piece in pieces {
@@ -264,10 +261,12 @@ impl Job {
     }
 
     fn digest(&self, entry: usize, tile: usize) -> u64 {
-        let Shared { layout, memory, .. } = &*self.shared;
+        let transfers = &self.shared.transfers;
         let start = tile * TILE_BYTES;
         let range = start..(start + TILE_BYTES).min(self.shard_bytes(entry));
-        let stretches = self.plan.stretches(layout, memory, entry, range);
+        let stretches = self
+            .plan
+            .stretches(transfers.layout(), transfers.memory(), entry, range);
         digest_parts(stretches.map(|stretch| {
             // SAFETY: the plan keeps stretches inside the arena, and its slots belong to this
             // transfer: those of a store were written by this thread in the same step, those of a
@@ -295,7 +294,7 @@ impl Job {
     /// Bytes of one entry on this rank.
     fn shard_bytes(&self, entry: usize) -> usize {
         let class = self.plan.entries()[entry].class;
-        self.shared.layout.geometry().classes()[class].rank_bytes
+        self.shared.transfers.layout().geometry().classes()[class].rank_bytes
     }
 }
 
@@ -306,7 +305,7 @@ mod tests {
     use super::*;
     use crate::geometry::{Dtype, Geometry, Group, Layer, Segment};
     use crate::ids::{ClassKind, SlotId};
-    use crate::transfer::{EntryCopy, LayerMap, Region, Run};
+    use crate::transfer::{EntryCopy, LayerMap, Layout, Region, Run, SlotMemory};
 
     #[test]
     fn a_panic_in_a_copy_thread_ends_the_transfer_as_failed() {
@@ -332,9 +331,7 @@ mod tests {
         let layout = Layout::new(geometry, 0, 1, &[map]).unwrap();
         let (queue, messages) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
-            layout,
-            memory,
-            board: Board::default(),
+            transfers: Transfers::new(layout, memory, "").unwrap(),
             queue,
             threads: 1,
         });
@@ -344,13 +341,10 @@ mod tests {
             blocks: vec![0],
             checksum: None,
         };
-        let plan = Plan::new(
-            &shared.layout,
-            &shared.memory,
-            Direction::Store,
-            vec![entry],
-        )
-        .unwrap();
+        let plan = shared
+            .transfers
+            .plan(Direction::Store, vec![entry])
+            .unwrap();
         let ticket = Job::start(Arc::clone(&shared), plan).unwrap();
         let Ok(Message::Work(job, phase)) = messages.try_recv() else {
             panic!("expected work")
@@ -359,13 +353,13 @@ mod tests {
         job.attempt(|| job.verify(7));
         job.run(phase);
 
-        let completions = shared.board.poll();
+        let completions = shared.transfers.poll();
         assert_eq!((completions.len(), completions[0].ticket), (1, ticket));
         let why = completions[0].error.as_deref().unwrap();
         assert!(
             why.contains("a copy thread panicked: index out of bounds"),
             "{why}"
         );
-        assert_eq!((completions[0].bytes, shared.board.in_flight()), (0, 0));
+        assert_eq!((completions[0].bytes, shared.transfers.in_flight()), (0, 0));
     }
 }

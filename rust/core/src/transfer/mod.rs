@@ -2,8 +2,8 @@
 //!
 //! A [`Layout`] says where one rank's blocks lie in the engine's memory; a plan resolves entries
 //! to pieces of engine memory and slots, checked whole before the first byte moves; an
-//! [`Engine`] executes plans in the background and reports each once. [`HostEngine`] does so
-//! with threads; a device engine fits the same trait.
+//! [`Engine`] executes plans in the background and reports each once. Checks, tickets and waiting are the same
+//! for all engines: see [`Transfers`]. [`HostEngine`] copies with threads; a device engine fits the same trait.
 
 mod board;
 mod checksum;
@@ -14,20 +14,20 @@ mod layout;
 mod plan;
 mod process;
 mod region;
+mod transfers;
 
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use board::Board;
 pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
 pub use engine::{Completion, Engine, Ticket};
 pub use host::HostEngine;
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
-pub use process::Process;
 pub use region::{Region, SlotMemory};
+pub use transfers::Transfers;
 
-/// What a caught panic said.
+/// The message of a caught panic.
 #[must_use]
 pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();

@@ -4,26 +4,24 @@ use crate::error::{Error, Result};
 
 /// One process.
 #[derive(Debug, Clone, Copy)]
-pub struct Process(u32);
+pub(super) struct Process(u32);
 
 impl Process {
     /// The one that runs this.
-    #[must_use]
-    pub fn current() -> Self {
+    pub(super) fn current() -> Self {
         Self(std::process::id())
     }
 
     /// Whether a fork of it runs this.
-    #[must_use]
-    pub fn is_inherited(self) -> bool {
+    pub(super) fn is_inherited(self) -> bool {
         self.0 != std::process::id()
     }
 
-    /// Refuses a fork of it; `advice` says what to do there.
+    /// Rejects a fork of it; `advice` says what to do there.
     ///
     /// # Errors
     /// [`Error::Transfer`].
-    pub fn check(self, advice: &str) -> Result<()> {
+    pub(super) fn check(self, advice: &str) -> Result<()> {
         if self.is_inherited() {
             return Err(Error::Transfer(format!(
                 "expected the process that made the engine, {}, found a fork of it: {advice}",

@@ -20,12 +20,12 @@ mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, EntryCopy, Layout, Plan, Process, SlotMemory, Ticket,
+    Completion, Direction, Engine, EntryCopy, Layout, SlotMemory, Ticket, Transfers,
 };
 
 use crate::driver::{Device, Driver, Event, Registration, memory_kind};
@@ -49,19 +49,18 @@ pub struct CudaEngine {
     fence: Mutex<Option<Arc<Event>>>,
     device: Arc<Device>,
     facts: Facts,
-    process: Process,
 }
 
-/// What an engine found and decided.
+/// The findings and decisions of an engine when it was made.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// Whether devices reach the arena without a detour.
     pub pinned: bool,
-    /// What is not as it should be, and what it costs.
+    /// Things that are not as they should be, and their cost.
     pub warnings: Vec<String>,
     /// The methods that work here.
     pub methods: Vec<Method>,
-    /// What the choice among them rests on.
+    /// The costs that the choice among them rests on.
     pub calibration: Option<Calibration>,
 }
 
@@ -74,20 +73,20 @@ impl CudaEngine {
     /// [`Error::InvalidArgument`] on impossible options or layers that are not in this device's
     /// memory; [`CudaError::Driver`].
     pub fn new(layout: Layout, memory: SlotMemory, options: &Options) -> Result<Self> {
-        layout.check_slots(&memory)?;
+        let transfers = Transfers::new(layout, memory, "a device cannot be used there")?;
         if !(options.share > 0.0 && options.share <= 1.0) {
-            return refuse(format!(
+            return reject(format!(
                 "share: expected more than 0, at most 1, found {}",
                 options.share
             ));
         }
         let driver = Driver::get()?;
         let device = Device::open(&driver, options.device)?;
-        check_memory(&layout, &device)?;
+        check_memory(transfers.layout(), &device)?;
         let mut warnings = Vec::new();
-        let registration = register(&device, &memory, &mut warnings);
+        let registration = register(&device, transfers.memory(), &mut warnings);
         let slots = Slots {
-            host: memory.region().address().addr().get() as u64,
+            host: transfers.memory().region().address().addr().get() as u64,
             mapped: registration.as_ref().map(Registration::mapped),
         };
         let (mut lanes, methods) =
@@ -104,7 +103,7 @@ impl CudaEngine {
             calibration: calibration.clone(),
         };
         let choice = Choice::new(methods, calibration);
-        let shared = Arc::new(Shared::new(layout, memory));
+        let shared = Arc::new(Shared::new(transfers));
         let (queue, messages) = crossbeam_channel::unbounded();
         let thread = worker::spawn(Arc::clone(&shared), lanes, choice, messages)?;
         Ok(Self {
@@ -114,7 +113,6 @@ impl CudaEngine {
             fence: Mutex::new(None),
             device,
             facts,
-            process: Process::current(),
         })
     }
 
@@ -124,7 +122,7 @@ impl CudaEngine {
         &self.device
     }
 
-    /// What it found and decided.
+    /// The findings and decisions of the engine when it was made.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
@@ -163,8 +161,7 @@ impl CudaEngine {
         stream: usize,
     ) -> Result<Ticket> {
         self.check_usable()?;
-        let Shared { layout, memory, .. } = &*self.shared;
-        let plan = Plan::new(layout, memory, direction, entries)?;
+        let plan = self.shared.transfers.plan(direction, entries)?;
         let fence = match direction {
             Direction::Load => self.last_fence().clone(),
             Direction::Store => None,
@@ -174,7 +171,7 @@ impl CudaEngine {
             // SAFETY: the caller's.
             None => unsafe { self.mark(stream)? },
         };
-        let ticket = self.shared.board.start()?;
+        let ticket = self.shared.transfers.start()?;
         let started = Instant::now();
         let request = Box::new(Request {
             ticket,
@@ -186,7 +183,7 @@ impl CudaEngine {
             // The thread only leaves when no transfer runs: this one was not begun.
             let why = "the engine's thread has ended".into();
             let failed = Completion::failed(ticket, started, why);
-            self.shared.board.finish(failed);
+            self.shared.transfers.finish(failed);
         }
         Ok(ticket)
     }
@@ -204,12 +201,8 @@ impl CudaEngine {
         self.fence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check_own(&self) -> hybrid_pages::error::Result<()> {
-        self.process.check("a device cannot be used there")
-    }
-
     fn check_usable(&self) -> Result<()> {
-        self.check_own()?;
+        self.shared.transfers.check_process()?;
         match self.shared.broken.get() {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -218,6 +211,10 @@ impl CudaEngine {
 }
 
 impl Engine for CudaEngine {
+    fn transfers(&self) -> &Transfers {
+        &self.shared.transfers
+    }
+
     /// As [`CudaEngine::submit_on`], on the default stream.
     fn submit(
         &self,
@@ -228,43 +225,24 @@ impl Engine for CudaEngine {
         unsafe { self.submit_on(direction, entries, 0) }.map_err(Error::from)
     }
 
-    fn poll(&self) -> Vec<Completion> {
-        self.shared.board.poll()
-    }
-
-    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> hybrid_pages::error::Result<bool> {
-        self.check_own()?;
-        self.shared.board.wait(ticket, timeout)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.shared.board.in_flight()
-    }
-
     fn close(&self) {
-        if self.process.is_inherited() {
-            return;
-        }
-        self.shared.board.close();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            let told = self.queue.send(Message::Stop);
-            debug_assert!(told.is_ok(), "the thread leaves when it is told");
-            let left = thread.join();
-            debug_assert!(left.is_ok(), "the thread catches its panics");
-            self.last_fence().take();
-        }
+        self.transfers().close(|| {
+            let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(thread) = thread.take() {
+                let told = self.queue.send(Message::Stop);
+                debug_assert!(told.is_ok(), "the thread leaves when it is told");
+                let left = thread.join();
+                debug_assert!(left.is_ok(), "the thread catches its panics");
+                self.last_fence().take();
+            }
+        });
     }
 }
 
 impl Drop for CudaEngine {
     fn drop(&mut self) {
         self.close();
-        if self.process.is_inherited() {
+        if self.shared.transfers.is_inherited() {
             // The driver does not work in a fork: nothing of it may be freed there.
             std::mem::forget(self.last_fence().take());
             std::mem::forget(Arc::clone(&self.device));
@@ -272,7 +250,7 @@ impl Drop for CudaEngine {
     }
 }
 
-fn refuse<T>(what: String) -> Result<T> {
+fn reject<T>(what: String) -> Result<T> {
     Err(CudaError::Core(Error::InvalidArgument(what)))
 }
 
@@ -306,7 +284,7 @@ fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
                     let found = found.map_or("memory of the host".into(), |ordinal| {
                         format!("memory of device {ordinal}")
                     });
-                    return refuse(format!(
+                    return reject(format!(
                         "layers: expected memory of device {}, found {found} at {address:p}",
                         device.description().ordinal
                     ));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{
-    Board, Completion, Direction, Layout, Plan, SlotMemory, Ticket, combine, panic_message,
+    Completion, Direction, Plan, Ticket, Transfers, combine, panic_message,
 };
 
 use crate::driver::Event;
@@ -31,27 +31,23 @@ const EAGER: Duration = Duration::from_micros(200);
 /// How late the system may wake the thread, in nanoseconds; by default, longer than it sleeps.
 const TIMER_SLACK: u64 = 1_000;
 
-/// What the engine and its thread share.
+/// The things that the engine and its thread both use.
 pub(super) struct Shared {
-    pub(super) layout: Layout,
-    pub(super) memory: SlotMemory,
-    pub(super) board: Board,
-    /// What has broken the device; nothing works after it.
+    pub(super) transfers: Transfers,
+    /// The error that broke the device; nothing works after it.
     pub(super) broken: OnceLock<CudaError>,
 }
 
 impl Shared {
-    pub(super) fn new(layout: Layout, memory: SlotMemory) -> Self {
+    pub(super) fn new(transfers: Transfers) -> Self {
         Self {
-            layout,
-            memory,
-            board: Board::default(),
+            transfers,
             broken: OnceLock::new(),
         }
     }
 }
 
-/// What the thread is told.
+/// An order to the thread.
 pub(super) enum Message {
     Transfer(Box<Request>),
     Stop,
@@ -81,7 +77,7 @@ struct Worker {
     patterns: Patterns,
     /// By direction, each in the order in which they end.
     flights: [VecDeque<Flight>; 2],
-    /// By direction, what is not begun yet: see [`Worker::accept`].
+    /// By direction, those that are not begun yet: see [`Worker::accept`].
     waiting: [VecDeque<Box<Request>>; 2],
 }
 
@@ -91,7 +87,7 @@ pub(super) fn spawn(
     choice: Choice,
     messages: Receiver<Message>,
 ) -> Result<JoinHandle<()>> {
-    let patterns = Patterns::new(&shared.layout);
+    let patterns = Patterns::new(shared.transfers.layout());
     let worker = Worker {
         shared,
         lanes,
@@ -161,7 +157,7 @@ impl Worker {
         };
         let (Failed::This(error) | Failed::Device(error)) = &failed;
         self.shared
-            .board
+            .transfers
             .finish(Completion::failed(ticket, started, error.to_string()));
         if let Failed::Device(error) = &failed {
             self.break_down(error);
@@ -173,7 +169,7 @@ impl Worker {
             return Err(Failed::This(error.clone()));
         }
         let shared = Arc::clone(&self.shared);
-        let Shared { layout, memory, .. } = &*shared;
+        let (layout, memory) = (shared.transfers.layout(), shared.transfers.memory());
         let plan = &request.plan;
         let direction = plan.direction();
         let line = Line::new(layout, &self.patterns, memory, plan);
@@ -259,10 +255,10 @@ impl Worker {
             Err(why) => Completion::failed(ticket, started, why),
         };
         self.lanes.give_back(flight.buffers.take());
-        self.shared.board.finish(completion);
+        self.shared.transfers.finish(completion);
     }
 
-    /// Nothing works on the device any more: what is in flight fails, what comes is refused.
+    /// Nothing works on the device any more: what is in flight fails, and so does what comes.
     fn break_down(&mut self, error: &CudaError) {
         let first = self.shared.broken.get_or_init(|| error.clone()).to_string();
         // A device that still runs must not write when its blocks are given to others. One that
@@ -275,7 +271,7 @@ impl Worker {
                 ticket, started, ..
             } = *request;
             self.shared
-                .board
+                .transfers
                 .finish(Completion::failed(ticket, started, first.clone()));
         }
     }
