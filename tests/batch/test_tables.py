@@ -88,7 +88,7 @@ def test_a_full_shared_block_is_not_copied():
     assert [len(row) for row in forks.rows] == [2, 1]
 
 
-def test_slots_name_each_tokens_place():
+def test_indices_name_each_tokens_place():
     pool = BlockPool(8, 2)
     table = BlockTable(pool, 2)
     table.append([3, 0])
@@ -97,7 +97,7 @@ def test_slots_name_each_tokens_place():
     first, second = table.rows
     positions = torch.tensor([[0, 1, 2, 3, 4], [-1, -1, -1, -1, 0]])
     expected = [first[0] * 2, first[0] * 2 + 1, first[1] * 2, first[1] * 2 + 1, first[2] * 2]
-    assert table.slots(positions).tolist() == [expected, [0, 0, 0, 0, second[0] * 2]]
+    assert table.indices(positions).tolist() == [expected, [0, 0, 0, 0, second[0] * 2]]
     assert table.block_table().tolist() == [first, [second[0], -1, -1]]
 
 
@@ -170,7 +170,7 @@ def test_any_course_of_tables_equals_lists_of_tokens(data, width):
                         position[i] = place
                         value = next(fresh)
                         rows[i].append(value)
-                        storage[int(table.slots(position)[i])] = value
+                        storage[int(table.indices(position)[i])] = value
             case "select":
                 order = data.draw(st.permutations(range(len(rows))))
                 kept = order[: data.draw(st.integers(1, len(rows)))]
@@ -193,8 +193,8 @@ def test_any_course_of_tables_equals_lists_of_tokens(data, width):
             for i, row in enumerate(rows):
                 position = torch.full((len(rows), max(1, len(row))), -1)
                 position[i, : len(row)] = torch.arange(len(row))
-                slots = table.slots(position)[i, : len(row)].tolist()
-                assert [storage[slot] for slot in slots] == row
+                indices = table.indices(position)[i, : len(row)].tolist()
+                assert [storage[index] for index in indices] == row
         assert [pool.references(block) for block in range(pool.blocks)] == [
             used.count(block) for block in range(pool.blocks)
         ]

@@ -41,7 +41,7 @@ def layer_map(
 
     Raises:
         GeometryError: an empty array, rows that can't be shared out, blocks in descending order,
-            or more than 2**20 contiguous pieces a block.
+            or more than 2**20 contiguous pieces per block.
         InvalidArgumentError: an array that can't be written, a copy, one described wrongly, or one
             whose ``__cuda_array_interface__`` names another stream.
         TypeError: not an array.

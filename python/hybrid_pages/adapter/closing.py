@@ -11,7 +11,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of threads. Nothing the second time."""
+        """Ends threads of its own. The second call does nothing."""
 
     def __enter__(self: _Self) -> _Self:
         return self

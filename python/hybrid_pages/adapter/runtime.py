@@ -1,5 +1,6 @@
 """The interface between a session and the framework that computes its tokens."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -16,22 +17,27 @@ class Runtime(Protocol[States]):
     Adapters derive from it: methods with a body here are defaults that fit most runtimes.
     """
 
+    @abstractmethod
     def seen(self) -> int:
         """How many tokens the cache has seen."""
         ...
 
+    @abstractmethod
     def compute(self, start: int, end: int) -> None:
         """Runs the prompt's tokens [start, end) through the model, in one pass."""
         ...
 
+    @abstractmethod
     def states(self) -> States:
         """The present recurrent states. They may change with the next pass."""
         ...
 
+    @abstractmethod
     def keep(self, kept: States | None) -> States:
         """A copy of the present states; into ``kept``, an earlier copy, where there is one."""
         ...
 
+    @abstractmethod
     def copy_out(self, entries: Sequence[LeaseEntry], states: States | None) -> Checksums:
         """Copies entries into their slots: pages from the cache, checkpoints from ``states``.
 
@@ -40,6 +46,7 @@ class Runtime(Protocol[States]):
         """
         ...
 
+    @abstractmethod
     def copy_in(self, lease: ReadLease) -> None:
         """Copies what a lease covers into the cache, which has seen ``lease.blocks`` blocks then.
 

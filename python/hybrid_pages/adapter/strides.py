@@ -41,8 +41,8 @@ def runs(dims: Sequence[tuple[int, int]], itemsize: int, *, most: int) -> list[t
         count *= size
     if count > most:
         raise GeometryError(
-            f"expected at most {most} contiguous pieces a block, found {count}: choose a layout in "
-            "which more bytes lie together"
+            f"expected at most {most} contiguous pieces per block, found {count}: choose a layout "
+            "in which more bytes lie together"
         )
     offsets = [0]
     for size, stride in merged:

@@ -2,7 +2,7 @@
 
 A `Batch` is the state of every layer for the rows that a model computes together. Rows are merged,
 extended, filtered and extracted; steps over rows of different lengths are padded at the right or
-at the left. Kinds of layers share one life, `LayerCache`:
+at the left. Every kind of layer is a `LayerCache`:
 
 - `AttentionCache`: keys and values, of all tokens or of a sliding window;
 - `PagedAttentionCache`: the same in blocks that rows share, rearranged without moving bytes;

@@ -17,10 +17,10 @@ from hybrid_pages.batch.step import Step
 class Batch:
     """The caches of all layers for the rows of a batch.
 
-    layers: one `LayerCache` a layer, all of one size. lengths: the tokens of each row so far, 0
-    by default; an empty row is a row of zeros and keeps its place.
+    layers: one `LayerCache` per layer, all of one size. lengths: the tokens of each row so far, 0
+    by default; an empty row is a row of zeros and stays in the batch.
 
-    Between steps every row ends at the last cached column, what is before its first token is
+    Between steps every row ends at the last cached column, and columns before its first token are
     padding. A step whose rows all have a token in every column needs nothing else:
 
         step = batch.step(1)        # what the model's layers are given
@@ -93,7 +93,7 @@ class Batch:
         self._replace(self._joined([other]))
 
     def extract(self, row: int) -> Batch:
-        """One row as a batch of its own, contiguous, with all that is known about it."""
+        """One row as a batch of its own, in contiguous tensors."""
         return self._selected([row])
 
     def filter(self, rows: Iterable[int]) -> None:
@@ -101,7 +101,7 @@ class Batch:
         self._replace(self._selected(rows))
 
     def release(self) -> None:
-        """The end: give back what layers share with others, such as blocks. Once is enough."""
+        """Give back what layers share with others, such as blocks. The second call does nothing."""
         for layer in self.layers:
             layer.release()
 

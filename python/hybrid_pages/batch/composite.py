@@ -16,7 +16,7 @@ class CompositeCache(LayerCache):
     """Named parts that are layer caches themselves; every call goes to each of them."""
 
     def __init__(self, parts: Mapping[str, LayerCache], size: int | None = None) -> None:
-        """size: only needed without parts; what the parts have by default."""
+        """size: by default that of the parts; needed if there are none."""
         sizes = {part.size for part in parts.values()} | ({size} if size is not None else set())
         if len(sizes) != 1:
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The life that every kind of layer cache shares. A new kind overrides what differs."""
+"""The base of every kind of layer cache. A new kind overrides what differs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LayerCache:
 
     size: the number of rows, known whether or not there is any state yet.
     tensors: the state by name, each [size, ...], or None as long as no row has any. Rows without
-    state are zeros among rows that have some, and keep their place.
+    state are zeros among rows that have some.
 
     A `Batch` calls every method below on every layer, whatever its kind: `select` and `join` for
     its rows, `prepare`, `begin`, `advance` and `finalize` in the course of steps. By default rows
@@ -100,7 +100,7 @@ class LayerCache:
         )
 
     def release(self) -> None:
-        """The end: give back what this layer shares with others. Nothing the second time."""
+        """Give back what this layer shares with others. The second call does nothing."""
 
     # ---- steps ----
 
@@ -108,10 +108,10 @@ class LayerCache:
         """Steps with padding follow `columns` cached columns, up to `finalize`."""
 
     def begin(self, step: Step) -> None:
-        """A step begins. What raises here must have changed nothing."""
+        """A step begins. If this raises, nothing may have changed."""
 
     def cancel(self) -> None:
-        """The step that has just begun will not be made: another layer rejected it."""
+        """Take back the step that has just begun: another layer rejected it."""
 
     def advance(self, columns: int) -> None:
         """A step of so many columns is over."""

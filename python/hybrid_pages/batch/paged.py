@@ -30,8 +30,8 @@ class PagedStorage:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        slots = pool.blocks * pool.block_tokens
-        shape = [at_least_one("layers", layers), slots]
+        tokens = pool.blocks * pool.block_tokens
+        shape = [at_least_one("layers", layers), tokens]
         shape += [at_least_one("heads", heads), at_least_one("head_dim", head_dim)]
         self.pool = pool
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -79,14 +79,14 @@ class PagedAttentionCache(LayerCache):
         storage = self.storage
         self._check(keys, values, step, layer)
         self._updated.add(layer)
-        places = step.key_positions.to(keys.device)
-        slots = self.table.slots(places)
-        written, token = slots[:, step.past :], step.valid.to(keys.device)
+        positions = step.key_positions.to(keys.device)
+        indices = self.table.indices(positions)
+        written, token = indices[:, step.past :], step.valid.to(keys.device)
         for tensor, new in ((storage.keys, keys), (storage.values, values)):
             tensor[layer].index_copy_(0, written[token], new.transpose(1, 2)[token])
-        padding = (places < 0)[:, :, None, None]
+        padding = (positions < 0)[:, :, None, None]
         whole = [
-            tensor[layer][slots].masked_fill(padding, 0).transpose(1, 2)
+            tensor[layer][indices].masked_fill(padding, 0).transpose(1, 2)
             for tensor in (storage.keys, storage.values)
         ]
         return whole[0], whole[1], step.mask()

@@ -1,4 +1,4 @@
-"""The state of a recurrence: a matrix a head, whatever the model makes of it."""
+"""The state of a recurrence: one matrix per head; the model gives it its meaning."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hybrid_pages.batch.step import Step
 
 
 class RecurrentCache(LayerCache):
-    """One state a row, [size, ...], such as [size, heads, key_dim, value_dim], written in place.
+    """One state per row, [size, ...], such as [size, heads, key_dim, value_dim], written in place.
 
     A model reads it, computes the step with `Step.fill` making padding stand still (decay 1,
-    input 0), and writes what comes out.
+    input 0), and writes the new state.
     """
 
     def __init__(self, size: int = 1, state: torch.Tensor | None = None) -> None:

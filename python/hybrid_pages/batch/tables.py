@@ -29,7 +29,7 @@ class BlockPool:
         return len(self._free)
 
     def references(self, block: int) -> int:
-        """How many places in tables refer to a block."""
+        """How many times tables refer to a block."""
         return self._references[block]
 
     def take(self, count: int) -> list[int]:
@@ -139,7 +139,7 @@ class BlockTable:
         return copies
 
     def truncate(self, lengths: Iterable[int]) -> None:
-        """Forget the tokens of each row behind so many, and give back their blocks."""
+        """Keep so many tokens of each row, and give back the blocks of the others."""
         kept = per_row("lengths", lengths, self.size)
         if any(n > length for n, length in zip(kept, self._lengths, strict=True)):
             raise InvalidArgumentError(f"expected at most {self._lengths} tokens, found {kept}")
@@ -149,16 +149,19 @@ class BlockTable:
             del blocks[needed:]
         self._lengths = kept
 
-    def slots(self, positions: torch.Tensor) -> torch.Tensor:
+    def indices(self, positions: torch.Tensor) -> torch.Tensor:
         """[size, n] int64: where the tokens at these positions lie, block by block.
 
-        positions: [size, n] places in each row, below its length; negative ones give slot 0.
+        positions: [size, n] places in each row, below its length; negative ones give 0.
         """
         table = self.block_table(positions.device).clamp(min=0)
         width = self.pool.block_tokens
         place = positions.clamp(min=0)
-        slots = table.gather(1, place // width) * width + place % width
-        return slots.masked_fill(positions < 0, 0)
+        indices = table.gather(1, place // width) * width + place % width
+        return indices.masked_fill(positions < 0, 0)
+
+    slots = indices
+    """The earlier name."""
 
     def block_table(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """[size, blocks] int64: the table as attention kernels take it, -1 behind a row's end."""
@@ -167,7 +170,7 @@ class BlockTable:
         return torch.tensor(padded, dtype=torch.int64, device=device)
 
     def release(self) -> None:
-        """Give back all blocks. Nothing the second time."""
+        """Give back all blocks. The second call does nothing."""
         rows, self._rows = self._rows, []
         self._lengths = []
         for blocks in rows:

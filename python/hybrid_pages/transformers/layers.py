@@ -146,7 +146,7 @@ def write_tokens(layer: Any, keys: torch.Tensor, values: torch.Tensor, count: in
     held = min(wanted, keys.shape[-2])
     keys, values = keys[:, :, keys.shape[-2] - held :], values[:, :, values.shape[-2] - held :]
     if isinstance(layer, StaticLayer):
-        # A full window's oldest place is dropped before it is read: it may stay empty.
+        # The oldest token of a full window is dropped before it is read: it may stay empty.
         layer.keys[:, :, wanted - held : wanted].copy_(keys)
         layer.values[:, :, wanted - held : wanted].copy_(values)
         layer.cumulative_length.fill_(wanted)

@@ -1,4 +1,4 @@
-"""Running out of memory, whoever says so and in which words."""
+"""Errors that mean that memory ran out, on any device."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class _Counts:
 
 
 class PrefixCache(Closing):
-    """A model whose ``generate`` keeps what it computed of prompts, and resumes from it.
+    """A model whose ``generate`` keeps the caches of earlier prompts, and resumes from them.
 
     :meth:`generate` takes and returns what ``model.generate`` does. Calls that cannot use the cache
     run without it and are counted by reason: batches of several rows, padding, beams, assisted and
@@ -79,12 +79,12 @@ class PrefixCache(Closing):
     Args:
         model: a causal language model with attention layers, in evaluation mode, on its device.
         host_gb: host memory for pages and checkpoints, in GiB.
-        block_tokens: tokens a block; a prompt is restored in whole blocks. A sliding window has to
-            be wider.
+        block_tokens: tokens per block; prompts are restored in whole blocks. A sliding window has
+            to be wider.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
         weights: how weights enter the identity of what is stored, see :class:`CacheStore`.
         verify_on_load: compare checksums before restored bytes are used.
-        store: one made for the same model, to share it; the arguments about memory are then its.
+        store: one made for the same model, to share it. Its memory and settings are used then.
             It is not closed with this object. Entries are shared with caches of the same model
             object, and of others whose weights, all of them compared, are equal when this cache is
             made; not with :meth:`CacheStore.snapshot`, which cannot tell what filled a cache.
@@ -195,7 +195,7 @@ class PrefixCache(Closing):
             self.store.clear()
 
     def close(self) -> None:
-        """Ends the copy threads, unless the store is shared. Nothing the second time."""
+        """Ends the copy threads, unless the store is shared. The second call does nothing."""
         with self._lock:
             self._closed = True
             if self._owns_store:

@@ -1,4 +1,4 @@
-"""Which calls of ``generate`` can use the prefix cache. A doubt is a miss: it runs uncached."""
+"""Which calls of ``generate`` can use the prefix cache. In doubt, a call runs uncached."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Run:
 
 
 class _Follow(StoppingCriteria):  # type: ignore[misc]
-    """Sees every step and stops none."""
+    """Follows every step of decoding and never stops it."""
 
     def __init__(self, session: Session[States]) -> None:
         self._session = session

@@ -54,7 +54,7 @@ def geometry_of(
         config: of a model whose layers are attention, sliding attention, Gated DeltaNet (Qwen3.5,
             Qwen3-Next), short convolutions (LFM2), Mamba (Jamba) or Mamba-2 (Bamba, Granite 4,
             Falcon-H1).
-        block_tokens: tokens a block.
+        block_tokens: tokens per block.
         dtype: of keys, values and conv states; by default the config's, or torch's.
         state_dtype: of recurrent states; transformers' own implementations keep float32.
         identity: what the geometry's fingerprint holds besides sizes.

@@ -93,7 +93,7 @@ class Staging:
 
         Raises:
             TransferError: a copy failed or, with verify, bytes are not those that were stored.
-                What has been written until then is to be dropped.
+                The caller drops what was written until then.
         """
         with self._lock:
             for bulk in bulks(entries, self._blocks):
@@ -107,12 +107,12 @@ class Staging:
                 self._synchronize()
 
     def close(self) -> None:
-        """Ends the copy threads. Nothing the second time."""
+        """Ends the copy threads. The second call does nothing."""
         with self._lock:
             self._engine.close()
 
-    def _ids(self, entry: LeaseEntry, place: int) -> list[int]:
-        return [place] * len(self._layout.geometry.classes[entry.class_index].groups)
+    def _ids(self, entry: LeaseEntry, block: int) -> list[int]:
+        return [block] * len(self._layout.geometry.classes[entry.class_index].groups)
 
     def _synchronize(self) -> None:
         for device in self._devices:

@@ -32,7 +32,7 @@ class CacheStore(Closing):
     The caches are ``DynamicCache`` or ``StaticCache`` objects of one row; entries of one kind serve
     the other. A row of a batch has to be taken out of it first. A store cannot see which model
     filled a cache: it rejects one of other layers, shapes or dtypes, but the same model with other
-    weights is for the caller to keep apart.
+    weights has to be kept apart by the caller.
 
     Not thread-safe: one call at a time.
 
@@ -40,7 +40,7 @@ class CacheStore(Closing):
         model: a causal language model, on the device that its caches will be on. Two tokens are run
             through it to see what its caches are made of.
         host_gb: host memory for pages and checkpoints, in GiB.
-        block_tokens: tokens a block: what a prefix is cut into.
+        block_tokens: tokens per block; prefixes are cut into blocks.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
         weights: how the model's weights enter the geometry's identity: "sampled" digests 64
             elements of every tensor, "full" every byte.
@@ -160,7 +160,7 @@ class CacheStore(Closing):
         self.index.clear()
 
     def close(self) -> None:
-        """Ends the copy threads; the store is of no use any more. Nothing the second time."""
+        """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
 
     # ---- for PrefixCache
@@ -170,7 +170,7 @@ class CacheStore(Closing):
         return holding(self.index, identity(salt, state))
 
     def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
-        """The recurrent states of a cache, as they lie in it."""
+        """The recurrent states of a cache; views of it."""
         held = {
             index: layers.states(layer)
             for index, layer in enumerate(cache.layers)

@@ -1,9 +1,9 @@
-"""Whether a model's tensors are what they were: who they are, where they lie, and some elements.
+"""Whether a model's tensors have changed, by their identities, addresses and some elements.
 
-Three things tell, from cheap to dear: another object or address, a version counter that torch
+Three things tell, the cheapest first: another object or address, a version counter that torch
 raised, and the bytes of some 64 elements of every tensor, which see writes through ``.data``. The
-elements are picked by views, gathered by one ``cat`` a dtype and copied to the host once a device.
-What none of them sees is for :meth:`PrefixCache.weights_changed`.
+elements are picked by views, gathered by one ``cat`` per dtype and copied to the host once per
+device. What none of them sees is for :meth:`PrefixCache.weights_changed`.
 """
 
 from __future__ import annotations
