@@ -311,6 +311,24 @@ class Engine:
         )
         return result
 
+    def own_blocks_agree(
+        self, prompts: Sequence[Prompt], results: Sequence[Result]
+    ) -> list[Result]:
+        """Compares restored blocks, which vLLM holds now, with those that it computes itself.
+
+        Each prompt runs alone on both, up to the boundary that its result resumed from. vLLM's own
+        blocks are held afterwards.
+        """
+        pairs = list(zip(prompts, results, strict=True))
+        with self.looking_away():
+            on_restored = [self.local_hit(prompt, result) for prompt, result in pairs]
+        self.reset_all()
+        with self.looking_away():
+            self.run_all(prompts)
+            on_own = [self.local_hit(prompt, result) for prompt, result in pairs]
+        assert on_restored == on_own
+        return on_own
+
     def restored(self, warm: Sequence[Prompt], prompt: Prompt, n: int = 4) -> Result:
         """Stores `warm`, forgets vLLM's own cache, runs `prompt`, and holds the result against
         vLLM's own prefix hit at the same boundary after the same `warm`."""

@@ -250,14 +250,7 @@ def test_eight_at_once_are_restored_right(engine: Engine):
     restored = batch.results
     assert all(result.resumed > 0 for result in restored)
     assert counted["hit_tokens:host"] == sum(result.host for result in restored) > 0
-    # vLLM now holds the restored blocks: what they give, one by one, against its own blocks.
-    with engine.looking_away():
-        from_restored = [engine.local_hit(p, r) for p, r in zip(prompts, restored, strict=True)]
-    engine.reset_all()
-    with engine.looking_away():
-        engine.run_all(prompts)
-        alone = [engine.local_hit(p, r) for p, r in zip(prompts, restored, strict=True)]
-    assert from_restored == alone
+    engine.own_blocks_agree(prompts, restored)
     assert at_once.local_hits(engine, prompts, batch).results == restored
 
 
