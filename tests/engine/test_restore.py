@@ -1,4 +1,4 @@
-"""What is restored is what vLLM's own prefix hit at the same boundary gives, bit for bit."""
+"""Restored text is that of vLLM's own prefix hit at the same boundary, bit for bit."""
 
 import pytest
 
@@ -10,7 +10,7 @@ MODELS = ["qwen3.5", "qwen3-next", "lfm2", "gemma3"]
 
 @pytest.fixture(scope="module", params=MODELS)
 def engine(request, start):
-    # Of sliding windows vLLM by default keeps few boundaries; the store keeps all. For a reference
+    # Of sliding windows vLLM by default keeps few boundaries; the cache keeps all. For a reference
     # at every boundary vLLM is told to keep them as well.
     dense = {"prefix_cache_retention_interval": 32} if request.param == "gemma3" else {}
     return start(request.param, **dense)
@@ -60,7 +60,7 @@ def test_forks_inside_the_shared_prefix_resume_at_the_fork(engine: Engine, extra
     first, second, third = (
         shared + tokens((extra, branch), 2 * engine.N + 5) for branch in range(3)
     )
-    # The second branch makes vLLM keep the state at the junction; the third one resumes there.
+    # The second prompt makes vLLM keep the state at the fork; the third one resumes there.
     assert engine.restored([first, second], third).host == 3 * engine.N
 
 

@@ -1,4 +1,4 @@
-"""What the connector refuses at start, by name."""
+"""Configurations that the connector rejects at startup, by name."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_tensor_that_does_not_match_its_spec_is_refused(
 
 
 def reports(config: VllmConfig, plan: KVCacheConfig, shape: Any, rank: int = 0) -> Report:
-    """What a worker reports, as it travels."""
+    """A worker's report, pickled as it travels."""
     object.__setattr__(config.parallel_config, "rank", rank)
     worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
     worker.register_kv_caches(Memory(plan, shape.layout, [N] * 4, rank).tensors)
@@ -305,12 +305,12 @@ def test_payloads_of_other_connectors_are_left_alone() -> None:
 
 
 class Foreign(KVConnectorHandshakeMetadata):
-    """What another connector's worker says."""
+    """The handshake payload of another connector's worker."""
 
 
 @pytest.mark.parametrize("outermost", [True, False])
 def test_a_worker_hands_its_report_over_unless_others_would_get_it(outermost: bool) -> None:
-    """MultiConnector gives one child's payload to all children; Nixl refuses ours."""
+    """MultiConnector gives one child's payload to all children; Nixl rejects ours."""
     config, plan = configuration()
     engine = config if outermost else copy.copy(config)
     if not outermost:

@@ -1,4 +1,4 @@
-"""A reset means it: what was computed before is not published afterwards, by nobody."""
+"""After a reset nothing is published that was computed before it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_plain_reset_that_vllm_refuses_is_not_followed(start: StartEngine) -> 
     engine.check_idle()
 
 
-# engines that nobody steps while they are idle
+# engines that do not step while they are idle
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -284,7 +284,7 @@ def test_what_only_the_end_of_a_request_makes_known_is_stored_in_one_process(
     with mock.patch.object(WorkerHalf, "end_stores", watched):
         results = [engine.add(tokens(2 * N + 3, i), 3 * N - 2) for i in range(4)]
         run_to(engine, results[-1])
-    assert ended == [0], "nobody waits for copies while a request is queued"
+    assert ended == [0], "no request waits for copies while another is queued"
     for result in results:
         assert engine.depths(result.request.prompt_token_ids + result.tokens)[-1] == 5
     engine.run()

@@ -152,7 +152,7 @@ def offers_of(engine: Engine, change: Any = lambda offer: offer) -> list[tuple[i
 def test_an_offered_block_that_lost_its_hash_is_refused(
     name: str, mode: str, start: StartEngine
 ) -> None:
-    """vLLM may offer a block that the same step has freed and given to somebody else."""
+    """vLLM may offer a block that the same step has freed and given to another request."""
     engine = start(SHAPES[name], retention=None, extra=ROOM | {"checkpoint_mode": mode})
     blocks = engine.plan.num_blocks
     offers = offers_of(engine, lambda offer: (offer[0], blocks - 1 - offer[1], offer[2]))
