@@ -1,4 +1,4 @@
-"""What is counted: every request once, by what became of it."""
+"""Figures: every request is counted once, by how it ended."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 
 import pytest
@@ -10,12 +10,17 @@ import vllm.version
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from hybrid_pages.demo import serve
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.support import UnsupportedError, require_reads
 
 
 def test_this_vllm_has_everything_that_is_read() -> None:
     assert versions.missing(versions.READS | versions.READS_EARLY) == []
+
+
+def test_this_vllm_has_the_server_that_the_demo_starts() -> None:
+    assert importlib.util.find_spec(serve.SERVER) is not None
 
 
 def test_this_vllm_is_one_that_the_table_names() -> None:

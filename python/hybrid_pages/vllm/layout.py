@@ -32,7 +32,7 @@ _MAX_RUNS = 4096
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """How vLLM cuts token sequences: N tokens a block, a hash every ``N // stride`` tokens."""
+    """How vLLM cuts token sequences: N tokens per block, a hash every ``N // stride`` tokens."""
 
     block_tokens: int
     stride: int
@@ -42,7 +42,7 @@ class BlockGrid:
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
-    """The one block size that all groups share, and how many hashes a block has.
+    """The one block size that all groups share, and the number of hashes per block.
 
     Raises:
         UnsupportedError: groups of different block sizes, or a hash granularity that does not
@@ -166,7 +166,7 @@ def require_sizes(plan: Geometry, found: Geometry) -> None:
     for planned, item in zip(plan.classes, found.classes, strict=True):
         if planned.entry_bytes != item.entry_bytes:
             raise GeometryError(
-                f"class {item.index} ({item.kind}): expected {planned.entry_bytes} bytes a block "
+                f"class {item.index} ({item.kind}): expected {planned.entry_bytes} bytes per block "
                 f"by vLLM's plan, found {item.entry_bytes} in its tensors"
             )
 

@@ -154,7 +154,7 @@ class Loads:
             self.cache.invalidate(lease)
 
     def released(self, request_id: str) -> bool:
-        """Every rank has ended the load: its slots may be evicted again.
+        """Ends a load that every rank has ended: its slots may be evicted again.
 
         Returns:
             Whether it failed on some rank.

@@ -61,7 +61,7 @@ class StepMetadata(KVConnectorMetadata):
     stores: list[StoreJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     idle: bool = False
-    """No tokens run in this step: waiting for a copy delays nobody."""
+    """No tokens run in this step, so waiting for a copy delays no request."""
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _set_by_constructor(owner: type) -> set[str]:
 
 
 def register_connector(name: str, module: str) -> None:
-    """Makes a connector's class known by its name. vLLM refuses a name that it knows."""
+    """Makes a connector's class known by its name, once: vLLM rejects a name that it knows."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if name not in KVConnectorFactory._registry:
