@@ -1,4 +1,4 @@
-"""What an index costs a request: hybrid-pages beside vLLM's LRU and LMCache's L1, in one run.
+"""Index cost per request: hybrid-pages beside vLLM's LRU and LMCache's L1, in one run.
 
 The same stream of operations on each index in turn, step by step, so that whatever else the
 machine does hits all of them: a prompt of 164 blocks in 4 groups comes in, another one is looked
@@ -193,7 +193,7 @@ def main() -> int:
         return 0
     entries = options.prompts * options.blocks * GROUPS
     print(
-        f"{options.blocks} blocks x {GROUPS} groups a prompt, room for {entries:,} entries; "
+        f"{options.blocks} blocks x {GROUPS} groups per prompt, room for {entries:,} entries; "
         f"medians of {options.rounds}, microseconds of the thread a prompt\n"
     )
     print_table(

@@ -1,4 +1,4 @@
-"""What a connector costs and saves on a real vLLM engine, hybrid-pages against vLLM's own.
+"""Cost and savings of a connector on a real vLLM engine: hybrid-pages against vLLM's own.
 
 Three engines of one tiny hybrid model (no connector, hybrid-pages, vLLM's OffloadingConnector with
 the memcpy spec of rivals/) live at once, in processes of their own, and are driven in turn, prompt

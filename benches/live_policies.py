@@ -1,4 +1,4 @@
-"""What policies and checkpoint modes find and cost on a real vLLM engine with a small budget.
+"""Hits and costs of policies and checkpoint modes on a real vLLM engine with a small budget.
 
 The same requests go to each engine, one after the other: a system prompt that all of them share,
 one-shot prompts, and conversations that come back. vLLM's own cache is emptied before each, as if
@@ -38,7 +38,7 @@ class Variant:
 
 @dataclass
 class Row:
-    """What a variant came to over all requests."""
+    """Totals of one variant over all requests."""
 
     name: str
     prompt_tokens: int = 0

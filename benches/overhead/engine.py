@@ -104,7 +104,7 @@ class Probe:
 
 @dataclass
 class Answer:
-    """What one prompt came to."""
+    """Result of one prompt."""
 
     ttft_s: float
     tokens: list[int]
@@ -146,7 +146,7 @@ class Engine:
         return {}
 
     def counters(self) -> dict[str, float]:
-        """What hybrid-pages has counted since the start; nothing of another connector."""
+        """Counters of hybrid-pages since the start; empty for another connector."""
         half = getattr(self._scheduler.connector, "scheduler", None)
         return half.stats()["counters"] if hasattr(half, "stats") else {}
 

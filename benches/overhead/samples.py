@@ -1,4 +1,4 @@
-"""What was measured: a sample a run, a pair of times a step, and what did not match."""
+"""Measurements: a sample per run, a pair of times per step, and answers that did not match."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Samples:
 
 @dataclass
 class Results:
-    """What the whole bench came to."""
+    """Results of the whole bench."""
 
     samples: dict[tuple[str, str, str], Samples] = field(
         default_factory=lambda: defaultdict(Samples)

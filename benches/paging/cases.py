@@ -1,4 +1,4 @@
-"""What is measured: how many pieces of which size, which way, beside what."""
+"""The cases that are measured: piece sizes and counts, directions, and work running beside."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _cell(row: Row | None) -> str:
 
 
 def goals(rows: list[Row]) -> list[dict[str, Any]]:
-    """What was hoped for and what was found; the worst case of each."""
+    """The goal and the measured value of each claim, in its worst case."""
     idle = {(r.case, r.method): r for r in rows if not r.case.busy}
     shares = [
         (r.share_of_limit, str(r.case))

@@ -1,7 +1,7 @@
 """The indexes that compare_index.py measures, each behind the same four calls.
 
-Every prompt has a page and three recurrent states at each of its blocks: four entries a block. Keys
-are made before the clock starts, as each index wants them; bytes are never moved.
+Every prompt has a page and three recurrent states at each of its blocks: four entries per block.
+Keys are made before the clock starts, as each index wants them; bytes are never moved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Absent(Exception):
 
 
 class Index(ABC):
-    """Room for so many entries, four of them a block."""
+    """Room for this many entries, four per block."""
 
     name: str
     # What is measured is more or less than what ours does.
@@ -114,7 +114,7 @@ class _VllmKeys(Index):
 
     @staticmethod
     def read(prompt: list[list[Any]]) -> list[Any]:
-        """What a load of the whole prompt reads: every page, the last state of each group."""
+        """Entries that a load of the prompt reads: every page, the last state of each group."""
         return [*prompt[0], *(keys[-1] for keys in prompt[1:])]
 
 

@@ -1,4 +1,4 @@
-"""What GPUs run by default: the second model runner, asynchronous scheduling."""
+"""The default path on GPUs: the second model runner, asynchronous scheduling."""
 
 import pytest
 

@@ -23,7 +23,7 @@ pub enum Order {
     Shuffled,
 }
 
-/// What random launches are like.
+/// The shape of random launches.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Blocks have at least so many threads.
@@ -140,7 +140,7 @@ impl Case {
         ))
     }
 
-    /// What the launch should leave.
+    /// The expected result of the launch.
     fn twin(&self) -> Answer {
         let mut regions = self.regions.clone();
         let bases: Vec<u64> = regions

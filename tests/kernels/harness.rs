@@ -17,7 +17,7 @@ pub enum Sanitizer {
     Thread,
 }
 
-/// What a launch left.
+/// Memory and hashes after a launch.
 pub struct Answer {
     pub regions: Vec<Vec<u8>>,
     pub digests: Vec<u64>,
@@ -96,7 +96,7 @@ impl Harness {
         Ok(Answer { regions, digests })
     }
 
-    /// What the program said before it died.
+    /// Output of the program before it died.
     fn post_mortem(&mut self, why: &io::Error) -> String {
         let status = self.child.wait().expect("it was started");
         let said = fs::read(&self.complaints).unwrap_or_default();

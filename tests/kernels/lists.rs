@@ -136,7 +136,7 @@ fn lengthen(piece: &mut Strided, more: u64) {
 
 struct Maker<'a> {
     random: &'a mut Random,
-    /// What most positions, addresses, runs and strides are a multiple of.
+    /// Most positions, addresses, runs and strides are multiples of this.
     grain: u64,
     shared: bool,
     regions: Vec<u64>,

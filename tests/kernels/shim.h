@@ -1,4 +1,4 @@
-// What csrc/paging.cu needs of CUDA, for a C++17 compiler and a CPU. The sources stay as they are:
+// The part of CUDA that csrc/paging.cu needs, for a C++17 compiler and a CPU. The sources stay as they are:
 //
 //     c++ -std=c++17 -fno-strict-aliasing -include tests/kernels/shim.h -x c++ -c csrc/paging.cu
 //

@@ -14,7 +14,7 @@ struct Copy {
     uint64_t target;
     uint64_t source;
     uint64_t bytes;
-    /// What was read before its turn, where the caller allowed it.
+    /// Bytes read before their turn, where the caller allowed it.
     std::shared_ptr<Bytes> early;
 };
 

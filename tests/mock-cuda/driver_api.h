@@ -1,4 +1,4 @@
-// What the mock needs of the CUDA driver API: handles, codes and flags, by its public reference.
+// The part of the CUDA driver API that the mock needs: handles, codes and flags, by its public reference.
 #pragma once
 
 #include <cstddef>

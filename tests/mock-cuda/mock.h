@@ -1,4 +1,4 @@
-// What the parts of the mock share. One mutex guards everything but memory, which has its own:
+// Shared by the parts of the mock. One mutex guards everything but memory, which has its own:
 // take `mock.mutex` first. Operations of streams run without it.
 #pragma once
 
@@ -106,7 +106,7 @@ enum Trait : unsigned {
 /// Every driver function runs through here: counting, injected errors, context and capture.
 CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lock&)>& body);
 
-/// What `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
+/// The value that `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
 /// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NO_BATCH, NO_CUBIN, NO_PTX, NO_PINNING,
 /// and COPY_US and KERNEL_US, a pause before each. From the environment alone: DELAY_US, SEED and FAIL,
 /// see calls.cpp.
@@ -138,6 +138,6 @@ bool is_pinned(uint64_t address);
 std::shared_ptr<void> memory_in_use();
 long live_memory(const std::string& kind);
 
-/// What a fault made of the call in progress: a code that its operation will end with.
+/// Result of a fault injected into the current call: the code that its operation will end with.
 CUresult take_late_fault();
 void fail_context(Context& context, CUresult code);

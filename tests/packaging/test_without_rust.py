@@ -60,7 +60,7 @@ def backend(path, monkeypatch):
 
 
 def refusal(path, source, target):
-    """What pip prints when it can't install; no index, so that whatever it needs is missing."""
+    """The error that pip prints when it can't install: without an index, nothing can be found."""
     settings = {name: value for name, value in os.environ.items() if name != "RUSTC"}
     words = ["install", "--no-index", "--no-cache-dir", "--target", target, source]
     done = subprocess.run(
