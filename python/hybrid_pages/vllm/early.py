@@ -89,15 +89,19 @@ def _without_hybrid_manager(outer: "KVTransferConfig | None") -> list[str]:
 
 
 def _require_caches(config: "VllmConfig") -> None:
+    from vllm.v1.kv_cache_interface import get_kv_quant_mode
+
+    from hybrid_pages.vllm.layout import is_known_format
+
     cache, refused = config.cache_config, []
     if config.model_config.is_hybrid and cache.mamba_cache_mode != "align":
         refused.append(
             f"mamba_cache_mode: expected 'align', found {cache.mamba_cache_mode!r} (pass "
             "--mamba-cache-mode align)"
         )
-    if cache.cache_dtype not in ("auto", "float16", "bfloat16"):
+    if not is_known_format(get_kv_quant_mode(cache.cache_dtype)):
         refused.append(
-            f"kv_cache_dtype: expected auto, float16 or bfloat16, found {cache.cache_dtype!r} "
-            "(quantised KV caches are not supported; pass --kv-cache-dtype bfloat16)"
+            f"kv_cache_dtype: expected 16-bit floats, fp8, int8, int4 or nvfp4, found "
+            f"{cache.cache_dtype!r} (its format is untested; pass --kv-cache-dtype fp8 or bfloat16)"
         )
     refuse(refused)

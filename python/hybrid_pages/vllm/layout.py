@@ -31,6 +31,18 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
+# Page formats that are tested. Their scales lie inside the page or belong to the weights.
+_PAGE_FORMATS = frozenset(
+    {
+        "NONE",
+        "FP8_PER_TENSOR",
+        "FP8_PER_TOKEN_HEAD",
+        "INT8_PER_TOKEN_HEAD",
+        "INT4_PER_TOKEN_HEAD",
+        "NVFP4",
+        "NVFP4_DS_MLA",
+    }
+)
 _MAX_RUNS = 4096
 
 
@@ -105,10 +117,10 @@ def require_groups(config: KVCacheConfig) -> None:
                         f"{spec.num_speculative_blocks}"
                     )
             elif type(spec) in (*_ATTENTION, SlidingWindowSpec):
-                if spec.kv_quant_mode != KVQuantMode.NONE:
+                if not is_known_format(spec.kv_quant_mode):
                     raise UnsupportedError(
-                        f"layer {name!r}: quantised KV cache ({spec.kv_quant_mode.name}): expected "
-                        "none"
+                        f"layer {name!r}: KV cache format: expected one of "
+                        f"{', '.join(sorted(_PAGE_FORMATS))}, found {spec.kv_quant_mode.name}"
                     )
                 if spec.tokens_per_state != 1:
                     raise UnsupportedError(
@@ -120,6 +132,11 @@ def require_groups(config: KVCacheConfig) -> None:
                     f"layer {name!r}: {type(spec).__name__}: expected full attention, MLA, sliding "
                     "window or a recurrent state"
                 )
+
+
+def is_known_format(mode: KVQuantMode) -> bool:
+    """Whether pages of this format are known to be whole without bytes from elsewhere."""
+    return mode.name in _PAGE_FORMATS
 
 
 def planned_geometry(config: "VllmConfig", kv_cache_config: KVCacheConfig) -> Geometry | None:
@@ -262,6 +279,11 @@ def _identity(
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "cache_dtype": str(cache.cache_dtype),
+        "page_formats": ",".join(
+            spec.kv_quant_mode.name
+            for spec in _all_specs(kv_cache_config)
+            if not isinstance(spec, MambaSpec)
+        ),
         "layout": str(kv_cache_config.kv_cache_layout),
         "conv_state_layout": get_conv_state_layout(),
         "recurrent_kinds": ",".join(sorted(recurrent)),
