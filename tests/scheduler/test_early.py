@@ -70,7 +70,7 @@ def test_quantised_kv_caches_are_let_through(model: Path, kv_cache_dtype: str) -
 
 def test_an_untested_page_format_is_rejected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hybrid_pages.vllm.layout._PAGE_FORMATS", frozenset({"NONE"}))
-    with pytest.raises(UnsupportedError, match="kv_cache_dtype: expected .* found 'fp8'"):
+    with pytest.raises(UnsupportedError, match=r"kv_cache_dtype: expected .* found 'fp8'"):
         configure(model, ours(host_gb=0.5), kv_cache_dtype="fp8")
 
 
