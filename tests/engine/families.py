@@ -122,6 +122,30 @@ def _llama() -> Any:
     return _made(transformers.LlamaForCausalLM(config))
 
 
+def _gpt_oss() -> Any:
+    config = transformers.GptOssConfig(
+        **demo.COMMON,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        head_dim=64,
+        # Every expert takes part: a routing that flips on a rounding error would drown the rest.
+        num_local_experts=4,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        initializer_range=0.1,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+    )
+    return _made(transformers.GptOssForCausalLM(config))
+
+
 MODELS: dict[str, demo.Maker] = {
     **demo.MODELS,
     "granite4": _granite4,
@@ -129,8 +153,9 @@ MODELS: dict[str, demo.Maker] = {
     # Attention and recurrence in one layer.
     "falcon-h1": _falcon_h1,
     "zamba2": _zamba2,
-    # Attention alone.
+    # Attention alone; windows and learnt sinks beside it.
     "llama": _llama,
+    "gpt-oss": _gpt_oss,
     # Mamba-1.
     "jamba": _jamba,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,26 @@ def test_what_works_is_let_through_unchanged(model: Path) -> None:
     assert config.kv_transfer_config.kv_load_failure_policy == "fail"
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2"])
+def test_quantised_kv_caches_are_let_through(model: Path, kv_cache_dtype: str) -> None:
+    config = configure(model, ours(host_gb=0.5), kv_cache_dtype=kv_cache_dtype)
+    assert config.cache_config.cache_dtype == kv_cache_dtype
+
+
+def test_an_untested_page_format_is_rejected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybrid_pages.vllm.versions.PAGE_FORMATS", ("NONE",))
+    with pytest.raises(UnsupportedError, match=r"kv_cache_dtype: expected .* found 'fp8'"):
+        configure(model, ours(host_gb=0.5), kv_cache_dtype="fp8")
+
+
+def test_a_checkpoint_may_choose_a_quantised_kv_cache(model: Path, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    scheme = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
+    found = configure(tmp_path, ours(host_gb=0.5), load_format="dummy")
+    assert found.cache_config.cache_dtype == "fp8_e4m3"
+
+
 @pytest.mark.parametrize("wrap", [lambda child: child, multi])
 @pytest.mark.parametrize(
     ("extra", "arguments", "error", "says"),
@@ -68,7 +89,6 @@ def test_what_works_is_let_through_unchanged(model: Path) -> None:
         ({"host_gib": 1}, {}, SettingsError, "did you mean 'host_gb'"),
         ({"host_gb": 500_000}, {}, BudgetError, "host_gb: expected at most .* GiB"),
         ({}, {"enable_prefix_caching": False}, UnsupportedError, "prefix caching: expected on"),
-        ({}, {"kv_cache_dtype": "fp8"}, UnsupportedError, "kv_cache_dtype: expected auto"),
         ({}, {"data_parallel_size": 2}, UnsupportedError, "data_parallel_size: expected 1"),
     ],
 )

@@ -177,7 +177,7 @@ HEADS = {"block_size": N, "num_kv_heads": 2, "head_size": 8, "dtype": bf16}
     [
         (ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=32), "ChunkedLocalAttentionSpec"),
         (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
-        (replace(attention(), kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), "FP8_PER_TENSOR"),
+        (replace(attention(), kv_quant_mode=KVQuantMode.ULTRAQUANT_4BIT), "found ULTRAQUANT_4BIT"),
         (replace(attention(), tokens_per_state=4), "tokens_per_state: expected 1, found 4"),
     ],
 )

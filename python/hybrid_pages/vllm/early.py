@@ -72,9 +72,9 @@ def _require_caches(config: "VllmConfig") -> None:
             f"mamba_cache_mode: expected 'align', found {cache.mamba_cache_mode!r} (pass "
             "--mamba-cache-mode align)"
         )
-    if cache.cache_dtype not in ("auto", "float16", "bfloat16"):
+    if versions.page_format_of(cache.cache_dtype) not in versions.PAGE_FORMATS:
         rejected.append(
-            f"kv_cache_dtype: expected auto, float16 or bfloat16, found {cache.cache_dtype!r} "
-            "(quantised KV caches are not supported; pass --kv-cache-dtype bfloat16)"
+            f"kv_cache_dtype: expected 16-bit floats, fp8, int8, int4 or nvfp4, found "
+            f"{cache.cache_dtype!r} (its format is untested; pass --kv-cache-dtype fp8 or bfloat16)"
         )
     reject(rejected)

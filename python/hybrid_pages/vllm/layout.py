@@ -102,9 +102,10 @@ def require_groups(config: "KVCacheConfig") -> None:
                         f"{spec.num_speculative_blocks}"
                     )
             elif kind is not None:
-                if quantisation := versions.quantisation(spec):
+                if (found := versions.page_format(spec)) not in versions.PAGE_FORMATS:
                     raise UnsupportedError(
-                        f"layer {name!r}: quantised KV cache ({quantisation}): expected none"
+                        f"layer {name!r}: KV cache format: expected one of "
+                        f"{', '.join(versions.PAGE_FORMATS)}, found {found}"
                     )
                 if spec.tokens_per_state != 1:
                     raise UnsupportedError(
@@ -251,6 +252,11 @@ def _identity(
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "cache_dtype": str(cache.cache_dtype),
+        "page_formats": ",".join(
+            versions.page_format(spec)
+            for spec in _all_specs(kv_cache_config)
+            if versions.kind_of(spec) != "recurrent"
+        ),
         "layout": str(kv_cache_config.kv_cache_layout),
         "conv_state_layout": versions.conv_state_layout(),
         "recurrent_kinds": ",".join(sorted(recurrent)),

@@ -114,7 +114,11 @@ READS: dict[str, str] = {
         "shapes state_content_size_bytes"
     ),
     f"{_KV}.UniformTypeKVCacheSpecs": "kv_cache_specs",
-    f"{_KV}.KVQuantMode": "NONE",
+    f"{_KV}.KVQuantMode": (
+        "FP8_PER_TENSOR FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD INT8_PER_TOKEN_HEAD NONE NVFP4 "
+        "NVFP4_DS_MLA"
+    ),
+    _KV: "get_kv_quant_mode",
     "vllm.model_executor.layers.mamba.mamba_utils": "get_conv_state_layout",
     # The scheduler's objects.
     "vllm.v1.request.Request": (
@@ -328,11 +332,29 @@ def is_latent(spec: "KVCacheSpec") -> bool:
     return isinstance(spec, MLAAttentionSpec)
 
 
-def quantisation(spec: "KVCacheSpec") -> str | None:
-    """The name of an attention layer's KV quantisation; None if there is none."""
-    from vllm.v1.kv_cache_interface import KVQuantMode
+PAGE_FORMATS = (
+    "NONE",
+    "FP8_PER_TENSOR",
+    "FP8_PER_TOKEN_HEAD",
+    "INT8_PER_TOKEN_HEAD",
+    "INT4_PER_TOKEN_HEAD",
+    "NVFP4",
+    "NVFP4_DS_MLA",
+)
+"""Formats of attention pages that are tested, as ``KVQuantMode`` names them. The scales of each lie
+inside the page or belong to the weights."""
 
-    return None if spec.kv_quant_mode == KVQuantMode.NONE else str(spec.kv_quant_mode.name)
+
+def page_format(spec: "KVCacheSpec") -> str:
+    """The format of an attention layer's pages; ``NONE`` if they are not quantised."""
+    return str(spec.kv_quant_mode.name)
+
+
+def page_format_of(cache_dtype: str) -> str:
+    """The same for a ``kv_cache_dtype``."""
+    from vllm.v1.kv_cache_interface import get_kv_quant_mode
+
+    return str(get_kv_quant_mode(cache_dtype).name)
 
 
 def window_tokens(spec: "KVCacheSpec") -> int:

@@ -11,6 +11,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kin
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
+    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
@@ -42,6 +43,66 @@ def large_gdn() -> MambaSpec:
 
 def latent() -> MLAAttentionSpec:
     return MLAAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=bf16)
+
+
+def fp8() -> FullAttentionSpec:
+    """One scale per layer, among the weights."""
+    return replace(
+        attention(), head_size=16, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR
+    )
+
+
+def per_token_head(mode: KVQuantMode, dtype: torch.dtype) -> FullAttentionSpec:
+    """Two float32 scales behind each token's keys and values in a head, as in Triton's backend."""
+    return replace(
+        attention(), head_size=12, dtype=dtype, kv_quant_mode=mode, state_content_bytes=32
+    )
+
+
+def int8() -> FullAttentionSpec:
+    return per_token_head(KVQuantMode.INT8_PER_TOKEN_HEAD, torch.int8)
+
+
+def int4() -> FullAttentionSpec:
+    return replace(per_token_head(KVQuantMode.INT4_PER_TOKEN_HEAD, torch.uint8), head_size=24)
+
+
+def fp8_window() -> SlidingWindowSpec:
+    return replace(
+        window(40),
+        head_size=12,
+        dtype=torch.uint8,
+        state_content_bytes=32,
+        kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD,
+    )
+
+
+def nvfp4() -> FullAttentionSpec:
+    """Keys and values in slots of their own, each with its block scales, as in FlashInfer."""
+    return replace(
+        attention(),
+        dtype=torch.uint8,
+        num_head_slots=4,
+        state_content_bytes=16,
+        kv_quant_mode=KVQuantMode.NVFP4,
+    )
+
+
+def fp8_latent() -> MLAAttentionSpec:
+    """Latents, rotary part and scales of a token in one piece."""
+    return replace(
+        latent(),
+        dtype=torch.uint8,
+        state_content_bytes=64,
+        kv_quant_mode=KVQuantMode.FP8_PER_TENSOR,
+        cache_dtype_str="fp8_ds_mla",
+    )
+
+
+def nvfp4_latent() -> MLAAttentionSpec:
+    return replace(
+        fp8_latent(), kv_quant_mode=KVQuantMode.NVFP4_DS_MLA, cache_dtype_str="nvfp4_ds_mla"
+    )
 
 
 def window(tokens: int) -> SlidingWindowSpec:
@@ -143,6 +204,15 @@ SHAPES = {
         Shape("attention-only", (attention, attention)),
         Shape("heads-differ", (attention, one_head, attention)),
         Shape("padded-attention", _hybrid(large_gdn, padded_attention)),
+        Shape("fp8", _hybrid(gdn, fp8)),
+        Shape("fp8-heads-first", _hybrid(gdn, fp8), layout="LBHNC"),
+        Shape("fp8-and-bf16", (gdn, fp8, gdn, attention)),
+        Shape("int8", _hybrid(gdn, int8)),
+        Shape("int4-kernel-blocks", _hybrid(gdn, int4), kernel_tokens=4),
+        Shape("fp8-window", (gdn, gdn, fp8_window, int8)),
+        Shape("nvfp4", _hybrid(gdn, nvfp4)),
+        Shape("fp8-latent", _hybrid(kda, fp8_latent)),
+        Shape("nvfp4-latent", _hybrid(kda, nvfp4_latent)),
         Shape("pages-differ", (gdn, attention, one_head) * 2, layout="BLNHC"),
     )
 }
