@@ -117,17 +117,17 @@ def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "found"),
     [
-        ("budget.py", "import hybrid_pages.vllm.settings", "budget -> vllm"),
+        ("arguments.py", "import hybrid_pages.vllm.settings", "arguments -> vllm"),
         ("batch/step.py", "from hybrid_pages.vllm import CONNECTOR", "batch -> vllm"),
         (
             "batch/step.py",
-            "def f():\n    from ..transformers.keys import Prefix",
+            "def f():\n    from ..transformers.store import CacheStore",
             "batch -> transformers",
         ),
-        ("transformers/keys.py", "from hybrid_pages import batch", "transformers -> batch"),
+        ("transformers/store.py", "from hybrid_pages import batch", "transformers -> batch"),
         ("replay/words.py", "from hybrid_pages.demo.models import VOCAB", "replay -> demo"),
         ("vllm/log.py", "from hybrid_pages import cli", "vllm -> cli"),
-        ("needs.py", "import hybrid_pages.sdk", None),
+        ("arguments.py", "import hybrid_pages.none", None),
     ],
 )
 def test_an_upward_import_in_python_is_found(tmp_path, name, line, found):
