@@ -87,6 +87,13 @@ def test_every_document_can_be_reached_from_the_readme():
     assert reached == set(DOCUMENTS)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_prose_is_wrapped(document):
+    prose = re.sub(r"```.*?```", "", text(document), flags=re.DOTALL).splitlines()
+    free = [line for line in prose if not line.startswith(("|", "    ", "#", "!["))]
+    assert [line for line in free if len(line) > 120 and " " in line.strip("- ")] == []
+
+
 def test_the_readme_is_short():
     assert len(text("README.md").splitlines()) <= 120
 
