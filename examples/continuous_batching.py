@@ -2,13 +2,13 @@
 
     python examples/continuous_batching.py [--json] [--model FOLDER]
 
-A new request is prefilled as a row of its own, from the longest prefix that is known; the row is
-merged into the running batch; every step gives all rows one token; rows that are done are filtered
-out. The texts are those of `model.generate` for each request alone: the program checks it.
+A new request is prefilled as a row of its own, from the longest prefix that is known. The row is
+merged into the running batch. Each step gives every row one token. Finished rows are filtered out.
+The program checks that each text equals that of `model.generate` for the request alone.
 
 It needs torch and transformers. The model is a tiny Qwen3.5 with random weights, made on the spot,
-and its texts are token ids. Prompts cost so small a model little: what reuse saves shows in the
-tokens that were restored rather than in the rate.
+and its texts are token ids. Prompts cost such a small model little, so the saving of prefix reuse
+shows in the number of restored tokens rather than in the rate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hybrid_pages.transformers import PrefixCache
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, how many tokens it wants at most, and the step of the loop at which it arrives."""
+    """A prompt, its maximum of new tokens, and the step of the loop at which it arrives."""
 
     prompt: list[int]
     new_tokens: int
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass
 class Row:
-    """A request that is being served. The last token of `text` was not fed to the model yet."""
+    """A request that is being served. The model has not seen the last token of `text` yet."""
 
     number: int
     request: Request
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What came out. Rates are new tokens a second of the whole course, prompts included."""
+    """The results. Rates are new tokens per second over the whole run, prompts included."""
 
     requests: int
     new_tokens: int
@@ -75,12 +75,12 @@ class Report:
     restored_tokens: int
 
 
-# What computes a prompt and its first token: `model.generate`, or the same with prefix reuse.
+# Computes a prompt and its first token: `model.generate`, or the same with prefix reuse.
 Generate = Callable[..., Any]
 
 
 class Loop:
-    """The rows that decode together, and the cache that the model has of them."""
+    """The rows that decode together, and the model's cache for them."""
 
     def __init__(self, model: PreTrainedModel, generate: Generate) -> None:
         self.model, self.generate = model, generate
@@ -106,7 +106,7 @@ class Loop:
         self.cache = to_transformers(Batch.merge(batches), self.model.config)
 
     def leave(self) -> list[Row]:
-        """Take the rows out that are done."""
+        """Remove finished rows and return them."""
         done = [row for row in self.rows if row.done]
         going = [place for place, row in enumerate(self.rows) if not row.done]
         if done and going:
@@ -117,7 +117,7 @@ class Loop:
         return done
 
     def decode(self) -> None:
-        """One token more for every row."""
+        """Generate one more token for every row."""
         last = torch.tensor([[row.text[-1]] for row in self.rows])
         lengths = [row.length for row in self.rows]
         logits = self.model(last, past_key_values=self.cache, **model_inputs(lengths)).logits
@@ -181,7 +181,7 @@ def measure(model: PreTrainedModel, requests: list[Request], rows: int, runs: in
     rates: dict[str, list[float]] = {"one_by_one": [], "batched": [], "batched_with_reuse": []}
     for _ in range(runs):
         for name, measured in rates.items():
-            # A cache of its own for each run: no run profits from the one before.
+            # Each run has its own cache, so no run profits from the one before.
             reuse = PrefixCache(model, host_gb=0.25) if name == "batched_with_reuse" else None
             generate = model.generate if reuse is None else reuse.generate
             start = time.perf_counter()

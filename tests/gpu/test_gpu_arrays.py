@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 
 from hybrid_pages import Arena, ArrayView, CudaEngine, Geometry, Group, Layer, Segment
@@ -95,3 +98,9 @@ def test_streams_of_torch_and_cupy_have_the_drivers_handles(torch):
     cupy = pytest.importorskip("cupy")
     stream = cupy.cuda.Stream(non_blocking=True)
     assert stream_handle(stream) == stream.ptr
+
+
+def test_the_example_runs(torch, capsys):
+    example = Path(__file__).parents[2] / "examples" / "gpu_arrays.py"
+    assert runpy.run_path(str(example))["main"]() == 0
+    assert "came back as blocks 5 and 6" in capsys.readouterr().out

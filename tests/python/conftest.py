@@ -1,7 +1,8 @@
-"""The mock of the CUDA driver in the place of a real one."""
+"""The mock of the CUDA driver in place of a real one, and a cache with something in it."""
 
 import pytest
 
+import cache_support
 import mock_driver
 from device_memory import Device
 
@@ -36,3 +37,11 @@ def memory(mock):
     yield device
     mock.reset()
     device.close()
+
+
+@pytest.fixture
+def used():
+    """A cache with one stored prompt of two blocks, and its namespace."""
+    cache, namespace = cache_support.make()
+    cache_support.store(cache, namespace, "ab")
+    return cache, namespace

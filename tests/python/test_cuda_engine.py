@@ -6,7 +6,6 @@ import ctypes
 import gc
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from hybrid_pages import (
 from mock_driver import LATE, STICKY
 from odd_runs import check_against_the_host
 from overlaid import MODELS, check_round_trip, finish
+from ownership import check_owner_is_kept
 
 METHODS = ("auto", "copy", "kernel", "staged")
 BLOCKS, PAGE, STATE = 6, 600, 1000
@@ -269,21 +269,7 @@ def test_a_closed_engine_refuses_and_reports_what_was_in_flight(memory):
 
 
 def test_owners_live_until_the_engine_is_closed_or_dropped(memory):
-    class Owner:
-        pass
-
-    machine = Machine(memory)
-    for let_go in (CudaEngine.close, lambda engine: None):
-        owner = Owner()
-        gone = weakref.ref(owner)
-        engine = machine.make(owners=[owner])
-        del owner
-        gc.collect()
-        assert gone() is not None
-        let_go(engine)
-        del engine
-        gc.collect()
-        assert gone() is None
+    check_owner_is_kept(Machine(memory).make, CudaEngine.close)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""The documents say what is there: commands, paths, tables, code."""
+"""The documents agree with the code: commands, paths, links, tables, figures, Python blocks."""
 
 import ast
 import dataclasses
@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from hybrid_pages import POLICIES
 from hybrid_pages.vllm import CONNECTOR
 from hybrid_pages.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (
-    "README.md",
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "benches/README.md",
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for folder in (".", "docs", "benches", "examples")
+    for path in (ROOT / folder).glob("*.md")
 )
-TREES = ("rust", "python", "tests", "examples", "benches", "requirements", ".ci")
+TREES = ("rust", "python", "tests", "examples", "benches", "docs", "requirements", "csrc", ".ci")
 
 
 def text(name):
@@ -47,10 +45,57 @@ def literal(path, name):
     raise AssertionError(f"{path} has no {name}")
 
 
+def anchors(path):
+    """The headings of a document, as links name them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(document, written):
+    """Relative links of a document that lead to no file, or to no heading of one."""
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", written):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / name if name else ROOT / document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    return dead
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(document))
-    assert [link for link in links if not (ROOT / document).parent.joinpath(link).exists()] == []
+    assert dead_links(document, text(document)) == []
+
+
+def test_a_dead_link_is_found():
+    written = "[a](docs/none.md) [b](docs/vllm.md#settings) [c](docs/vllm.md#none) [d](#none)"
+    assert dead_links("README.md", written) == ["docs/none.md", "docs/vllm.md#none", "#none"]
+
+
+def test_every_document_can_be_reached_from_the_readme():
+    reached, ahead = set(), {"README.md"}
+    while ahead:
+        reached |= ahead
+        found = set()
+        for document in ahead:
+            for link in re.findall(r"\]\(([^)#:\s]+\.md)(?:#[^)]*)?\)", text(document)):
+                path = ((ROOT / document).parent / link).resolve()
+                found.add(str(path.relative_to(ROOT.resolve())))
+        ahead = found - reached
+    assert reached == set(DOCUMENTS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_prose_is_wrapped(document):
+    prose = re.sub(r"```.*?```", "", text(document), flags=re.DOTALL).splitlines()
+    free = [line for line in prose if not line.startswith(("|", "    ", "#", "!["))]
+    assert [line for line in free if len(line) > 120 and " " in line.strip("- ")] == []
+
+
+def test_the_readme_is_short():
+    assert len(text("README.md").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -90,8 +135,8 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert re.search(r"^ {4}make test\b", text("README.md"), re.MULTILINE)
 
 
-def test_the_readme_lists_every_setting_with_its_default():
-    rows = {names(row[0])[0]: row[1] for row in table("README.md", "Settings")}
+def test_every_setting_is_listed_with_its_default():
+    rows = {names(row[0])[0]: row[1] for row in table("docs/vllm.md", "Settings")}
     fields = {field.name: field.default for field in dataclasses.fields(Settings)}
     assert set(rows) == set(fields)
     machine_dependent = {"copy_threads"}
@@ -99,35 +144,54 @@ def test_the_readme_lists_every_setting_with_its_default():
         assert rows[name] == f"`{json.dumps(fields[name])}`"
 
 
-def test_the_readme_lists_every_metric_with_its_label():
+def test_every_policy_is_listed():
+    settings = {names(row[0])[0]: names(row[2]) for row in table("docs/vllm.md", "Settings")}
+    assert {name.strip('"') for name in settings["policy"]} == set(POLICIES)
+    rows = table("docs/policy.md", "How the policies compare")
+    assert {name for row in rows for name in names(row[0])} == set(POLICIES)
+
+
+def test_every_metric_is_listed_with_its_label():
     module = "python/hybrid_pages/vllm/metrics.py"
     metrics = literal(module, "COUNTERS") | literal(module, "GAUGES")
     listed = {
         name: (names(row[1]) or [None])[0]
-        for row in table("README.md", "Metrics")
+        for row in table("docs/metrics.md", "Metrics")
         for name in names(row[0])
     }
     assert listed == {name: label for name, (label, _) in metrics.items()}
 
 
-def test_the_readme_says_of_the_checkpoint_modes_what_the_bench_found():
+def test_the_checkpoint_modes_are_as_the_bench_found_them():
     found = {row[0]: row for row in table("benches/README.md", "live_policies.py")}
     modes = ("none", "align", "all", "adaptive (the default)")
     rates, steps = zip(*(found[f"reuse, {mode}"][1:3] for mode in modes), strict=True)
     said = re.search(
-        r"modes restored (.+) and (\d+) % .* with (\d+) steps of the engine\n.* took (\d+)\.",
-        text("README.md"),
+        r"modes restored (.+) and (\d+) % .* with (\d+) steps of the engine .* with (\d+)\.",
+        text("docs/vllm.md").replace("\n", " "),
     )
     *others, best, steered, unsteered = said.groups()
     assert [*others[0].split(", "), best] == [f"{float(rate):.0%}"[:-1] for rate in rates]
     assert [*[unsteered] * 3, steered] == list(steps)
 
 
-def test_the_readme_and_the_policy_document_show_the_same_rates():
+def test_the_figures_of_the_readme_stand_in_the_documents_that_it_links():
+    rows = table("README.md", "Results")
+    assert rows
+    for what, ours, _, theirs, ratio in rows:
+        (link,) = re.findall(r"\]\(([^)#]+)#", what)
+        figures = {ours, theirs, ratio.partition(" ")[0]} - {""}
+        measured = set(re.findall(r"(?<![\w.])[\d.,]*\d", text(link)))
+        assert figures <= measured, what
+
+
+def test_both_documents_about_policies_show_the_same_rates():
     rows = table("docs/policy.md", "Hit rates, R = 3")
     last = [at for at, row in enumerate(rows) if row[0]][1]
     measured = {row[1]: [float(rate) for rate in row[2:]] for row in rows[:last]}
-    lines = [line.split() for line in text("README.md").splitlines() if line.startswith("    ")]
+    lines = [
+        line.split() for line in text("docs/replay.md").splitlines() if line.startswith("    ")
+    ]
     shown = {
         words[0]: [float(rate) for rate in words[1:]]
         for words in lines
@@ -137,8 +201,9 @@ def test_the_readme_and_the_policy_document_show_the_same_rates():
     assert shown == {name: measured[name] for name in shown}
 
 
-def test_the_flag_of_the_readme_is_valid():
-    (command,) = re.findall(r"^ {4}(vllm serve .*\\\n.*)$", text("README.md"), re.MULTILINE)
+@pytest.mark.parametrize("document", ["README.md", "docs/vllm.md"])
+def test_the_flag_is_valid(document):
+    (command,) = re.findall(r"^ {4}(vllm serve .*\\\n.*)$", text(document), re.MULTILINE)
     words = shlex.split(command)
     config = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert config["kv_connector"] == CONNECTOR
@@ -146,10 +211,14 @@ def test_the_flag_of_the_readme_is_valid():
     assert Settings.parse(config["kv_connector_extra_config"])
 
 
-def test_the_code_of_the_readme_runs():
-    """What needs torch runs in `tests/batch/test_readme.py`."""
-    blocks = re.findall(r"```python\n(.*?)```", text("README.md"), re.DOTALL)
-    light = [code for code in blocks if "import torch" not in code]
-    assert light
-    for code in light:
-        exec(compile(code, "README.md", "exec"), {})
+def test_the_code_of_the_python_document_runs():
+    """Code that needs torch runs in `tests/batch`, code that needs vLLM in `tests/engine`."""
+    blocks = re.findall(r"```python\n(.*?)```", text("docs/python.md"), re.DOTALL)
+    assert blocks
+    for code in blocks:
+        exec(compile(code, "docs/python.md", "exec"), {})
+
+
+def test_every_python_block_is_in_a_document_whose_code_runs():
+    have = {document for document in DOCUMENTS if "```python\n" in text(document)}
+    assert have == {"docs/batch.md", "docs/python.md", "docs/weight-updates.md"}

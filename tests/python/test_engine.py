@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from hybrid_pages._core import (
     Segment,
     checksum,
 )
+from ownership import check_owner_is_kept
 
 BLOCKS = 6
 PAGE, STATE = 48, 80
@@ -297,29 +296,18 @@ def test_waiting_refuses_tickets_and_times_that_cannot_be() -> None:
 
 
 def test_owners_live_until_the_engine_is_closed_or_dropped() -> None:
-    class Owner:
-        pass
+    machine = Machine(make_arena())
+    maps = [
+        machine.map(0, 0, [(0, PAGE)]),
+        machine.map(0, 1, [(0, PAGE)]),
+        machine.map(1, 0, [(0, STATE)]),
+        machine.map(2, 0, [(0, STATE)]),
+    ]
 
-    for let_go in (HostEngine.close, lambda engine: None):
-        owner = Owner()
-        gone = weakref.ref(owner)
-        machine = Machine(make_arena())
-        maps = [
-            machine.map(0, 0, [(0, PAGE)]),
-            machine.map(0, 1, [(0, PAGE)]),
-            machine.map(1, 0, [(0, STATE)]),
-            machine.map(2, 0, [(0, STATE)]),
-        ]
-        engine = HostEngine(
-            geometry(), make_arena(), rank=0, num_blocks=1, layers=maps, owners=[owner]
-        )
-        del owner
-        gc.collect()
-        assert gone() is not None
-        let_go(engine)
-        del engine
-        gc.collect()
-        assert gone() is None
+    def make(**owners) -> HostEngine:
+        return HostEngine(geometry(), make_arena(), rank=0, num_blocks=1, layers=maps, **owners)
+
+    check_owner_is_kept(make, HostEngine.close)
 
 
 def test_threads_share_one_engine() -> None:

@@ -124,7 +124,7 @@ def test_the_table_of_the_readme_is_what_the_command_prints(capsys):
     for row in rows:
         printed.setdefault(row["policy"], []).append(row["hit_rate"])
     shown = {}
-    for line in (ROOT / "README.md").read_text().splitlines():
+    for line in (ROOT / "docs" / "replay.md").read_text().splitlines():
         name, *rates = line.split() or [""]
         if line.startswith("    ") and name in printed:
             shown[name] = [float(rate) for rate in rates]

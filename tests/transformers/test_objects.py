@@ -121,7 +121,8 @@ def test_a_shared_module_that_becomes_another_is_noticed(model):
         assert changed_between(cache, change) == [0, 64, 0, 64]
 
 
-def test_long_passes_that_draw_random_numbers_are_refused(model, norm):
+def draw_random_numbers(norm):
+    """From now on passes of more than 8 tokens draw random numbers."""
     plain = type(norm).forward
 
     def noisy(states):
@@ -129,6 +130,10 @@ def test_long_passes_that_draw_random_numbers_are_refused(model, norm):
         return plain(norm, states) + noise
 
     norm.forward = noisy
+
+
+def test_long_passes_that_draw_random_numbers_are_refused(model, norm):
+    draw_random_numbers(norm)
     with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
         ids = tiny.tokens(70, 53)
         assert [run(cache, ids) for _ in range(3)] == [0, 0, 0]
@@ -164,13 +169,7 @@ def test_memory_that_runs_out_in_a_look_costs_that_call(model, monkeypatch):
 
 
 def test_what_one_cache_finds_random_no_other_cache_of_the_store_uses(model, norm):
-    plain = type(norm).forward
-
-    def noisy(states):
-        noise = torch.randn(()) if states.shape[1] > 8 else torch.zeros(())
-        return plain(norm, states) + noise
-
-    norm.forward = noisy
+    draw_random_numbers(norm)
     ids = tiny.tokens(70, 56)
     with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
         other = PrefixCache(model, store=cache.store)

@@ -1,0 +1,92 @@
+"""A small cache whose prompts are strings: one letter per block, one key per prefix."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hybrid_pages._core import (
+    Cache,
+    Geometry,
+    Group,
+    InvalidArgumentError,
+    Layer,
+    Segment,
+    WriteLease,
+)
+
+PAGE, CHECKPOINT = 0, 1
+SLOT_BYTES = 64
+
+
+def layer(name: str, size: int) -> Layer:
+    return Layer(name, [Segment("data", "uint8", [size])])
+
+
+def hybrid(*, ranks: int = 1, window_tokens: int | None = None) -> Geometry:
+    """A page of one slot per rank, a checkpoint of three, a window page of one."""
+    groups = [Group("attention", [layer("a", 64)]), Group("recurrent", [layer("r", 160)])]
+    if window_tokens is not None:
+        groups.append(Group("window", [layer("w", 64)], window_tokens=window_tokens))
+    return Geometry(block_tokens=16, groups=groups, ranks=ranks, identity={"model": "tiny"})
+
+
+def make(slots: int = 64, **geometry) -> tuple[Cache, int]:
+    cache = Cache(hybrid(**geometry), slot_bytes=SLOT_BYTES, slots=slots)
+    return cache, cache.namespace(b"engine")
+
+
+def keys(prompt: str) -> list[bytes]:
+    """One chained hash per letter."""
+    return [hashlib.sha256(prompt[: i + 1].encode()).digest() for i in range(len(prompt))]
+
+
+def whole(prompt: str) -> list[tuple[int, int]]:
+    return [(PAGE, i) for i in range(len(prompt))] + [(CHECKPOINT, len(prompt) - 1)]
+
+
+def commit(lease: WriteLease, ranks: int = 1) -> None:
+    lease.commit([[entry.slots[0]] * ranks for entry in lease.entries])
+
+
+def store(cache: Cache, namespace: int, prompt: str) -> None:
+    with cache.reserve(namespace, keys(prompt), whole(prompt)) as lease:
+        commit(lease)
+
+
+def settled(cache: Cache) -> dict[str, int]:
+    """Everything but the memory of tables, which may keep what they grew to."""
+    return {name: count for name, count in cache.stats().items() if name != "metadata_bytes"}
+
+
+def put(cache: Cache, namespace: int, prompt: str, entries: list[tuple[int, int]]) -> None:
+    with cache.reserve(namespace, keys(prompt), entries) as lease:
+        assert len(lease.entries) == len(entries)
+        commit(lease)
+
+
+# Wrong numbers for a cache with one namespace.
+BAD_NAMESPACES = [
+    (TypeError, "0"),
+    (TypeError, 0.0),
+    (TypeError, None),
+    (InvalidArgumentError, -1),
+    (InvalidArgumentError, 1),
+    (InvalidArgumentError, 2**32 - 1),
+    (InvalidArgumentError, 2**32),
+    (InvalidArgumentError, 2**70),
+]
+
+# Every method that takes keys.
+CALLS = {
+    "lookup": lambda cache, namespace, keys, **more: cache.lookup(namespace, keys, **more),
+    "acquire": lambda cache, namespace, keys, **more: cache.acquire(namespace, keys, **more),
+    "reserve": lambda cache, namespace, keys, **more: cache.reserve(
+        namespace, keys, more.pop("entries", []), **more
+    ),
+    "admit": lambda cache, namespace, keys, **more: cache.admit(
+        namespace, keys, **{"now": 0, "tokens": 48, **more}
+    ),
+    "finish": lambda cache, namespace, keys, **more: cache.finish(
+        namespace, keys, **{"end": 1, "output_tokens": 1, **more}
+    ),
+}
