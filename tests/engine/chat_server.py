@@ -25,7 +25,7 @@ OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request gave: for each choice its text, why it ended, and each token's ranking."""
+    """The answer to one request: the text of each choice, why it ended, its tokens' rankings."""
 
     texts: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -83,7 +83,8 @@ class Server:
     def forget(self, *, everything: bool = False) -> None:
         """Empties vLLM's own prefix cache, and the connector's too if `everything`.
 
-        vLLM refuses while blocks are held: those of a cancelled request are until its last step.
+        vLLM does not reset while blocks are held: those of a cancelled request are held until its
+        last step.
         """
         query = "?reset_external=true" if everything else ""
         for _ in range(200):

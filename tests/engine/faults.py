@@ -12,7 +12,7 @@ from hybrid_pages.vllm.messages import Outcome, WorkerMetadata
 
 
 class Injected(Exception):
-    """What an injected fault raises."""
+    """The error of an injected fault."""
 
 
 def fail(*_: Any, **__: Any) -> Any:
@@ -90,7 +90,7 @@ def copies_that_fail(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def foreign_worker_metadata(engine: Engine) -> Iterator[None]:
-    """Beside the true outcomes a worker reports a store and a load nobody asked for."""
+    """Beside the true outcomes a worker reports a store and a load that were not asked for."""
     take = engine.worker.take_metadata
 
     def odd() -> WorkerMetadata:

@@ -1,4 +1,5 @@
-"""What every process with a real engine needs, and the fixtures that start one at a time."""
+"""The environment of every process with a real engine, and the fixtures that start engines one at
+a time."""
 
 import os
 

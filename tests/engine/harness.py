@@ -42,20 +42,20 @@ def tokens(seed: object, count: int) -> Prompt:
 
 @dataclass(frozen=True)
 class Result:
-    """What a request gave. Two results are equal when their text is, bit for bit."""
+    """The result of a request. Two are equal when their texts are, bit for bit."""
 
     tokens: tuple[int, ...]
     # One {token: log-probability} a position: the chosen one and the most likely ones.
     logprobs: tuple[tuple[tuple[int, float], ...], ...]
     local: int = field(compare=False)
     host: int = field(compare=False)
-    junction: int = field(compare=False)
+    fork: int = field(compare=False)
     finished: str | None = field(compare=False)
     preemptions: int = field(compare=False)
 
     @property
     def resumed(self) -> int:
-        """Tokens not computed at the first admission."""
+        """Tokens not computed when it was first scheduled."""
         return self.local + self.host
 
     def distance(self, other: Result) -> float:
@@ -88,10 +88,10 @@ def _ours(connector: Any) -> Any:
 
 
 @dataclass
-class _Admission:
+class _Start:
     local: int
     host: int
-    junction: int
+    fork: int
 
 
 class Engine:
@@ -135,7 +135,7 @@ class Engine:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.N: int = self.vllm.vllm_config.cache_config.block_size
         self._ids = itertools.count()
-        self._admissions: dict[str, _Admission] = {}
+        self._starts: dict[str, _Start] = {}
         self._done: dict[str, Result] = {}
         self._submitted: set[str] = set()
         self._preemptions: dict[str, int] = {}
@@ -188,16 +188,16 @@ class Engine:
         for output in self.vllm.step():
             if output.finished:
                 name, completion = output.request_id, output.outputs[0]
-                admission = self._admissions.get(name, _Admission(0, 0, 0))
+                start = self._starts.get(name, _Start(0, 0, 0))
                 self._done[name] = Result(
                     tuple(completion.token_ids),
                     tuple(
                         tuple(sorted((token, entry.logprob) for token, entry in position.items()))
                         for position in completion.logprobs
                     ),
-                    admission.local,
-                    admission.host,
-                    admission.junction,
+                    start.local,
+                    start.host,
+                    start.fork,
                     completion.finish_reason,
                     self._preemptions.pop(name, 0),
                 )
@@ -247,11 +247,11 @@ class Engine:
     # ---- caches
 
     def reset_local(self) -> None:
-        """Empties vLLM's own prefix cache; the store stays."""
+        """Empties vLLM's own prefix cache; the cache stays."""
         assert self.vllm.reset_prefix_cache(), "vLLM could not reset its prefix cache"
 
     def reset_all(self) -> None:
-        """Empties vLLM's own prefix cache and the store."""
+        """Empties vLLM's own prefix cache and ours."""
         assert self.vllm.reset_prefix_cache(reset_connector=True), "the caches were not reset"
 
     def stats(self) -> dict[str, float]:
@@ -261,7 +261,7 @@ class Engine:
 
     @contextmanager
     def counting(self) -> Iterator[dict[str, float]]:
-        """What the counters count inside the block; filled in at its end."""
+        """Counts inside the block; filled in at its end."""
         before, delta = self.half.stats()["counters"], {}
         yield delta
         for key, value in self.half.stats()["counters"].items():
@@ -298,7 +298,7 @@ class Engine:
 
         def capped_lookup(request: Any) -> Any:
             blocks, hit, _ = lookup(request)
-            return blocks, hit, like.junction
+            return blocks, hit, like.fork
 
         with (
             self.looking_away(),
@@ -310,6 +310,24 @@ class Engine:
             f"vLLM's own hit: expected the boundary {like.resumed}, found {result.local}"
         )
         return result
+
+    def own_blocks_agree(
+        self, prompts: Sequence[Prompt], results: Sequence[Result]
+    ) -> list[Result]:
+        """Compares restored blocks, which vLLM holds now, with those that it computes itself.
+
+        Each prompt runs alone on both, up to the boundary that its result resumed from. vLLM's own
+        blocks are held afterwards.
+        """
+        pairs = list(zip(prompts, results, strict=True))
+        with self.looking_away():
+            on_restored = [self.local_hit(prompt, result) for prompt, result in pairs]
+        self.reset_all()
+        with self.looking_away():
+            self.run_all(prompts)
+            on_own = [self.local_hit(prompt, result) for prompt, result in pairs]
+        assert on_restored == on_own
+        return on_own
 
     def restored(self, warm: Sequence[Prompt], prompt: Prompt, n: int = 4) -> Result:
         """Stores `warm`, forgets vLLM's own cache, runs `prompt`, and holds the result against
@@ -344,7 +362,7 @@ class Engine:
     # ---- observation
 
     def _watch(self) -> None:
-        """Notes each request's first admission and every preemption."""
+        """Notes where each request is first scheduled, and every preemption."""
         allocated = self.connector.update_state_after_alloc
         matched = self.connector.get_num_new_matched_tokens
         local_hits: dict[str, int] = {}
@@ -367,8 +385,8 @@ class Engine:
         def watched_alloc(request: Any, blocks: Any, external: int) -> None:
             local = local_hits.pop(request.request_id, None)
             if local is not None:
-                self._admissions.setdefault(
-                    name_of(request), _Admission(local, external, request.shared_prefix_boundary)
+                self._starts.setdefault(
+                    name_of(request), _Start(local, external, request.shared_prefix_boundary)
                 )
             allocated(request, blocks, external)
 

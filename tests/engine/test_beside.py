@@ -16,7 +16,7 @@ OURS = {
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"host_gb": 0.25},
 }
-# With the workers of `memcpy_spec.py`: vLLM's own refuse a CPU.
+# With the workers of `memcpy_spec.py`: vLLM's own do not run on a CPU.
 OFFLOADING = {
     "kv_connector": "OffloadingConnector",
     "kv_role": "kv_both",

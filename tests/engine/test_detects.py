@@ -1,4 +1,4 @@
-"""The comparisons can fail: wrong bytes in the store show."""
+"""The comparisons can fail: wrong bytes in the cache show."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def engine(request, start):
 
 @pytest.fixture
 def stored(engine: Engine):
-    """A prompt in the store, and what vLLM's own hit gives for it."""
+    """A prompt that is stored, and the result of vLLM's own hit for it."""
     prompt = tokens("detect", 4 * engine.N + 3)
     engine.reset_all()
     engine.run(prompt)

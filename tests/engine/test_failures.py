@@ -20,7 +20,7 @@ def prompt(engine: Engine):
 
 @pytest.fixture
 def stored(engine: Engine, prompt):
-    """The prompt's text, computed; it is in the store and not in vLLM's own cache."""
+    """The prompt's text, computed; it is stored, and not in vLLM's own cache."""
     engine.reset_all()
     result = engine.run(prompt)
     engine.reset_local()

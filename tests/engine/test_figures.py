@@ -1,4 +1,4 @@
-"""What the connector counts on a real engine, and how it is loaded."""
+"""Figures of the connector on a real engine, and how it is loaded."""
 
 import pytest
 from prometheus_client import REGISTRY

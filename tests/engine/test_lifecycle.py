@@ -62,7 +62,7 @@ def finished(engine: Engine, name: str) -> bool:
 
 
 def check_restored(engine: Engine, prompt, n=4):
-    """What the store holds of a prompt is what vLLM computes for it."""
+    """Entries of a prompt hold the bytes that vLLM computes for it."""
     engine.reset_local()
     restored = engine.run(prompt, n)
     engine.reset_local()

@@ -11,7 +11,7 @@ from harness import Engine, Prompt, Result, patched, tokens
 from test_budget import budget
 
 REQUESTS, TALKS, TURNS = 60, 3, 6
-N = 64  # tokens a block of this model
+N = 64  # tokens per block of this model
 
 
 def requests(n: int) -> list[Prompt]:
@@ -46,7 +46,7 @@ def one_block_steps(engine: Engine):
 
 
 def check_results(engine: Engine) -> None:
-    """What is restored gives what is computed cold."""
+    """Restored prompts give the same text as cold ones."""
     prompts = requests(engine.N)[: REQUESTS // 3]
     engine.reset_all()
     with one_block_steps(engine), engine.counting() as counted:

@@ -1,4 +1,4 @@
-"""What is restored is what vLLM's own prefix hit at the same boundary gives, bit for bit."""
+"""Restored text is that of vLLM's own prefix hit at the same boundary, bit for bit."""
 
 import pytest
 
@@ -10,7 +10,7 @@ MODELS = ["qwen3.5", "qwen3-next", "lfm2", "gemma3"]
 
 @pytest.fixture(scope="module", params=MODELS)
 def engine(request, start):
-    # Of sliding windows vLLM by default keeps few boundaries; the store keeps all. For a reference
+    # Of sliding windows vLLM by default keeps few boundaries; the cache keeps all. For a reference
     # at every boundary vLLM is told to keep them as well.
     dense = {"prefix_cache_retention_interval": 32} if request.param == "gemma3" else {}
     return start(request.param, **dense)
@@ -60,7 +60,7 @@ def test_forks_inside_the_shared_prefix_resume_at_the_fork(engine: Engine, extra
     first, second, third = (
         shared + tokens((extra, branch), 2 * engine.N + 5) for branch in range(3)
     )
-    # The second branch makes vLLM keep the state at the junction; the third one resumes there.
+    # The second prompt makes vLLM keep the state at the fork; the third one resumes there.
     assert engine.restored([first, second], third).host == 3 * engine.N
 
 
@@ -250,14 +250,7 @@ def test_eight_at_once_are_restored_right(engine: Engine):
     restored = batch.results
     assert all(result.resumed > 0 for result in restored)
     assert counted["hit_tokens:host"] == sum(result.host for result in restored) > 0
-    # vLLM now holds the restored blocks: what they give, one by one, against its own blocks.
-    with engine.looking_away():
-        from_restored = [engine.local_hit(p, r) for p, r in zip(prompts, restored, strict=True)]
-    engine.reset_all()
-    with engine.looking_away():
-        engine.run_all(prompts)
-        alone = [engine.local_hit(p, r) for p, r in zip(prompts, restored, strict=True)]
-    assert from_restored == alone
+    engine.own_blocks_agree(prompts, restored)
     assert at_once.local_hits(engine, prompts, batch).results == restored
 
 

@@ -240,12 +240,12 @@ def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_server_that_dies_shows_its_last_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Another module with a command line, which refuses these arguments.
+    # Another module with a command line, which rejects these arguments.
     monkeypatch.setattr(serve, "SERVER", "json.tool")
     monkeypatch.setattr(serve, "ensure_chat", lambda: Path("no-model"))
     assert serve.run(arguments("--port", str(free_port()))) == 1
     said = capsys.readouterr().err
-    assert "the server ended with status 2\nits last words:\nusage:" in said
+    assert "the server ended with status 2\nits last lines:\nusage:" in said
 
 
 def test_without_vllm_it_says_what_to_install(

@@ -49,7 +49,7 @@ def test_a_hinted_fork_serves_the_second_visitor(engine: Engine):
     result = visit(engine, second)
     assert result.host == 7 * engine.N
     engine.reset_all()
-    assert engine.local_hit(first, hinted) == hinted  # vLLM itself makes the state for a junction
+    assert engine.local_hit(first, hinted) == hinted  # vLLM itself makes the state at a fork
     assert engine.local_hit(second, result) == result
 
 

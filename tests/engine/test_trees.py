@@ -59,7 +59,7 @@ def one_by_one(engine: Engine, prompts: Sequence[Prompt], seed: int, forgets: fl
 
 
 def references(engine: Engine, prompts: Sequence[Prompt], results: Sequence[Result]):
-    """What vLLM's own hits at the same boundaries give; the store is empty afterwards."""
+    """Results of vLLM's own hits at the same boundaries; empties the cache."""
     engine.reset_all()
     return [
         engine.local_hit(prompt, result, len(result.tokens))
@@ -76,7 +76,7 @@ def test_one_by_one_every_prompt_is_what_a_local_hit_gives(engine: Engine, seed)
 
 
 # In steps of one block vLLM computes the same bytes wherever a prompt resumes. In longer ones a
-# block that was computed twice would have two roundings, one in vLLM's cache and one in the store.
+# block that was computed twice would have two roundings, one in vLLM's cache and one in ours.
 @pytest.mark.parametrize("seed", SEEDS)
 def test_local_hits_and_restored_tails_in_any_mixture_give_what_is_computed_cold(
     engine: Engine, seed

@@ -1,4 +1,4 @@
-"""With `verify_on_load`, bytes that changed in the store never reach the engine."""
+"""With `verify_on_load`, bytes that changed in host memory never reach the engine."""
 
 import pytest
 

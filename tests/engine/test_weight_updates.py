@@ -76,7 +76,7 @@ def test_an_update_amid_a_prefill_publishes_nothing_of_before(engine: Engine, pr
 
 
 def test_an_idle_engine_in_one_process_is_reset_and_sleeps_at_once(engine: Engine, prompt):
-    """Stores run in the background, and nobody steps the engine after the last request."""
+    """Stores run in the background, and the engine does not step after the last request."""
     for forget in (
         lambda: engine.vllm.reset_prefix_cache(),
         lambda: engine.vllm.reset_prefix_cache(True, True),

@@ -1,4 +1,4 @@
-"""What the clients of a chat server do: the same on every server, and what each of them saw."""
+"""Clients of a chat server, which do the same on every server, and the answers that each saw."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ SCHEMA = {
     "required": ["name", "open", "day"],
     "additionalProperties": False,
 }
-# Tokens of a stream that nobody waits for.
+# Tokens of a stream whose client has gone.
 LONG = 1000
 STRUCTURED = {
     "choice": {"structured_outputs": {"choice": ["north gate", "south gate", "no gate"]}},

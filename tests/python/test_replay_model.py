@@ -202,7 +202,7 @@ def test_a_size_in_gib_becomes_pages_of_the_model(capsys, qwen):
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert "as much room as 3 pages (2.996, rounded)" in printed
-    assert "51,380,224 bytes a page" in printed
+    assert "51,380,224 bytes per page" in printed
 
 
 # What the whole trace of 40 pages and 40 checkpoints of 3 needs.

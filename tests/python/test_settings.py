@@ -15,7 +15,7 @@ from hybrid_pages import (
     Segment,
 )
 from hybrid_pages.adapter.policies import OFFERED
-from hybrid_pages.vllm.settings import GIB, Settings, SettingsError
+from hybrid_pages.vllm.settings import Settings, SettingsError
 
 PURE = Geometry(
     block_tokens=16,
@@ -26,7 +26,7 @@ PURE = Geometry(
 
 def test_no_setting_is_needed() -> None:
     settings = Settings.parse({})
-    assert settings.host_bytes == 4 * GIB
+    assert settings.host_gb == 4.0
     assert (settings.policy, settings.checkpoint_mode) == ("reuse", "adaptive")
     assert (settings.checkpoint_interval, settings.trace_dir) == (0, "")
     assert settings.store_mode == "auto"
@@ -47,10 +47,6 @@ def test_every_setting_is_taken() -> None:
     settings = Settings.parse(given)
     assert {key: getattr(settings, key) for key in given} == given
     assert isinstance(settings.host_gb, float)
-
-
-def test_a_fraction_of_a_gib_is_a_budget_in_bytes() -> None:
-    assert Settings.parse({"host_gb": 0.5}).host_bytes == GIB // 2
 
 
 @pytest.mark.parametrize(

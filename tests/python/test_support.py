@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from hybrid_pages.vllm import support
+from hybrid_pages.vllm.versions import SUPPORTED, TESTED
+
+FIRST_BEYOND = ".".join(map(str, (*SUPPORTED[1], 0)))
 
 
 def engine(**changes: object) -> SimpleNamespace:
@@ -31,14 +34,16 @@ def engine(**changes: object) -> SimpleNamespace:
     return config
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.33.0", "0.33.1.dev4+g1234", "0.32.0rc1"])
+@pytest.mark.parametrize("version", [*TESTED, f"{TESTED[-1]}.dev4+g1234", f"{TESTED[0]}rc1"])
 def test_a_version_inside_the_window_is_accepted(version: str) -> None:
     support.require_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "0.3.2", "dev", ""])
+@pytest.mark.parametrize("version", ["0.31.9", FIRST_BEYOND, "1.0.0", "0.3.2", "dev", ""])
 def test_a_version_outside_the_window_is_refused_with_the_window(version: str) -> None:
-    with pytest.raises(support.UnsupportedError, match=re.escape("vllm>=0.32,<0.34")):
+    with pytest.raises(
+        support.UnsupportedError, match=re.escape(f"vllm{support.supported_range()}")
+    ):
         support.require_version(version)
 
 

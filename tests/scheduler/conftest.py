@@ -37,7 +37,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """What happens to the copies of every engine of this test."""
+    """The script for the copies of every engine of this test."""
     script = Script()
     monkeypatch.setattr(copy_engines, "HostEngine", partial(Copies, script))
     return script

@@ -42,7 +42,7 @@ def beside(*children: dict[str, Any], **outer: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def offers() -> Iterator[list[Any]]:
-    """What the failing sibling says that it has."""
+    """Tokens that the failing sibling says it has."""
     yield sibling.OFFER
     sibling.OFFER.clear()
 
@@ -241,7 +241,7 @@ class OneChild:
         self._connector.handle_preemptions(metadata.metadata[self._place])
 
     def get_handshake_metadata(self) -> Any:
-        assert self._connector.get_handshake_metadata() is None, "Nixl would refuse it"
+        assert self._connector.get_handshake_metadata() is None, "Nixl would reject it"
         return NixlHandshakePayload("a hash", b"an agent")
 
     def build_connector_worker_meta(self) -> Any:

@@ -96,7 +96,7 @@ def test_visitors_that_come_together_are_steered_too(start: StartEngine) -> None
 
 
 def test_a_preempted_visitor_still_makes_the_state(start: StartEngine) -> None:
-    # vLLM refuses to preempt by reset while a step is in flight.
+    # vLLM does not preempt by reset while a step is in flight.
     engine = start(batched_tokens=N, extra=LARGE, async_scheduling=False)
     shared = tokens(7 * N + 5)
     visit(engine, suffixed(shared, 0))

@@ -1,4 +1,4 @@
-"""What is counted: every request once, by what became of it."""
+"""Figures: every request is counted once, by how it ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_a_failed_load_beside_a_local_hit_counts_that_hit_alone(
     engine.forget_local()
     engine.generate(prompt[: 2 * N + 1])  # from the host; vLLM's own cache has two blocks again
     before = hits(engine)
-    engine.half._reports[0].alone = True  # as a worker says whose connector is the engine's own
+    # As a worker says whose connector is the engine's own.
+    engine.half.agreement.reports[0].alone = True
     script.fault = lambda kind: "before" if kind == "load" else None
     engine.generate(prompt)
     assert hits(engine) == {**before, "local": 2 * N}

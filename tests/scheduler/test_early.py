@@ -1,4 +1,4 @@
-"""What is refused where vLLM reads its arguments, before a model loads."""
+"""Configurations that are rejected where vLLM reads its arguments, before a model loads."""
 
 from __future__ import annotations
 

@@ -260,11 +260,11 @@ def test_a_worker_that_cannot_open_the_arena_costs_no_text(
     engine = start(ranks=ranks)
     worker = engine.runners[-1].connector.worker
 
-    def refuse(path: str | None) -> None:
+    def fail(path: str | None) -> None:
         raise OSError(f"injected: no {path}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "_open", refuse)
+        patch.setattr(worker, "_open", fail)
         engine.generate(PROMPT)
         assert engine.reset_prefix_cache()
         engine.generate(PROMPT)
@@ -285,11 +285,11 @@ def test_a_load_that_cannot_be_planned_is_recomputed(
     assert engine.reset_prefix_cache()
     loads = engine.connector.scheduler.loads
 
-    def refuse(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise RuntimeError("injected: no plan")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loads, "_entries", refuse)
+        patch.setattr(loads, "_entries", fail)
         engine.generate(PROMPT)
     assert failures(engine) == {"failures:load_plan": 1}
     engine.check_idle()

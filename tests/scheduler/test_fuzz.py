@@ -70,7 +70,7 @@ def scenario(seed: int, name: str) -> Scenario:
     )
     shape = rng.choice(list(SHAPES.values()))
     if shape.name in ("attention-only", "heads-differ"):
-        engine["retention"] = 0  # vLLM refuses to thin out what is all pages
+        engine["retention"] = 0  # vLLM does not thin out a cache of pages alone
     return Scenario(shape, enough(engine, shape), extra, mix, rng.choice((0, 1, 5, 12)), 0.0, rng)
 
 

@@ -1,4 +1,4 @@
-"""What the command says of the vLLM and the torch that are installed."""
+"""`hybrid-pages info` with an installed vLLM and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connector refuses at start, by name."""
+"""Configurations that the connector rejects at startup, by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from hybrid_pages import BudgetError, GeometryError
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob
 from hybrid_pages.vllm.settings import SettingsError
-from hybrid_pages.vllm.support import UnsupportedError
+from hybrid_pages.vllm.support import UnsupportedError, supported_range
+from hybrid_pages.vllm.versions import SUPPORTED
 from simulation.config import engine_config, plan_kv_caches
 from simulation.engine import StartEngine, connector
 from simulation.memory import Memory
@@ -103,13 +104,13 @@ def test_every_refused_feature_is_named_at_once() -> None:
         HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "nightly"])
+@pytest.mark.parametrize("version", ["0.31.9", ".".join(map(str, (*SUPPORTED[1], 0))), "nightly"])
 def test_a_vllm_outside_the_window_is_refused_when_the_connector_is_imported(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm.version.__version__", version)
     monkeypatch.delitem(sys.modules, "hybrid_pages.vllm.connector")
-    with pytest.raises(UnsupportedError, match=f">=0.32,<0.34, found {version}"):
+    with pytest.raises(UnsupportedError, match=f"{supported_range()}, found {version}"):
         importlib.import_module("hybrid_pages.vllm.connector")
 
 
@@ -237,7 +238,7 @@ def test_a_tensor_that_does_not_match_its_spec_is_refused(
 
 
 def reports(config: VllmConfig, plan: KVCacheConfig, shape: Any, rank: int = 0) -> Report:
-    """What a worker reports, as it travels."""
+    """A worker's report, pickled as it travels."""
     object.__setattr__(config.parallel_config, "rank", rank)
     worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
     worker.register_kv_caches(Memory(plan, shape.layout, [N] * 4, rank).tensors)
@@ -305,12 +306,12 @@ def test_payloads_of_other_connectors_are_left_alone() -> None:
 
 
 class Foreign(KVConnectorHandshakeMetadata):
-    """What another connector's worker says."""
+    """The handshake payload of another connector's worker."""
 
 
 @pytest.mark.parametrize("outermost", [True, False])
 def test_a_worker_hands_its_report_over_unless_others_would_get_it(outermost: bool) -> None:
-    """MultiConnector gives one child's payload to all children; Nixl refuses ours."""
+    """MultiConnector gives one child's payload to all children; Nixl rejects ours."""
     config, plan = configuration()
     engine = config if outermost else copy.copy(config)
     if not outermost:

@@ -215,7 +215,7 @@ def test_reset_while_a_store_is_in_flight_leaves_it_unpublished(
 
 
 def test_a_running_request_is_preempted_by_reset_and_stays_right(start: StartEngine) -> None:
-    engine = start(async_scheduling=False)  # vLLM refuses while a step is in flight
+    engine = start(async_scheduling=False)  # vLLM does not while a step is in flight
     request = engine.add(tokens(5 * N + 1), max_tokens=30)
     for _ in range(4):
         steps(engine, 6)

@@ -1,4 +1,4 @@
-"""A reset means it: what was computed before is not published afterwards, by nobody."""
+"""After a reset nothing is published that was computed before it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 import simulation.engine
+from hybrid_pages.vllm import epochs
 from hybrid_pages.vllm.worker import WorkerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine, origin_of
@@ -228,7 +229,7 @@ def test_a_plain_reset_that_vllm_refuses_is_not_followed(start: StartEngine) -> 
     engine.check_idle()
 
 
-# engines that nobody steps while they are idle
+# engines that do not step while they are idle
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -283,7 +284,7 @@ def test_what_only_the_end_of_a_request_makes_known_is_stored_in_one_process(
     with mock.patch.object(WorkerHalf, "end_stores", watched):
         results = [engine.add(tokens(2 * N + 3, i), 3 * N - 2) for i in range(4)]
         run_to(engine, results[-1])
-    assert ended == [0], "nobody waits for copies while a request is queued"
+    assert ended == [0], "no request waits for copies while another is queued"
     for result in results:
         assert engine.depths(result.request.prompt_token_ids + result.tokens)[-1] == 5
     engine.run()
@@ -331,17 +332,23 @@ def adapter(path: Path | str, **more: Any) -> LoRARequest:
     return LoRARequest("a", 1, str(path), **more)
 
 
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """The file of an adapter in ``tmp_path``, with its first weights."""
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(b"first")
+    return file
+
+
 def visit(engine: Engine, lora: LoRARequest) -> int:
     assert engine.reset_prefix_cache()
     return engine.generate(PROMPT, lora=lora).restored_tokens
 
 
 def test_an_adapter_reloaded_in_place_starts_a_new_namespace(
-    start: StartEngine, tmp_path: Path
+    start: StartEngine, tmp_path: Path, weights: Path
 ) -> None:
     engine = start(extra=ROOM)
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"first")
     assert [visit(engine, adapter(tmp_path)) for _ in range(2)] == [0, 9 * N]
     weights.write_bytes(b"other")
     engine.update_weights("a")
@@ -364,11 +371,9 @@ def test_without_files_to_look_at_every_reload_is_another_adapter(start: StartEn
 
 
 def test_vllms_hits_on_an_adapters_earlier_weights_are_not_published(
-    start: StartEngine, tmp_path: Path
+    start: StartEngine, tmp_path: Path, weights: Path
 ) -> None:
     engine = start(extra=ROOM)
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"first")
     engine.generate(PROMPT, lora=adapter(tmp_path))
     weights.write_bytes(b"other")
     # vLLM does not drop the blocks of the earlier weights (it logs that).
@@ -380,9 +385,10 @@ def test_vllms_hits_on_an_adapters_earlier_weights_are_not_published(
     engine.check_idle()
 
 
-def test_a_server_that_keeps_the_flag_still_stores(start: StartEngine, tmp_path: Path) -> None:
+def test_a_server_that_keeps_the_flag_still_stores(
+    start: StartEngine, tmp_path: Path, weights: Path
+) -> None:
     engine = start(extra=ROOM)
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"first")
     said, lora = tokens(3 * N + 5), adapter(tmp_path, load_inplace=True)
     for turn in range(3):
         result = engine.generate(said, 2 * N + 3, lora=lora)
@@ -393,12 +399,45 @@ def test_a_server_that_keeps_the_flag_still_stores(start: StartEngine, tmp_path:
     engine.check_idle()
 
 
+def test_a_forgotten_adapter_loses_its_hits_and_finds_no_earlier_weights(
+    start: StartEngine, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "_MOST_ADAPTERS", 1)
+    engine = start(extra=ROOM)
+    assert [visit(engine, adapter(tmp_path)) for _ in range(2)] == [0, 9 * N]
+    weights.write_bytes(b"other")
+    engine.update_weights("a")
+    reload = adapter(tmp_path, load_inplace=True)
+    assert [visit(engine, reload) for _ in range(2)] == [0, 9 * N]
+    engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path), load_inplace=True))
+    assert [visit(engine, adapter(tmp_path)) for _ in range(2)] == [0, 9 * N]
+    assert len(engine.half.epochs._reloaded) == 1
+    engine.check_idle()
+
+
+def test_vllms_hits_on_a_forgotten_adapters_earlier_weights_are_not_published(
+    start: StartEngine, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "_MOST_ADAPTERS", 1)
+    engine = start(extra=ROOM)
+    engine.generate(PROMPT, lora=adapter(tmp_path))
+    engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path)))  # more than are remembered
+    weights.write_bytes(b"other")
+    engine.generate(tokens(N + 1, 4), lora=adapter(tmp_path, load_inplace=True))
+    engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path), load_inplace=True))
+    before = counters(engine).get("skipped_entries:stale", 0)
+    stale = engine.generate(PROMPT + tokens(3 * N), lora=adapter(tmp_path))
+    assert stale.local_tokens == 9 * N
+    assert counters(engine)["skipped_entries:stale"] > before
+    engine.update_weights("a")
+    assert visit(engine, adapter(tmp_path)) == 0
+    engine.check_idle()
+
+
 @pytest.fixture
-def crowded(start: StartEngine, tmp_path: Path) -> Any:
+def crowded(start: StartEngine, tmp_path: Path, weights: Path) -> Any:
     """An adapter in use, its files changed, and a request to reload it that gets no blocks."""
     engine = start(extra=ROOM, async_scheduling=False)
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"first")
     running = engine.add(PROMPT, 30, lora=adapter(tmp_path))
     for _ in range(3):
         engine.step()

@@ -46,7 +46,7 @@ def test_a_producer_only_stores(start_as: Any, script: Script, name: str) -> Non
 def test_a_consumer_only_loads(start_as: Any, script: Script, name: str) -> None:
     engine = start_as("kv_consumer", name)
     prompt, other = tokens(4 * N + 3), tokens(4 * N + 3, 1)
-    engine.half._may_store = True  # as if somebody else had filled it
+    engine.half._may_store = True  # as if another engine had filled it
     engine.half.checkpoints.mode = "adaptive"
     engine.generate(prompt)
     engine.half._may_store = False

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages.vllm import versions
 from simulation.engine import Engine, StartEngine
 from simulation.function import Image
 from simulation.runner import Mismatch, Runner
@@ -22,6 +23,15 @@ ROOM = {"host_gb": 0.02}
 SOME = ["gdn", "mamba2", "mamba2-window", "two-exporting-kinds", "attention-only"]
 
 
+def every_full_block_comes_back(engine: Engine) -> None:
+    """When a prompt is sent again, all its full blocks before the last token are restored."""
+    for seed, length in enumerate(LENGTHS):
+        prompt = tokens(length, seed)
+        assert visit(engine, prompt) == 0
+        assert visit(engine, prompt) == (length - 1) // N * N, length
+    engine.check_idle()
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("runner", [1, 2])
@@ -35,11 +45,7 @@ def test_the_second_send_restores_every_full_block_before_the_last_token(
             runner_version=runner,
             extra=ROOM | {"checkpoint_mode": mode},
         )
-        for seed, length in enumerate(LENGTHS):
-            prompt = tokens(length, seed)
-            assert visit(engine, prompt) == 0
-            assert visit(engine, prompt) == (length - 1) // N * N, (mode, length)
-        engine.check_idle()
+        every_full_block_comes_back(engine)
 
 
 @pytest.mark.parametrize("budget", [12, 40, 200])
@@ -55,11 +61,7 @@ def test_so_does_it_for_any_step_budget_and_finer_hashes(
             match_unit=match_unit,
             extra=ROOM | {"checkpoint_mode": mode},
         )
-        for seed, length in enumerate(LENGTHS):
-            prompt = tokens(length, seed)
-            visit(engine, prompt)
-            assert visit(engine, prompt) == (length - 1) // N * N, (mode, length)
-        engine.check_idle()
+        every_full_block_comes_back(engine)
 
 
 def talk(engine: Engine, turns: int, forget: bool) -> list[int]:
@@ -150,7 +152,7 @@ def offers_of(engine: Engine, change: Any = lambda offer: offer) -> list[tuple[i
 def test_an_offered_block_that_lost_its_hash_is_refused(
     name: str, mode: str, start: StartEngine
 ) -> None:
-    """vLLM may offer a block that the same step has freed and given to somebody else."""
+    """vLLM may offer a block that the same step has freed and given to another request."""
     engine = start(SHAPES[name], retention=None, extra=ROOM | {"checkpoint_mode": mode})
     blocks = engine.plan.num_blocks
     offers = offers_of(engine, lambda offer: (offer[0], blocks - 1 - offer[1], offer[2]))
@@ -160,10 +162,10 @@ def test_an_offered_block_that_lost_its_hash_is_refused(
     engine.check_idle()
 
 
-def test_a_hash_alone_proves_nothing(start: StartEngine) -> None:
+def test_a_hash_alone_proves_nothing(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that splits at multiples of another size hashes states that are not there."""
     engine = start(retention=None, batched_tokens=5 * N, extra=ROOM | {"checkpoint_mode": "all"})
-    engine.connector._keep_block_size = lambda: None
+    monkeypatch.setattr(versions, "restore_block_size", lambda *_: None)
     engine.config.cache_config.block_size = 24
     offers = offers_of(engine)
     prompt = tokens(9 * N + 5)
@@ -178,12 +180,8 @@ def test_a_block_size_that_vllm_has_lost_is_put_back(start: StartEngine) -> None
     for lost in (N // 2, 12, 128):
         engine = start(batched_tokens=5 * N)
         engine.config.cache_config.block_size = lost
-        for seed, length in enumerate(LENGTHS):
-            prompt = tokens(length, seed)
-            visit(engine, prompt)
-            assert visit(engine, prompt) == (length - 1) // N * N
+        every_full_block_comes_back(engine)
         assert engine.config.cache_config.block_size == N
-        engine.check_idle()
 
 
 # images

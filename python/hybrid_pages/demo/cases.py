@@ -1,4 +1,4 @@
-"""What the demo asks: prompts, and what has to be in the cache before them."""
+"""The demo's prompts, and those that have to be in the cache before them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What a case showed."""
+    """The result of a case."""
 
     name: str
     prompt_tokens: int

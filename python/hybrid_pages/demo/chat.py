@@ -1,6 +1,6 @@
 """A tiny model that can be chatted with: a byte-level tokenizer and a chat template, made here.
 
-What it says is babble, but legible: its output layer prefers syllables to other tokens.
+Its answers are babble, but legible: the output layer prefers syllables to other tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEMPLATE = (
 )
 # A space, as byte-level vocabularies spell it.
 _SPACE = "\u0120"
-# How much less the model hears of tokens that are not legible.
+# The factor on the output weights of tokens that are not legible.
 _FAINT = 0.1
 
 
@@ -37,7 +37,8 @@ def ensure_chat(cache_dir: Path | None = None) -> Path:
 
 
 def _merges() -> list[tuple[str, str]]:
-    """What fills the vocabulary beside bytes: syllables, words' beginnings, closed syllables."""
+    """Merges that fill the vocabulary beside bytes: syllables, words' beginnings, closed
+    syllables."""
     open_syllables = list(product("bcdfghjklmnprstvwxz", "aeiou"))
     words = ["".join(syllable) for syllable in open_syllables]
     merges = open_syllables + [(_SPACE, word) for word in words] + [(word, "n") for word in words]

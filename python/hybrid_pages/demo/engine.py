@@ -36,7 +36,7 @@ def add_host_gb(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request gave, and what it cost."""
+    """The text of one request, and its cost."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -126,7 +126,7 @@ class DemoEngine:
         return dict(self.half.stats()["counters"])
 
     def gauges(self) -> dict[str, float]:
-        """What is in host memory now."""
+        """The connector's gauges now, such as the entries in host memory."""
         return dict(self.half.stats()["gauges"])
 
     def shutdown(self) -> None:

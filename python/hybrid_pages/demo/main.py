@@ -1,4 +1,4 @@
-"""``hybrid-pages demo``: the main job on a real vLLM engine, shown as one table."""
+"""``hybrid-pages demo``: prefixes restored on a real vLLM engine, shown as one table."""
 
 from __future__ import annotations
 

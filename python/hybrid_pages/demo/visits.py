@@ -1,12 +1,12 @@
-"""What to send to the server: two visits with the same beginning, as curl lines."""
+"""Requests to send to the server: two visits with the same beginning, as curl lines."""
 
 from __future__ import annotations
 
 import json
 import shlex
 
-# Its end lies right behind a block's end: what a first visit asks after it fits into one block, so
-# that the last state of that visit is one that others can resume from.
+# This ends right behind a block's end, and the question of a first visit fits into one block, so
+# later visits can resume from the last state of the first one.
 SYSTEM = (
     "You are the voice of a small museum of trains. Its doors open at ten and close at six. "
     "A ticket is four coins, and children come in for free. Be kind, and be brief."
@@ -29,7 +29,7 @@ def body(model: str, question: str, count: int = 16) -> dict[str, object]:
 
 
 def lines(base: str, model: str) -> list[tuple[str, str]]:
-    """What each step shows, and its curl line."""
+    """For each step, a sentence that says what it shows, and its curl line."""
     first, second = (
         f"curl -s {base}/v1/chat/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body(model, question)))}"

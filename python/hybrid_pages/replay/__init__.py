@@ -1,1 +1,1 @@
-"""``hybrid-pages replay``: what a policy keeps, and what a budget is worth, on a trace."""
+"""``hybrid-pages replay``: compares policies and budgets on a trace of requests."""

@@ -59,15 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace-block",
         type=whole((1 << 20) - 1),
         metavar="N",
-        help="tokens a block (default: what a recording says, else 512)",
+        help="tokens per block (default: as a recording says, else 512)",
     )
-    add("--skip-bad", action="store_true", help="count broken lines instead of refusing the trace")
-    add("--json", action="store_true", help="print a JSON object a trace, policy and budget")
+    add("--skip-bad", action="store_true", help="count broken lines instead of rejecting the trace")
+    add("--json", action="store_true", help="print a JSON object per trace, policy and budget")
     add("--plot", type=Path, metavar="FILE", help="draw hit rate over budget (.png, .pdf, .svg)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replays; 2 for what can't be read or done, 130 when interrupted."""
+    """Replays. Exit status 2 if something can't be read or done, 130 when interrupted."""
     try:
         _check(args)
         model = None if args.model is None else read_model(args.model)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Before anything is read: what would fail at the end."""
+    """Checks options before anything is read: these would fail only at the end."""
     sized = [budget.label for budget in args.budget if budget.bytes is not None]
     if sized and args.model is None:
         raise SettingsError(
@@ -121,7 +121,7 @@ def _open(path: str, args: argparse.Namespace) -> Trace:
 def _replay(
     traces: Sequence[Trace], model: Model | None, args: argparse.Namespace
 ) -> list[Replayed]:
-    """Traces that differ neither in the ratio nor in the units of a budget together."""
+    """Replays together the traces that have the same ratio and the same sizes of budgets."""
     names, room = args.policy, args.budget
     together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for at, trace in enumerate(traces):
@@ -154,7 +154,7 @@ def _replay(
 def _units(
     room: Sequence[Budget], model: Model | None, trace: Trace, ratio: int
 ) -> tuple[int, ...]:
-    """Whole pages that the sizes have room for, no more than the trace has use for."""
+    """Budgets in bytes as whole pages, no more than the trace has use for."""
     if model is None:
         return ()
     page, most = model.page_bytes(trace.block_tokens), footprint(trace, ratio)

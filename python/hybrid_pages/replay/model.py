@@ -1,7 +1,7 @@
-"""How many bytes a model's pages and checkpoints take, from its Hugging Face configuration.
+"""Bytes of a model's pages and checkpoints, from its Hugging Face configuration.
 
-Shapes as vLLM's ``MambaStateShapeCalculator`` has them, types as its ``auto`` chooses; all
-tensor-parallel ranks together, without padding.
+Shapes are those of vLLM's ``MambaStateShapeCalculator``, types those that its ``auto`` chooses.
+Sizes are for all tensor-parallel ranks together, without padding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ModelError(HybridPagesError, ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """What one model's cache is made of."""
+    """The layers and sizes of one model's cache."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class Model:
     """Recurrent states after a boundary, in all recurrent layers."""
 
     def page_bytes(self, block_tokens: int) -> int:
-        """A page of so many tokens: the unit that budgets are counted in."""
+        """Bytes of a page of so many tokens: budgets are counted in pages."""
         return self.token_bytes * block_tokens
 
     def exact_ratio(self, block_tokens: int) -> float:
@@ -90,7 +90,7 @@ class _Reader:
         attention = sum(layer in _ATTENTION for layer in layers)
         recurrent = sum(layer in _RECURRENT for layer in layers)
         if unknown or not attention or not recurrent:
-            raise self._refusal(
+            raise self._error(
                 "expected layers of full attention and recurrent ones, found "
                 f"{', '.join(unknown) or ', '.join(sorted(set(layers))) or 'none'}"
             )
@@ -147,7 +147,7 @@ class _Reader:
         if has("mamba_d_state"):  # Mamba 1
             inner = number("mamba_expand") * number("hidden_size")
             return inner * (number("mamba_d_conv") - 1 + number("mamba_d_state")) * element
-        raise self._refusal("found recurrent layers, but no sizes of their states")
+        raise self._error("found recurrent layers, but no sizes of their states")
 
     def _layers(self) -> list[str]:
         """The kind of each layer."""
@@ -162,7 +162,7 @@ class _Reader:
         if "full_attn_idxs" in config or "attn_layer_indices" in config:
             indices = config.get("full_attn_idxs") or config.get("attn_layer_indices")
             if not isinstance(indices, list):
-                raise self._refusal("expected a list of the attention layers' numbers")
+                raise self._error("expected a list of the attention layers' numbers")
             return self._attention_at(lambda layer: layer in indices)
         if "full_attention_interval" in config:
             interval = self._number("full_attention_interval")
@@ -170,7 +170,7 @@ class _Reader:
         if "attn_layer_period" in config:
             period, offset = self._number("attn_layer_period"), config.get("attn_layer_offset", 0)
             return self._attention_at(lambda layer: layer % period == offset)
-        raise self._refusal("found nothing that says which layers are recurrent")
+        raise self._error("found nothing that says which layers are recurrent")
 
     def _attention_at(self, is_attention: Callable[[int], bool]) -> list[str]:
         count = self._number("num_hidden_layers")
@@ -184,7 +184,7 @@ class _Reader:
             found = self._config.get(field)
             if found is not None:
                 if found not in _TYPE_BYTES:
-                    raise self._refusal(
+                    raise self._error(
                         f"{field}: expected {', '.join(_TYPE_BYTES)}, found {found!r}"
                     )
                 return str(found)
@@ -195,10 +195,10 @@ class _Reader:
 
     def _whole(self, field: str, found: Any) -> int:
         if type(found) is not int or not 0 < found < 1 << 32:
-            raise self._refusal(f"{field}: expected a positive integer, found {found!r}")
+            raise self._error(f"{field}: expected a positive integer, found {found!r}")
         return found
 
-    def _refusal(self, found: str) -> ModelError:
+    def _error(self, found: str) -> ModelError:
         return ModelError(
             f"{self._file} ({self._name}): {found}; the families known here are {_KNOWN}; "
             "for another model give --ratio"

@@ -1,4 +1,4 @@
-"""Hit rate over budget, a line a policy, a panel a trace."""
+"""Hit rate over budget: a panel per trace, a line per policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_installed() -> bool:
 
 
 def draw(replayed: Sequence[Replayed], path: Path) -> None:
-    """Writes the figure; what the file's name ends in decides its format.
+    """Writes the figure, in the format that the file's suffix names.
 
     Raises:
         OSError: it can't be written.

@@ -1,4 +1,4 @@
-"""What was replayed, as JSON objects or as a table for each trace."""
+"""Results of a replay, as JSON objects or as a table per trace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
 def footprint(trace: Trace, ratio: int) -> int:
-    """Units of every page and every checkpoint."""
+    """The size of every page and every checkpoint, in pages."""
     return trace.distinct_blocks * (1 + ratio)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One trace with its rows: a list a policy, of a row a budget."""
+    """One trace with its rows: a list per policy, with a row per budget."""
 
     path: str
     trace: Trace
@@ -29,14 +29,14 @@ class Replayed:
 
     @property
     def footprint(self) -> int:
-        """Units of every page and every checkpoint."""
+        """The size of every page and every checkpoint, in pages."""
         return footprint(self.trace, self.ratio)
 
 
 def objects(
     replayed: Replayed, budgets: Sequence[Budget], model: Model | None
 ) -> list[dict[str, Any]]:
-    """A JSON object a row. What a bound doesn't have is null."""
+    """A JSON object per row; null where a bound has no such figure."""
     extra: dict[str, Any] = {
         "block_tokens": replayed.trace.block_tokens,
         "skipped_lines": replayed.trace.skipped,
@@ -79,7 +79,7 @@ def _object(path: str, row: ReplayRow) -> dict[str, Any]:
 
 
 def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) -> str:
-    """The hit rates by policy and budget, under what was replayed."""
+    """The hit rates by policy and budget, below a summary of the trace."""
     trace = replayed.trace
     lines = [
         f"{replayed.path}: {trace.requests:,} requests, {trace.input_tokens:,} prompt tokens, "
@@ -94,8 +94,8 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
         exact = model.exact_ratio(trace.block_tokens)
         lines.append(
             f"{model.name}, {model.dtype}: {model.attention_layers} attention layers, "
-            f"{page:,} bytes a page; {model.recurrent_layers} recurrent layers, "
-            f"{model.checkpoint_bytes:,} bytes a checkpoint"
+            f"{page:,} bytes per page; {model.recurrent_layers} recurrent layers, "
+            f"{model.checkpoint_bytes:,} bytes per checkpoint"
         )
         ratio += f" ({exact:.4g}, rounded)" if exact != replayed.ratio else ""
         whole += f", {_size(replayed.footprint * page)}"

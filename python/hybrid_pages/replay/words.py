@@ -1,4 +1,4 @@
-"""What the command line of ``hybrid-pages replay`` says: policies and budgets."""
+"""Policies and budgets, as given on the command line of ``hybrid-pages replay``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decimal import Decimal
 from hybrid_pages import POLICIES
 
 BOUND = "bound"
-"""Not a policy: what none can exceed."""
+"""Not a policy: the most that any policy could hit."""
 
 _NAMES = (*POLICIES, BOUND)
 _SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -13,10 +13,7 @@ _MODULE = "hybrid_pages.vllm.connector"
 def register() -> None:
     """Makes :data:`CONNECTOR` known to vLLM, and has its configuration checked before a model
     loads. Safe to call any number of times."""
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
-    from hybrid_pages.vllm import early
+    from hybrid_pages.vllm import early, versions
 
     early.install(CONNECTOR)
-    if CONNECTOR not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector(CONNECTOR, _MODULE, CONNECTOR)
+    versions.register_connector(CONNECTOR, _MODULE)

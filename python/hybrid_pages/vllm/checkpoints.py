@@ -1,13 +1,14 @@
 """Where a request gets checkpoints, and where the engine is asked to end a step for one.
 
 A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
-from inside a step. vLLM ends a step at that boundary otherwise, and at one junction,
-``Request.shared_prefix_boundary`` (``Scheduler._mamba_block_aligned_split``). Moving that junction
-from stop to stop brings the end of a step to every boundary that needs one.
+from inside a step. vLLM ends a step at that boundary otherwise, and at one fork (see
+:func:`hybrid_pages.vllm.versions.end_step_at`). Moving that fork from stop to stop ends a step at
+every boundary that needs one.
 """
 
 from hybrid_pages import Cache, Geometry
 from hybrid_pages.adapter.admission import Admissions, last_boundary
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.hints import HintError, checkpoint_positions
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
@@ -32,7 +33,7 @@ class Checkpoints:
         self._admissions = Admissions(cache, grid.block_tokens, stride=grid.stride)
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // grid.block_tokens)
-        self._hints_refused = False
+        self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
 
     # ---- a request
@@ -52,8 +53,8 @@ class Checkpoints:
             positions = checkpoint_positions(request.kv_transfer_params, tokens)
         except HintError as error:
             self.figures.count("refused_hints")
-            if not self._hints_refused:
-                self._hints_refused = True
+            if not self._hints_ignored:
+                self._hints_ignored = True
                 logger.warning(
                     "the hints of request %s are ignored: %s (said once; counted as refused_hints)",
                     request.request_id,
@@ -69,7 +70,7 @@ class Checkpoints:
         tracked.want(tracked.stops)
 
     def looked_up(self, tracked: Tracked) -> None:
-        """After each lookup: forks that it found, vLLM's own junction, and the first stop."""
+        """Takes the forks that a lookup found, and vLLM's own, and sets the first stop."""
         lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
         if not self.recurrent or self.mode == "none":
             return
@@ -77,19 +78,19 @@ class Checkpoints:
             self._steer(tracked, 0)
             return
         resumed = max(lookup.local, lookup.restorable)
-        junction = tracked.junction = request.shared_prefix_boundary
+        fork = tracked.engine_fork = versions.fork_of(request)
         forks: tuple[int, ...] = ()
         if self.mode == "adaptive":
-            forks = lookup.paged, junction
+            forks = lookup.paged, fork
         elif tracked.stops:
-            forks = (junction,)
-        stops = {fork // n for fork in forks if fork > resumed and fork % n == 0}
+            forks = (fork,)
+        stops = {tokens // n for tokens in forks if tokens > resumed and tokens % n == 0}
         tracked.stops |= stops
         tracked.want(stops)
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:
-        """A step was planned that ends after ``end`` tokens: on to the next stop."""
+        """Sets the next stop, after a step was planned that ends after ``end`` tokens."""
         if tracked.stops:
             block, rest = divmod(end, self.grid.block_tokens)
             if not rest and block in tracked.stops:
@@ -100,10 +101,10 @@ class Checkpoints:
         if done >= tracked.request.num_tokens:
             return  # decoding: every stop has passed
         n = self.grid.block_tokens
-        stops = (tracked.junction, *(stop * n for stop in tracked.stops))
+        stops = (tracked.engine_fork, *(stop * n for stop in tracked.stops))
         ahead = [tokens for tokens in stops if tokens > done]
         if ahead:
-            tracked.request.shared_prefix_boundary = min(ahead)
+            versions.end_step_at(tracked.request, min(ahead))
 
     def finished(self, tracked: Tracked) -> None:
         """Tells the policy what a request produced."""

@@ -7,13 +7,13 @@ vLLM and torch, but no GPU and no CUDA library.
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.version import __version__ as vllm_version
 
-from hybrid_pages.vllm.support import require_config, require_version
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.support import require_config, require_reads, require_version
 
-require_version(vllm_version)
+require_version(versions.installed())
+require_reads()
 
-from vllm.config import get_current_vllm_config_or_none  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -44,7 +44,7 @@ from hybrid_pages.vllm.settings import Settings  # noqa: E402
 from hybrid_pages.vllm.worker import WorkerHalf  # noqa: E402
 
 if TYPE_CHECKING:
-    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
@@ -53,12 +53,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-
-def _is_outermost(transfer: "KVTransferConfig") -> bool:
-    """Whether a transfer configuration is the engine's own, and not that of a child."""
-    engine = get_current_vllm_config_or_none()
-    return engine is not None and engine.kv_transfer_config is transfer
 
 
 class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
@@ -72,7 +66,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     Raises:
         SettingsError: an unknown or impossible setting.
-        UnsupportedError: a feature of this engine that has not been shown to work.
+        UnsupportedError: a feature of this engine that is not supported.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -84,7 +78,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        transfer = vllm_config.kv_transfer_config
+        settings = Settings.parse(transfer.kv_connector_extra_config)
         require_groups(kv_cache_config)
         require_config(vllm_config, recurrent=has_states(kv_cache_config))
         grid = block_grid(kv_cache_config)
@@ -94,7 +89,6 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_tokens = vllm_config.cache_config.block_size
         if role == KVConnectorRole.SCHEDULER:
             ranks = vllm_config.parallel_config.tensor_parallel_size
-            transfer = self._kv_transfer_config
             self.scheduler = SchedulerHalf(
                 settings,
                 grid,
@@ -105,14 +99,14 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 loads=transfer.is_kv_consumer,
             )
         else:
-            alone = _is_outermost(self._kv_transfer_config)
+            alone = versions.is_outermost(transfer)
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)
 
     # ---- both
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache: a store that does not happen is a later miss."""
+        """False: this is a cache, and a store that fails costs a later miss."""
         return False
 
     def shutdown(self) -> None:
@@ -123,7 +117,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler.shutdown()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Counted in the scheduler half alone; the workers report to it."""
+        """Figures of the scheduler half; the workers report to it."""
         return self.scheduler.take_stats() if self.scheduler is not None else None
 
     @classmethod
@@ -156,24 +150,25 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker().register(kv_caches)
 
     def unregister_kv_caches(self) -> None:
-        """Sleep mode: lets go of the buffers."""
+        """Releases the buffers, for sleep mode."""
         self._worker().unregister()
 
     def restore_kv_caches(self) -> None:
-        """Wake-up: takes the buffers again."""
+        """Takes the buffers again after wake-up."""
         self._worker().restore()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """This rank's report, for a refusal at start.
+        """This rank's report, so that a mismatch is an error at startup.
 
-        A ``MultiConnector`` hands one child's payload to all children, and some refuse foreign
+        A ``MultiConnector`` hands one child's payload to all children, and some reject foreign
         ones: beside others the report comes with the first metadata alone.
         """
         worker = self._worker()
         return worker.report if worker.alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Comes after new blocks were zeroed and preempted ones let go, before the forward pass.
+        """Orders this step's loads: vLLM calls this after it has zeroed new blocks and freed those
+        of preempted requests, and before the forward pass.
 
         Order of calls: ``vllm/v1/worker/gpu/model_runner.py``, ``execute_model``, and
         ``vllm/v1/worker/kv_connector_model_runner_mixin.py``.
@@ -187,7 +182,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker().start_loads(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads end between steps; no layer waits."""
+        """Does nothing: loads end between steps."""
 
     def save_kv_layer(
         self,
@@ -196,10 +191,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         attn_metadata: "AttentionMetadata",
         **kwargs: Any,
     ) -> None:
-        """Stores start after the forward pass; recurrent layers never come by here."""
+        """Does nothing: stores start after the forward pass, and vLLM does not call this for
+        recurrent layers."""
 
     def wait_for_save(self) -> None:
-        """Starts this step's stores, and in ``step`` mode ends them."""
+        """Starts this step's stores, and in ``step`` mode waits for them."""
         self._worker().start_stores(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -225,13 +221,13 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
-        """Takes what the ranks have read, and leaves payloads of other connectors alone."""
+        """Takes the ranks' reports, and leaves payloads of other connectors alone."""
         self._scheduler().confirm(
             report for report in metadata.values() if isinstance(report, Report)
         )
 
     def on_new_request(self, request: "Request") -> None:
-        """A request that may wait for its first lookup."""
+        """Notes a request, which may wait for its first lookup."""
         self._scheduler().arrived(request)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
@@ -246,8 +242,15 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens restorable beyond the local hit; always loaded asynchronously."""
-        self._keep_block_size()
+        """Tokens restorable beyond vLLM's own hit; always loaded asynchronously."""
+        found = versions.restore_block_size(self._cache_config, self._block_tokens)
+        if found is not None:
+            logger.warning(
+                "vLLM's cache_config.block_size: expected %d, with which its scheduler was made, "
+                "found %d; restored",
+                self._block_tokens,
+                found,
+            )
         try:
             tokens = self._scheduler().match(request, num_computed_tokens)
         except Exception:
@@ -255,24 +258,6 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler().figures.count("failures", label="lookup")
             tokens = 0
         return tokens, tokens > 0
-
-    def _keep_block_size(self) -> None:
-        """Puts the block size back with which the scheduler was made.
-
-        An engine core in a process of its own runs ``VllmConfig.__post_init__`` once more when it
-        has started (``vllm/v1/engine/core.py``, ``_perform_handshakes``). The CPU platform then
-        sets its default block size, the scheduler ends steps at multiples of that, and neither
-        vLLM's cache nor this one gets a state that it can use.
-        """
-        found = self._cache_config.block_size
-        if found != self._block_tokens:
-            logger.warning(
-                "vLLM's cache_config.block_size: expected %d, with which its scheduler was made, "
-                "found %d; put back",
-                self._block_tokens,
-                found,
-            )
-            self._cache_config.block_size = self._block_tokens
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -303,16 +288,16 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Lets go of the request; pins, not requests, keep source blocks alive."""
+        """Forgets the request; pins, not requests, keep source blocks alive."""
         self._scheduler().forget(request, block_ids)
         return False, None
 
     def has_pending_block_frees(self) -> bool:
-        """Pinned blocks come free soon: waiting for them beats preempting."""
+        """Whether pinned blocks will soon be free, so that waiting beats preempting."""
         return self._scheduler().storing
 
     def has_pending_push_work(self) -> bool:
-        """Keeps an idle engine stepping until its stores have ended."""
+        """Whether an idle engine has to step on until its stores have ended."""
         return self._scheduler().storing
 
     def reset_cache(self) -> bool | None:

@@ -80,7 +80,7 @@ def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
 
 
 def require_driver(device: torch.device) -> None:
-    """Refuses a device that this package cannot reach, which torch can.
+    """Rejects a device that torch can use and this package cannot reach.
 
     Raises:
         UnsupportedError: with the reason.
@@ -103,7 +103,7 @@ def make_engine(
     """An engine between memory of a device and an arena.
 
     Raises:
-        CudaError: no driver, or one that refuses.
+        CudaError: no driver, or an error of it.
         GeometryError, InvalidArgumentError: maps that do not fit.
     """
     if device.type == "cpu":

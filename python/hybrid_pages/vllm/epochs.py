@@ -1,9 +1,9 @@
-"""What was computed before a reset, or by earlier weights of an adapter, and must not be published.
+"""Keeps bytes from before a reset, or of an adapter's earlier weights, from being published.
 
-A reset of this cache says: what was computed until now is worth nothing, for example since the
-weights have changed. The engine may still hold such bytes: in requests that run, and in its own
-prefix cache, which it empties only when no block is in use. Whoever goes on from them is *stale*,
-and so is whoever goes on from what a stale request leaves in the engine's cache.
+A reset of this cache declares everything old that was computed until then, for example because the
+weights have changed. The engine may still hold old bytes: in running requests, and in its own
+prefix cache, which it empties only when no block is in use. A request that goes on from old bytes
+is *stale*, and so is one that goes on from blocks that a stale request left in the engine's cache.
 """
 
 import itertools
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.kv_cache_utils import get_block_hash
-
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.states import Tables
 from hybrid_pages.vllm.tracking import Reload, Tracked, namespace_identity
 
@@ -23,15 +22,18 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_MOST_ADAPTERS = 4096
+"""Adapters that are remembered, of each of two kinds; beyond, an adapter may lose its hits."""
+
+
 @dataclass
 class _Adapter:
-    """An adapter as it was last loaded."""
+    """An adapter as it was last loaded again in place."""
 
-    generation: int = 0
+    generation: int
     files: tuple[object, ...] | None = None
-    used: bool = False
     old_keys: frozenset[bytes] = frozenset()
-    """Of blocks that the engine held when it was loaded again."""
+    """Keys of blocks that the engine held when the adapter was loaded again."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class _Old:
 
     keys: set[bytes] = field(default_factory=set)
     makers: dict[str, Tracked] = field(default_factory=dict)
-    """Stale requests: the keys of their blocks are such keys, and become more."""
+    """Stale requests: the keys of their blocks, which become more, are not to be trusted either."""
 
     def first_of(self, keys: Sequence[bytes], *, spoiled: bool = False) -> int | None:
         """The first of some keys that is not to be trusted, or only of those that spoiled requests
@@ -58,37 +60,38 @@ class _Old:
 
 
 class Epochs:
-    """Tells bytes from before a reset from those after it.
-
-    ``BlockPool.reset_prefix_cache`` replaces the pool's map of cached blocks: its identity tells
-    whether the engine's own cache was emptied.
-    """
+    """Tells bytes from before a reset from those after it."""
 
     def __init__(self) -> None:
         self._pool: BlockPool | None = None
         self._seen: Any = None
         self._old = _Old()
-        self._adapters: dict[bytes, _Adapter] = {}
+        self._reloaded: dict[bytes, _Adapter] = {}
+        """Adapters that were loaded again in place, the last used one last."""
+        self._some_forgotten = False
+        """An adapter that is not in there may have been."""
+        self._used: set[bytes] | None = set()
+        """Adapters that have run since the engine's own cache was last emptied; None for any."""
         self._generations = itertools.count(1)
 
     def bind(self, pool: "BlockPool") -> None:
         """Takes the engine's block pool."""
         self._pool = pool
-        self._seen = pool.cached_block_hash_to_block
+        self._seen = versions.prefix_cache_of(pool)
 
     def engine_was_reset(self) -> bool:
         """Whether the engine has emptied its own prefix cache since the last call."""
-        cached = None if self._pool is None else self._pool.cached_block_hash_to_block
+        cached = None if self._pool is None else versions.prefix_cache_of(self._pool)
         emptied = cached is not self._seen
         self._seen = cached
         if emptied:  # which it does only when no request holds a block
-            self._old = _Old()
-            for adapter in self._adapters.values():
+            self._old, self._used = _Old(), set()
+            for adapter in self._reloaded.values():
                 adapter.old_keys = frozenset()
         return emptied
 
     def reset(self, requests: Iterable[Tracked], loading: Iterable[str]) -> bool:
-        """From now on nothing counts that was computed until now.
+        """Declares everything old that was computed until now.
 
         Args:
             requests: those that are followed.
@@ -98,7 +101,7 @@ class Epochs:
             Whether the engine's own cache still holds such bytes.
         """
         if not self.engine_was_reset():
-            self._old.keys |= self._cached_keys()
+            self._old.keys |= self._keys_in_engine()
         in_flight = set(loading)
         for tracked in requests:
             request = tracked.request
@@ -107,7 +110,7 @@ class Epochs:
         return bool(self._old.keys or self._old.makers)
 
     def distrust(self, tracked: Tracked, first: int = 0) -> None:
-        """Nothing of a request is published, nor of who goes on from its blocks.
+        """Keeps a request, and those that go on from its blocks, from publishing anything.
 
         Args:
             tracked: the request.
@@ -128,9 +131,10 @@ class Epochs:
             self._old.keys.update(tracked.request.block_hashes[tracked.wrong_from : position])
 
     def spoil(self, tracked: Tracked, first: int) -> None:
-        """A request has gone on from blocks that hold something else.
+        """Distrusts a request that has gone on from blocks with wrong bytes.
 
-        As :meth:`distrust`, but until its end alone: then the engine's own cache loses its blocks.
+        As :meth:`distrust`, but only until the request ends: then its blocks are taken out of the
+        engine's own cache.
         """
         tracked.spoiled = True
         self.distrust(tracked, first)
@@ -140,73 +144,97 @@ class Epochs:
         if self._old.makers.pop(tracked.request.request_id, None) is None:
             return
         if tracked.spoiled and self._pool is not None:
-            self._pool.evict_blocks({block for ids in tables for block in ids if block})
+            versions.forget_blocks(self._pool, {block for ids in tables for block in ids if block})
         else:
             self._old.keys.update(tracked.request.block_hashes[tracked.wrong_from :])
 
-    def admitted(self, tracked: Tracked, hit: Sequence[bytes], running: Iterable[Tracked]) -> None:
-        """A request is scheduled for the first time in this admission.
+    def scheduled(self, tracked: Tracked, hit: Sequence[bytes], running: Iterable[Tracked]) -> None:
+        """A run of a request begins.
 
         Args:
             tracked: the request.
             hit: keys of the blocks that it has from the engine's own cache.
             running: all requests that are followed.
         """
-        adapter = None
+        old_keys: frozenset[bytes] = frozenset()
         if tracked.request.lora_request is not None:
-            if tracked.reload is not None:  # the worker loads its adapter for this step
-                self._reloaded(tracked, tracked.reload, running)
+            if tracked.reload is not None:  # the worker loads the adapter for this step
+                self._reload(tracked, tracked.reload, running)
                 tracked.reload = None
-            adapter = self._adapters[namespace_identity(tracked.request)]
-            adapter.used = True
-        if not (self._old.keys or self._old.makers or (adapter and adapter.old_keys)):
+            name = namespace_identity(tracked.request)
+            self._note_use(name)
+            if (adapter := self._reloaded.get(name)) is not None:
+                old_keys = adapter.old_keys
+        if not (self._old.keys or self._old.makers or old_keys):
             return
         if (first := self._old.first_of(hit, spoiled=True)) is not None:
             self.spoil(tracked, first)
         elif (first := self._old.first_of(hit)) is not None:
             self.distrust(tracked, first)
-        elif adapter and not adapter.old_keys.isdisjoint(hit):
+        elif not old_keys.isdisjoint(hit):
             self.distrust(tracked)
 
-    def _cached_keys(self) -> frozenset[bytes]:
-        blocks = () if self._pool is None else self._pool.blocks
-        held = (block.block_hash for block in blocks)
-        return frozenset(get_block_hash(key) for key in held if key is not None)
+    def _keys_in_engine(self) -> frozenset[bytes]:
+        return frozenset() if self._pool is None else versions.cached_keys(self._pool)
 
     # ---- adapters
 
     def reload(self, request: "Request", pending: Reload | None) -> Reload | None:
-        """What a request that says ``load_inplace`` will do to its adapter once it is scheduled.
+        """The reload that a request with ``load_inplace`` will cause once it is scheduled.
 
         Args:
             request: vLLM's request.
-            pending: what was said of this request before.
+            pending: the result of the last call for this request.
         """
         lora = request.lora_request
-        if lora is None:
+        if lora is None or not versions.reloads_adapter(lora):
             return None
-        known = self._adapters.setdefault(namespace_identity(request), _Adapter())
-        if not getattr(lora, "load_inplace", False):
-            return None
+        known = self._reloaded.get(namespace_identity(request))
         files = _files(lora)
-        if files is not None and files == known.files:
+        if known is not None and files is not None and files == known.files:
             return None
         if pending is not None and pending.files == files:
             return pending
         return Reload(next(self._generations), files)
 
     def identity(self, request: "Request", reload: Reload | None = None) -> bytes:
-        """The identity of a request's namespace; one that reloads has a new one, of its own."""
-        name = namespace_identity(request)
+        """The identity of a request's namespace; a reload gives a new one."""
+        if request.lora_request is None:
+            return namespace_identity(request)
         if reload is not None:
             return namespace_identity(request, reload.generation)
-        known = self._adapters.get(name)
-        return namespace_identity(request, 0 if known is None else known.generation)
+        return namespace_identity(request, self._generation(namespace_identity(request)))
 
-    def _reloaded(self, tracked: Tracked, reload: Reload, running: Iterable[Tracked]) -> None:
+    def _generation(self, name: bytes) -> int:
+        """The generation of an adapter's weights. An adapter that may have been forgotten gets a
+        new one: entries of its weights are not found any more, and earlier ones never are."""
+        known = self._reloaded.get(name)
+        if known is None:
+            if not self._some_forgotten:
+                return 0
+            known = _Adapter(next(self._generations))
+        self._remember(name, known)
+        return known.generation
+
+    def _remember(self, name: bytes, adapter: _Adapter) -> None:
+        self._reloaded.pop(name, None)
+        self._reloaded[name] = adapter
+        if len(self._reloaded) > _MOST_ADAPTERS:
+            forgotten = self._reloaded.pop(next(iter(self._reloaded)))
+            self._some_forgotten = True
+            self._old.keys |= forgotten.old_keys
+
+    def _note_use(self, name: bytes) -> None:
+        if self._used is not None:
+            self._used.add(name)
+            if len(self._used) > _MOST_ADAPTERS:
+                self._used = None
+
+    def _reload(self, tracked: Tracked, reload: Reload, running: Iterable[Tracked]) -> None:
         name = namespace_identity(tracked.request)
-        old = self._cached_keys() if self._adapters[name].used else frozenset()
-        self._adapters[name] = _Adapter(reload.generation, reload.files, old_keys=old)
+        used = self._used is None or name in self._used
+        old: frozenset[bytes] = self._keys_in_engine() if used else frozenset()
+        self._remember(name, _Adapter(reload.generation, reload.files, old_keys=old))
         for other in running:
             same = other is not tracked and namespace_identity(other.request) == name
             if same and other.request.num_computed_tokens:
@@ -214,7 +242,8 @@ class Epochs:
 
 
 def _files(lora: "LoRARequest") -> tuple[object, ...] | None:
-    """What tells an adapter's files from rewritten ones; None if they cannot be read here."""
+    """Marks of an adapter's files, which change when they are written again; None if they cannot be
+    read here."""
     try:
         with os.scandir(lora.lora_path) as entries:
             return tuple(

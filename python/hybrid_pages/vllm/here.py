@@ -26,5 +26,5 @@ def worker_here(engine_id: str | None, arena: str) -> StoresEnder | None:
 
 
 def note_worker(engine_id: str | None, arena: str, worker: StoresEnder) -> None:
-    """Says which worker half works on an arena."""
+    """Notes the worker half that works on an arena."""
     _HERE[engine_id, arena] = worker

@@ -1,4 +1,4 @@
-"""What an application may say about a request: where its prompts will fork.
+"""Hints that an application may give with a request: where later prompts will fork.
 
 ``kv_transfer_params={"hybrid_pages": {"checkpoint_at": [1024, 5000]}}`` asks for a checkpoint at
 the last boundary at or before each of these token positions.

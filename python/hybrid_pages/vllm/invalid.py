@@ -1,14 +1,96 @@
-"""Blocks that another connector could not load, and all that was computed from them."""
+"""Blocks that another connector could not load, and everything that was computed from them.
+
+A step may have gone on from such blocks before their failure is reported. vLLM forgets only a part
+of the results (``Scheduler._update_requests_with_invalid_blocks``): it makes one request compute
+each block again, counts it as computed for others that share it, and under asynchronous scheduling
+goes on with a token of the step after. So this module follows the blocks through the requests that
+hold them, including those that ended before the report.
+"""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.epochs import Epochs
+from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.states import Tables
+from hybrid_pages.vllm.store import Stores
+from hybrid_pages.vllm.tracking import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+
+
+class InvalidBlocks:
+    """Follows invalid blocks, and remembers ended requests while a report may name their blocks.
+
+    Args:
+        grid: how vLLM cuts sequences into blocks and hashes.
+        epochs: told which requests went on from invalid blocks.
+    """
+
+    def __init__(self, grid: BlockGrid, epochs: Epochs) -> None:
+        self.grid, self.epochs = grid, epochs
+        self._ended: list[tuple[str, Tables, int]] = []
+        """Blocks of requests that have ended, and updates until no report can name them."""
+        self._updates = 0
+
+    @property
+    def expected(self) -> bool:
+        """Whether a load of another connector may still be reported as failed."""
+        return self._updates > 0
+
+    def expect(self) -> None:
+        """A request has gone on from what another connector said it would load."""
+        self._updates = versions.STEPS_IN_FLIGHT
+
+    def updated(self) -> None:
+        """The report of a step has come."""
+        self._updates = max(0, self._updates - 1)
+        self._ended = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
+
+    def ended(self, request_id: str, tables: Tables) -> None:
+        """A request ended with these blocks."""
+        if self.expected:
+            self._ended.append((request_id, tables, versions.STEPS_IN_FLIGHT))
+
+    def follow(
+        self,
+        blocks: Iterable[int],
+        requests: Mapping[str, Tracked],
+        tables: Mapping[str, Tables],
+        pool: "BlockPool | None",
+        stores: Stores,
+    ) -> None:
+        """Keeps everything that was computed from invalid blocks from being published.
+
+        Args:
+            blocks: ids of the invalid blocks.
+            requests: those that have not ended, by id.
+            tables: the blocks of those requests.
+            pool: vLLM's block pool, whose prefix cache loses the blocks.
+            stores: stores under way, some of which may copy such blocks.
+        """
+        ended = {request_id: held for request_id, held, _ in self._ended}
+        wrong, firsts = spread(blocks, {**ended, **tables})
+        if pool is not None:
+            versions.forget_blocks(pool, wrong)
+        stores.void(firsts, wrong)
+        for request_id, first in firsts.items():
+            tracked = requests.get(request_id)
+            if tracked is None:
+                continue
+            tracked.others = 0
+            waits = tracked.position is None
+            if waits and tracked.request.num_computed_tokens <= first * self.grid.block_tokens:
+                continue  # nothing was computed from them, and it computes them itself
+            self.epochs.spoil(tracked, first * self.grid.stride)
 
 
 def spread(invalid: Iterable[int], tables: Mapping[str, Tables]) -> tuple[set[int], dict[str, int]]:
     """Follows invalid blocks through the requests that hold them.
 
-    Whatever comes after an invalid block in a request was computed from it, and others may have
+    Every block after an invalid one in a request was computed from it, and other requests may have
     found it in the engine's own cache, behind another copy of the invalid one.
 
     Args:

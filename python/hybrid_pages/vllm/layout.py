@@ -10,44 +10,39 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    KVCacheTensor,
-    KVQuantMode,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
-)
 
 from hybrid_pages import Geometry, GeometryError, Group, Layer, LayerMap, Segment
 from hybrid_pages.adapter.arrays import dtype_name
 from hybrid_pages.adapter.strides import runs
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        KVCacheTensor,
+        MambaSpec,
+    )
 
-_ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
 _MAX_RUNS = 4096
 
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """How vLLM cuts token sequences: N tokens a block, a hash every ``N // stride`` tokens."""
+    """How vLLM cuts token sequences: N tokens per block, a hash every ``N // stride`` tokens."""
 
     block_tokens: int
     stride: int
     exports_states: bool = False
     """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
-    state over from inside the step (``MambaSpec.num_prefill_checkpoint_blocks``)."""
+    state over from inside the step."""
 
 
-def block_grid(config: KVCacheConfig, hash_block_size: int | None = None) -> BlockGrid:
-    """The one block size that all groups share, and how many hashes a block has.
+def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
+    """The one block size that all groups share, and the number of hashes per block.
 
     Raises:
         UnsupportedError: groups of different block sizes, or a hash granularity that does not
@@ -60,41 +55,42 @@ def block_grid(config: KVCacheConfig, hash_block_size: int | None = None) -> Blo
             f"{', '.join(map(str, sizes)) or 'no group'} tokens"
         )
     block_tokens = sizes[0]
-    hash_tokens = hash_block_size or config.hash_block_size or block_tokens
+    hash_tokens = hash_block_size or versions.hash_tokens(config) or block_tokens
     if block_tokens % hash_tokens:
         raise UnsupportedError(
             f"prefix match unit: expected a divisor of the block size {block_tokens}, found "
             f"{hash_tokens} tokens"
         )
-    recurrent = [spec for spec in _all_specs(config) if isinstance(spec, MambaSpec)]
-    exports = bool(recurrent) and all(spec.num_prefill_checkpoint_blocks for spec in recurrent)
+    recurrent = [spec for spec in _all_specs(config) if versions.kind_of(spec) == "recurrent"]
+    exports = bool(recurrent) and all(map(versions.exports_states, recurrent))
     return BlockGrid(block_tokens, block_tokens // hash_tokens, exports)
 
 
-def has_states(config: KVCacheConfig) -> bool:
+def has_states(config: "KVCacheConfig") -> bool:
     """Whether there are recurrent layers."""
-    return any(isinstance(spec, MambaSpec) for spec in _all_specs(config))
+    return any(versions.kind_of(spec) == "recurrent" for spec in _all_specs(config))
 
 
-def _all_specs(config: KVCacheConfig) -> Iterable[KVCacheSpec]:
+def _all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
     for group in config.kv_cache_groups:
-        yield from (_layer_spec(group, name) for name in group.layer_names)
+        yield from (versions.layer_spec(group, name) for name in group.layer_names)
 
 
-def require_groups(config: KVCacheConfig) -> None:
-    """Refuses kinds of KV cache that have not been shown to work, naming layer and kind.
+def require_groups(config: "KVCacheConfig") -> None:
+    """Rejects kinds of KV cache that no test has shown to work, naming layer and kind.
 
     Raises:
         UnsupportedError: with what was found and what is accepted.
     """
     for index, group in enumerate(config.kv_cache_groups):
         for name in group.layer_names:
-            spec = _layer_spec(group, name)
+            spec = versions.layer_spec(group, name)
             if group.is_eagle_group:
                 raise UnsupportedError(f"group {index}, layer {name!r}: draft-model layers")
             if group.host_resident or not group.enable_kv_transfer:
                 raise UnsupportedError(f"group {index}, layer {name!r}: not a transferable group")
-            if isinstance(spec, MambaSpec):
+            kind = versions.kind_of(spec)
+            if kind == "recurrent":
                 if spec.mamba_cache_mode != "align":
                     raise UnsupportedError(
                         f"layer {name!r}: mamba_cache_mode: expected 'align', found "
@@ -105,11 +101,10 @@ def require_groups(config: KVCacheConfig) -> None:
                         f"layer {name!r}: speculative state blocks: expected 0, found "
                         f"{spec.num_speculative_blocks}"
                     )
-            elif type(spec) in (*_ATTENTION, SlidingWindowSpec):
-                if spec.kv_quant_mode != KVQuantMode.NONE:
+            elif kind is not None:
+                if quantisation := versions.quantisation(spec):
                     raise UnsupportedError(
-                        f"layer {name!r}: quantised KV cache ({spec.kv_quant_mode.name}): expected "
-                        "none"
+                        f"layer {name!r}: quantised KV cache ({quantisation}): expected none"
                     )
                 if spec.tokens_per_state != 1:
                     raise UnsupportedError(
@@ -123,8 +118,8 @@ def require_groups(config: KVCacheConfig) -> None:
                 )
 
 
-def planned_geometry(config: "VllmConfig", kv_cache_config: KVCacheConfig) -> Geometry | None:
-    """What pages and checkpoints take, as far as vLLM's plan says it without the tensors.
+def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry | None:
+    """The sizes of pages and checkpoints, as far as vLLM's plan tells them without the tensors.
 
     Scheduler and workers derive it on their own, and it is what the arena is made for. The order of
     bytes inside a page is not in it: only the tensors tell, see :func:`read_layout`.
@@ -149,7 +144,7 @@ def planned_geometry(config: "VllmConfig", kv_cache_config: KVCacheConfig) -> Ge
     for group in kv_cache_config.kv_cache_groups:
         layers = []
         for name in group.layer_names:
-            segments = _planned_segments(_layer_spec(group, name), strides.get(name, 0))
+            segments = _planned_segments(versions.layer_spec(group, name), strides.get(name, 0))
             if segments is None:
                 return None
             layers.append(Layer(name, segments))
@@ -163,7 +158,7 @@ def planned_geometry(config: "VllmConfig", kv_cache_config: KVCacheConfig) -> Ge
 
 
 def require_sizes(plan: Geometry, found: Geometry) -> None:
-    """Refuses tensors whose pages or checkpoints are not as large as planned.
+    """Rejects tensors whose pages or checkpoints are not as large as planned.
 
     Raises:
         GeometryError: the first class that differs.
@@ -171,14 +166,14 @@ def require_sizes(plan: Geometry, found: Geometry) -> None:
     for planned, item in zip(plan.classes, found.classes, strict=True):
         if planned.entry_bytes != item.entry_bytes:
             raise GeometryError(
-                f"class {item.index} ({item.kind}): expected {planned.entry_bytes} bytes a block "
+                f"class {item.index} ({item.kind}): expected {planned.entry_bytes} bytes per block "
                 f"by vLLM's plan, found {item.entry_bytes} in its tensors"
             )
 
 
 def read_layout(
     config: "VllmConfig",
-    kv_cache_config: KVCacheConfig,
+    kv_cache_config: "KVCacheConfig",
     kv_caches: Mapping[str, torch.Tensor],
     *,
     hash_block_size: int | None = None,
@@ -207,7 +202,7 @@ def read_layout(
     for group_index, group in enumerate(kv_cache_config.kv_cache_groups):
         layers = []
         for layer_index, name in enumerate(group.layer_names):
-            spec = _layer_spec(group, name)
+            spec = versions.layer_spec(group, name)
             view = _LayerView.of(name, spec, kv_caches, kv_cache_config.num_blocks)
             view.require_placement(*placements.get(name, (None, 0)))
             layers.append(Layer(name, view.segments()))
@@ -232,30 +227,23 @@ def read_layout(
     return geometry, maps
 
 
-def _layer_spec(group: KVCacheGroupSpec, layer: str) -> KVCacheSpec:
-    spec = group.kv_cache_spec
-    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
-
-
-def _group(group: KVCacheGroupSpec, layers: list[Layer]) -> Group:
-    spec = _layer_spec(group, group.layer_names[0])
-    if isinstance(spec, MambaSpec):
-        return Group("recurrent", layers)
-    if isinstance(spec, SlidingWindowSpec):
-        window = spec.sliding_window + spec.extra_retained_tokens
-        return Group("window", layers, window_tokens=window)
-    return Group("attention", layers)
+def _group(group: "KVCacheGroupSpec", layers: list[Layer]) -> Group:
+    spec = versions.layer_spec(group, group.layer_names[0])
+    kind = versions.kind_of(spec)
+    if kind == "window":
+        return Group("window", layers, window_tokens=versions.window_tokens(spec))
+    return Group("recurrent" if kind == "recurrent" else "attention", layers)
 
 
 def _identity(
-    config: "VllmConfig", kv_cache_config: KVCacheConfig, kernels: Iterable[int]
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", kernels: Iterable[int]
 ) -> dict[str, str]:
     """Everything the bytes depend on that their shapes do not say."""
-    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
-
     model, cache = config.model_config, config.cache_config
     recurrent = {
-        spec.mamba_type.name for spec in _all_specs(kv_cache_config) if isinstance(spec, MambaSpec)
+        spec.mamba_type.name
+        for spec in _all_specs(kv_cache_config)
+        if versions.kind_of(spec) == "recurrent"
     }
     return {
         "model": str(model.model),
@@ -264,7 +252,7 @@ def _identity(
         "quantization": str(model.quantization),
         "cache_dtype": str(cache.cache_dtype),
         "layout": str(kv_cache_config.kv_cache_layout),
-        "conv_state_layout": get_conv_state_layout(),
+        "conv_state_layout": versions.conv_state_layout(),
         "recurrent_kinds": ",".join(sorted(recurrent)),
         "kernel_block_tokens": ",".join(map(str, kernels)),
         "attention_backend": str(config.attention_config.backend),
@@ -272,7 +260,7 @@ def _identity(
     }
 
 
-def _state_segments(spec: MambaSpec) -> list[Segment]:
+def _state_segments(spec: "MambaSpec") -> list[Segment]:
     names = ("conv", "ssm") if len(spec.shapes) == 2 else ()
     return [
         Segment(names[i] if names else f"state{i}", dtype_name(dtype), list(shape))
@@ -280,9 +268,9 @@ def _state_segments(spec: MambaSpec) -> list[Segment]:
     ]
 
 
-def _planned_segments(spec: KVCacheSpec, stride: int) -> list[Segment] | None:
+def _planned_segments(spec: "KVCacheSpec", stride: int) -> list[Segment] | None:
     known = stride == spec.page_size_bytes
-    if isinstance(spec, MambaSpec):
+    if versions.kind_of(spec) == "recurrent":
         return _state_segments(spec) if known else None
     if not known and spec.page_size_padded is not None:
         return None
@@ -295,7 +283,7 @@ class _LayerView:
     """One layer's registered tensor, checked against its spec."""
 
     name: str
-    spec: KVCacheSpec
+    spec: "KVCacheSpec"
     tensor: torch.Tensor
     kernel_blocks: int
 
@@ -303,7 +291,7 @@ class _LayerView:
     def of(
         cls,
         name: str,
-        spec: KVCacheSpec,
+        spec: "KVCacheSpec",
         kv_caches: Mapping[str, torch.Tensor],
         num_blocks: int,
     ) -> "_LayerView":
@@ -311,7 +299,7 @@ class _LayerView:
         if not isinstance(tensor, torch.Tensor):
             found = "nothing" if tensor is None else f"a {type(tensor).__name__}"
             raise GeometryError(f"layer {name!r}: expected one registered tensor, found {found}")
-        if isinstance(spec, MambaSpec):
+        if versions.kind_of(spec) == "recurrent":
             dtype, content = torch.int8, (1, 1, spec.state_content_size_bytes)
         else:
             dtype = spec.dtype
@@ -350,8 +338,8 @@ class _LayerView:
     def block_stride(self) -> int:
         return self.tensor.stride(0) * self.tensor.element_size() * self.kernel_blocks
 
-    def require_placement(self, planned: KVCacheTensor | None, index: int) -> None:
-        """Refuses a tensor that does not lie where vLLM's plan puts it."""
+    def require_placement(self, planned: "KVCacheTensor | None", index: int) -> None:
+        """Rejects a tensor that does not lie where vLLM's plan puts it."""
         if planned is None:
             raise GeometryError(
                 f"layer {self.name!r}: expected in a kv_cache_tensor, found in none"
@@ -381,10 +369,10 @@ class _LayerView:
             raise UnsupportedError(f"layer {self.name!r}: {error}") from None
 
     def segments(self) -> list[Segment]:
-        """What a block of this layer is made of, in the order its bytes lie in memory."""
-        if isinstance(self.spec, MambaSpec):
+        """The segments of a block of this layer, in the order that its bytes have in memory."""
+        if versions.kind_of(self.spec) == "recurrent":
             return _state_segments(self.spec)
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
         order = sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
-        name = "latent" if isinstance(self.spec, MLAAttentionSpec) else "kv"
+        name = "latent" if versions.is_latent(self.spec) else "kv"
         return [Segment(name, dtype_name(self.tensor.dtype), [sizes[dim] for dim in order])]

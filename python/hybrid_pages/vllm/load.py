@@ -47,7 +47,7 @@ class Loads:
         keys = request.block_hashes
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
         tracked.lookup = Lookup(local_tokens, hit.blocks * n, hit.pages * n, hit.missing)
-        if tracked.refused or hit.blocks * n <= local_tokens:
+        if tracked.skips_loads or hit.blocks * n <= local_tokens:
             return 0
         tracked.lease = self.cache.acquire(
             tracked.namespace, keys, stride=stride, first=local_tokens // n, limit=limit
@@ -73,7 +73,7 @@ class Loads:
             job = LoadJob(request.request_id, self._entries(lease, tables, local, n))
         except Exception as error:
             logger.exception("the load of request %s could not be planned", request.request_id)
-            job = LoadJob(request.request_id, [], refused=str(error))
+            job = LoadJob(request.request_id, [], rejected=str(error))
         self._planned.append(job)
 
     def _entries(
@@ -96,11 +96,11 @@ class Loads:
             entries.append((entry.class_index, entry.slots, targets, entry.checksums))
         return entries
 
-    def admitted(self, tracked: Tracked, start: int) -> int:
-        """Counts what a request is scheduled behind: ``start`` tokens.
+    def scheduled(self, tracked: Tracked, start: int) -> int:
+        """Counts the ``start`` tokens that a request is scheduled behind.
 
-        Its lookup counts once, and so do its hits: what a preempted one finds when it comes back
-        are, for the most part, tokens that it has computed itself.
+        A request's lookup counts once, and so do its hits: most tokens that a preempted one finds
+        when it comes back are those that it has computed itself.
 
         Returns:
             How many of them another connector says to have loaded, at most.
@@ -109,7 +109,7 @@ class Loads:
         host, rest = tracked.loaded, start - tracked.loaded
         if lookup is None:
             return rest
-        # vLLM's own hit may end inside a block, and then nobody loads beyond it.
+        # vLLM's own hit may end inside a block, and then no connector loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
         self.figures.count(hits, rest - other, "local")
@@ -148,13 +148,13 @@ class Loads:
         self.figures.count("failures", label=failed[0].reason)
         self._failed.add(request_id)
         if tracked is not None:
-            tracked.refused, tracked.loaded = True, 0
+            tracked.skips_loads, tracked.loaded = True, 0
         lease = self._in_flight.get(request_id)
         if lease is not None:
             self.cache.invalidate(lease)
 
     def released(self, request_id: str) -> bool:
-        """Every rank has ended the load: its slots may be evicted again.
+        """Ends a load that every rank has ended: its slots may be evicted again.
 
         Returns:
             Whether it failed on some rank.

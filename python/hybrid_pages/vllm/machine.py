@@ -19,7 +19,7 @@ def boot_id() -> str:
 
 
 def require_machine(what: str, expected: str, found: str) -> None:
-    """Refuses two processes on different machines.
+    """Rejects two processes on different machines.
 
     Raises:
         UnsupportedError: with both boot ids.
@@ -28,5 +28,5 @@ def require_machine(what: str, expected: str, found: str) -> None:
         raise UnsupportedError(
             f"{what}: expected scheduler and workers on one machine, whose memory they share, "
             f"found boot ids {expected or 'unknown'} and {found or 'unknown'}: place the engine on "
-            "one machine (with Ray: one node that has a GPU for each rank)"
+            "one machine (with Ray: one node that has a GPU per rank)"
         )

@@ -1,4 +1,4 @@
-"""What travels between the scheduler half and the worker halves; all of it pickles."""
+"""Messages between the scheduler half and the worker halves; all of them pickle."""
 
 from dataclasses import dataclass, field
 
@@ -12,15 +12,15 @@ StoreEntry = tuple[int, list[int], list[int]]
 """(class index, arena slots, engine block ids in the order of the class's groups)."""
 
 LoadEntry = tuple[int, list[int], list[int], list[int]]
-"""A :data:`StoreEntry` with the checksum of each rank's part."""
+"""A :data:`StoreEntry` with the checksum of each rank's shard."""
 
 LoadEntryOfRank = tuple[int, list[int], list[int], int | None]
-"""A :data:`StoreEntry` with the checksum of one rank's part, None if it is not compared."""
+"""A :data:`StoreEntry` with the checksum of one rank's shard, None if it is not compared."""
 
 
 @dataclass
 class Report(KVConnectorHandshakeMetadata):
-    """What a worker has read from its plan and its tensors."""
+    """The geometries that a worker has read from its plan and from its tensors."""
 
     rank: int
     plan: str
@@ -43,11 +43,12 @@ class StoreJob:
 
 @dataclass(frozen=True)
 class LoadJob:
-    """Entries to copy into the blocks of a waiting request; ``refused`` fails it unread."""
+    """Entries to copy into the blocks of a waiting request; ``rejected`` is why it could not be
+    planned: it fails, and copies nothing."""
 
     request: str
     entries: list[LoadEntry]
-    refused: str | None = None
+    rejected: str | None = None
 
 
 @dataclass
@@ -60,12 +61,12 @@ class StepMetadata(KVConnectorMetadata):
     stores: list[StoreJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     idle: bool = False
-    """No tokens run in this step: waiting for a copy delays nobody."""
+    """No tokens run in this step, so waiting for a copy delays no request."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank's copies of one job ended."""
+    """The end of one rank's copies of one job."""
 
     rank: int
     error: str | None = None

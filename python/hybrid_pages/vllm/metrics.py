@@ -1,4 +1,4 @@
-"""What the connector counts, as vLLM connector stats and as Prometheus metrics.
+"""Counters and gauges of the connector, as vLLM connector stats and as Prometheus metrics.
 
 Counters hold what happened since they were last taken; gauges hold how things stand. A key is a
 metric's name, or ``name:label`` where the metric has a label.
@@ -23,7 +23,7 @@ KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
 """Entries of a class of groups, as they are counted."""
 
 COUNTERS = {
-    "lookups": (None, "Requests whose prefix was looked up at admission."),
+    "lookups": (None, "Requests whose prefix was looked up when they were scheduled."),
     "lookup_tokens": (None, "Prompt tokens of the requests looked up."),
     "hit_tokens": (
         "source",

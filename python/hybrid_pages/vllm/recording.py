@@ -1,8 +1,9 @@
 """A trace of what an engine was asked, to replay in the lab: ``hybrid-pages replay``.
 
 Lengths, times and hashes, never a token. A recording's hashes are made with a secret that is never
-written, so that nobody can find out from it whether a text that he has was among the prompts.
-Format: JSON lines; the first names the format and the block size, then one a request, at its end:
+written, so the file does not tell whether a known text was among the prompts.
+Format: JSON lines; the first names the format and the block size, then one per request, written
+when it ends:
 ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``.
 """
 
@@ -28,11 +29,11 @@ class Recording:
     Args:
         directory: where it goes; made if it is not there.
         block_tokens: N.
-        stride: hashes a block.
+        stride: hashes per block.
         figures: where a failure is counted.
 
     Raises:
-        SettingsError: the file cannot be made: said at start, while somebody looks.
+        SettingsError: the file cannot be made; raised at startup.
     """
 
     def __init__(self, directory: Path, block_tokens: int, stride: int, figures: Figures) -> None:

@@ -1,25 +1,26 @@
-"""The scheduler half: what is known, what moves in a step, what is published."""
+"""The scheduler half: follows requests, plans each step's copies, publishes what was stored."""
 
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import RequestStatus
-
-from hybrid_pages import Arena, Cache, Geometry, GeometryError
+from hybrid_pages import Arena, Cache, Geometry
 from hybrid_pages.adapter.errors import EngineError
-from hybrid_pages.adapter.pool import GIB, Pool
+from hybrid_pages.adapter.pool import Pool
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.agreement import Agreement
 from hybrid_pages.vllm.checkpoints import Checkpoints
+from hybrid_pages.vllm.describe import describe
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.here import worker_here
-from hybrid_pages.vllm.invalid import spread
+from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.machine import boot_id, require_machine
+from hybrid_pages.vllm.machine import boot_id
 from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob, WorkerMetadata
-from hybrid_pages.vllm.metrics import KINDS, Figures, HybridPagesStats
+from hybrid_pages.vllm.metrics import Figures, HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.states import Tables
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
-
-
-_STEPS_IN_FLIGHT = 2
-"""A step is reported by the second update after it was planned, if not by the first."""
-_FAILED = RequestStatus.FINISHED_ERROR
 
 
 class SchedulerHalf:
@@ -82,18 +78,13 @@ class SchedulerHalf:
         self.figures = Figures()
         self.epochs = Epochs()
         self.connected = False
-        self._plan: Geometry | None = None
-        self._reports: dict[int, Report] = {}
-        self._confirmed = False
-        self._refused: str | None = None
+        self.agreement = Agreement(ranks, plan)
+        self._stopped = False
         self._manager: KVCacheManager | None = None
         self._pool: BlockPool | None = None
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
-        self._gone: list[tuple[str, Tables, int]] = []
-        """Blocks of requests that have ended, and updates until no report can name them."""
-        self._wary = 0
-        """Updates until every load of another connector has been reported on."""
+        self._invalid = InvalidBlocks(grid, self.epochs)
         self._recording: Recording | None = None
         if settings.trace_dir:
             self._recording = Recording(
@@ -105,7 +96,7 @@ class SchedulerHalf:
     # ---- start
 
     def _connect(self, plan: Geometry) -> None:
-        self._plan = self.geometry = plan
+        self.geometry = plan
         pool = Pool(plan, host_gb=self.settings.host_gb, policy=self.settings.policy)
         self.cache, self.arena = pool.cache, pool.arena
         self.checkpoints = Checkpoints(plan, self.cache, self.grid, self.settings, self.figures)
@@ -116,48 +107,27 @@ class SchedulerHalf:
         logger.info("%s", self.describe())
 
     def confirm(self, reports: Iterable[Report]) -> None:
-        """Takes what ranks have read: at start if vLLM hands it over, and with first metadata.
+        """Takes the ranks' reports: at startup if vLLM hands them over, and with first metadata.
 
         Raises:
+            BudgetError: ``host_gb`` cannot hold one entry of each kind.
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
             UnsupportedError: a rank on another machine.
         """
-        news = [report for report in reports if report != self._reports.get(report.rank)]
-        for report in news:
-            require_machine(f"rank {report.rank}", boot_id(), report.machine)
-            if not 0 <= report.rank < self.ranks:
-                raise GeometryError(f"ranks: expected 0 to {self.ranks - 1}, found {report.rank}")
-            plan = Geometry.from_json(report.plan)
-            if self._plan is None:
-                self._connect(plan)
-            elif difference := self._plan.difference(plan):
-                raise GeometryError(
-                    f"rank {report.rank} plans another cache than the scheduler: {difference}"
-                )
-            self._reports[report.rank] = report
-        if news:
-            self._compare()
-
-    def _compare(self) -> None:
-        found = {
-            rank: Geometry.from_json(report.geometry) for rank, report in self._reports.items()
-        }
-        for rank, geometry in found.items():
-            first = min(found)
-            if difference := found[first].difference(geometry):
-                raise GeometryError(f"rank {rank} differs from rank {first}: {difference}")
-        if len(found) == self.ranks and not self._confirmed:
-            self._confirmed = True
-            self.geometry = found[0]
+        agreed = self.agreement.take(reports)
+        if self.agreement.plan is not None and not self.connected:
+            self._connect(self.agreement.plan)
+        if agreed and self.agreement.geometry is not None:
+            self.geometry = self.agreement.geometry
             logger.info(
                 "hybrid-pages: all %d ranks hold what was planned, fingerprint %s",
                 self.ranks,
                 self.geometry.fingerprint.hex()[:12],
             )
 
-    def _refuse(self, error: Exception) -> None:
-        """From now on nothing is stored or loaded: the workers are not as planned."""
-        self._refused = str(error)
+    def _stop(self, error: Exception) -> None:
+        """Stores and loads nothing from now on: the workers are not as planned."""
+        self._stopped = True
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
         self.figures.count("failures", label="geometry")
         if self.connected:
@@ -166,34 +136,13 @@ class SchedulerHalf:
 
     @property
     def serving(self) -> bool:
-        """Whether there is a cache, and nothing speaks against its use."""
-        return self.connected and self._refused is None
+        """Whether there is a cache, and the workers are as planned, as far as known."""
+        return self.connected and not self._stopped
 
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
-        sizes = dict.fromkeys(KINDS, 0)
-        for item in self.geometry.classes:
-            sizes[item.kind] += item.entry_bytes
-        counts = {kind: sum(group.kind == kind for group in self.geometry.groups) for kind in KINDS}
-        groups = " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-        page = sizes["attention"] + sizes["window"]
-        budget = self.arena.nbytes
-        tokens = budget // (page + sizes["recurrent"]) * self.geometry.block_tokens
-        return (
-            f"hybrid-pages: N={self.geometry.block_tokens} tokens a block, groups: {groups}, "
-            f"{self._describe_states()}ranks: {self.ranks}, page {_size(page)}, "
-            f"checkpoint {_size(sizes['recurrent'])}, "
-            f"host budget {_size(budget)} = {self.arena.slots} slots of "
-            f"{_size(self.arena.slot_bytes)}, holds at least {tokens} tokens (with a checkpoint at "
-            "every boundary)"
-        )
-
-    def _describe_states(self) -> str:
-        if all(item.kind != "recurrent" for item in self.geometry.classes):
-            return ""
-        if self.grid.exports_states:
-            return "states: at step ends and exported from inside a prefill's last step, "
-        return "states: at step ends, "
+        exports = self.grid.exports_states
+        return describe(self.geometry, self.arena, ranks=self.ranks, exports_states=exports)
 
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
@@ -209,7 +158,7 @@ class SchedulerHalf:
     # ---- a step, in vLLM's order of calls
 
     def arrived(self, request: "Request") -> None:
-        """A request has come, and may wait for its first lookup."""
+        """Notes a new request, which may wait for its first lookup."""
         self._arrived.add(request.request_id)
 
     def match(self, request: "Request", local_tokens: int) -> int:
@@ -226,7 +175,7 @@ class SchedulerHalf:
             self.cache.release_namespace(tracked.namespace)
             tracked.namespace, tracked.reload = namespace, reload
         else:
-            tracked = Tracked(request, namespace, reload=reload, refused=not self._may_load)
+            tracked = Tracked(request, namespace, reload=reload, skips_loads=not self._may_load)
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -271,7 +220,7 @@ class SchedulerHalf:
             start = tracked.request.num_computed_tokens
             try:
                 if tracked.position is None:
-                    self._admitted(tracked, start)
+                    self._scheduled(tracked, start)
                 elif start < tracked.position:
                     self._taken_back(tracked, start)
                 self.checkpoints.stepped(tracked, start + new_tokens)
@@ -286,72 +235,54 @@ class SchedulerHalf:
                 if job is not None:
                     yield job
 
-    def _admitted(self, tracked: Tracked, start: int) -> None:
-        """A request is scheduled for the first time in this admission, behind ``start`` tokens."""
-        if self.loads.admitted(tracked, start):
-            self._wary = _STEPS_IN_FLIGHT
+    def _scheduled(self, tracked: Tracked, start: int) -> None:
+        """A run of a request begins, behind ``start`` tokens."""
+        if self.loads.scheduled(tracked, start):
+            self._invalid.expect()
         if tracked.reads_cache is not None:
             tracked.request.skip_reading_prefix_cache = not tracked.reads_cache
             tracked.reads_cache = None
         local_tokens = start - tracked.loaded
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
-        self.epochs.admitted(tracked, hit, self._requests.values())
+        self.epochs.scheduled(tracked, hit, self._requests.values())
 
     def _taken_back(self, tracked: Tracked, start: int) -> None:
-        """Tokens from ``start`` on were computed in vain: a session that streams its input goes on
-        otherwise. Their pages are written again; what they did to a state stays in it."""
-        tracked.stored_blocks = min(tracked.stored_blocks, start // self.grid.block_tokens)
+        """Tokens from ``start`` on were taken back: a session that streams its input goes on with
+        others. Their pages are written again, but a state that includes them stays wrong."""
+        tracked.offered_blocks = min(tracked.offered_blocks, start // self.grid.block_tokens)
         if self.checkpoints.recurrent:
             self.epochs.distrust(tracked, start // self.grid.block_tokens * self.grid.stride)
 
     def invalid(self, blocks: Iterable[int]) -> None:
-        """Another connector could not load these blocks, and a step has gone on from them.
-
-        What was computed from them is as wrong, and vLLM forgets only a part of it
-        (``Scheduler._update_requests_with_invalid_blocks``): it makes one request compute each
-        block again, counts it as computed for others that share it, and under asynchronous
-        scheduling goes on with a token of the step after.
-        """
-        tables = {request_id: held for request_id, held, _ in self._gone}
-        tables.update((request_id, self._tables(request_id)) for request_id in self._requests)
-        wrong, firsts = spread(blocks, tables)
-        if self._pool is not None:
-            self._pool.evict_blocks(wrong)
-        self.stores.void(firsts, wrong)
-        for request_id, first in firsts.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None:
-                continue
-            tracked.others = 0
-            waits = tracked.position is None
-            if waits and tracked.request.num_computed_tokens <= first * self.grid.block_tokens:
-                continue  # nothing was computed from them, and it computes them itself
-            self.epochs.spoil(tracked, first * self.grid.stride)
+        """Another connector could not load these blocks, and a step has gone on from them."""
+        if not self.connected:
+            return
+        tables = {request_id: self._tables(request_id) for request_id in self._requests}
+        self._invalid.follow(blocks, self._requests, tables, self._pool, self.stores)
 
     def updated(self) -> None:
         """The report of a step has come."""
-        self._wary = max(0, self._wary - 1)
-        self._gone = [(name, held, left - 1) for name, held, left in self._gone if left > 1]
+        self._invalid.updated()
 
     def _keys(self, tracked: Tracked) -> int | None:
-        """How many keys a request has of what it has computed in this admission."""
+        """How many keys a request has of what it has computed in this run."""
         n = self.grid.block_tokens
         return None if tracked.position is None else tracked.position // n * self.grid.stride
 
     def _tables(self, request_id: str) -> Tables:
-        """All blocks that vLLM holds for a request, also those that it has not told as computed."""
+        """All blocks that vLLM holds for a request, including those not reported as computed."""
         return () if self._manager is None else self._manager.get_block_ids(request_id)
 
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
-        """Takes the workers' word for what ended: publishes stores, ends loads."""
+        """Publishes stores and ends loads that the workers report as ended."""
         if isinstance(metadata, WorkerMetadata):
-            if self._refused is None:
+            if not self._stopped:
                 try:
                     self.confirm(metadata.reports)
                 except Exception as error:
-                    self._refuse(error)
-            trusted = self._confirmed and self._refused is None
+                    self._stop(error)
+            trusted = self.agreement.geometry is not None and not self._stopped
             for job, outcomes in metadata.stores.items():
                 self.stores.ended(job, outcomes, trusted=trusted)
             for request_id, outcomes in metadata.loads.items():
@@ -369,27 +300,22 @@ class SchedulerHalf:
                     self._recompute(request_id)
 
     def _recompute(self, request_id: str) -> None:
-        """A load failed: the request begins anew, as ``kv_load_failure_policy: recompute`` says.
-
-        Done here, since beside other connectors vLLM reads that policy for all of them, and by
-        default ends such requests.
-        """
+        """Has a request computed whose load failed, as ``kv_load_failure_policy: recompute``."""
         tracked = self._requests.get(request_id)
         if tracked is None:
             return  # it ended meanwhile
         if self._manager is None:
             raise EngineError("expected vLLM's cache manager at start, found none")
         request = tracked.request
-        self._manager.free(request)
-        request.num_computed_tokens = 0
-        if not all(report.alone for report in self._reports.values()):
+        versions.compute_anew(request, self._manager)
+        if not self.agreement.alone:
             # vLLM reserves room for it as for a request under way. If another connector loaded it
-            # now, it might wait for its own reservation for ever.
+            # now, it might wait for its own reservation forever.
             tracked.reads_cache = not request.skip_reading_prefix_cache
             request.skip_reading_prefix_cache = True
 
     def forget(self, request: "Request", tables: Tables) -> None:
-        """A request ended: lets go of what no copy under way needs."""
+        """A request ended: forgets whatever no copy under way needs."""
         self._arrived.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
@@ -398,14 +324,13 @@ class SchedulerHalf:
             self._settle()
 
     def _forget(self, tracked: Tracked, tables: Tables) -> None:
-        name, failed = tracked.request.request_id, tracked.request.status == _FAILED
+        name, failed = tracked.request.request_id, versions.failed(tracked.request)
         tracked.drop_lease()
         try:
-            held = self._tables(name) if tracked.spoiled or self._wary else ()
-            if self._wary:
-                self._gone.append((name, held, _STEPS_IN_FLIGHT))
-            aborted = tracked.request.status == RequestStatus.FINISHED_ABORTED
-            if not failed and not (aborted and self._wary):
+            unsure = self._invalid.expected
+            held = self._tables(name) if tracked.spoiled or unsure else ()
+            self._invalid.ended(name, held)
+            if not failed and not (unsure and versions.aborted(tracked.request)):
                 self.figures.count("hit_tokens", tracked.others, "other")
             self.epochs.ended(tracked, held)
             if failed:
@@ -427,10 +352,10 @@ class SchedulerHalf:
     def _settle(self) -> None:
         """Ends every store if the worker is in this process.
 
-        Nobody steps such an engine while it is idle: its blocks would stay pinned, and it could
+        Such an engine does not step while it is idle: blocks would stay pinned, and it could
         neither be reset nor sleep.
         """
-        if self.ranks != 1 or not self.storing or self._wary:
+        if self.ranks != 1 or not self.storing or self._invalid.expected:
             return
         worker = worker_here(self.engine_id, self.arena.path)
         if worker is None:
@@ -457,13 +382,13 @@ class SchedulerHalf:
     def reset(self) -> None:
         """Forgets every page and checkpoint; copies under way end unpublished.
 
-        What the engine has computed until now is not published later either.
+        Nothing that the engine has computed until now is published later either.
         """
         loading = self.loads.in_flight if self.connected else ()
         if self.epochs.reset(self._requests.values(), loading):
             logger.warning(
-                "vLLM has not emptied its own prefix cache, since blocks are in use: what goes on "
-                "from it is not stored (counted as skipped_entries, stale)"
+                "vLLM has not emptied its own prefix cache, since blocks are in use: requests that "
+                "go on from it are not stored (counted as skipped_entries, stale)"
             )
         self._clear()
 
@@ -477,7 +402,8 @@ class SchedulerHalf:
         """Forgets when the engine has, if the settings say so."""
         if self.epochs.engine_was_reset() and self.settings.follow_engine_resets:
             logger.info(
-                "vLLM has reset its prefix cache: so is hybrid-pages (follow_engine_resets)"
+                "vLLM has reset its prefix cache, so hybrid-pages is reset too "
+                "(follow_engine_resets)"
             )
             self._clear()
 
@@ -489,7 +415,7 @@ class SchedulerHalf:
         return self.figures.snapshot()
 
     def take_stats(self) -> HybridPagesStats | None:
-        """What happened since the last call, with the gauges of now; None if nothing did."""
+        """Counters since the last call and gauges of now; None if nothing was counted."""
         if self.figures.quiet:
             return None
         self._observe()
@@ -498,10 +424,3 @@ class SchedulerHalf:
     def _observe(self) -> None:
         if self.connected:
             self.figures.observe(self.cache.stats())
-
-
-def _size(nbytes: int) -> str:
-    for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.4g} {unit}"
-    return f"{nbytes} B"

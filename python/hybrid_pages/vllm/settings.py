@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
-from hybrid_pages.adapter.pool import GIB
 
 StoreMode = Literal["auto", "step", "background"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
@@ -16,7 +15,7 @@ CheckpointMode = Literal["none", "align", "all", "adaptive"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the connector can be told; every field has a default that works."""
+    """Settings of the connector; every field has a default that works."""
 
     host_gb: float = 4.0
     """Host memory for pages and checkpoints of all ranks of this engine, in GiB."""
@@ -30,8 +29,8 @@ class Settings:
     ``all``: wherever a step ended on a boundary. ``none``: nowhere."""
 
     checkpoint_interval: int = 0
-    """A checkpoint at least every so many tokens, in whole blocks; 0 for none. The engine ends a
-    step at each of them."""
+    """Tokens between checkpoints, at most, rounded up to whole blocks; 0 for no such limit. The
+    engine ends a step at each of them."""
 
     trace_dir: str = ""
     """Directory to record requests in for ``hybrid-pages replay``: lengths, times, salted hashes.
@@ -71,11 +70,6 @@ class Settings:
             )
         if not 1 <= self.copy_threads <= 256:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")
-
-    @property
-    def host_bytes(self) -> int:
-        """The budget in bytes."""
-        return int(self.host_gb * GIB)
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> "Settings":

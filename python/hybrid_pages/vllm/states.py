@@ -1,19 +1,18 @@
-"""Which of the engine's blocks holds the state of exactly one boundary, and what proves it.
+"""Finds the state block that holds the state of exactly one boundary, and proves it.
 
-A recurrent block is overwritten as its request goes on, so a block's place in the table says
-nothing. Two things prove a boundary: a step of this admission ended there, or the step runs past
-it and the kernels export it. The block is then the one in the table where the step ended, or one
-that vLLM hands over and that still carries the boundary's hash: hand-overs also name blocks that
-were freed, and given to others, meanwhile.
+The engine overwrites a state block as its request goes on, so a block's index in the table proves
+nothing. Two things prove a boundary: a step of this run ended there, or the step runs past it and
+the kernels export it. The block is then the one in the table where the step ended, or one that vLLM
+hands over and that still carries the boundary's hash: hand-overs also name blocks that were freed,
+and given to others, meanwhile.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
-
 from hybrid_pages import Geometry
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.tracking import Late, Tracked
 
@@ -34,7 +33,7 @@ class State:
     boundary: int
     """In blocks."""
     blocks: Mapping[int, int]
-    """The engine's block of each recurrent group; a group is left out if its block is not known."""
+    """The state block of each recurrent group; a group is left out if its block is not known."""
     kept: bool
     """vLLM keeps it itself, under its hash."""
 
@@ -141,14 +140,11 @@ class States:
         self, pool: "BlockPool", group: int, block: int, request: "Request", boundary: int
     ) -> bool:
         """Whether vLLM still knows a block as the state of a request's boundary."""
-        place = boundary * self.grid.stride - 1
-        if not 0 <= place < len(request.block_hashes):
+        index = boundary * self.grid.stride - 1
+        if not 0 <= index < len(request.block_hashes):
             return False
-        held = pool.blocks[block]
-        return (
-            held.block_hash_num_tokens == boundary * self.grid.block_tokens
-            and held.block_hash == make_block_hash_with_group_id(request.block_hashes[place], group)
-        )
+        tokens = boundary * self.grid.block_tokens
+        return versions.carries(pool.blocks[block], request.block_hashes[index], group, tokens)
 
 
 def _holds(tables: Tables, late: Late) -> bool:

@@ -1,7 +1,7 @@
 """Stores: from filled blocks to published entries.
 
 Blocks fill, their entries are reserved, the engine's source blocks are pinned, every rank copies,
-the lease commits, the pins go. A failure anywhere costs the store and nothing else.
+the lease commits, the pins go. A failure anywhere costs that store alone.
 """
 
 from collections.abc import Container, Iterable
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, WriteLease
 from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
@@ -66,7 +67,8 @@ class Stores:
     def plan(
         self, tracked: Tracked, new_tokens: int, state: "KVConnectorBlockState"
     ) -> StoreJob | None:
-        """What this step completes: pages of filled blocks, and states that are wanted.
+        """Plans a store of all that this step completes: pages of filled blocks, and states that
+        are wanted.
 
         Nothing stays reserved or pinned when it raises.
         """
@@ -76,7 +78,7 @@ class Stores:
         offers = state.boundary_state_offloads.get(request.request_id, ())
         self.states.advance(tracked, start, end)
         states_due = self.states.due(tracked, end, offers)
-        if not states_due and self._reach(tracked, end) <= tracked.stored_blocks:
+        if not states_due and self._reach(tracked, end) <= tracked.offered_blocks:
             return None  # most decode steps: the block tables are not even resolved
         tables = state.get_block_ids(request.request_id)
         if tables is None:
@@ -85,7 +87,7 @@ class Stores:
         return self._job(tracked, end, tables, found)
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
-        """What only the end of a request makes known: the keys of its last blocks.
+        """Plans a store of the last blocks of a request, whose keys only its end makes known.
 
         The job goes with the next step.
         """
@@ -110,11 +112,11 @@ class Stores:
             if self.checkpoints.wants(tracked, state):
                 sources |= self._checkpoint(state)
         reach = self._reach(tracked, end)
-        sources |= self._pages(tables, tracked.stored_blocks, reach)
+        sources |= self._pages(tables, tracked.offered_blocks, reach)
         if tracked.stale:
             self.figures.count("skipped_entries", len(sources), "stale")
         job = self._reserve(tracked, sources) if sources and not tracked.stale else None
-        tracked.stored_blocks = max(tracked.stored_blocks, reach)
+        tracked.offered_blocks = max(tracked.offered_blocks, reach)
         return job
 
     def _reach(self, tracked: Tracked, end: int) -> int:
@@ -184,13 +186,14 @@ class Stores:
             entries.append((entry.class_index, entry.slots, ids))
             pins += (pool.blocks[block] for block in ids)
         kinds = [KINDS[self.classes[entry.class_index].kind] for entry in lease.entries]
-        pool.touch(pins)
+        versions.pin(pool, pins)
         job, self._next_job = self._next_job, self._next_job + 1
         self._in_flight[job] = _Store(tracked, lease, kinds, pins)
         return StoreJob(job, entries)
 
     def void(self, requests: Container[str], blocks: Container[int] = ()) -> None:
-        """Nothing that is under way is published, of these requests and from these blocks."""
+        """Publishes nothing of the stores under way that belong to these requests or copy these
+        blocks."""
         for store in self._in_flight.values():
             pinned = any(block.block_id in blocks for block in store.pins)
             if pinned or store.owner.request.request_id in requests:
@@ -201,7 +204,7 @@ class Stores:
         for job in self.take_unsent():
             store = self._in_flight.pop(job.job)
             store.lease.abort()
-            self._bound().free_blocks(store.pins)
+            versions.unpin(self._bound(), store.pins)
 
     def ended(self, job: int, outcomes: Iterable[Outcome], *, trusted: bool = True) -> None:
         """Takes ranks' outcomes of a job; publishes it when all of them have copied.
@@ -209,7 +212,7 @@ class Stores:
         Args:
             job: its number.
             outcomes: of one or more ranks.
-            trusted: whether every rank was found to be as planned.
+            trusted: whether every rank has what the scheduler planned.
         """
         store = self._in_flight.get(job)
         if store is None:
@@ -233,7 +236,7 @@ class Stores:
         finally:
             store.lease.abort()  # of no effect after a commit
             if self.pool is not None:
-                self.pool.free_blocks(store.pins)
+                versions.unpin(self.pool, store.pins)
 
     def _publish(self, store: _Store) -> None:
         ordered = [store.outcomes[rank] for rank in range(self.ranks)]

@@ -1,32 +1,33 @@
-"""What is refused at start, by name: whatever no test has shown to be right."""
+"""Checks at startup: configurations that no test has shown to work are rejected, by name."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.adapter.errors import UnsupportedError as UnsupportedError
 from hybrid_pages.adapter.versions import Supported
+from hybrid_pages.vllm import versions
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
 
-SUPPORTED = Supported(
+
+_SUPPORTED = Supported(
     user="hybrid-pages",
     package="vllm",
-    first=(0, 32),
-    end=(0, 34),
+    first=versions.SUPPORTED[0],
+    end=versions.SUPPORTED[1],
     remedy="install one of those, or start without HybridPagesConnector",
 )
-"""The vLLM versions that work."""
 
 
 def supported_range() -> str:
     """The supported versions as a requirement: ``>=0.32,<0.34``."""
-    return SUPPORTED.range
+    return _SUPPORTED.range
 
 
 def is_supported(version: str) -> bool:
     """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
-    return SUPPORTED.includes(version)
+    return _SUPPORTED.includes(version)
 
 
 def require_version(version: str) -> None:
@@ -35,7 +36,21 @@ def require_version(version: str) -> None:
     Raises:
         VersionError: names the window and what was found.
     """
-    SUPPORTED.require(version)
+    _SUPPORTED.require(version)
+
+
+def require_reads() -> None:
+    """Rejects a vLLM that lacks something that the connector reads.
+
+    Raises:
+        UnsupportedError: names each attribute.
+    """
+    if missing := versions.missing():
+        raise UnsupportedError(
+            f"hybrid-pages does not fit vllm {versions.installed()}: install the latest release of "
+            f"vllm{supported_range()}, or start without HybridPagesConnector:\n  "
+            + "\n  ".join(missing)
+        )
 
 
 def require_config(
@@ -45,32 +60,32 @@ def require_config(
     transfer: "KVTransferConfig | None" = None,
     beside: Sequence[str] = (),
 ) -> None:
-    """Refuses every feature of the engine that has not been shown to work together with this cache.
+    """Rejects every feature of the engine that no test has shown to work together with this cache.
 
     Args:
         config: the engine's configuration.
         recurrent: whether the model has recurrent layers.
-        transfer: this connector's own part of it, if the engine's is another one's.
+        transfer: this connector's own transfer configuration, if the engine's is another one's.
         beside: connectors that made vLLM turn its hybrid KV cache manager off, as far as known.
 
     Raises:
-        UnsupportedError: one line for each refused feature, with what was found and what to set.
+        UnsupportedError: one line for each rejected feature, with what was found and what to set.
     """
-    refused = _refusals(config, transfer or config.kv_transfer_config)
+    rejected = _rejected(config, transfer or config.kv_transfer_config)
     if recurrent and config.scheduler_config.disable_hybrid_kv_cache_manager is True:
-        refused.append(_no_hybrid_manager(beside))
-    refuse(refused)
+        rejected.append(_no_hybrid_manager(beside))
+    reject(rejected)
 
 
-def refuse(refused: Sequence[str]) -> None:
-    """Refuses a configuration, if there is anything to refuse.
+def reject(reasons: Sequence[str]) -> None:
+    """Rejects a configuration if there is a reason to.
 
     Raises:
-        UnsupportedError: one line for each refused feature.
+        UnsupportedError: one line per reason.
     """
-    if refused:
+    if reasons:
         raise UnsupportedError(
-            "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(refused)
+            "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(reasons)
         )
 
 
@@ -87,7 +102,7 @@ def _no_hybrid_manager(beside: Sequence[str]) -> str:
     )
 
 
-def _refusals(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
+def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
     parallel, cache = config.parallel_config, config.cache_config
     checks = [
         (
@@ -115,7 +130,7 @@ def _refusals(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
         (
             parallel.data_parallel_size != 1,
             f"data_parallel_size: expected 1, found {parallel.data_parallel_size} (start one "
-            "engine a replica)",
+            "engine per replica)",
         ),
         (
             parallel.nnodes != 1,
@@ -131,7 +146,7 @@ def _refusals(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "encoder-decoder models: not supported",
         ),
         (
-            getattr(config.model_config, "is_diffusion", False),
+            config.model_config.is_diffusion,
             "diffusion models: not supported (a block is written again and again until its text is "
             "settled)",
         ),
@@ -144,4 +159,4 @@ def _refusals(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "encoder cache transfer: expected none, found an ec_transfer_config",
         ),
     ]
-    return [message for refused, message in checks if refused]
+    return [message for found, message in checks if found]

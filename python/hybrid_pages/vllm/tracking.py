@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Lookup(NamedTuple):
-    """What the last lookup of a request found, in tokens."""
+    """The result of a request's last lookup, in tokens."""
 
     local: int
     """vLLM's own prefix hit."""
@@ -30,7 +30,7 @@ class Late(NamedTuple):
     boundary: int
     """In blocks."""
     blocks: Mapping[int, int]
-    """The engine's block of each recurrent group."""
+    """The state block of each recurrent group."""
 
 
 class Reload(NamedTuple):
@@ -38,16 +38,20 @@ class Reload(NamedTuple):
 
     generation: int
     files: tuple[object, ...] | None
-    """What tells its files from rewritten ones."""
+    """Marks of its files, which change when the files are written again."""
 
 
 @dataclass
 class Tracked:
-    """One request."""
+    """One request.
+
+    A *run* begins where the engine schedules the request behind what it has from caches, and ends
+    when the request ends or is preempted.
+    """
 
     request: "Request"
     namespace: int
-    stored_blocks: int = 0
+    offered_blocks: int = 0
     """Leading blocks whose pages were offered to the cache."""
     lease: ReadLease | None = None
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
@@ -63,17 +67,17 @@ class Tracked:
     """Those of them at which the engine is asked to end a step."""
     arrival: float = 0.0
     """When it came, on the monotonic clock, if requests are recorded."""
-    refused: bool = False
+    skips_loads: bool = False
     """Nothing is loaded: a load of this request failed, or this engine only stores."""
     loaded: int = 0
-    """Tokens that this admission has from the cache."""
+    """Tokens that this run has from the cache."""
     position: int | None = None
-    """Tokens after the last step planned in this admission; None before the first."""
+    """Tokens after the last step planned in this run; None before the first."""
     ends: set[int] = field(default_factory=set)
-    """Boundaries, in blocks, at which a step of this admission ended."""
+    """Boundaries, in blocks, at which a step of this run ended."""
     late: Late | None = None
     stale: bool = False
-    """This admission goes on from bytes that a reset has declared old, or that are not those of its
+    """This run goes on from bytes that a reset has declared old, or that are not those of its
     tokens any more: none of it is published."""
     wrong_from: int = 0
     """The first block, in a stale one, that may hold such bytes."""
@@ -82,10 +86,10 @@ class Tracked:
     others: int = 0
     """Tokens that another connector said it had, until it is known whether it could load them."""
     reads_cache: bool | None = None
-    """What the request said of reading caches, while it is kept from it."""
+    """Whether the request asked to read caches, while it is kept from reading them."""
     reload: Reload | None = None
-    junction: int = 0
-    """vLLM's own junction, in tokens, which may lie inside a block."""
+    engine_fork: int = 0
+    """The fork that vLLM itself found, in tokens; it may lie inside a block."""
 
     def want(self, boundaries: Iterable[int]) -> None:
         """Adds boundaries that get a checkpoint."""
@@ -93,21 +97,21 @@ class Tracked:
         self.furthest = max(self.wanted, default=0)
 
     def restart(self) -> None:
-        """The engine has given up its blocks: what was known of them is void."""
-        self.stored_blocks = self.loaded = 0
+        """Forgets all that was known of its blocks: the engine has given them up."""
+        self.offered_blocks = self.loaded = 0
         self.position = self.late = None
         self.ends.clear()
         self.stale = self.spoiled = False
 
     def drop_lease(self) -> None:
-        """Lets go of what the last lookup held."""
+        """Releases the lease of the last lookup."""
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.release()
 
 
 def namespace_identity(request: "Request", generation: int = 0) -> bytes:
-    """What a request's bytes depend on beyond its block hashes.
+    """Everything that a request's bytes depend on beyond its block hashes.
 
     vLLM's hashes cover tokens, salt, images and the adapter's name; an adapter of the same name
     with another id or path is another adapter, and so is one that was loaded again in place.
@@ -119,5 +123,5 @@ def namespace_identity(request: "Request", generation: int = 0) -> bytes:
     lora = request.lora_request
     if lora is None:
         return b""
-    parts = [lora.lora_name, lora.lora_int_id, lora.lora_path]
-    return json.dumps([*parts, generation] if generation else parts).encode()
+    names = [lora.lora_name, lora.lora_int_id, lora.lora_path]
+    return json.dumps([*names, generation] if generation else names).encode()

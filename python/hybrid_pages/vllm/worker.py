@@ -1,6 +1,6 @@
 """The worker half: one rank's KV buffers, and the copies between them and the arena.
 
-It decides nothing: every job names its slots and blocks. A job that fails is reported with its
+It decides nothing: every job names slots and blocks. A job that fails is reported with its
 reason and leaves the engine running.
 """
 
@@ -45,7 +45,7 @@ _IDLE_WAIT_SECONDS = 0.002
 
 @dataclass
 class _Results:
-    """What ended since the last report."""
+    """Everything that ended since the last report."""
 
     metadata: WorkerMetadata = field(default_factory=WorkerMetadata)
     received: set[str] = field(default_factory=set)
@@ -74,12 +74,12 @@ class WorkerHalf:
         self.rank: int = config.parallel_config.rank
         self.plan: Geometry | None = None
         self.report: Report | None = None
-        """What the scheduler half has to know of this rank; None before caches are registered."""
+        """This rank's geometries, for the scheduler half; None before caches are registered."""
         self.geometry: Geometry | None = None
         self.engine: engines.CopyEngine | None = None
         self._device = torch.device("cpu")
         self._unfenced: str | None = None
-        self._refused: tuple[str, str] | None = None
+        self._failed_arena: tuple[str, str] | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._arena_path: str | None = None
@@ -118,7 +118,7 @@ class WorkerHalf:
             self.engine.close()
             self._collect()
             self.engine = None
-        self._arena_path = self._refused = None
+        self._arena_path = self._failed_arena = None
 
     def restore(self) -> None:
         """Reads the buffers anew after wake-up."""
@@ -131,8 +131,8 @@ class WorkerHalf:
             return self.engine
         if path is None or self.plan is None:
             raise EngineError("expected an arena and registered KV caches, found none")
-        if self._refused is not None and self._refused[0] == path:
-            raise TransferError(self._refused[1])
+        if self._failed_arena is not None and self._failed_arena[0] == path:
+            raise TransferError(self._failed_arena[1])
         require_machine("the arena", step.machine, boot_id())
         arena = Arena.open(path, self.plan)
         try:
@@ -148,7 +148,7 @@ class WorkerHalf:
             )
         except CudaError as error:
             # Pinning the arena anew in every step would cost more than the cache is worth.
-            self._refused = path, str(error)
+            self._failed_arena = path, str(error)
             raise
         self._arena_path = path
         return self.engine
@@ -182,12 +182,12 @@ class WorkerHalf:
                 self._loads[self._submit_load(step, job)] = job.request
             except Exception as error:
                 logger.exception("load of request %s could not start", job.request)
-                reason = "load_plan" if job.refused else "load_start"
+                reason = "load_plan" if job.rejected else "load_start"
                 self._end_load(job.request, Outcome(self.rank, str(error), reason))
 
     def _submit_load(self, step: StepMetadata, job: LoadJob) -> int:
-        if job.refused is not None:
-            raise InvalidArgumentError(job.refused)
+        if job.rejected is not None:
+            raise InvalidArgumentError(job.rejected)
         if self._unfenced is not None:
             raise TransferError(self._unfenced)
         verify = self.settings.verify_on_load
@@ -219,7 +219,7 @@ class WorkerHalf:
 
     @property
     def _stores_end_with_the_step(self) -> bool:
-        """On a device that would wait for the pass: by default not there."""
+        """On a device this would wait for the forward pass, so there it is not the default."""
         mode = self.settings.store_mode
         return mode == "step" or (mode == "auto" and self._device.type == "cpu")
 
@@ -241,7 +241,7 @@ class WorkerHalf:
         return WorkerMetadata(stores=stores, reports=[self.report] if self.report else [])
 
     def take_metadata(self) -> WorkerMetadata | None:
-        """What ended since the last call, for the scheduler half."""
+        """Everything that ended since the last call, for the scheduler half."""
         metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
         return metadata if metadata.stores or metadata.loads or metadata.reports else None
 

@@ -1,4 +1,4 @@
-"""What vLLM needs beside Triton's interpreter to believe that it has Triton on a CPU."""
+"""Makes vLLM find Triton on a CPU, with Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU kernels that refuse strides which GPU kernels take."""
+"""CPU kernels made to take the strides that GPU kernels take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache holds, compared with the function: every entry that a lookup can reach."""
+"""Compares the cache with the function: every entry that a lookup can reach."""
 
 from __future__ import annotations
 

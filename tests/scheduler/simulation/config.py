@@ -34,7 +34,7 @@ _ARCHITECTURE = "SimulatedHybridForCausalLM"
 
 
 class SimulatedHybridForCausalLM(torch.nn.Module):
-    """What vLLM's registry has to see of a hybrid model that is never loaded."""
+    """A hybrid model that is never loaded, as far as vLLM's registry looks at it."""
 
     is_hybrid = True
     supports_mamba_prefix_caching = True

@@ -41,7 +41,7 @@ class Job:
 
 @dataclass
 class Script:
-    """What happens to jobs; one script serves all ranks of an engine."""
+    """The fate of jobs; one script serves all ranks of an engine."""
 
     delay: Callable[[str], int] = lambda kind: 0
     """Polls that a job of this kind waits before its bytes move."""
@@ -90,7 +90,7 @@ class Copies:
         fault = self._script.fault(kind)
         self._script.faults += fault is not None
         if fault == "submit":
-            raise TransferError(f"injected: the {kind} was refused")
+            raise TransferError(f"injected: the {kind} was rejected")
         self._tickets += 1
         due = self._polls + self._script.delay(kind)
         self._jobs[self._tickets] = Job(kind, list(entries), due, fault)

@@ -56,7 +56,7 @@ def connector(**extra: Any) -> dict[str, Any]:
 
 
 def origin_of(request: Request, versions: Mapping[str, int]) -> Origin:
-    """What the simulated bytes depend on beyond tokens.
+    """Everything that simulated bytes depend on beyond tokens.
 
     The salt is among it, unlike in a real model: then a page that crosses salts is a wrong page.
     `versions` counts the updates of the model's weights, as MODEL, and those of adapters by name.
@@ -78,7 +78,7 @@ def through_pipe(message: Any) -> Any:
 
 @dataclass
 class Result:
-    """What became of one request."""
+    """The end of one request."""
 
     request: Request
     origin: Origin
@@ -93,7 +93,7 @@ class Result:
         return self.finish is not None or self.aborted
 
     def check(self) -> None:
-        """What was generated must be what the function says follows the prompt."""
+        """Compares the generated tokens with those that the function gives after the prompt."""
         prompt = self.request.prompt_token_ids
         expected = continuation(self.origin, prompt, self.request.max_tokens)
         found = self.tokens
@@ -385,7 +385,7 @@ class Engine:
         return self.scheduler.reset_prefix_cache(**options)
 
     def origin(self, request: Request) -> Origin:
-        """What the bytes of this request depend on beyond its tokens."""
+        """Everything that the bytes of this request depend on beyond its tokens."""
         return self._origins[request.request_id]
 
     def update_weights(self, name: str = MODEL) -> None:
@@ -423,7 +423,7 @@ class Engine:
             self._check_cache()
 
     def _check_cache(self) -> None:
-        """Every slot is free or part of an entry, and every entry holds what it should."""
+        """Every slot is free or belongs to an entry, and every entry holds what it should."""
         half, stats = self.half, self.cache.stats()
         assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
         assert not half._requests, "the scheduler half still follows finished requests"

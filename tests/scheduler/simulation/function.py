@@ -82,7 +82,7 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a request's bytes depend on beyond its tokens."""
+    """Everything that a request's bytes depend on beyond its tokens."""
 
     identity: object = None
     images: tuple[Image, ...] = ()

@@ -47,7 +47,7 @@ class Runner:
     memory: Memory
     connector: KVConnectorBase_V1 | None
     origins: Mapping[str, Origin]
-    """What each request's bytes depend on beyond its tokens."""
+    """Everything that each request's bytes depend on beyond its tokens."""
     version: int = 1
     steps: int = 0
     requests: dict[str, Running] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 OFFER: list[Callable[[Any], int]] = []
-"""What it says that it has of a request, in tokens; of tests, which run one by one."""
+"""How many tokens of a request it says it has; set by tests, which run one by one."""
 
 
 @dataclass

@@ -120,7 +120,7 @@ class Workload:
             engine.forget_local()
         if rng.random() < mix.reset:
             engine.reset_prefix_cache()
-        # vLLM itself refuses to preempt everything while blocks are held by transfers or a step
+        # vLLM itself does not preempt everything while blocks are held by transfers or a step
         # in flight.
         if rng.random() < mix.reset_all and engine.at_rest:
             assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)

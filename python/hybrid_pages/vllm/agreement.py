@@ -1,0 +1,68 @@
+"""Agreement of all ranks on one geometry, before anything is published.
+
+The scheduler half makes cache and arena for the planned geometry. Each rank plans on its own, reads
+its tensors, and reports both.
+"""
+
+from collections.abc import Iterable
+
+from hybrid_pages import Geometry, GeometryError
+from hybrid_pages.vllm.machine import boot_id, require_machine
+from hybrid_pages.vllm.messages import Report
+
+
+class Agreement:
+    """Compares the ranks' reports with the scheduler's plan and with each other.
+
+    Args:
+        ranks: tensor-parallel workers.
+        plan: the scheduler's planned geometry; None if only the workers know it.
+    """
+
+    def __init__(self, ranks: int, plan: Geometry | None = None) -> None:
+        self.ranks, self.plan = ranks, plan
+        self.reports: dict[int, Report] = {}
+        """The last report of each rank."""
+        self.geometry: Geometry | None = None
+        """The geometry found in the tensors of all ranks; None before all have reported it."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is certainly no other connector beside, by the reports so far."""
+        return all(report.alone for report in self.reports.values())
+
+    def take(self, reports: Iterable[Report]) -> bool:
+        """Takes reports, and the plan from the first one if the scheduler has none.
+
+        Returns:
+            Whether all ranks agree since this call.
+
+        Raises:
+            GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
+            UnsupportedError: a rank on another machine.
+        """
+        news = [report for report in reports if report != self.reports.get(report.rank)]
+        for report in news:
+            require_machine(f"rank {report.rank}", boot_id(), report.machine)
+            if not 0 <= report.rank < self.ranks:
+                raise GeometryError(f"ranks: expected 0 to {self.ranks - 1}, found {report.rank}")
+            plan = Geometry.from_json(report.plan)
+            if self.plan is None:
+                self.plan = plan
+            elif difference := self.plan.difference(plan):
+                raise GeometryError(
+                    f"rank {report.rank} plans another cache than the scheduler: {difference}"
+                )
+            self.reports[report.rank] = report
+        return bool(news) and self._compare()
+
+    def _compare(self) -> bool:
+        found = {rank: Geometry.from_json(report.geometry) for rank, report in self.reports.items()}
+        for rank, geometry in found.items():
+            first = min(found)
+            if difference := found[first].difference(geometry):
+                raise GeometryError(f"rank {rank} differs from rank {first}: {difference}")
+        if len(found) < self.ranks or self.geometry is not None:
+            return False
+        self.geometry = found[0]
+        return True

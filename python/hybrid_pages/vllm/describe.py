@@ -1,0 +1,40 @@
+"""The connector in one line of the log: the geometry, and what the budget holds."""
+
+from hybrid_pages import Arena, Geometry
+from hybrid_pages.adapter.pool import GIB
+from hybrid_pages.vllm.metrics import KINDS
+
+
+def describe(geometry: Geometry, arena: Arena, *, ranks: int, exports_states: bool) -> str:
+    """Names block size, groups, sizes and budget.
+
+    Args:
+        geometry: planned, or found in the tensors.
+        arena: made for it.
+        ranks: tensor-parallel workers.
+        exports_states: whether kernels export states from inside a step.
+    """
+    sizes = dict.fromkeys(KINDS, 0)
+    for item in geometry.classes:
+        sizes[item.kind] += item.entry_bytes
+    counts = {kind: sum(group.kind == kind for group in geometry.groups) for kind in KINDS}
+    groups = " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    page = sizes["attention"] + sizes["window"]
+    tokens = arena.nbytes // (page + sizes["recurrent"]) * geometry.block_tokens
+    states = "at step ends"
+    if exports_states:
+        states += " and exported from inside a prefill's last step"
+    return (
+        f"hybrid-pages: N={geometry.block_tokens} tokens per block, groups: {groups}, "
+        f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {ranks}, page "
+        f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(arena.nbytes)} "
+        f"= {arena.slots} slots of {_size(arena.slot_bytes)}, holds at least {tokens} tokens (with "
+        "a checkpoint at every boundary)"
+    )
+
+
+def _size(nbytes: int) -> str:
+    for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,444 @@
+"""vLLM as this connector knows it, beyond the public interface of connectors.
+
+The next version of vLLM is a change of this file. It holds the supported versions, a table of
+everything that the connector reads (:data:`READS`), how the versions differ
+(:data:`DIFFERENCES`), and a function for each use of vLLM that relies on how it works inside.
+Other modules call these functions or read what the table lists; they never ask vLLM's objects
+whether an attribute exists, and never compare versions.
+
+Importing this module imports neither torch nor vLLM.
+"""
+
+import dis
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+    from vllm.v1.request import Request
+
+SUPPORTED = ((0, 32), (0, 34))
+"""The vLLM versions that work: from the first, up to but without the second."""
+
+TESTED = ("0.32.0", "0.33.0")
+"""The versions that the tests run on: the first is installed in ``.venv``, the others are named by
+``VLLM_SOURCES`` in the Makefile. Every minor version of :data:`SUPPORTED` is among them."""
+
+DIFFERENCES = {
+    "0.33": (
+        "Gated DeltaNet kernels also export the state of a prefill's last boundary "
+        "(MambaSpec.num_prefill_checkpoint_blocks); before, Mamba-2 and KDA do",
+        "KVConnectorBase_V1 declares unregister_kv_caches and restore_kv_caches, which sleep mode "
+        "calls; before, nothing calls them",
+        "planning moved from vllm.v1.core.kv_cache_utils to kv_cache_planning, which only the "
+        "tests import",
+    ),
+}
+"""How a version differs from those before it, where the connector or its tests notice."""
+
+# ---- everything that is read
+
+_KV = "vllm.v1.kv_cache_interface"
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector"
+
+READS: dict[str, str] = {
+    "vllm.version": "__version__",
+    "vllm.logger": "init_logger",
+    # Configuration.
+    "vllm.config": "get_current_vllm_config_or_none",
+    "vllm.config.VllmConfig": (
+        "attention_config cache_config ec_transfer_config kv_transfer_config model_config "
+        "parallel_config scheduler_config speculative_config"
+    ),
+    "vllm.config.AttentionConfig": "backend",
+    "vllm.config.CacheConfig": (
+        "block_size cache_dtype enable_prefix_caching mamba_cache_mode prefix_caching_hash_algo "
+        "use_replayssm"
+    ),
+    "vllm.config.KVTransferConfig": (
+        "enable_permute_local_kv engine_id is_kv_consumer is_kv_producer kv_connector "
+        "kv_connector_extra_config"
+    ),
+    "vllm.config.ModelConfig": (
+        "dtype is_diffusion is_encoder_decoder is_hybrid model quantization revision"
+    ),
+    "vllm.config.ParallelConfig": (
+        "data_parallel_size decode_context_parallel_size nnodes pipeline_parallel_size "
+        "prefill_context_parallel_size rank tensor_parallel_size"
+    ),
+    "vllm.config.SchedulerConfig": "disable_hybrid_kv_cache_manager",
+    # The connector's registry and base class.
+    f"{_CONNECTOR}.factory.KVConnectorFactory": "_registry register_connector supports_hma_config",
+    f"{_CONNECTOR}.v1.base.KVConnectorBase_V1": "_connector_metadata",
+    "vllm.v1.metrics.cache_hit_source.CacheHitSource": "HOST",
+    # The plan of the KV cache.
+    f"{_KV}.KVCacheConfig": (
+        "hash_block_size kv_cache_groups kv_cache_layout kv_cache_tensors num_blocks"
+    ),
+    f"{_KV}.KVCacheGroupSpec": (
+        "enable_kv_transfer host_resident is_eagle_group kv_cache_spec layer_names"
+    ),
+    f"{_KV}.KVCacheTensor": "block_stride layer_stride layers offset",
+    f"{_KV}.KVCacheSpec": "block_size page_size_bytes",
+    f"{_KV}.FullAttentionSpec": (
+        "dtype kv_quant_mode num_heads num_states page_size_padded state_content_size_bytes "
+        "tokens_per_state"
+    ),
+    f"{_KV}.MLAAttentionSpec": (
+        "dtype kv_quant_mode num_heads num_states page_size_padded state_content_size_bytes "
+        "tokens_per_state"
+    ),
+    f"{_KV}.SlidingWindowSpec": (
+        "dtype extra_retained_tokens kv_quant_mode num_heads num_states page_size_padded "
+        "sliding_window state_content_size_bytes tokens_per_state"
+    ),
+    f"{_KV}.MambaSpec": (
+        "dtypes mamba_cache_mode mamba_type num_prefill_checkpoint_blocks num_speculative_blocks "
+        "shapes state_content_size_bytes"
+    ),
+    f"{_KV}.UniformTypeKVCacheSpecs": "kv_cache_specs",
+    f"{_KV}.KVQuantMode": "NONE",
+    "vllm.model_executor.layers.mamba.mamba_utils": "get_conv_state_layout",
+    # The scheduler's objects.
+    "vllm.v1.request.Request": (
+        "block_hashes kv_transfer_params lora_request num_computed_tokens num_output_tokens "
+        "num_prompt_tokens num_tokens request_id shared_prefix_boundary skip_reading_prefix_cache "
+        "status"
+    ),
+    "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",
+    "vllm.lora.request.LoRARequest": "load_inplace lora_int_id lora_name lora_path",
+    "vllm.v1.core.block_pool.BlockPool": (
+        "blocks cached_block_hash_to_block evict_blocks free_blocks touch"
+    ),
+    "vllm.v1.core.kv_cache_utils": "get_block_hash make_block_hash_with_group_id",
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id",
+    "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "get_block_ids",
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": "free get_block_ids",
+    "vllm.v1.core.sched.output.SchedulerOutput": (
+        "kv_connector_block_state num_scheduled_tokens total_num_scheduled_tokens"
+    ),
+    "vllm.v1.core.sched.output.KVConnectorBlockState": "boundary_state_offloads get_block_ids",
+    "vllm.v1.outputs.KVConnectorOutput": (
+        "finished_recving invalid_block_ids kv_connector_worker_meta"
+    ),
+}
+"""Names that are read, by the module or class that has them. All of :data:`SUPPORTED` have all."""
+
+READS_EARLY = {"vllm.engine.arg_utils.EngineArgs": "create_engine_config"}
+"""Read only where vLLM reads arguments, see :func:`check_configurations`; without it the same
+errors come later, when the model is loaded."""
+
+
+def installed() -> str:
+    """The version of the vLLM that is imported here, as it writes it itself."""
+    from vllm.version import __version__ as version
+
+    return version
+
+
+def missing(reads: dict[str, str] = READS) -> list[str]:
+    """Compares :data:`READS` with the vLLM that would be imported here.
+
+    Returns:
+        One line for each name that it lacks, with the module or class that should have it.
+    """
+    return [line for owner, names in reads.items() for line in _missing(owner, names.split())]
+
+
+def _missing(path: str, names: Iterable[str]) -> Iterator[str]:
+    owner = _resolve(path)
+    if owner is None:
+        yield f"{path}: expected a module or class of this name, found none"
+        return
+    what = "module" if isinstance(owner, ModuleType) else "class"
+    for name in names:
+        if not _has(owner, name):
+            yield f"{what} {path}: expected an attribute {name!r}, found none"
+
+
+def _resolve(path: str) -> Any:
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Whether a module has a name, or a class or what its constructors make."""
+    if hasattr(owner, name):
+        return True
+    classes = owner.__mro__ if isinstance(owner, type) else ()
+    return any(
+        name in vars(item).get("__annotations__", ()) or name in _set_by_constructor(item)
+        for item in classes
+    )
+
+
+def _set_by_constructor(owner: type) -> set[str]:
+    code = getattr(vars(owner).get("__init__"), "__code__", None)
+    if code is None:
+        return set()
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+
+
+# ---- starting
+
+
+def register_connector(name: str, module: str) -> None:
+    """Makes a connector's class known by its name, once: vLLM rejects a name that it knows."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if name not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(name, module, name)
+
+
+_WRAPPED = "_checks_hybrid_pages"
+
+
+def check_configurations(check: Callable[["VllmConfig"], None]) -> None:
+    """Calls ``check`` with each configuration that this process makes from arguments.
+
+    vLLM has no hook before it makes its connectors, which happens when the model is loaded, in
+    processes whose errors end up far above the last line of the log. So this wraps
+    ``EngineArgs.create_engine_config``, once, and only where that module is imported already:
+    plugins are loaded while it makes a configuration.
+    """
+    arguments = sys.modules.get("vllm.engine.arg_utils")
+    engine_args: Any = getattr(arguments, "EngineArgs", None)
+    make = getattr(engine_args, "create_engine_config", None)
+    if make is None or hasattr(make, _WRAPPED):
+        return
+
+    @functools.wraps(make)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = make(self, *args, **kwargs)
+        check(config)
+        return config
+
+    setattr(create_engine_config, _WRAPPED, True)
+    engine_args.create_engine_config = create_engine_config
+
+
+def children(outer: "KVTransferConfig") -> "Iterator[KVTransferConfig]":
+    """The connectors inside a ``MultiConnector``, made as it makes them itself."""
+    if outer.kv_connector == "MultiConnector":
+        for child in outer.kv_connector_extra_config.get("connectors") or ():
+            yield type(outer)(**{"engine_id": outer.engine_id, **child})
+
+
+def works_with_hybrid_manager(transfer: "KVTransferConfig") -> bool:
+    """Whether a connector can work with several KV cache groups. For one that cannot, vLLM turns
+    its hybrid KV cache manager off."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    return bool(KVConnectorFactory.supports_hma_config(transfer))
+
+
+def is_outermost(transfer: "KVTransferConfig") -> bool:
+    """Whether a transfer configuration is the engine's own, and not that of a child.
+
+    Connectors are made while the engine's configuration is the current one; ``MultiConnector``
+    gives its children copies with other transfer configurations.
+    """
+    from vllm.config import get_current_vllm_config_or_none
+
+    engine = get_current_vllm_config_or_none()
+    return engine is not None and engine.kv_transfer_config is transfer
+
+
+def restore_block_size(cache: "CacheConfig", tokens: int) -> int | None:
+    """Puts the block size back with which the scheduler was made.
+
+    An engine core in a process of its own runs ``VllmConfig.__post_init__`` once more when it has
+    started (``vllm/v1/engine/core.py``, ``_perform_handshakes``). The CPU platform then sets its
+    default block size, the scheduler ends steps at multiples of that, and neither vLLM's cache nor
+    this one gets a state that it can use.
+
+    Returns:
+        The block size that was found, if it was another one.
+    """
+    found = cache.block_size
+    if found == tokens:
+        return None
+    cache.block_size = tokens
+    return int(found)
+
+
+# ---- the plan of the KV cache
+
+Kind = Literal["attention", "window", "recurrent"]
+
+
+def layer_spec(group: "KVCacheGroupSpec", layer: str) -> "KVCacheSpec":
+    """The spec of one layer: groups of one type and several sizes have one for each layer."""
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    spec = group.kv_cache_spec
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def kind_of(spec: "KVCacheSpec") -> Kind | None:
+    """The kind of a layer's cache; None for one that the connector does not know.
+
+    Attention is told by the exact class: subclasses such as chunked or sink attention keep other
+    bytes, or other blocks.
+    """
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+    )
+
+    if isinstance(spec, MambaSpec):
+        return "recurrent"
+    kinds: dict[type, Kind] = {
+        FullAttentionSpec: "attention",
+        MLAAttentionSpec: "attention",
+        SlidingWindowSpec: "window",
+    }
+    return kinds.get(type(spec))
+
+
+def is_latent(spec: "KVCacheSpec") -> bool:
+    """Whether a page holds MLA's latent vectors, not keys and values."""
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+    return isinstance(spec, MLAAttentionSpec)
+
+
+def quantisation(spec: "KVCacheSpec") -> str | None:
+    """The name of an attention layer's KV quantisation; None if there is none."""
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    return None if spec.kv_quant_mode == KVQuantMode.NONE else str(spec.kv_quant_mode.name)
+
+
+def window_tokens(spec: "KVCacheSpec") -> int:
+    """How far back a sliding window's pages are kept."""
+    return int(spec.sliding_window + spec.extra_retained_tokens)
+
+
+def exports_states(spec: "KVCacheSpec") -> bool:
+    """Whether the kernels of a recurrent layer export a prefill's last boundary state from inside
+    the step that runs past it; see :data:`DIFFERENCES` for which layers do."""
+    return bool(spec.num_prefill_checkpoint_blocks)
+
+
+def hash_tokens(config: "KVCacheConfig") -> int | None:
+    """Tokens that a prefix hash covers; None for whole blocks."""
+    return config.hash_block_size
+
+
+def conv_state_layout() -> str:
+    """How convolution states lie in memory: set by the environment, not by the configuration."""
+    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+    return str(get_conv_state_layout())
+
+
+# ---- requests
+
+STEPS_IN_FLIGHT = 2
+"""Under asynchronous scheduling a step is planned before the one before it is reported: a step is
+reported by the second update after it was planned, if not by the first."""
+
+
+def fork_of(request: "Request") -> int:
+    """Where vLLM itself ends a step of a prompt, in tokens: a shared prefix ends there. 0 if
+    nowhere."""
+    return int(request.shared_prefix_boundary)
+
+
+def end_step_at(request: "Request", tokens: int) -> None:
+    """Asks the scheduler to end a step of a prompt after ``tokens``.
+
+    ``Scheduler._mamba_block_aligned_split`` cuts at ``Request.shared_prefix_boundary`` if it lies
+    ahead of what is computed, and reads it anew for each step.
+    """
+    request.shared_prefix_boundary = tokens
+
+
+def failed(request: "Request") -> bool:
+    """Whether an ended request ended in an error, such as a load of another connector."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.FINISHED_ERROR)
+
+
+def aborted(request: "Request") -> bool:
+    """Whether an ended request was aborted."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.FINISHED_ABORTED)
+
+
+def compute_anew(request: "Request", manager: "KVCacheManager") -> None:
+    """Makes a request that waits for a load begin again, with no blocks and nothing computed.
+
+    vLLM's own way follows ``kv_load_failure_policy``, which it reads for all connectors at once,
+    and by default ends such requests. The scheduler looks at ``num_computed_tokens`` when it takes
+    up the request again: at 0 it looks prefixes up and allocates as for a new one.
+    """
+    manager.free(request)
+    request.num_computed_tokens = 0
+
+
+def reloads_adapter(adapter: "LoRARequest") -> bool:
+    """Whether the worker reads an adapter's files again when the request is scheduled."""
+    return bool(adapter.load_inplace)
+
+
+# ---- blocks
+
+
+def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:
+    """Whether vLLM knows a block by a prefix key, of a group and so many tokens."""
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    known = block.block_hash == make_block_hash_with_group_id(key, group)
+    return bool(block.block_hash_num_tokens == tokens and known)
+
+
+def cached_keys(pool: "BlockPool") -> frozenset[bytes]:
+    """Prefix keys of all blocks in vLLM's own prefix cache, of any group."""
+    from vllm.v1.core.kv_cache_utils import get_block_hash
+
+    hashes = (block.block_hash for block in pool.blocks)
+    return frozenset(get_block_hash(each) for each in hashes if each is not None)
+
+
+def prefix_cache_of(pool: "BlockPool") -> object:
+    """vLLM's own prefix cache, as an identity: another object after it was emptied.
+
+    ``BlockPool.reset_prefix_cache`` replaces the map, and only when no request holds a block.
+    """
+    return pool.cached_block_hash_to_block
+
+
+def forget_blocks(pool: "BlockPool", blocks: set[int]) -> None:
+    """Takes blocks out of vLLM's own prefix cache; requests keep theirs."""
+    pool.evict_blocks(blocks)
+
+
+def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
+    """Keeps blocks from being given to others, whatever happens to their requests."""
+    pool.touch(blocks)
+
+
+def unpin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
+    """Lets go of pinned blocks."""
+    pool.free_blocks(blocks)
