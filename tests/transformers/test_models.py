@@ -44,7 +44,7 @@ def test_a_missing_package_names_the_extra(missing):
         import hybrid_pages.transformers
         """
     )
-    assert "ImportError: hybrid_pages.transformers needs" in done.stderr
+    assert "MissingError: hybrid_pages.transformers needs" in done.stderr
     assert "pip install 'hybrid-pages[transformers]'" in done.stderr
 
 

@@ -7,7 +7,10 @@ that it needs is here:
 - :mod:`admission` tells the policy of requests, and says which boundaries deserve a checkpoint;
 - :mod:`keys` names prefixes and namespaces where the engine has no hashes of its own;
 - :mod:`entries` reserves, copies and commits entries, and acquires and copies them back;
-- :mod:`session` runs one request against the cache;
-- :mod:`arrays`, :mod:`strides`, :mod:`streams` and :mod:`devices` find bytes in strided arrays;
-- :mod:`errors`, :mod:`versions`, :mod:`policies` and :mod:`closing` are the words of all adapters.
+  :mod:`copies` waits for the transfers of a copy engine;
+- :mod:`session` runs one request against the cache, on a :mod:`runtime` that the adapter writes;
+- :mod:`arrays` and :mod:`strides` find the bytes of blocks in strided arrays; :mod:`devices` and
+  :mod:`streams` are those of CUDA;
+- :mod:`errors`, :mod:`versions`, :mod:`policies` and :mod:`closing` are what all adapters check,
+  raise and close in the same way.
 """

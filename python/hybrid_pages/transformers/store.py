@@ -215,17 +215,16 @@ class _Reader:
     """Reads blocks and states out of a live cache."""
 
     def __init__(self, layout: Layout, cache: Any, states: States | None) -> None:
-        self._size, self._states = layout.block_tokens, states or {}
-        self._held = {
-            spec.layer: layers.tokens(cache.layers[spec.layer])
-            for spec in layout.tensors()
-            if spec.kind == KEYS
-        }
+        self._size, self._cache, self._states = layout.block_tokens, cache, states or {}
+        # Asked once per layer: the count of a static one may lie on a device.
+        self._held: dict[int, layers.Tokens] = {}
 
     def __call__(self, spec: CacheTensor, block: int, count: int) -> torch.Tensor:
         if spec.is_state:
             return self._states[spec].detach()
-        held = self._held[spec.layer]
+        held = self._held.get(spec.layer)
+        if held is None:
+            held = self._held[spec.layer] = layers.tokens(self._cache.layers[spec.layer])
         start = block * self._size - held.first
         tensor = held.keys if spec.kind == KEYS else held.values
         row = tensor.detach()[0, :, start : start + count * self._size]

@@ -249,7 +249,7 @@ class SchedulerHalf:
 
     def _taken_back(self, tracked: Tracked, start: int) -> None:
         """Tokens from ``start`` on were taken back: a session that streams its input goes on with
-        others. Their pages are written again; a state keeps what they did to it."""
+        others. Their pages are written again, but a state that includes them stays wrong."""
         tracked.offered_blocks = min(tracked.offered_blocks, start // self.grid.block_tokens)
         if self.checkpoints.recurrent:
             self.epochs.distrust(tracked, start // self.grid.block_tokens * self.grid.stride)
