@@ -1,4 +1,4 @@
-"""``hybrid-pages replay``: traces through the policies, at any budget."""
+"""``hybrid-pages replay``: replays traces through policies, at any budget."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _OptionError(Exception):
-    """Options that don't fit together or this machine."""
+    """Options that don't work together or on this machine."""
 
 
 def _check(args: argparse.Namespace) -> None:
