@@ -301,7 +301,7 @@ class SchedulerHalf:
                     self._recompute(request_id)
 
     def _recompute(self, request_id: str) -> None:
-        """Has vLLM compute a request whose load failed, as ``kv_load_failure_policy: recompute``."""
+        """Recomputes a request whose load failed, as ``kv_load_failure_policy: recompute`` does."""
         tracked = self._requests.get(request_id)
         if tracked is None:
             return  # it ended meanwhile
