@@ -104,7 +104,7 @@ def test_every_refused_feature_is_named_at_once() -> None:
         HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
 
 
-@pytest.mark.parametrize("version", ["0.31.9", ".".join(map(str, (*SUPPORTED[1], 0))), "nightly"])
+@pytest.mark.parametrize("version", ["0.31.9", ".".join(map(str, (*SUPPORTED.end, 0))), "nightly"])
 def test_a_vllm_outside_the_window_is_refused_when_the_connector_is_imported(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 def supported_range() -> str:
     """The supported versions as a requirement: ``>=0.32,<0.34``."""
-    return _SUPPORTED.range
+    return SUPPORTED.range
 
 
 def is_supported(version: str) -> bool:
     """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
-    return _SUPPORTED.includes(version)
+    return SUPPORTED.includes(version)
 
 
 def require_version(version: str) -> None:
@@ -27,7 +27,7 @@ def require_version(version: str) -> None:
     Raises:
         VersionError: names the window and what was found.
     """
-    _SUPPORTED.require(version)
+    SUPPORTED.require(version)
 
 
 def require_reads() -> None:
