@@ -51,7 +51,7 @@ LIGHT_PYTEST = $(LIGHT_BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- the environments ----
 
@@ -299,7 +299,7 @@ bench-policies: $(STAMPS)/package ## Measure hit rates of policies and checkpoin
 	@$(BIN)/python benches/live_policies.py $(BENCH_ARGS)
 
 .PHONY: bench-gpu
-bench-gpu: $(STAMPS)/package ## Measure paging between a GPU and host memory, beside other methods
+bench-gpu: $(STAMPS)/package ## Measure paging between a GPU and host memory, compared with other methods
 	@$(BIN)/python benches/gpu_paging.py $(BENCH_ARGS)
 
 .PHONY: bench-index
