@@ -73,7 +73,13 @@ fn layout(geometry: &Arc<Geometry>, memory: &mut [u8]) -> Layout {
             });
         }
     }
-    Layout::new(Arc::clone(geometry), 0, BLOCKS, &maps).unwrap()
+    Layout::new(
+        Arc::clone(geometry),
+        0,
+        &vec![BLOCKS; geometry.groups().len()],
+        &maps,
+    )
+    .unwrap()
 }
 
 fn entries(geometry: &Geometry, slot_bytes: usize, classes: &[usize]) -> Vec<EntryCopy> {

@@ -76,9 +76,8 @@ def test_the_wheel_holds_the_package_and_nothing_else():
     names = zipfile.ZipFile(built("*.whl")).namelist()
     packages = {name.partition("/")[0].partition("-")[0] for name in names}
     assert packages == {"hybrid_pages"}
-    assert {"hybrid_pages/_core.abi3.so", "hybrid_pages/_core.pyi", "hybrid_pages/py.typed"} <= set(
-        names
-    )
+    package = {name.removeprefix("hybrid_pages/") for name in names}
+    assert {"_core.abi3.so", "_core.pyi", "_stubs/geometry.pyi", "py.typed"} <= package
     assert [name for name in names if name.endswith("licenses/LICENSE")]
     assert not [name for name in names if "__pycache__" in name]
 
@@ -89,6 +88,7 @@ def test_the_source_distribution_holds_what_a_build_reads_and_no_build_output():
     assert {"Cargo.toml", "Cargo.lock", "LICENSE", "pyproject.toml", "README.md"} <= names
     assert {f"rust/{crate}/src/lib.rs" for crate in ("core", "cuda", "lab", "python")} <= names
     assert "rust/python/build_backend.py" in names
+    assert {f"python/hybrid_pages/{stub}" for stub in ("_core.pyi", "_stubs/lab.pyi")} <= names
     assert {"csrc/paging.cu", "csrc/images/sm_90.cubin", "csrc/images/compute_80.ptx"} <= names
     outputs = [name for name in names if name.startswith(("target/", ".venv", "dist/", ".cache/"))]
     assert not outputs

@@ -21,13 +21,15 @@ def random_runs(rng: random.Random, stride: int) -> list[tuple[int, int]]:
 def check_against_the_host(memory, seed: int, method: str) -> None:
     """Arena, checksums and layers are the host engine's after a store and a load."""
     rng = random.Random(seed)
-    blocks, stride = 5, rng.choice([1009, 20000, 65536 + 3])
+    blocks, per_entry = 7, rng.choice([1, 2])
+    stride = rng.choice([1009, 20000, 65536 + 3])
     runs = [random_runs(rng, stride) for _ in range(3)]
     layers = [
         Layer(str(i), [Segment("bytes", "uint8", [sum(n for _, n in each)])])
         for i, each in enumerate(runs)
     ]
-    geometry = Geometry(block_tokens=16, groups=[Group("attention", layers)], identity={})
+    group = Group("attention", layers, blocks_per_entry=per_entry)
+    geometry = Geometry(block_tokens=16, groups=[group], identity={})
     slot_bytes = rng.choice([512, 1024, 4096])
     need = geometry.slots_per_entry(0, slot_bytes)
     order = list(range(3 * need))
@@ -47,14 +49,19 @@ def check_against_the_host(memory, seed: int, method: str) -> None:
             for i, place in enumerate(places)
         ]
         arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=3 * need)
-        made = kind(geometry, arena, rank=0, num_blocks=blocks, layers=maps, **options)
+        made = kind(geometry, arena, rank=0, num_blocks=[blocks], layers=maps, **options)
         return made, arena
 
     host, host_arena = engine(HostEngine, [row.ctypes.data for row in content], owners=content)
     device, arena = engine(CudaEngine, starts, method=method)
     for start, row in zip(starts, content, strict=True):
         memory.write(start, row)
-    entries = [(0, chosen, [block]) for chosen, block in zip(slots, (0, 2, 4), strict=True)]
+
+    def some_blocks() -> list[list[int]]:
+        ids = rng.sample(range(blocks), 3 * per_entry)
+        return [ids[i * per_entry : (i + 1) * per_entry] for i in range(3)]
+
+    entries = [(0, chosen, ids) for chosen, ids in zip(slots, some_blocks(), strict=True)]
     expected = finish(host, host.store(entries)).checksums
     stored = finish(device, device.store(entries))
     assert stored.checksums == expected
@@ -66,8 +73,8 @@ def check_against_the_host(memory, seed: int, method: str) -> None:
         memory.write(start, wiped)
     content[:] = 0x5A
     back = [
-        (0, chosen, [block], total)
-        for (_, chosen, _), block, total in zip(entries, (1, 3, 2), expected, strict=True)
+        (0, chosen, ids, total)
+        for (_, chosen, _), ids, total in zip(entries, some_blocks(), expected, strict=True)
     ]
     finish(host, host.load(back))
     finish(device, device.load(back))

@@ -117,14 +117,69 @@ def test_a_page_and_a_checkpoint_make_the_round_trip() -> None:
     assert (two.memory[3:] == before[3:]).all()
 
 
-def test_ranks_fill_their_parts_of_one_entry() -> None:
+def test_ranks_fill_their_shards_of_one_entry() -> None:
     arena = make_arena(ranks=2)
     machines = [Machine(arena, ranks=2, rank=rank, seed=rank) for rank in range(2)]
     slots = [5, 4, 3, 2, 1, 0]
     sums = [m.run(m.engine.store([(0, slots, [2])])).checksums for m in machines]
-    parts = [m.page(2) for m in machines]
-    assert payload(arena, slots) == b"".join(parts)
-    assert sums == [[checksum(part)] for part in parts]
+    shards = [m.page(2) for m in machines]
+    assert payload(arena, slots) == b"".join(shards)
+    assert sums == [[checksum(shard)] for shard in shards]
+
+
+def several_blocks(memory: np.ndarray) -> tuple[Arena, HostEngine]:
+    """An engine whose pages are three of its blocks of 16 bytes, and whose states two of 40."""
+    groups = [
+        Group("attention", [Layer("a", [Segment("kv", "uint8", [16])])], blocks_per_entry=3),
+        Group("recurrent", [Layer("r", [Segment("state", "uint8", [40])])], blocks_per_entry=2),
+    ]
+    made = Geometry(block_tokens=48, groups=groups, identity={})
+    arena = Arena.create(made, slot_bytes=64, slots=8)
+    layers = [
+        LayerMap(
+            group=group,
+            layer=0,
+            address=memory.ctypes.data + start,
+            nbytes=blocks * size,
+            block_stride=size,
+            runs=[(0, size)],
+        )
+        for group, (start, blocks, size) in enumerate([(0, 10, 16), (160, 5, 40)])
+    ]
+    engine = HostEngine(made, arena, rank=0, num_blocks=(10, 5), layers=layers, owners=memory)
+    return arena, engine
+
+
+def test_entries_of_several_blocks_per_group_make_the_round_trip() -> None:
+    memory = np.random.default_rng(3).integers(0, 256, 360, np.uint8)
+    before = memory.copy()
+    pages, states = before[:160].reshape(10, 16), before[160:].reshape(5, 40)
+    arena, engine = several_blocks(memory)
+    entries = [(0, [2], [9, 0, 4]), (1, [5, 3], [4, 1])]
+    assert engine.wait(engine.store(entries))
+    (stored,) = engine.poll()
+    payloads = [pages[[9, 0, 4]].tobytes(), states[[4, 1]].tobytes()]
+    assert stored.checksums == [checksum(bytes_) for bytes_ in payloads]
+    assert arena.read(2)[:48] == payloads[0]
+    assert (arena.read(5) + arena.read(3))[:80] == payloads[1]
+
+    back = [(0, [2], [1, 2, 3]), (1, [5, 3], [0, 2])]
+    assert engine.wait(engine.load([(*e, s) for e, s in zip(back, stored.checksums, strict=True)]))
+    (loaded,) = engine.poll()
+    assert loaded.ok, loaded.error
+    expected = before.copy()
+    expected[:160].reshape(10, 16)[[1, 2, 3]] = pages[[9, 0, 4]]
+    expected[160:].reshape(5, 40)[[0, 2]] = states[[4, 1]]
+    assert (memory == expected).all()
+
+    for blocks, message in [
+        ([0, 1], r"blocks: expected 3 \(3 of group 0\), found 2"),
+        ([0, 1, 10], "block of group 0: expected below 10, found 10"),
+    ]:
+        with pytest.raises(_core.InvalidArgumentError, match=message):
+            engine.store([(0, [2], blocks)])
+    with pytest.raises(_core.InvalidArgumentError, match="block of group 1: expected below 5"):
+        engine.store([(1, [5, 3], [0, 5])])
 
 
 def test_a_damaged_entry_is_reported_and_not_loaded() -> None:
@@ -241,6 +296,17 @@ def test_bad_layouts_are_refused() -> None:
     for changes in [{"rank": 1}, {"num_blocks": 0}, {"threads": 0}, {"threads": 1000}]:
         with pytest.raises(_core.InvalidArgumentError):
             build(**changes)
+    build(num_blocks=[BLOCKS, 1, 2])
+    for num_blocks, message in [
+        ([BLOCKS, BLOCKS], "expected one per group, 3, found 2"),
+        ([BLOCKS, BLOCKS, 0], "group 2: expected at least 1, found 0"),
+        ([BLOCKS, BLOCKS, -1], "expected an integer from 0"),
+    ]:
+        with pytest.raises(_core.InvalidArgumentError, match=message):
+            build(num_blocks=num_blocks)
+    for num_blocks in [None, "6", [BLOCKS, BLOCKS, "6"], {BLOCKS}]:
+        with pytest.raises(TypeError):
+            build(num_blocks=num_blocks)
     with pytest.raises(_core.ForeignError, match="fingerprint"):
         build(of=make_arena(ranks=2))
     for address, nbytes in [(0, 8), (machine.memory.ctypes.data, 0), (2**64 - 1, 8)]:

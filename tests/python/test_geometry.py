@@ -72,6 +72,8 @@ def test_classes_say_what_an_entry_is() -> None:
         (lambda: Group("mamba", [layer("a")]), "expected attention, window or recurrent"),
         (lambda: Group("window", [layer("a")]), "window_tokens"),
         (lambda: Group("attention", [layer("a")], window_tokens=4), "expected no window_tokens"),
+        (lambda: Group("attention", [layer("a")], blocks_per_entry=0), "blocks_per_entry, found 0"),
+        (lambda: Group("recurrent", [layer("a")], blocks_per_entry=1025), "expected 1 to 1024"),
         (lambda: geometry(block_tokens=0), "block_tokens"),
         (lambda: geometry(ranks=0), "ranks"),
         (lambda: geometry(groups=[]), "groups"),
@@ -112,6 +114,8 @@ def test_numbers_out_of_range_are_invalid_arguments(make) -> None:
         lambda: Layer("a", ssm()),
         lambda: Group("attention", [ssm()]),
         lambda: Group("window", [layer("a")], window_tokens="4"),
+        lambda: Group("attention", [layer("a")], None, 2),
+        lambda: Group("attention", [layer("a")], blocks_per_entry=None),
         lambda: geometry(identity=None),
         lambda: geometry(identity={"model": 1}),
         lambda: geometry(block_tokens=None),
@@ -145,6 +149,8 @@ def test_a_representation_says_what_a_value_is() -> None:
     assert eval(repr(layer("it's"))) == layer("it's")
     window = Group("window", [layer("w")], window_tokens=4)
     assert eval(repr(window)) == window
+    several = Group("attention", [layer("a")], blocks_per_entry=3)
+    assert eval(repr(several)) == several != Group("attention", [layer("a")])
     fingerprint = geometry().fingerprint.hex()
     expected = f"Geometry(block_tokens=16, groups=3, ranks=2, fingerprint={fingerprint[:12]}...)"
     assert repr(geometry()) == expected
@@ -164,6 +170,24 @@ def test_json_and_pickle_bring_the_same_geometry_back() -> None:
         assert back.fingerprint == made.fingerprint
         assert back.groups == made.groups
     assert len(made.fingerprint) == 32
+
+
+def test_a_group_counts_all_blocks_of_an_entry() -> None:
+    groups = [
+        Group("attention", [layer("a", 10), layer("b", 6)], blocks_per_entry=4),
+        Group("recurrent", [layer("r", 100)], blocks_per_entry=2),
+    ]
+    made = geometry(groups=groups)
+    assert [(group.blocks_per_entry, group.bytes) for group in made.groups] == [(4, 64), (2, 200)]
+    assert [(c.rank_bytes, c.entry_bytes) for c in made.classes] == [(64, 128), (200, 400)]
+    assert made.groups[0].layers[0].bytes == 10
+    written = json.loads(made.to_json())["groups"]
+    assert [group["blocks_per_entry"] for group in written] == [4, 2]
+    assert "blocks_per_entry" not in geometry().to_json()
+    assert Geometry.from_json(made.to_json()).groups == made.groups
+    single = geometry(groups=[Group("attention", [layer("a", 10), layer("b", 6)]), groups[1]])
+    line = "group 0: blocks_per_entry expected 4, found 1"
+    assert made.difference(single) == line
 
 
 def test_json_of_another_version_is_foreign_and_anything_else_a_geometry_error() -> None:

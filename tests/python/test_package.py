@@ -99,6 +99,7 @@ def test_the_type_marker_travels_with_the_package():
 
     assert files(hybrid_pages).joinpath("py.typed").is_file()
     assert files(hybrid_pages).joinpath("_core.pyi").is_file()
+    assert files(hybrid_pages).joinpath("_stubs", "geometry.pyi").is_file()
 
 
 @pytest.mark.parametrize("module", LIGHT_MODULES)

@@ -21,16 +21,17 @@ pub(crate) struct Copy {
     pub(crate) bytes: u64,
 }
 
-/// Runs of one group of a class in block 0, folded.
+/// Runs of one of an entry's blocks, as if that were the engine's block 0, folded.
 #[derive(Debug, Clone, Copy)]
 struct Pattern {
-    group: usize,
+    /// Which of an entry's block ids applies.
+    block: usize,
     block_stride: usize,
     /// `position` is relative to the payload's start.
     piece: Strided,
 }
 
-/// What folds to what, for each class of a layout.
+/// The folded runs of an entry, for each class of a layout.
 #[derive(Debug)]
 pub(crate) struct Patterns {
     classes: Vec<Vec<Pattern>>,
@@ -150,7 +151,7 @@ pub(crate) fn within(packed: &[Packed], range: Range<u64>) -> impl Iterator<Item
 impl Pattern {
     fn of(span: &Span, skip: usize, length: usize) -> Self {
         Self {
-            group: span.group,
+            block: span.block,
             block_stride: span.block_stride,
             piece: Strided {
                 position: (span.start + skip) as u64,
@@ -165,7 +166,7 @@ impl Pattern {
     }
 
     fn at(&self, entry: &EntryCopy, start: u64) -> Strided {
-        let block = entry.blocks[self.group] * self.block_stride;
+        let block = entry.blocks[self.block] * self.block_stride;
         Strided {
             position: start + self.piece.position,
             address: self.piece.address + block as u64,
@@ -176,7 +177,7 @@ impl Pattern {
     /// Whether another pattern is the same but for where it lies.
     fn repeats(&self, other: &Self) -> bool {
         let (a, b) = (&self.piece, &other.piece);
-        (self.group, self.block_stride) == (other.group, other.block_stride)
+        (self.block, self.block_stride) == (other.block, other.block_stride)
             && (a.run, a.extent, a.stride) == (b.run, b.extent, b.stride)
     }
 
@@ -235,7 +236,7 @@ mod tests {
 
     fn pattern(position: u64, address: u64, run: u32) -> Pattern {
         Pattern {
-            group: 0,
+            block: 0,
             block_stride: 0,
             piece: Strided {
                 position,

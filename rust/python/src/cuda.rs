@@ -15,7 +15,7 @@ use crate::error::cuda_to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{PyEngine, layout, to_load, to_store};
+use crate::running::{NumBlocks, PyEngine, layout, to_load, to_store};
 
 /// A device of this process.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
@@ -90,7 +90,7 @@ impl PyCudaEngine {
         geometry: &PyGeometry,
         arena: &PyArena,
         rank: Whole,
-        num_blocks: Whole,
+        num_blocks: NumBlocks,
         layers: Vec<Bound<'_, PyLayerMap>>,
         #[pyo3(from_py_with = whole)] device: usize,
         share: Option<f64>,

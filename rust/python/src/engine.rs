@@ -11,7 +11,7 @@ use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{PyEngine, layout, to_load, to_store};
+use crate::running::{NumBlocks, PyEngine, layout, to_load, to_store};
 
 /// Copies between host memory and an arena by threads of its own.
 #[pyclass(frozen, extends = PyEngine, name = "HostEngine", module = "hybrid_pages._core")]
@@ -28,7 +28,7 @@ impl PyHostEngine {
         geometry: &PyGeometry,
         arena: &PyArena,
         rank: Whole,
-        num_blocks: Whole,
+        num_blocks: NumBlocks,
         layers: Vec<Bound<'_, PyLayerMap>>,
         #[pyo3(from_py_with = whole)] threads: usize,
         owners: Option<Py<PyAny>>,

@@ -53,7 +53,7 @@ impl PySegment {
     }
 }
 
-/// One layer's share of a page or checkpoint on one rank: its segments, densely in order.
+/// One layer's share of one of the engine's blocks on one rank: its segments, densely in order.
 #[pyclass(frozen, eq, hash, name = "Layer", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyLayer {
@@ -110,18 +110,21 @@ pub struct PyGroup {
 #[pymethods]
 impl PyGroup {
     #[new]
-    #[pyo3(signature = (kind, layers, *, window_tokens = None))]
+    #[pyo3(signature = (kind, layers, *, window_tokens = None, blocks_per_entry = 1))]
     fn new(
         kind: &str,
         layers: Vec<Bound<'_, PyLayer>>,
         window_tokens: Option<Whole>,
+        #[pyo3(from_py_with = whole)] blocks_per_entry: usize,
     ) -> PyResult<Self> {
         let kind = geometry::parse_kind(kind).map_err(to_py)?;
         let layers = layers
             .iter()
             .map(|layer| layer.get().inner.clone())
             .collect();
-        let inner = Group::new(kind, layers, window_tokens.map(|Whole(n)| n)).map_err(to_py)?;
+        let inner = Group::new(kind, layers, window_tokens.map(|Whole(n)| n))
+            .and_then(|group| group.with_blocks_per_entry(blocks_per_entry))
+            .map_err(to_py)?;
         Ok(Self { inner })
     }
 
@@ -147,6 +150,11 @@ impl PyGroup {
     }
 
     #[getter]
+    fn blocks_per_entry(&self) -> usize {
+        self.inner.blocks_per_entry()
+    }
+
+    #[getter]
     fn bytes(&self) -> usize {
         self.inner.bytes()
     }
@@ -155,8 +163,12 @@ impl PyGroup {
         let window = self
             .window_tokens()
             .map_or(String::new(), |n| format!(", window_tokens={n}"));
+        let blocks = match self.blocks_per_entry() {
+            1 => String::new(),
+            n => format!(", blocks_per_entry={n}"),
+        };
         Ok(format!(
-            "Group('{}', {}{window})",
+            "Group('{}', {}{window}{blocks})",
             self.kind(),
             self.layers(py)?.repr()?
         ))
@@ -219,7 +231,7 @@ impl PyPageClass {
     }
 }
 
-/// What a page and a checkpoint are made of. Equal when fingerprints are.
+/// The make-up of pages and checkpoints. Equal when fingerprints are.
 #[pyclass(frozen, name = "Geometry", module = "hybrid_pages._core")]
 pub struct PyGeometry {
     pub inner: Arc<Geometry>,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Ticket};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple};
+use pyo3::types::{PyList, PySequence, PyString, PyTuple};
 
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
@@ -144,18 +144,41 @@ impl Drop for PyEngine {
     }
 }
 
+/// How many blocks the engine has: in every group, or in each.
+pub enum NumBlocks {
+    OfAll(Whole),
+    PerGroup(Vec<Whole>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for NumBlocks {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.cast::<PySequence>().is_ok() {
+            object.extract().map(Self::PerGroup)
+        } else {
+            object.extract().map(Self::OfAll)
+        }
+    }
+}
+
 /// Where the blocks of an engine lie, checked against its geometry.
 pub fn layout(
     geometry: &PyGeometry,
     rank: Whole,
-    num_blocks: Whole,
+    num_blocks: NumBlocks,
     layers: &[Bound<'_, PyLayerMap>],
 ) -> PyResult<Layout> {
     let maps: Vec<LayerMap> = layers
         .iter()
         .map(|layer| layer.get().inner.clone())
         .collect();
-    Layout::new(Arc::clone(&geometry.inner), rank.0, num_blocks.0, &maps).map_err(to_py)
+    let geometry = Arc::clone(&geometry.inner);
+    let num_blocks = match num_blocks {
+        NumBlocks::OfAll(number) => vec![number.0; geometry.groups().len()],
+        NumBlocks::PerGroup(numbers) => plain(numbers),
+    };
+    Layout::new(geometry, rank.0, &num_blocks, &maps).map_err(to_py)
 }
 
 /// Entries to store: (class, slots, blocks).

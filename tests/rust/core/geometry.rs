@@ -1,4 +1,4 @@
-//! Geometry: what is refused, how classes form, and that JSON and fingerprint say everything.
+//! Geometry: what is rejected, how classes form, and that JSON and fingerprint say everything.
 
 use std::collections::BTreeMap;
 
@@ -122,6 +122,69 @@ fn groups_that_are_resumed_by_the_same_rule_form_one_class() {
 }
 
 #[test]
+fn a_group_of_several_blocks_per_entry_counts_them_all() {
+    let blocks = |group: Group, n| group.with_blocks_per_entry(n).unwrap();
+    let groups = vec![
+        blocks(group(ClassKind::Attention, "a0", 10), 3),
+        group(ClassKind::Attention, "a1", 20),
+        blocks(group(ClassKind::Recurrent, "r0", 100), 2),
+    ];
+    let geometry = Geometry::new(16, groups, 2, identity()).unwrap();
+    let sizes: Vec<_> = geometry
+        .classes()
+        .iter()
+        .map(|class| (class.rank_bytes, class.entry_bytes))
+        .collect();
+    assert_eq!(sizes, [(50, 100), (200, 400)]);
+    assert_eq!(geometry.slots_per_entry(0, 30), Ok(4));
+    let first = &geometry.groups()[0];
+    assert_eq!((first.blocks_per_entry(), first.bytes()), (3, 30));
+    assert_eq!(first.layers()[0].bytes(), 10);
+}
+
+#[test]
+fn impossible_blocks_per_entry_are_refused() {
+    let with = |bytes, n| group(ClassKind::Attention, "a", bytes).with_blocks_per_entry(n);
+    for n in [0, Group::MAX_BLOCKS_PER_ENTRY + 1, usize::MAX] {
+        let why = refused(with(8, n));
+        let expected = format!("attention group: expected 1 to 1024 blocks_per_entry, found {n}");
+        assert!(why.contains(&expected), "{why}");
+    }
+    assert!(with(8, Group::MAX_BLOCKS_PER_ENTRY).is_ok());
+    assert!(refused(with(isize::MAX as usize, 2)).contains("exceed memory"));
+}
+
+/// As computed before groups had `blocks_per_entry`.
+#[test]
+fn a_fingerprint_without_blocks_per_entry_is_what_it_was() {
+    let segments = vec![
+        segment("conv", Dtype::Bfloat16, &[3]),
+        segment("ssm", Dtype::Float32, &[4, 4]),
+    ];
+    let kv = vec![segment("kv", Dtype::Bfloat16, &[2, 16, 4])];
+    let attention = vec![Layer::new("a", kv).unwrap()];
+    let state = vec![Layer::new("r", segments).unwrap()];
+    let groups = |blocks| {
+        vec![
+            Group::new(ClassKind::Attention, attention.clone(), None)
+                .and_then(|group| group.with_blocks_per_entry(blocks))
+                .unwrap(),
+            Group::new(ClassKind::Recurrent, state.clone(), None).unwrap(),
+            window("w", 8, 40),
+        ]
+    };
+    let made = |blocks| Geometry::new(16, groups(blocks), 2, identity()).unwrap();
+    assert_eq!(
+        made(1).fingerprint().to_string(),
+        "56217251ca04c3257b5b8e87ec11a9a44048feb61452ba071a06ef654079e6a7"
+    );
+    assert!(!made(1).to_json().contains("blocks_per_entry"));
+    assert_ne!(made(2).fingerprint(), made(1).fingerprint());
+    let written = r#""groups":[{"blocks_per_entry":2,"kind":"attention","#;
+    assert!(made(2).to_json().contains(written));
+}
+
+#[test]
 fn a_window_needs_the_blocks_that_hold_its_tokens_before_the_last() {
     let blocks = |tokens| geometry(vec![window("w", 1, tokens)]).classes()[0].window_blocks;
     let expected = [(1, 1), (2, 1), (16, 1), (17, 1), (18, 2), (33, 2), (34, 3)];
@@ -223,6 +286,11 @@ fn the_first_difference_is_named() {
     );
     let line = "group 0: window_tokens expected 9, found 8";
     assert_eq!(wide.difference(&narrow).unwrap(), line);
+    let found = geometry(vec![base().with_blocks_per_entry(3).unwrap()]);
+    assert_eq!(
+        difference(&found),
+        "group 0: blocks_per_entry expected 1, found 3"
+    );
 }
 
 #[test]
@@ -278,14 +346,17 @@ fn any_group() -> impl Strategy<Value = (Group, usize)> {
         kind,
         prop::collection::vec(layer, 1..4),
         1_usize..70,
+        1_usize..4,
         any::<u16>(),
     )
-        .prop_map(|(kind, layers, tokens, tag)| {
+        .prop_map(|(kind, layers, tokens, blocks, tag)| {
             let layers = layers.into_iter().enumerate();
             let named = layers.map(|(i, s)| Layer::new(format!("{tag}\"\u{e9}{i}"), s).unwrap());
             let window = (kind == ClassKind::Window).then_some(tokens);
             (
-                Group::new(kind, named.collect(), window).unwrap(),
+                Group::new(kind, named.collect(), window)
+                    .and_then(|group| group.with_blocks_per_entry(blocks))
+                    .unwrap(),
                 usize::from(tag),
             )
         })

@@ -1,4 +1,4 @@
-//! Transfers: what is refused before a byte moves, how copies merge, and how transfers end.
+//! Transfers: what is rejected before a byte moves, how copies merge, and how transfers end.
 #![cfg(target_os = "linux")]
 
 #[path = "../shared/transfer_support.rs"]
@@ -14,7 +14,7 @@ use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, Run, Ticket, checksum,
 };
-use transfer_support::{Dice, Memory, entry, expecting, geometry, run};
+use transfer_support::{Dice, Memory, entry, expecting, geometry, geometry_of, run};
 
 const ATTENTION: ClassKind = ClassKind::Attention;
 const RECURRENT: ClassKind = ClassKind::Recurrent;
@@ -54,7 +54,7 @@ impl Plain {
         let memory = Memory::new(Dice::new(7).bytes(bytes * Self::BLOCKS));
         let maps = [map(0, 0, memory.region(), bytes, &[(0, bytes)])];
         let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
-        let layout = Layout::new(geometry, 0, Self::BLOCKS, &maps).unwrap();
+        let layout = Layout::new(geometry, 0, &[Self::BLOCKS], &maps).unwrap();
         let engine = HostEngine::new(layout, arena.memory(), threads).unwrap();
         Self {
             engine,
@@ -97,7 +97,7 @@ fn every_layer_needs_exactly_one_map() {
     let memory = Memory::new(vec![0; 64]);
     let whole = |group, layer, bytes| map(group, layer, memory.region(), 16, &[(0, bytes)]);
     let all = || vec![whole(0, 0, 4), whole(0, 1, 4), whole(1, 0, 8)];
-    let layout = |maps: Vec<LayerMap>| Layout::new(Arc::clone(&geometry), 1, 4, &maps);
+    let layout = |maps: Vec<LayerMap>| Layout::new(Arc::clone(&geometry), 1, &[4, 4], &maps);
     assert!(layout(all()).is_ok());
     let missing = argument_error(layout(all()[..2].to_vec()));
     assert!(
@@ -113,9 +113,137 @@ fn every_layer_needs_exactly_one_map() {
         let why = argument_error(layout([all(), vec![stray]].concat()));
         assert!(why.contains("expected a layer of the geometry"), "{why}");
     }
-    let rank = argument_error(Layout::new(Arc::clone(&geometry), 2, 4, &all()));
+    let rank = argument_error(Layout::new(Arc::clone(&geometry), 2, &[4, 4], &all()));
     assert!(rank.contains("rank: expected below 2, found 2"), "{rank}");
-    argument_error(Layout::new(Arc::clone(&geometry), 0, 0, &all()));
+}
+
+#[test]
+fn every_group_has_a_number_of_blocks_of_its_own() {
+    let geometry = geometry_of(&[(ATTENTION, &[4], 2), (RECURRENT, &[8], 1)], 1);
+    let memory = Memory::new(vec![0; 32]);
+    let whole = |group, bytes| map(group, 0, memory.region(), bytes, &[(0, bytes)]);
+    let maps = [whole(0, 4), whole(1, 8)];
+    let layout = |num_blocks: &[usize]| Layout::new(Arc::clone(&geometry), 0, num_blocks, &maps);
+    assert_eq!(layout(&[8, 4]).unwrap().num_blocks(), [8, 4]);
+    let cases: [(&[usize], &str); 4] = [
+        (&[8], "num_blocks: expected one per group, 2, found 1"),
+        (&[8, 4, 1], "num_blocks: expected one per group, 2, found 3"),
+        (&[1, 4], "num_blocks: group 0: expected at least 2, found 1"),
+        (&[8, 0], "num_blocks: group 1: expected at least 1, found 0"),
+    ];
+    for (num_blocks, expected) in cases {
+        let why = argument_error(layout(num_blocks));
+        assert!(why.contains(expected), "{why}");
+    }
+    let beyond = geometry_error(layout(&[9, 4]));
+    assert!(
+        beyond.contains("layer '0.0': expected a region for 9 blocks"),
+        "{beyond}"
+    );
+    let beyond = geometry_error(layout(&[8, 5]));
+    assert!(
+        beyond.contains("layer '1.0': expected a region for 5 blocks"),
+        "{beyond}"
+    );
+}
+
+/// Two groups, the second with half the blocks of the first and none of them in common.
+#[test]
+fn an_entry_of_several_blocks_per_group_lies_block_after_block() {
+    let geometry = geometry_of(&[(ATTENTION, &[2, 3], 3), (ATTENTION, &[4], 2)], 1);
+    let memory = Memory::new((0..120).collect());
+    // Blocks of 6 bytes from 0 on, and of 10 from 60 on.
+    let tail = memory.region().address().as_ptr().wrapping_add(60);
+    // SAFETY: the tail lies inside the memory, which outlives it.
+    let tail = unsafe { Region::new(tail, 60).unwrap() };
+    let maps = [
+        map(0, 0, memory.region(), 6, &[(0, 2)]),
+        map(0, 1, memory.region(), 6, &[(3, 3)]),
+        map(1, 0, tail, 10, &[(8, 2), (0, 2)]),
+    ];
+    let arena = Arc::new(Arena::create(&geometry, 23, 2).unwrap());
+    let layout = Layout::new(Arc::clone(&geometry), 0, &[10, 6], &maps).unwrap();
+    let engine = HostEngine::new(layout, arena.memory(), 2).unwrap();
+    let stored = run(
+        &engine,
+        Direction::Store,
+        vec![entry(0, &[1], &[9, 0, 4, 5, 2])],
+    );
+    let pages: [&[u8]; 5] = [
+        &[54, 55, 57, 58, 59],
+        &[0, 1, 3, 4, 5],
+        &[24, 25, 27, 28, 29],
+        &[118, 119, 110, 111],
+        &[88, 89, 80, 81],
+    ];
+    let expected = pages.concat();
+    assert_eq!(arena.read(SlotId(1)).unwrap(), expected);
+    assert_eq!(stored.checksums, [checksum(&expected)]);
+
+    let before = memory.bytes();
+    let back = expecting(entry(0, &[1], &[1, 3, 2, 0, 1]), checksum(&expected));
+    assert_eq!(run(&engine, Direction::Load, vec![back]).error, None);
+    let mut wanted = before;
+    for (at, page) in [(6, pages[0]), (18, pages[1]), (12, pages[2])] {
+        wanted[at..at + 2].copy_from_slice(&page[..2]);
+        wanted[at + 3..at + 6].copy_from_slice(&page[2..]);
+    }
+    for (at, page) in [(60, pages[3]), (70, pages[4])] {
+        wanted[at + 8..at + 10].copy_from_slice(&page[..2]);
+        wanted[at..at + 2].copy_from_slice(&page[2..]);
+    }
+    assert_eq!(memory.bytes(), wanted);
+}
+
+#[test]
+fn blocks_of_an_entry_are_checked_group_by_group() {
+    let geometry = geometry_of(&[(ATTENTION, &[2], 3), (ATTENTION, &[4], 2)], 1);
+    let memory = Memory::new(vec![0; 20]);
+    let maps = [
+        map(0, 0, memory.region(), 2, &[(0, 2)]),
+        map(1, 0, memory.region(), 4, &[(0, 4)]),
+    ];
+    let arena = Arc::new(Arena::create(&geometry, 14, 2).unwrap());
+    let slots = arena.memory();
+    let layout = Layout::new(Arc::clone(&geometry), 0, &[10, 5], &maps).unwrap();
+    let plan = |direction, entries: &[EntryCopy]| {
+        Plan::new(&layout, &slots, direction, entries.to_vec()).map(drop)
+    };
+    let cases: [(&[usize], &str); 5] = [
+        (
+            &[0, 1, 2, 3],
+            "blocks: expected 5 (3 of group 0, 2 of group 1), found 4",
+        ),
+        (
+            &[0, 1, 2, 3, 4, 5],
+            "blocks: expected 5 (3 of group 0, 2 of group 1), found 6",
+        ),
+        (
+            &[0, 1, 10, 3, 4],
+            "block of group 0: expected below 10, found 10",
+        ),
+        (
+            &[0, 9, 5, 0, 5],
+            "block of group 1: expected below 5, found 5",
+        ),
+        (
+            &[0, 9, 5, 7, 4],
+            "block of group 1: expected below 5, found 7",
+        ),
+    ];
+    for (blocks, expected) in cases {
+        for direction in [Direction::Store, Direction::Load] {
+            let why = argument_error(plan(direction, &[entry(0, &[0], blocks)]));
+            assert!(why.contains(expected), "{why}");
+        }
+    }
+    let load = |entries: &[EntryCopy]| plan(Direction::Load, entries);
+    assert_eq!(load(&[entry(0, &[0], &[0, 1, 2, 0, 1])]), Ok(()));
+    let twice = argument_error(load(&[entry(0, &[0], &[0, 1, 2, 3, 3])]));
+    assert!(
+        twice.contains("block 3 of group 1: expected once in a load, found twice"),
+        "{twice}"
+    );
 }
 
 #[test]
@@ -124,7 +252,7 @@ fn maps_that_do_not_fit_their_layer_or_region_are_refused() {
     let memory = Memory::new(vec![0; 64]);
     let layout = |stride, blocks, runs: &[(usize, usize)]| {
         let maps = [map(0, 0, memory.region(), stride, runs)];
-        Layout::new(Arc::clone(&geometry), 0, blocks, &maps)
+        Layout::new(Arc::clone(&geometry), 0, &[blocks], &maps)
     };
     assert!(layout(16, 4, &[(0, 8)]).is_ok());
     assert!(layout(16, 4, &[(8, 4), (0, 4)]).is_ok());
@@ -172,7 +300,7 @@ fn an_arena_of_another_geometry_is_refused() {
     let other = geometry(&[(ATTENTION, &[8])], 2);
     let arena = Arc::new(Arena::create(&other, 8, 4).unwrap());
     let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
-    let layout = Layout::new(Arc::clone(&ours), 0, 4, &maps).unwrap();
+    let layout = Layout::new(Arc::clone(&ours), 0, &[4], &maps).unwrap();
     match HostEngine::new(layout, arena.memory(), 1).map(drop) {
         Err(Error::Foreign(why)) => assert!(why.contains(&ours.fingerprint().to_string())),
         found => panic!("expected foreign bytes, found {found:?}"),
@@ -186,7 +314,7 @@ fn impossible_thread_counts_are_refused() {
     let arena = Arc::new(Arena::create(&geometry, 8, 4).unwrap());
     for threads in [0, HostEngine::MAX_THREADS + 1] {
         let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
-        let layout = Layout::new(Arc::clone(&geometry), 0, 4, &maps).unwrap();
+        let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
         argument_error(HostEngine::new(layout, arena.memory(), threads).map(drop));
     }
 }
@@ -210,12 +338,12 @@ fn entries_that_are_wrong_are_refused_before_any_byte_moves() {
         (entry(0, &[0, 1, 1], &[0]), "slot 1: expected once"),
         (
             entry(0, &[3, 4, 5], &[]),
-            "blocks: expected one a group, 1, found 0",
+            "blocks: expected 1 (1 of group 0), found 0",
         ),
         (entry(0, &[3, 4, 5], &[0, 1]), "found 2"),
         (
             entry(0, &[3, 4, 5], &[4]),
-            "block: expected below 4, found 4",
+            "block of group 0: expected below 4, found 4",
         ),
     ];
     for (bad, expected) in cases {
@@ -268,7 +396,7 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
     let memory = Memory::new(vec![0; 256]);
     let region = memory.region();
     let lengths = |maps: &[LayerMap], entry: EntryCopy| -> Vec<usize> {
-        let layout = Layout::new(Arc::clone(&geometry), 0, 2, maps).unwrap();
+        let layout = Layout::new(Arc::clone(&geometry), 0, &[2], maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
         plan.pieces(&layout, &slots, 0, 0..24)
             .map(|piece| piece.length)
@@ -303,9 +431,9 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
 }
 
 #[test]
-fn adjacent_bytes_of_two_groups_or_two_regions_are_copied_apart() {
+fn adjacent_bytes_of_two_groups_blocks_or_regions_are_copied_apart() {
     let memory = Memory::new((0..64).collect());
-    let lengths = |geometry: &Arc<Geometry>, blocks: usize, maps: &[LayerMap], entry: EntryCopy| {
+    let lengths = |geometry: &Arc<Geometry>, blocks: &[usize], maps: &[LayerMap], entry| {
         let slots = Arc::new(Arena::create(geometry, 16, 1).unwrap()).memory();
         let layout = Layout::new(Arc::clone(geometry), 0, blocks, maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
@@ -315,8 +443,18 @@ fn adjacent_bytes_of_two_groups_or_two_regions_are_copied_apart() {
     // Groups have blocks of their own.
     let groups = geometry(&[(RECURRENT, &[8]), (RECURRENT, &[8])], 1);
     let maps = [0, 1].map(|i| map(i, 0, memory.region(), 16, &[(8 * i, 8)]));
-    assert_eq!(lengths(&groups, 4, &maps, entry(0, &[0], &[2, 2])), [8, 8]);
-    // A copy never leaves the region that it was promised.
+    assert_eq!(
+        lengths(&groups, &[4, 4], &maps, entry(0, &[0], &[2, 2])),
+        [8, 8]
+    );
+    // And so have the parts of an entry that takes several blocks, adjacent ones, too.
+    let several = geometry_of(&[(RECURRENT, &[8], 2)], 1);
+    let maps = [map(0, 0, memory.region(), 8, &[(0, 8)])];
+    assert_eq!(
+        lengths(&several, &[4], &maps, entry(0, &[0], &[1, 2])),
+        [8, 8]
+    );
+    // A copy never leaves the region that it was promised, whatever other groups have.
     let layers = geometry(&[(ATTENTION, &[8, 8])], 1);
     let maps = [0, 1].map(|i| {
         let address = memory.region().address().as_ptr().wrapping_add(8 * i);
@@ -324,7 +462,22 @@ fn adjacent_bytes_of_two_groups_or_two_regions_are_copied_apart() {
         let half = unsafe { Region::new(address, 8).unwrap() };
         map(0, i, half, 8, &[(0, 8)])
     });
-    assert_eq!(lengths(&layers, 1, &maps, entry(0, &[0], &[0])), [8, 8]);
+    assert_eq!(lengths(&layers, &[1], &maps, entry(0, &[0], &[0])), [8, 8]);
+    let second = geometry(&[(RECURRENT, &[8]), (ATTENTION, &[8, 8])], 1);
+    let part = |start, nbytes| {
+        let address = memory.region().address().as_ptr().wrapping_add(start);
+        // SAFETY: the part lies inside the memory, which outlives it.
+        unsafe { Region::new(address, nbytes).unwrap() }
+    };
+    let maps = [
+        map(0, 0, part(0, 16), 16, &[(0, 8)]),
+        map(1, 0, part(0, 24), 16, &[(0, 8)]),
+        map(1, 1, part(8, 24), 16, &[(0, 8)]),
+    ];
+    assert_eq!(
+        lengths(&second, &[1, 2], &maps, entry(0, &[0], &[0])),
+        [8, 8]
+    );
 }
 
 #[test]

@@ -17,6 +17,7 @@ prop_compose! {
         groups in prop::collection::vec((
             prop::sample::select(vec![ClassKind::Attention, ClassKind::Window, ClassKind::Recurrent]),
             prop::collection::vec(1_usize..60, 1..4),
+            1_usize..4,
         ), 1..5),
         ranks in 1_usize..4,
         slot_bytes in 1_usize..120,

@@ -36,10 +36,14 @@ fn random_case(seed: u64) -> Case {
     // Layers of bytes, of parts of a tile, or of several tiles.
     let most = [60, 3000, 20_000][dice.roll(3)];
     let groups = (0..1 + dice.roll(3)).map(|_| {
-        let layers = (0..1 + dice.roll(3)).map(|_| 1 + dice.roll(most)).collect();
-        (KINDS[dice.roll(3)], layers)
+        // Alike every other time, as they mostly are: what repeats is folded.
+        let (alike, bytes) = (dice.roll(2) == 0, 1 + dice.roll(most));
+        let count = 1 + dice.roll(3);
+        let mut layer = |_| if alike { bytes } else { 1 + dice.roll(most) };
+        let layers = (0..count).map(&mut layer).collect();
+        (KINDS[dice.roll(3)], layers, 1 + dice.roll(3))
     });
-    let groups: Vec<(ClassKind, Vec<usize>)> = groups.collect();
+    let groups: Vec<(ClassKind, Vec<usize>, usize)> = groups.collect();
     Case {
         groups,
         ranks: 1 + dice.roll(2),
@@ -143,7 +147,7 @@ fn nested_and_transposed_runs_come_back_whole() {
             })
             .collect();
         let arena = Arc::new(Arena::create(&geometry, layers * bytes, blocks).unwrap());
-        let layout = Layout::new(Arc::clone(&geometry), 0, blocks, &maps).unwrap();
+        let layout = Layout::new(Arc::clone(&geometry), 0, &[blocks], &maps).unwrap();
         let engine = CudaEngine::new(layout, arena.memory(), &options(method)).unwrap();
         let payload = |block: usize| -> Vec<u8> {
             let all = memory.bytes();

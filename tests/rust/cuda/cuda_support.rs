@@ -19,9 +19,9 @@ use super::transfer_support::{Dice, Memory, entry, expecting, geometry};
 
 pub use Direction::{Load, Store};
 
-/// What is not there after this while will never be.
+/// Whatever is not there after this while will never be.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What happens too early happens within this while.
+/// Whatever happens too early happens within this while.
 const HASTE: Duration = Duration::from_millis(30);
 
 /// A folder for calibrations that tests share: they are measured once.
@@ -39,7 +39,7 @@ pub fn options(method: Option<Method>) -> Options {
     }
 }
 
-/// What an engine works on: the memory of one attention layer, and an arena for it.
+/// The places that an engine works on: the memory of one attention layer, and an arena for it.
 #[derive(Clone)]
 pub struct Bench {
     pub geometry: Arc<Geometry>,
@@ -114,7 +114,7 @@ impl Plain {
                 run(Self::FIRST + 32, Self::BYTES - Self::FIRST),
             ],
         };
-        Layout::new(Arc::clone(geometry), 0, Self::BLOCKS, &[map]).unwrap()
+        Layout::new(Arc::clone(geometry), 0, &[Self::BLOCKS], &[map]).unwrap()
     }
 
     /// The entry of a number in slots of its own, from or to a block.
@@ -134,7 +134,7 @@ impl Plain {
         .concat()
     }
 
-    /// What the slots of an entry hold.
+    /// The bytes in the slots of an entry.
     pub fn stored(&self, number: usize) -> Vec<u8> {
         let slots = Self::entry(number, 0).slots;
         let bytes = slots

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use hybrid_pages::geometry::{Geometry, PageClass};
+use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, Engine, EntryCopy, LayerMap, Layout, Region, Run, SlotMemory, checksum,
 };
 
-use super::transfer_support::{Dice, Memory, entry, expecting, geometry, run};
+use super::transfer_support::{Dice, Memory, entry, expecting, geometry_of, run};
 
 /// One rank's memory and where its layers lie in it; kept apart from what the engine sees.
 pub struct Rank {
@@ -22,45 +22,58 @@ pub struct Rank {
 
 impl Rank {
     /// Layers in runs of any split and order, with padding anywhere; groups overlaid from the
-    /// first byte on, or each layer in a place of its own.
+    /// first byte on, or each layer in a place of its own, with strides and as many `blocks` as its group has.
     pub fn random(
         dice: &mut Dice,
         geometry: &Geometry,
-        blocks: usize,
+        blocks: &[usize],
         overlaid: bool,
         memory: impl Fn(Vec<u8>) -> Memory,
     ) -> Self {
         let mut placed = Vec::new();
-        let mut stride = 0;
+        let mut strides = vec![0; geometry.groups().len()];
         for (group, layers) in geometry.groups().iter().enumerate() {
             let mut at = 0;
             for (layer, bytes) in layers.layers().iter().map(|l| l.bytes()).enumerate() {
                 let (runs, end) = random_runs(dice, bytes, if overlaid { at } else { 0 });
-                stride = stride.max(end);
+                strides[group] = strides[group].max(end);
                 at = end;
                 placed.push((group, layer, runs));
             }
         }
-        stride += dice.roll(9);
-        let place = stride * blocks;
-        let places = if overlaid { 1 } else { placed.len() };
-        let memory = memory(dice.bytes(place * places));
+        for stride in &mut strides {
+            *stride += dice.roll(9);
+        }
+        if overlaid {
+            let widest = strides.iter().copied().max().unwrap();
+            strides.fill(widest);
+        }
+        let sizes: Vec<usize> = std::iter::zip(&strides, blocks)
+            .map(|(s, b)| s * b)
+            .collect();
+        let whole_size = if overlaid {
+            sizes.iter().copied().max().unwrap()
+        } else {
+            placed.iter().map(|(group, ..)| sizes[*group]).sum()
+        };
+        let memory = memory(dice.bytes(whole_size));
         let whole = memory.region();
         let mut maps = Vec::new();
         let mut bases = Vec::new();
-        for (index, (group, layer, runs)) in placed.into_iter().enumerate() {
-            let base = if overlaid { 0 } else { index * place };
+        let mut base = 0;
+        for (group, layer, runs) in placed {
             let address = whole.address().as_ptr().wrapping_add(base);
             // SAFETY: the place lies inside the memory, which outlives the engine.
-            let region = unsafe { Region::new(address, place).unwrap() };
+            let region = unsafe { Region::new(address, sizes[group]).unwrap() };
             maps.push(LayerMap {
                 group,
                 layer,
                 region,
-                block_stride: stride,
+                block_stride: strides[group],
                 runs,
             });
             bases.push(base);
+            base += if overlaid { 0 } else { sizes[group] };
         }
         Self {
             memory,
@@ -69,19 +82,19 @@ impl Rank {
         }
     }
 
-    pub fn layout(&self, geometry: &Arc<Geometry>, rank: usize, blocks: usize) -> Layout {
+    pub fn layout(&self, geometry: &Arc<Geometry>, rank: usize, blocks: &[usize]) -> Layout {
         Layout::new(Arc::clone(geometry), rank, blocks, &self.maps).unwrap()
     }
 
     /// Where each byte of this rank's shard of an entry lies in the memory.
-    pub fn places(&self, class: &PageClass, blocks: &[usize]) -> Vec<usize> {
+    pub fn places(&self, geometry: &Geometry, class: usize, blocks: &[usize]) -> Vec<usize> {
         let mut places = Vec::new();
-        for (group, block) in class.groups.iter().zip(blocks) {
+        for (group, block) in groups_of_blocks(geometry, class).zip(blocks) {
             for (map, base) in self
                 .maps
                 .iter()
                 .zip(&self.bases)
-                .filter(|(m, _)| m.group == *group)
+                .filter(|(m, _)| m.group == group)
             {
                 for run in &map.runs {
                     let start = base + block * map.block_stride + run.offset;
@@ -93,7 +106,24 @@ impl Rank {
     }
 }
 
+/// Of each block id of an entry: the group that it is of.
+fn groups_of_blocks(geometry: &Geometry, class: usize) -> impl Iterator<Item = usize> + '_ {
+    let of = |&group: &usize| vec![group; geometry.groups()[group].blocks_per_entry()];
+    geometry.classes()[class].groups.iter().flat_map(of)
+}
+
 fn random_runs(dice: &mut Dice, bytes: usize, from: usize) -> (Vec<Run>, usize) {
+    // One run, or equal ones at equal distances: a CUDA engine folds what repeats.
+    let count = 1 + dice.roll(6);
+    if bytes.is_multiple_of(count) && dice.roll(2) == 0 {
+        let length = bytes / count;
+        let distance = length + dice.roll(3);
+        let runs = (0..count).map(|index| Run {
+            offset: from + index * distance,
+            length,
+        });
+        return (runs.collect(), from + count * distance);
+    }
     let mut lengths = Vec::new();
     let mut left = bytes;
     while left > 0 {
@@ -124,8 +154,8 @@ fn random_runs(dice: &mut Dice, bytes: usize, from: usize) -> (Vec<Run>, usize) 
     (runs, at)
 }
 
-/// Distinct slots for each entry, in any order, and blocks that no two entries share.
-pub fn random_entries(
+/// Distinct slots for each entry, in any order.
+fn random_entries(
     dice: &mut Dice,
     geometry: &Geometry,
     arena: &Arena,
@@ -141,22 +171,51 @@ pub fn random_entries(
         let slots: Vec<u32> = slots.by_ref().take(count).collect();
         entry(class, &slots, &[])
     });
-    let mut entries: Vec<_> = entries.collect();
-    place(dice, geometry, &mut entries);
-    entries
+    entries.collect()
 }
 
-pub fn place(dice: &mut Dice, geometry: &Geometry, entries: &mut [EntryCopy]) {
-    let mut blocks: Vec<usize> = (0..blocks_needed(geometry, entries.len())).collect();
-    dice.shuffle(&mut blocks);
+/// Gives entries blocks that no two of them share: of a group or, where groups are overlaid, at all.
+fn place(
+    dice: &mut Dice,
+    geometry: &Geometry,
+    blocks: &[usize],
+    overlaid: bool,
+    entries: &mut [EntryCopy],
+) {
+    let mut shuffled = |end: usize| {
+        let mut ids: Vec<usize> = (0..end).collect();
+        dice.shuffle(&mut ids);
+        ids
+    };
+    let mut free: Vec<Vec<usize>> = if overlaid {
+        vec![shuffled(blocks.iter().copied().min().unwrap())]
+    } else {
+        blocks.iter().map(|&end| shuffled(end)).collect()
+    };
     for entry in entries {
-        let groups = geometry.classes()[entry.class].groups.len();
-        entry.blocks = blocks.split_off(blocks.len() - groups);
+        let ids = groups_of_blocks(geometry, entry.class)
+            .map(|group| free[if overlaid { 0 } else { group }].pop().unwrap());
+        entry.blocks = ids.collect();
     }
 }
 
-pub fn blocks_needed(geometry: &Geometry, entries: usize) -> usize {
-    (entries * geometry.groups().len()).max(1)
+/// How many blocks each group has: enough for so many entries of any class, and no two groups the same.
+fn random_blocks(
+    dice: &mut Dice,
+    geometry: &Geometry,
+    overlaid: bool,
+    entries: usize,
+) -> Vec<usize> {
+    let groups = geometry.groups().iter();
+    let needed = groups.map(|group| group.blocks_per_entry() * entries.max(1));
+    let needed: Vec<usize> = needed.collect();
+    let all: usize = needed.iter().sum();
+    let mut more: Vec<usize> = (0..needed.len()).collect();
+    dice.shuffle(&mut more);
+    let counts = std::iter::zip(needed, more);
+    counts
+        .map(|(needed, more)| if overlaid { all } else { needed } + more)
+        .collect()
 }
 
 pub fn contents(arena: &Arena) -> Vec<u8> {
@@ -165,10 +224,11 @@ pub fn contents(arena: &Arena) -> Vec<u8> {
         .collect()
 }
 
-/// What is moved, and from where to where.
+/// A random transfer: what is moved, and from where to where.
 #[derive(Debug, Clone)]
 pub struct Case {
-    pub groups: Vec<(ClassKind, Vec<usize>)>,
+    /// Kind, bytes of the layers, blocks per entry.
+    pub groups: Vec<(ClassKind, Vec<usize>, usize)>,
     pub ranks: usize,
     pub slot_bytes: usize,
     pub entries: usize,
@@ -186,9 +246,9 @@ pub fn check<E: Engine>(
     let groups: Vec<_> = case
         .groups
         .iter()
-        .map(|(kind, layers)| (*kind, layers.as_slice()))
+        .map(|(kind, layers, blocks_per_entry)| (*kind, layers.as_slice(), *blocks_per_entry))
         .collect();
-    let geometry = geometry(&groups, case.ranks);
+    let geometry = geometry_of(&groups, case.ranks);
     let classes: Vec<usize> = (0..case.entries)
         .map(|_| dice.roll(geometry.classes().len()))
         .collect();
@@ -201,48 +261,49 @@ pub fn check<E: Engine>(
             .unwrap();
     }
     let mut expected = contents(&arena);
-    let entries = random_entries(&mut dice, &geometry, &arena, &classes);
-    let blocks = blocks_needed(&geometry, case.entries);
+    let blocks = random_blocks(&mut dice, &geometry, case.overlaid, case.entries);
+    let mut entries = random_entries(&mut dice, &geometry, &arena, &classes);
+    place(&mut dice, &geometry, &blocks, case.overlaid, &mut entries);
     let in_arena = |entry: &EntryCopy, rank: usize, index: usize| {
         let at = rank * geometry.classes()[entry.class].rank_bytes + index;
         entry.slots[at / case.slot_bytes].0 as usize * case.slot_bytes + at % case.slot_bytes
     };
 
-    let start = |of: &Rank, rank| engine(of.layout(&geometry, rank, blocks), arena.memory());
+    let start = |of: &Rank, rank| engine(of.layout(&geometry, rank, &blocks), arena.memory());
 
     let mut sums = Vec::new();
     for rank in 0..case.ranks {
-        let from = Rank::random(&mut dice, &geometry, blocks, case.overlaid, memory);
+        let from = Rank::random(&mut dice, &geometry, &blocks, case.overlaid, memory);
         let before = from.memory.bytes();
         let engine = start(&from, rank);
         let stored = run(&engine, Direction::Store, entries.clone());
         assert_eq!(stored.error, None);
-        let mut parts = Vec::new();
+        let mut shard_sums = Vec::new();
         for entry in &entries {
-            let places = from.places(&geometry.classes()[entry.class], &entry.blocks);
-            let part: Vec<u8> = places.iter().map(|place| before[*place]).collect();
-            for (index, byte) in part.iter().enumerate() {
+            let places = from.places(&geometry, entry.class, &entry.blocks);
+            let shard: Vec<u8> = places.iter().map(|place| before[*place]).collect();
+            for (index, byte) in shard.iter().enumerate() {
                 expected[in_arena(entry, rank, index)] = *byte;
             }
-            parts.push(checksum(&part));
+            shard_sums.push(checksum(&shard));
         }
-        assert_eq!(stored.checksums, parts);
+        assert_eq!(stored.checksums, shard_sums);
         assert_eq!(
             from.memory.bytes(),
             before,
             "a store only reads the engine's memory"
         );
-        sums.push(parts);
+        sums.push(shard_sums);
     }
     assert_eq!(contents(&arena), expected);
 
     for (rank, sums) in sums.iter().enumerate() {
-        let to = Rank::random(&mut dice, &geometry, blocks, case.overlaid, memory);
+        let to = Rank::random(&mut dice, &geometry, &blocks, case.overlaid, memory);
         let mut wanted_bytes = to.memory.bytes();
         let mut wanted = entries.clone();
-        place(&mut dice, &geometry, &mut wanted);
+        place(&mut dice, &geometry, &blocks, case.overlaid, &mut wanted);
         for entry in &wanted {
-            let places = to.places(&geometry.classes()[entry.class], &entry.blocks);
+            let places = to.places(&geometry, entry.class, &entry.blocks);
             for (index, place) in places.into_iter().enumerate() {
                 wanted_bytes[place] = expected[in_arena(entry, rank, index)];
             }

@@ -99,16 +99,26 @@ impl Dice {
 
 /// Groups by kind and the bytes of their layers.
 pub fn geometry(groups: &[(ClassKind, &[usize])], ranks: usize) -> Arc<Geometry> {
+    let groups = groups.iter().map(|&(kind, layers)| (kind, layers, 1));
+    geometry_of(&groups.collect::<Vec<_>>(), ranks)
+}
+
+/// Groups by kind, the bytes of their layers in a block, and the blocks of an entry.
+pub fn geometry_of(groups: &[(ClassKind, &[usize], usize)], ranks: usize) -> Arc<Geometry> {
     let layer = |name: String, bytes: usize| {
         let segment = Segment::new("data", Dtype::Uint8, vec![bytes]).unwrap();
         Layer::new(name, vec![segment]).unwrap()
     };
-    let groups = groups.iter().enumerate().map(|(group, (kind, layers))| {
+    let groups = groups.iter().enumerate();
+    let groups = groups.map(|(group, (kind, layers, blocks_per_entry))| {
         let layers = layers.iter().enumerate();
         let layers = layers
             .map(|(i, bytes)| layer(format!("{group}.{i}"), *bytes))
             .collect();
-        Group::new(*kind, layers, (*kind == ClassKind::Window).then_some(8)).unwrap()
+        let window_tokens = (*kind == ClassKind::Window).then_some(8);
+        Group::new(*kind, layers, window_tokens)
+            .and_then(|group| group.with_blocks_per_entry(*blocks_per_entry))
+            .unwrap()
     });
     Arc::new(Geometry::new(16, groups.collect(), ranks, BTreeMap::new()).unwrap())
 }

@@ -9,9 +9,9 @@ use super::group::{Group, sum};
 /// all its groups and all ranks: whole or absent, so nothing is ever published for half of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageClass {
-    /// Its place in [`super::Geometry::classes`].
+    /// Place in [`super::Geometry::classes`].
     pub index: usize,
-    /// What its entries are: pages or checkpoints.
+    /// Whether its entries are pages or checkpoints.
     pub kind: ClassKind,
     /// The groups in it, by their index in the geometry, ascending.
     pub groups: Vec<usize>,

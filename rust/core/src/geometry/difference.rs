@@ -56,6 +56,13 @@ fn groups(index: usize, expected: &Group, found: &Group) -> Option<String> {
     })
     .or_else(|| {
         unequal(
+            &format!("{name}: blocks_per_entry"),
+            expected.blocks_per_entry(),
+            found.blocks_per_entry(),
+        )
+    })
+    .or_else(|| {
+        unequal(
             &format!("{name}: layers"),
             expected.layers().len(),
             found.layers().len(),

@@ -6,7 +6,7 @@ use crate::ids::ClassKind;
 use super::segment::Segment;
 use super::{check_count, check_name, check_unique};
 
-/// One layer's share of a page or checkpoint on one rank: its segments, densely in order.
+/// One layer's share of one of the engine's blocks on one rank: its segments, densely in order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layer {
     name: String,
@@ -44,19 +44,19 @@ impl Layer {
         })
     }
 
-    /// Its name, unique in the geometry.
+    /// Unique in the geometry.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its segments in payload order.
+    /// In payload order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Bytes of one block of this layer on one rank.
+    /// Bytes of one of the engine's blocks of this layer on one rank.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -69,14 +69,17 @@ pub struct Group {
     kind: ClassKind,
     window_tokens: Option<usize>,
     layers: Vec<Layer>,
+    blocks_per_entry: usize,
     bytes: usize,
 }
 
 impl Group {
     /// Most layers a group may have.
     pub const MAX_LAYERS: usize = 4096;
+    /// Most of an engine's blocks that one page or checkpoint may take.
+    pub const MAX_BLOCKS_PER_ENTRY: usize = 1024;
 
-    /// A group of at least one layer.
+    /// A group of at least one layer, of which an entry takes one of the engine's blocks.
     ///
     /// # Errors
     /// [`Error::Geometry`] on no layers, a size beyond memory, or a window where the kind has
@@ -108,11 +111,38 @@ impl Group {
             kind,
             window_tokens,
             layers,
+            blocks_per_entry: 1,
             bytes,
         })
     }
 
-    /// What its pages are.
+    /// The same group where one page or checkpoint takes several of the engine's blocks: the engine's
+    /// blocks hold fewer tokens than the geometry's, or a state lies in several of them.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] on none, more than [`MAX_BLOCKS_PER_ENTRY`](Self::MAX_BLOCKS_PER_ENTRY), or a
+    /// size beyond memory.
+    pub fn with_blocks_per_entry(self, blocks_per_entry: usize) -> Result<Self> {
+        let name = kind_name(self.kind);
+        check_count(
+            &format!("{name} group"),
+            "blocks_per_entry",
+            blocks_per_entry,
+            Self::MAX_BLOCKS_PER_ENTRY,
+        )?;
+        let layers = self.layers.iter().map(Layer::bytes);
+        let bytes = sum(layers)
+            .and_then(|bytes| bytes.checked_mul(blocks_per_entry))
+            .filter(|bytes| isize::try_from(*bytes).is_ok())
+            .ok_or_else(|| Error::Geometry(format!("{name} group: its bytes exceed memory")))?;
+        Ok(Self {
+            blocks_per_entry,
+            bytes,
+            ..self
+        })
+    }
+
+    /// The kind of its entries.
     #[must_use]
     pub fn kind(&self) -> ClassKind {
         self.kind
@@ -124,13 +154,19 @@ impl Group {
         self.window_tokens
     }
 
-    /// Its layers in payload order.
+    /// In payload order.
     #[must_use]
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// Bytes of one block of this group on one rank.
+    /// How many of the engine's blocks one page or checkpoint takes.
+    #[must_use]
+    pub fn blocks_per_entry(&self) -> usize {
+        self.blocks_per_entry
+    }
+
+    /// Bytes of this group in one entry on one rank: all layers of all its blocks.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

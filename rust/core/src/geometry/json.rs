@@ -1,4 +1,4 @@
-//! Canonical JSON: fields sorted by name, no whitespace. What the fingerprint is taken of.
+//! Canonical JSON: fields sorted by name, no whitespace. The fingerprint is a digest of it.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +26,9 @@ struct GeometryDocument {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GroupDocument {
+    /// Not written where it is 1: geometries without it keep their fingerprints.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    blocks_per_entry: usize,
     kind: String,
     layers: Vec<LayerDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,6 +48,18 @@ struct SegmentDocument {
     dtype: String,
     name: String,
     shape: Vec<usize>,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_one(number: &usize) -> bool {
+    *number == 1
 }
 
 #[derive(Deserialize)]
@@ -94,6 +109,7 @@ pub(super) fn read(text: &str) -> Result<Geometry> {
 
 fn group_document(group: &Group) -> GroupDocument {
     GroupDocument {
+        blocks_per_entry: group.blocks_per_entry(),
         kind: kind_name(group.kind()).to_owned(),
         layers: group.layers().iter().map(layer_document).collect(),
         window_tokens: group.window_tokens(),
@@ -118,7 +134,8 @@ fn group(document: GroupDocument) -> Result<Group> {
         .into_iter()
         .map(layer)
         .collect::<Result<_>>()?;
-    Group::new(parse_kind(&document.kind)?, layers, document.window_tokens)
+    Group::new(parse_kind(&document.kind)?, layers, document.window_tokens)?
+        .with_blocks_per_entry(document.blocks_per_entry)
 }
 
 fn layer(document: LayerDocument) -> Result<Layer> {

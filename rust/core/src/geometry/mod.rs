@@ -1,8 +1,8 @@
-//! What a page and a checkpoint are made of.
+//! The make-up of pages and checkpoints.
 //!
 //! Pure data, checked where it is made: whoever holds a [`Geometry`] need not check it again.
 //! The payload of an entry is rank after rank; inside a rank, group after group of the class,
-//! layer after layer, segment after segment, without gaps.
+//! block after block of the engine's, layer after layer, segment after segment, without gaps.
 
 mod class;
 mod difference;
@@ -118,7 +118,7 @@ impl Geometry {
         })
     }
 
-    /// What else the bytes depend on.
+    /// Other things that the bytes depend on, by name.
     #[must_use]
     pub fn identity(&self) -> &BTreeMap<String, String> {
         &self.identity

@@ -328,7 +328,7 @@ mod tests {
             runs,
         };
         let memory = SlotMemory::new(region, 8, 1, *geometry.fingerprint(), Arc::new(())).unwrap();
-        let layout = Layout::new(geometry, 0, 1, &[map]).unwrap();
+        let layout = Layout::new(geometry, 0, &[1], &[map]).unwrap();
         let (queue, messages) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
             transfers: Transfers::new(layout, memory, "").unwrap(),

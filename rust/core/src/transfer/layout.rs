@@ -32,25 +32,27 @@ pub struct LayerMap {
     pub runs: Vec<Run>,
 }
 
-/// Where every layer of a geometry lies on one rank. Bounds hold for every block below
-/// `num_blocks`, so a block id is all that is left to check.
+/// Where every layer of a geometry lies on one rank. Bounds hold for every block of a group below the
+/// group's number, so a block id is all that is left to check.
 #[derive(Debug)]
 pub struct Layout {
     geometry: Arc<Geometry>,
     rank: usize,
-    num_blocks: usize,
+    num_blocks: Vec<usize>,
     spans: Vec<Vec<Span>>,
 }
 
-/// Bytes of a class that are adjacent both in the payload and in every block.
+/// Bytes of an entry that are adjacent both in the payload and in every block of the engine's.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     region: Region,
     offset: usize,
     /// From a block's start to the next one's.
     pub block_stride: usize,
-    /// Position of the group in its class: which of an entry's block ids applies.
+    /// Index of the group in the geometry.
     pub group: usize,
+    /// Which of an entry's block ids applies.
+    pub block: usize,
     /// Position in the rank's shard of the payload.
     pub start: usize,
     /// In bytes.
@@ -63,7 +65,7 @@ impl Span {
         self.start + self.length
     }
 
-    /// Its first byte in a block.
+    /// The first byte in a block.
     #[must_use]
     pub fn in_block(&self, block: usize) -> *mut u8 {
         self.region.at(self.offset + block * self.block_stride)
@@ -73,7 +75,7 @@ impl Span {
     fn continues_with(&self, next: &Self, num_blocks: usize) -> bool {
         let end = self.region.at(self.offset + self.length).addr();
         let last = self.offset + (num_blocks - 1) * self.block_stride + self.length;
-        self.group == next.group
+        self.block == next.block
             && self.block_stride == next.block_stride
             && end == next.region.at(next.offset).addr()
             && last + next.length <= self.region.nbytes()
@@ -81,16 +83,17 @@ impl Span {
 }
 
 impl Layout {
-    /// Checks exactly one map for each layer of the geometry.
+    /// Checks exactly one map for each layer of the geometry. `num_blocks` has for each group how many
+    /// blocks the engine has there.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a rank, group or layer that does not exist, is mapped twice
-    /// or not at all; [`Error::Geometry`] on runs that do not fit the layer, the stride or the
-    /// region.
+    /// or not at all, and on a group with fewer blocks than an entry takes; [`Error::Geometry`] on runs
+    /// that do not fit the layer, the stride or the region.
     pub fn new(
         geometry: Arc<Geometry>,
         rank: usize,
-        num_blocks: usize,
+        num_blocks: &[usize],
         maps: &[LayerMap],
     ) -> Result<Self> {
         if rank >= geometry.ranks() {
@@ -99,31 +102,39 @@ impl Layout {
                 geometry.ranks()
             )));
         }
-        if num_blocks == 0 {
-            return Err(Error::InvalidArgument(
-                "num_blocks: expected at least 1, found 0".into(),
-            ));
+        if num_blocks.len() != geometry.groups().len() {
+            return Err(Error::InvalidArgument(format!(
+                "num_blocks: expected one per group, {}, found {}",
+                geometry.groups().len(),
+                num_blocks.len()
+            )));
         }
         let maps = by_layer(&geometry, maps)?;
-        for (group, layers) in geometry.groups().iter().zip(&maps) {
-            for (layer, map) in group.layers().iter().zip(layers) {
-                check(layer.name(), layer.bytes(), map, num_blocks)?;
+        for (index, group) in geometry.groups().iter().enumerate() {
+            let (found, least) = (num_blocks[index], group.blocks_per_entry());
+            if found < least {
+                return Err(Error::InvalidArgument(format!(
+                    "num_blocks: group {index}: expected at least {least}, found {found}"
+                )));
+            }
+            for (layer, map) in group.layers().iter().zip(&maps[index]) {
+                check(layer.name(), layer.bytes(), map, found)?;
             }
         }
         let spans = geometry
             .classes()
             .iter()
-            .map(|c| spans(c, &maps, num_blocks))
+            .map(|class| spans(&geometry, class, &maps, num_blocks))
             .collect();
         Ok(Self {
             geometry,
             rank,
-            num_blocks,
+            num_blocks: num_blocks.to_vec(),
             spans,
         })
     }
 
-    /// Refuses slots that were made for another geometry.
+    /// Rejects slots that were made for another geometry.
     ///
     /// # Errors
     /// [`Error::Foreign`].
@@ -137,7 +148,7 @@ impl Layout {
         Ok(())
     }
 
-    /// What the bytes are.
+    /// The make-up of the bytes.
     #[must_use]
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
@@ -149,10 +160,10 @@ impl Layout {
         self.rank
     }
 
-    /// Block ids are below this.
+    /// Of each group: its block ids are below this.
     #[must_use]
-    pub fn num_blocks(&self) -> usize {
-        self.num_blocks
+    pub fn num_blocks(&self) -> &[usize] {
+        &self.num_blocks
     }
 
     /// The bytes of a class, in payload order.
@@ -201,12 +212,12 @@ fn by_layer<'a>(geometry: &Geometry, maps: &'a [LayerMap]) -> Result<Vec<Vec<&'a
 }
 
 fn check(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Result<()> {
-    let refuse = |what: String| Err(Error::Geometry(format!("layer '{name}': {what}")));
+    let reject = |what: String| Err(Error::Geometry(format!("layer '{name}': {what}")));
     let mut ends = Vec::with_capacity(map.runs.len());
     for run in &map.runs {
         match run.offset.checked_add(run.length) {
             Some(end) if run.length > 0 => ends.push((run.offset, end)),
-            _ => return refuse(format!("expected non-empty runs, found {run:?}")),
+            _ => return reject(format!("expected non-empty runs, found {run:?}")),
         }
     }
     let found = map
@@ -214,17 +225,17 @@ fn check(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Result<
         .iter()
         .fold(0_usize, |sum, run| sum.saturating_add(run.length));
     if found != bytes {
-        return refuse(format!(
+        return reject(format!(
             "expected runs of {bytes} bytes in all, found {found}"
         ));
     }
     ends.sort_unstable();
     if let Some(pair) = ends.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        return refuse(format!("expected disjoint runs, found {pair:?}"));
+        return reject(format!("expected disjoint runs, found {pair:?}"));
     }
     let end = ends.last().map_or(0, |(_, end)| *end);
     if num_blocks > 1 && end > map.block_stride {
-        return refuse(format!(
+        return reject(format!(
             "expected runs within a block stride of {} bytes, found one that ends at {end}",
             map.block_stride
         ));
@@ -234,7 +245,7 @@ fn check(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Result<
         .and_then(|n| n.checked_add(end));
     match needed {
         Some(needed) if needed <= map.region.nbytes() => Ok(()),
-        _ => refuse(format!(
+        _ => reject(format!(
             "expected a region for {num_blocks} blocks of stride {}, {} bytes, found {}",
             map.block_stride,
             needed.map_or("too many".to_owned(), |n| n.to_string()),
@@ -243,28 +254,37 @@ fn check(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Result<
     }
 }
 
-fn spans(class: &PageClass, maps: &[Vec<&LayerMap>], num_blocks: usize) -> Vec<Span> {
+fn spans(
+    geometry: &Geometry,
+    class: &PageClass,
+    maps: &[Vec<&LayerMap>],
+    num_blocks: &[usize],
+) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
-    let mut start = 0;
-    for (position, &group) in class.groups.iter().enumerate() {
-        for map in &maps[group] {
-            for run in &map.runs {
-                let span = Span {
-                    region: map.region,
-                    offset: run.offset,
-                    block_stride: map.block_stride,
-                    group: position,
-                    start,
-                    length: run.length,
-                };
-                start += run.length;
-                match spans.last_mut() {
-                    Some(last) if last.continues_with(&span, num_blocks) => {
-                        last.length += span.length;
+    let (mut start, mut block) = (0, 0);
+    for &group in &class.groups {
+        for _ in 0..geometry.groups()[group].blocks_per_entry() {
+            for map in &maps[group] {
+                for run in &map.runs {
+                    let span = Span {
+                        region: map.region,
+                        offset: run.offset,
+                        block_stride: map.block_stride,
+                        group,
+                        block,
+                        start,
+                        length: run.length,
+                    };
+                    start += run.length;
+                    match spans.last_mut() {
+                        Some(last) if last.continues_with(&span, num_blocks[group]) => {
+                            last.length += span.length;
+                        }
+                        _ => spans.push(span),
                     }
-                    _ => spans.push(span),
                 }
             }
+            block += 1;
         }
     }
     spans

@@ -22,11 +22,12 @@ pub enum Direction {
 /// One page or checkpoint to be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryCopy {
-    /// Its class in the geometry.
+    /// Index of the class in the geometry.
     pub class: usize,
     /// The slots of its payload, in order.
     pub slots: Vec<SlotId>,
-    /// The engine's block in each group of the class, in order.
+    /// The engine's blocks: of each group of the class, in order, as many as
+    /// [`Group::blocks_per_entry`](crate::geometry::Group::blocks_per_entry) says.
     pub blocks: Vec<usize>,
     /// For a load: what this rank's shard must hash to; `None` takes it as it is.
     pub checksum: Option<u64>,
@@ -79,7 +80,7 @@ impl Plan {
         self.direction
     }
 
-    /// What it moves.
+    /// The entries that it moves.
     #[must_use]
     pub fn entries(&self) -> &[EntryCopy] {
         &self.entries
@@ -113,7 +114,7 @@ impl Plan {
             let span = &spans[current];
             let skip = rest.position - span.start;
             let length = rest.length.min(span.length - skip);
-            let engine = span.in_block(blocks[span.group]).wrapping_add(skip);
+            let engine = span.in_block(blocks[span.block]).wrapping_add(skip);
             let piece = Piece {
                 engine,
                 arena: rest.arena,
@@ -187,47 +188,58 @@ fn check(
     entry: &EntryCopy,
     written: &mut HashSet<(usize, usize)>,
 ) -> Result<()> {
-    let refuse = |what: String| Err(Error::InvalidArgument(what));
+    let reject = |what: String| Err(Error::InvalidArgument(what));
     let class = layout.geometry().class(entry.class)?;
     let needed = layout
         .geometry()
         .slots_per_entry(entry.class, memory.slot_bytes())?;
     if entry.slots.len() != needed {
-        return refuse(format!(
+        return reject(format!(
             "slots: expected {needed}, found {}",
             entry.slots.len()
         ));
     }
     if let Some(SlotId(slot)) = entry.slots.iter().find(|s| s.0 as usize >= memory.slots()) {
-        return refuse(format!(
+        return reject(format!(
             "slot: expected below {}, found {slot}",
             memory.slots()
         ));
     }
-    if entry.blocks.len() != class.groups.len() {
-        let (expected, found) = (class.groups.len(), entry.blocks.len());
-        return refuse(format!(
-            "blocks: expected one a group, {expected}, found {found}"
+    let groups = layout.geometry().groups();
+    let per_group = class
+        .groups
+        .iter()
+        .map(|&group| (group, groups[group].blocks_per_entry()));
+    let expected: usize = per_group.clone().map(|(_, blocks)| blocks).sum();
+    if entry.blocks.len() != expected {
+        let parts: Vec<_> = per_group
+            .map(|(group, blocks)| format!("{blocks} of group {group}"))
+            .collect();
+        return reject(format!(
+            "blocks: expected {expected} ({}), found {}",
+            parts.join(", "),
+            entry.blocks.len()
         ));
     }
-    if let Some(block) = entry
-        .blocks
-        .iter()
-        .find(|block| **block >= layout.num_blocks())
+    let targets = per_group
+        .flat_map(|(group, blocks)| std::iter::repeat_n(group, blocks))
+        .zip(entry.blocks.iter().copied());
+    let mut beyond = targets.clone();
+    if let Some((group, block)) = beyond.find(|&(group, block)| block >= layout.num_blocks()[group])
     {
-        return refuse(format!(
-            "block: expected below {}, found {block}",
-            layout.num_blocks()
+        return reject(format!(
+            "block of group {group}: expected below {}, found {block}",
+            layout.num_blocks()[group]
         ));
     }
     match direction {
         Direction::Store => {
             if entry.checksum.is_some() {
-                return refuse("checksum: a store computes it, expected none".into());
+                return reject("checksum: a store computes it, expected none".into());
             }
             let mut slots = entry.slots.iter();
             if let Some(SlotId(slot)) = slots.find(|s| !written.insert((0, s.0 as usize))) {
-                return refuse(format!(
+                return reject(format!(
                     "slot {slot}: expected once in a store, found twice"
                 ));
             }
@@ -235,17 +247,13 @@ fn check(
         Direction::Load => {
             let mut slots = HashSet::with_capacity(entry.slots.len());
             if let Some(SlotId(slot)) = entry.slots.iter().find(|slot| !slots.insert(**slot)) {
-                return refuse(format!(
+                return reject(format!(
                     "slot {slot}: expected once in an entry, found twice"
                 ));
             }
-            let mut targets = class
-                .groups
-                .iter()
-                .copied()
-                .zip(entry.blocks.iter().copied());
+            let mut targets = targets;
             if let Some((group, block)) = targets.find(|target| !written.insert(*target)) {
-                return refuse(format!(
+                return reject(format!(
                     "block {block} of group {group}: expected once in a load, found twice"
                 ));
             }

@@ -272,9 +272,9 @@ fn among(methods: Vec<Method>, asked: Option<Method>, warnings: &[String]) -> Re
 
 /// Layers of host memory, or of another device, would be read as garbage or not at all.
 fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
-    let last = layout.num_blocks() - 1;
     for class in 0..layout.geometry().classes().len() {
         for span in layout.spans(class) {
+            let last = layout.num_blocks()[span.group] - 1;
             for address in [
                 span.in_block(0),
                 span.in_block(last).wrapping_add(span.length - 1),

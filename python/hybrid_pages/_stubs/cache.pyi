@@ -1,0 +1,268 @@
+"""Lookup, admission, leases."""
+
+from collections.abc import Sequence
+from typing import final
+
+from hybrid_pages._stubs.geometry import Geometry
+
+@final
+class Hit:
+    """The answer of a lookup, in blocks from the start of the prompt."""
+
+    @property
+    def blocks(self) -> int:
+        """The joint hit: every class has what it needs to resume after this many blocks."""
+
+    @property
+    def pages(self) -> int:
+        """Leading blocks whose attention pages are all there, at least `blocks`.
+
+        The difference is what a missing checkpoint or window page costs. Equals `blocks` for a
+        geometry without attention groups.
+        """
+
+    @property
+    def missing(self) -> str | None:
+        """Why `blocks` is less than `pages`; None if they are equal.
+
+        The first of these that holds at any of the boundaries in between: "writing", a checkpoint
+        is being written; "evicted", one was there, and was evicted or dropped; "window", pages
+        of a window are missing; "never_made", no checkpoint was ever stored there.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class Admission:
+    """Which boundaries of a prompt deserve a checkpoint, in blocks."""
+
+    @property
+    def boundaries(self) -> list[int]:
+        """Those that the policy chose, shallow first."""
+
+    @property
+    def fork(self) -> int | None:
+        """The deepest one that an earlier prompt had too, if no state to resume from is as deep.
+
+        Known from keys: it doesn't matter what was evicted. A state made there serves whoever
+        shares that prefix.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class LeaseEntry:
+    """One page or checkpoint under a lease, all ranks together."""
+
+    @property
+    def class_index(self) -> int: ...
+    @property
+    def block_index(self) -> int: ...
+    @property
+    def slots(self) -> list[int]:
+        """Where its payload lies: byte `p` in `slots[p // slot_bytes]` at `p % slot_bytes`."""
+
+    @property
+    def checksums(self) -> list[int]:
+        """The :func:`checksum` of each rank's shard; empty while it is being written."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class ReadLease:
+    """Keeps what a load reads where it is, until released, left as a context or dropped."""
+
+    @property
+    def first(self) -> int:
+        """First block that the load covers."""
+
+    @property
+    def blocks(self) -> int:
+        """The joint hit: the block after the last that the load covers."""
+
+    @property
+    def entries(self) -> list[LeaseEntry]:
+        """The entries to load.
+
+        Attention pages of [first, blocks), window pages of their last window, and the checkpoint
+        of block `blocks - 1`; by block.
+        """
+
+    @property
+    def released(self) -> bool: ...
+    def release(self) -> None:
+        """End it. Nothing the second time."""
+
+    def __enter__(self) -> ReadLease: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class WriteLease:
+    """Room for entries that nobody sees until they are committed.
+
+    Left as a context or dropped without a commit, the room is free again.
+    """
+
+    @property
+    def entries(self) -> list[LeaseEntry]:
+        """The entries to write, by block: those neither there nor in writing, and with room."""
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many of the wanted entries are not among `entries`, by reason.
+
+        resident: there already. in_writing: this call or another lease writes it already.
+        no_room: everything that could make room is in use or of the same prefix. orphan: a page
+        before it is neither there nor in writing, so that it could never be reached.
+        """
+
+    @property
+    def ended(self) -> bool: ...
+    def commit(self, checksums: Sequence[Sequence[int]]) -> None:
+        """Publish all entries at once; their bytes must be whole.
+
+        checksums: for each entry, in order, the :func:`checksum` of each rank's shard. Entries
+        that were dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before
+        them) stay unpublished.
+
+        Raises LeaseError if it has ended; InvalidArgumentError if the checksums have another
+        shape, and then the lease goes on.
+        """
+
+    def abort(self) -> None:
+        """Give the room back. Nothing after the end."""
+
+    def __enter__(self) -> WriteLease: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class Cache:
+    """Which prefixes are there, and which slots hold their pages and checkpoints.
+
+    A prefix is a namespace and the engine's chained hashes, `stride` of them per block: the key of
+    block `i` is `keys[(i + 1) * stride - 1]`, 8 to 32 bytes. Every method raises
+    InvalidArgumentError for a number out of range, an unknown namespace or a key of another
+    length, and then nothing has changed.
+    """
+
+    def __new__(
+        cls, geometry: Geometry, *, slot_bytes: int, slots: int, policy: str = "lru"
+    ) -> Cache:
+        """An empty cache over `slots` slots of `slot_bytes` bytes.
+
+        Raises BudgetError, naming the bytes needed, if they can't hold one entry of each class.
+        """
+
+    def namespace(self, identity: bytes) -> int:
+        """The number of an identity under which keys are unique, and one hold of it.
+
+        The same for the same bytes as long as it has a hold or an entry. Then the identity is
+        freed: its number is unknown for good, and the identity gets another when it comes back.
+        """
+
+    def release_namespace(self, number: int) -> None:
+        """Give back one hold of :meth:`namespace`. Who never does keeps the identity known.
+
+        Raises InvalidArgumentError for an unknown number, and for one that has entries and no hold.
+        """
+
+    def lookup(
+        self, namespace: int, keys: Sequence[bytes], *, stride: int = 1, limit: int | None = None
+    ) -> Hit:
+        """The joint hit, at most `limit` blocks, and why it is no deeper. Refreshes nothing."""
+
+    def acquire(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        stride: int = 1,
+        first: int = 0,
+        limit: int | None = None,
+    ) -> ReadLease | None:
+        """Hold what must be loaded to resume at the joint hit, the first `first` blocks excepted.
+
+        None if the hit is no deeper than `first`. The pages of the hit and its checkpoint, and no
+        other checkpoint, are refreshed when the lease ends; until then none of them is evicted.
+        """
+
+    def admit(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        now: int,
+        tokens: int,
+        stride: int = 1,
+        limit: int | None = None,
+    ) -> Admission:
+        """Which boundaries of a prompt of `tokens` tokens deserve a checkpoint.
+
+        For the caller to follow as far as it can. To be called once per request, before its
+        entries are reserved, with the keys of all full blocks of its prompt: the policy learns
+        from it what is used, and when. now: milliseconds on any clock that never goes back.
+        limit: the deepest boundary, in blocks, from which the request could resume.
+        """
+
+    def finish(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        end: int,
+        output_tokens: int,
+        stride: int = 1,
+    ) -> None:
+        """Tell the policy how many tokens a request produced.
+
+        keys: of all full blocks of prompt and output; the prompt has the first `end` of the
+        blocks. Forks are found in the output as well.
+        """
+
+    def reserve(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        entries: Sequence[tuple[int, int]],
+        *,
+        stride: int = 1,
+    ) -> WriteLease:
+        """Find room for entries (class_index, block_index), in any order.
+
+        Shallow entries get room first; a checkpoint, the missing pages up to it and the window
+        pages it needs get room together or not at all, and then nothing deeper does. The prefix
+        being extended is never evicted for it, and is refreshed when the lease ends.
+
+        Raises InvalidArgumentError also for a class or a block out of range and for keys that
+        are in use for another prefix: they can't be chained hashes.
+        """
+
+    def invalidate(self, lease: ReadLease) -> int:
+        """Drop the entries of a lease and what can't be reached without them: a load failed.
+
+        Nobody finds them again; their slots return when their last lease ends. Returns how many
+        resident entries were dropped. Raises LeaseError if the lease was released or belongs to
+        another cache.
+        """
+
+    def clear(self) -> int:
+        """Forget every entry; slots under a lease return when it ends. Returns how many.
+
+        Namespaces that somebody holds stay.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """Counts and sizes at this moment.
+
+        slots, free_slots, slot_bytes; pages, checkpoints, windows: resident entries by kind;
+        page_bytes, checkpoint_bytes, window_bytes: bytes of their slots; leased_slots: slots
+        that a lease reads, writes or needs to stay; writing_entries; nodes: boundaries in the
+        index; evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped
+        because a page before them went): since the start; metadata_bytes: memory of the index,
+        policy, tables and pool.
+        """
