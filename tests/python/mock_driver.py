@@ -41,6 +41,11 @@ class Mock:
         """Longest pause of each operation of a stream."""
         self._library.mock_cuda_delay(microseconds, ctypes.c_uint64(seed))
 
+    def pause(self, microseconds: int) -> None:
+        """Pause before each copy and each kernel."""
+        for name in (b"COPY_US", b"KERNEL_US"):
+            self._library.mock_cuda_set(name, ctypes.c_long(microseconds))
+
     def calls(self, function: str) -> int:
         return self._library.mock_cuda_calls(function.encode())
 

@@ -237,7 +237,7 @@ def test_impossible_engines_are_refused(memory):
 
 def test_waiting_lets_other_threads_run(mock, memory):
     machine = Machine(memory)
-    mock.delay(2_000_000)
+    mock.pause(2_000_000)
     ran = threading.Event()
     threading.Timer(0.01, ran.set).start()
     ticket = machine.engine.store([(0, [5, 6], [3])])
