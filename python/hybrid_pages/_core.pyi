@@ -53,7 +53,7 @@ __version__: str
 # errors
 
 class HybridPagesError(Exception):
-    """Every error that hybrid-pages raises. Arguments of a wrong type are Python's TypeError."""
+    """Every error that hybrid-pages raises."""
 
 class GeometryError(HybridPagesError, ValueError):
     """A geometry that contradicts itself or the memory it is laid over."""
