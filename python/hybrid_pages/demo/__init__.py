@@ -1,1 +1,1 @@
-"""The main job on a real engine, shown."""
+"""Shows prefixes restored on a real vLLM engine."""

@@ -1,4 +1,4 @@
-"""A real vLLM engine in this process, asked for one prompt at a time."""
+"""A real vLLM engine in this process, which answers one prompt at a time."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _is_free(port: int) -> bool:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Makes a signal to end and a closed terminal the same as Ctrl-C."""
+    """Treats SIGTERM and a closed terminal like Ctrl-C."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

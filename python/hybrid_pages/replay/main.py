@@ -1,4 +1,4 @@
-"""``hybrid-pages replay``: traces through the policies, at any budget."""
+"""``hybrid-pages replay``: replays traces through policies, at any budget."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hybrid_pages.replay.words import BOUND
 
 SUFFIXES = (".png", ".pdf", ".svg")
 
-# As many budgets are each written at the axis.
+# With more budgets than this, not every one is labelled.
 _MOST_TICKS = 9
 
 # Colours of Okabe and Ito, dark ones first; markers and dashes tell the lines apart in print.

@@ -121,7 +121,7 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
 
 
 def _holding(replayed: Replayed, budgets: Sequence[Budget], page: int) -> list[str]:
-    """A line, if some sizes are more than the trace has use for."""
+    """A line that names the budgets larger than the whole trace, if there are any."""
     need = replayed.footprint * page
     labels = [one.label for one in budgets if one.bytes is not None and one.bytes >= need > 0]
     if not labels:

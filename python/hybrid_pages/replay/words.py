@@ -58,7 +58,7 @@ def budgets(text: str) -> list[Budget]:
 def _budget(word: str) -> Budget:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%|MiB|GiB|TiB)", word, re.ASCII)
     number = Decimal(match[1]) if match else Decimal(0)
-    # Decimal arithmetic: 0.5 % is 0.005 and not a float beside it.
+    # Decimal arithmetic, so that 0.5 % is exactly 0.005.
     shown = format(number.normalize(), "f")
     if match and match[2] == "%":
         fraction = float(number / 100)

@@ -1,4 +1,4 @@
-"""The vLLM plugin: one flag turns it on.
+"""The vLLM plugin, turned on by one flag.
 
 Importing this package imports neither torch nor vLLM; the entry point of
 ``vllm.general_plugins`` names :func:`register`, which vLLM calls in each of its processes.

@@ -1,4 +1,4 @@
-"""Where a request gets checkpoints, and where the engine is asked to end a step for one.
+"""Chooses where a request gets checkpoints, and asks the engine to end steps there.
 
 A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
 from inside a step. vLLM ends a step at that boundary otherwise, and at one fork (see
@@ -39,7 +39,7 @@ class Checkpoints:
     # ---- a request
 
     def arrived(self, tracked: Tracked) -> None:
-        """Chooses for a new request."""
+        """Chooses boundaries for a new request."""
         request, n = tracked.request, self.grid.block_tokens
         tokens = request.num_prompt_tokens
         last = last_boundary(tokens, n)
@@ -74,7 +74,7 @@ class Checkpoints:
         lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
         if not self.recurrent or self.mode == "none":
             return
-        if lookup is None:  # it reads no cache
+        if lookup is None:  # the request reads no cache
             self._steer(tracked, 0)
             return
         resumed = max(lookup.local, lookup.restorable)

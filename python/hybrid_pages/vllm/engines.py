@@ -1,4 +1,4 @@
-"""The copy engine that fits where the KV caches lie."""
+"""Chooses the copy engine for the device that holds the KV caches."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from hybrid_pages.vllm.support import UnsupportedError
 
 
 class StreamEngine:
-    """A ``CudaEngine`` whose transfers come after what torch computes.
+    """A ``CudaEngine`` whose transfers are ordered after torch's work on its current stream.
 
     Args:
         engine: with the caches of a device.
@@ -24,11 +24,11 @@ class StreamEngine:
         self._engine, self._device = engine, device
 
     def fence(self) -> None:
-        """The loads that follow, until the next fence, wait for what was given until now."""
+        """Makes later loads, until the next fence, wait for work that the stream has now."""
         self._engine.fence(self._stream())
 
     def store(self, entries: Sequence[StoreEntry]) -> int:
-        """As ``CudaEngine.store``, after all that was given until now."""
+        """As ``CudaEngine.store``, after all work that the stream has now."""
         return self._engine.store(entries, self._stream())
 
     def load(self, entries: Sequence[LoadEntryOfRank]) -> int:
@@ -55,7 +55,7 @@ CopyEngine: TypeAlias = HostEngine | StreamEngine
 
 
 def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
-    """The one device that a worker's caches lie on; what is no tensor is not looked at.
+    """The one device that holds a worker's caches; values that are not tensors are ignored.
 
     Raises:
         UnsupportedError: several devices, or one without a copy engine; names a layer.

@@ -45,8 +45,8 @@ class _Old:
     """Stale requests: the keys of their blocks, which become more, are not to be trusted either."""
 
     def first_of(self, keys: Sequence[bytes], *, spoiled: bool = False) -> int | None:
-        """The first of some keys that is not to be trusted, or only of those that spoiled requests
-        hold."""
+        """The index of the first key that is not to be trusted; with ``spoiled``, of the first one
+        that a spoiled request holds."""
         wrong = [
             set(maker.request.block_hashes[maker.wrong_from :])
             for maker in self.makers.values()

@@ -14,7 +14,7 @@ MOST_POSITIONS = 64
 
 
 class HintError(HybridPagesError, ValueError):
-    """Hints that make no sense; they are ignored for that request, which runs as if it had none."""
+    """Invalid hints; the request runs as if it had none."""
 
 
 def checkpoint_positions(params: Mapping[str, Any] | None, tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""vLLM's KV cache, read as this package's geometry and as places in memory.
+"""Reads vLLM's KV cache: its geometry, and where its blocks lie in memory.
 
 Two sources have to agree before a byte is trusted: the ``KVCacheConfig`` (what vLLM planned) and
 the tensors it registered (what it allocated). Layout facts: ``vllm/v1/kv_cache_interface.py``,
@@ -238,7 +238,7 @@ def _group(group: "KVCacheGroupSpec", layers: list[Layer]) -> Group:
 def _identity(
     config: "VllmConfig", kv_cache_config: "KVCacheConfig", kernels: Iterable[int]
 ) -> dict[str, str]:
-    """Everything the bytes depend on that their shapes do not say."""
+    """Everything that the bytes depend on beyond their shapes."""
     model, cache = config.model_config, config.cache_config
     recurrent = {
         spec.mamba_type.name
@@ -356,7 +356,7 @@ class _LayerView:
                 )
 
     def runs(self) -> list[tuple[int, int]]:
-        """Contiguous (offset, bytes) of one block, in memory order; padding is in none of them."""
+        """Contiguous (offset, bytes) of one block, in memory order, without padding."""
         item = self.tensor.element_size()
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
         dims = [

@@ -1,4 +1,4 @@
-"""Which machine a process runs on: the arena is memory of one machine."""
+"""Identifies the machine of a process: the arena is memory of one machine."""
 
 from functools import cache
 from pathlib import Path

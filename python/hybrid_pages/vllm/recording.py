@@ -1,4 +1,4 @@
-"""A trace of what an engine was asked, to replay in the lab: ``hybrid-pages replay``.
+"""Records a trace of an engine's requests, to replay in the lab: ``hybrid-pages replay``.
 
 Lengths, times and hashes, never a token. A recording's hashes are made with a secret that is never
 written, so the file does not tell whether a known text was among the prompts.
@@ -57,7 +57,7 @@ class Recording:
         tracked.arrival = time.monotonic()
 
     def finished(self, tracked: Tracked) -> None:
-        """Writes a request down. After a failure nothing is written any more."""
+        """Writes one request; after a failure, nothing more."""
         if self._file is None:
             return
         request = tracked.request
@@ -86,10 +86,10 @@ class Recording:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Ends the file. Nothing the second time."""
+        """Closes the file; does nothing the second time."""
         file, self._file = self._file, None
         if file is not None:
             try:
                 file.close()
-            except OSError as error:  # what its buffer still held is lost
+            except OSError as error:  # the rest of its buffer is lost
                 logger.error("the recording %s was not closed: %s", self.path, error)

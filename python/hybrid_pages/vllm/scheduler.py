@@ -300,7 +300,7 @@ class SchedulerHalf:
                     self._recompute(request_id)
 
     def _recompute(self, request_id: str) -> None:
-        """Has a request computed whose load failed, as ``kv_load_failure_policy: recompute``."""
+        """Recomputes a request whose load failed, as ``kv_load_failure_policy: recompute`` does."""
         tracked = self._requests.get(request_id)
         if tracked is None:
             return  # it ended meanwhile

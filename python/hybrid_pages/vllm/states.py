@@ -58,7 +58,7 @@ class States:
             tracked.ends.add(end // n)
 
     def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
-        """Whether :meth:`find` may find something; most decode steps leave nothing."""
+        """Whether :meth:`find` may find something; after most decode steps there is nothing."""
         at_boundary = end % self.grid.block_tokens == 0
         return bool(self.groups) and (at_boundary or bool(offers) or tracked.late is not None)
 
@@ -97,7 +97,8 @@ class States:
         return self._state(late.boundary, {}, late.blocks, tracked.request, pool)
 
     def _columns(self, tracked: Tracked, end: int, tables: Tables) -> dict[int, Mapping[int, int]]:
-        """Blocks by boundary and group where steps ended, the last one and one that was early."""
+        """Blocks by boundary and group where steps ended: the last step, and an earlier one whose
+        boundary had no key then."""
         columns: dict[int, Mapping[int, int]] = {}
         known, late = self._known(tracked), tracked.late
         if late is not None:
@@ -125,7 +126,7 @@ class States:
         blocks = {}
         for group in self.groups:
             named = {blocks_of[group] for blocks_of in (offered, here) if blocks_of.get(group)}
-            if len(named) == 1:  # two that differ prove nothing
+            if len(named) == 1:  # two different blocks prove nothing
                 blocks[group] = named.pop()
         kept = bool(blocks) and all(
             self._carries(pool, group, block, request, boundary) for group, block in blocks.items()

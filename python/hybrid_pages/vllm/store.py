@@ -200,7 +200,7 @@ class Stores:
                 store.void = True
 
     def drop_unsent(self) -> None:
-        """Ends the jobs that no worker has heard of."""
+        """Drops the jobs that were not sent to the workers."""
         for job in self.take_unsent():
             store = self._in_flight.pop(job.job)
             store.lease.abort()
@@ -234,7 +234,7 @@ class Stores:
             logger.exception("publishing store %d failed", job)
             self.figures.count("failures", label="publish")
         finally:
-            store.lease.abort()  # of no effect after a commit
+            store.lease.abort()  # does nothing after a commit
             if self.pool is not None:
                 versions.unpin(self.pool, store.pins)
 

@@ -97,7 +97,7 @@ class Tracked:
         self.furthest = max(self.wanted, default=0)
 
     def restart(self) -> None:
-        """Forgets all that was known of its blocks: the engine has given them up."""
+        """Forgets all that was known of the request's blocks: the engine has freed them."""
         self.offered_blocks = self.loaded = 0
         self.position = self.late = None
         self.ends.clear()

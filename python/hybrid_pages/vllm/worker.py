@@ -113,7 +113,7 @@ class WorkerHalf:
         self._results.metadata.reports = [self.report]
 
     def unregister(self) -> None:
-        """Ends every copy and touches the buffers no more, until :meth:`restore`."""
+        """Ends every copy and leaves the buffers alone until :meth:`restore`."""
         if self.engine is not None:
             self.engine.close()
             self._collect()
@@ -224,7 +224,7 @@ class WorkerHalf:
         return mode == "step" or (mode == "auto" and self._device.type == "cpu")
 
     def collect(self, step: StepMetadata | None) -> set[str]:
-        """Requests whose loads ended since the last call, well or not."""
+        """Requests whose loads ended since the last call, with or without success."""
         if step is not None and step.idle and self.engine is not None and self._loads:
             self.engine.wait(next(iter(self._loads)), _IDLE_WAIT_SECONDS)
         self._collect()
