@@ -4,7 +4,6 @@ import argparse
 import json
 
 import pytest
-import vllm  # noqa: F401  # its log handler keeps the stdout of its import: not that of `capfd`
 
 from hybrid_pages.demo import engine, main
 

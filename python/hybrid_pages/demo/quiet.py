@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 
 @contextmanager
@@ -49,8 +49,9 @@ def _say(descriptor: int, text: str) -> None:
 def hushed(*, verbose: bool) -> Iterator[None]:
     """Hides everything printed inside, by any library; shows it after a failure.
 
-    It works on the file descriptors. A logger that holds another stream than those of this process,
-    as under a test's capture, is not hidden.
+    Both the descriptors and ``sys.stdout`` and ``sys.stderr`` are redirected: vLLM's log handler
+    keeps the stream that it finds when the first engine starts, which need not write to descriptor
+    1 (under a test's capture it does not).
     """
     if verbose:
         yield
@@ -58,16 +59,19 @@ def hushed(*, verbose: bool) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(1), os.dup(2)]
+    # Never closed: a log handler made inside may keep one.
+    out, err = (open(fd, "w", buffering=1, closefd=False) for fd in (1, 2))  # noqa: SIM115
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         failed = True
         try:
-            yield
+            with redirect_stdout(out), redirect_stderr(err):
+                yield
             failed = False
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            out.flush()
+            err.flush()
             for descriptor, original in enumerate(saved, start=1):
                 os.dup2(original, descriptor)
                 os.close(original)
