@@ -178,6 +178,14 @@ def test_sixteen_at_once_are_answered(visitors: tuple[Visitor, Visitor]) -> None
     assert checked >= 100
 
 
+# ---- the example
+
+
+def test_the_third_request_of_the_example_is_restored(served: Server) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "vllm_server.py"))
+    assert example["main"]([served.base]) >= BLOCK
+
+
 # ---- afterwards
 
 
@@ -269,11 +277,3 @@ def test_every_byte_and_every_token_can_be_said() -> None:
     assert tuple(tokenizer.convert_ids_to_tokens([0, 1, 2])) == SPECIAL
     text = bytes(range(256)).decode("latin-1") + " ban \u2713 \U0001f682\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-# ---- the example
-
-
-def test_the_third_request_of_the_example_is_restored(served: Server) -> None:
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "vllm_server.py"))
-    assert example["main"]([served.base]) >= BLOCK
