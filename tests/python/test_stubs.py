@@ -10,8 +10,8 @@ import hybrid_pages
 
 pytest.importorskip("mypy.stubtest", reason="mypy is not installed")
 
-# The binding is one module, its stubs are one per topic: each is checked as if it were a module with
-# the binding's names.
+# The binding is one module, its stubs are one per topic: each is checked as if it were a module
+# with the names of the binding.
 CHECK = """
 import sys, types
 from mypy import stubtest
