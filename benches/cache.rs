@@ -1,4 +1,4 @@
-//! What a scheduler pays for a store and for a load, and the cost of a full cache.
+//! The cost of a store and of a load to a scheduler, and the cost of a full cache.
 //!
 //! `store`: reserve, commit and release a prompt of 164 pages and a checkpoint, evicting as much.
 //! `extend`: one more block of such a prompt. `load`: acquire and release it. `churn`: one page in

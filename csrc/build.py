@@ -98,7 +98,7 @@ def _sha256(data: bytes) -> str:
 
 
 def usage(log: str) -> dict[str, dict[str, int]]:
-    """What each kernel takes, from a log of `--ptxas-options=-v`."""
+    """Resources of each kernel, from a log of `--ptxas-options=-v`."""
     kernels = {}
     for part in log.split("Compiling entry function ")[1:]:
         name = part.split("'")[1]

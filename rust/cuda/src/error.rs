@@ -1,4 +1,4 @@
-//! What can go wrong with a device, told by the call that said so.
+//! Errors of a device, with the driver's call that reported them.
 
 use std::error::Error as _;
 
@@ -12,16 +12,16 @@ pub enum CudaError {
     /// There is nothing to work with: no driver, no device, no function of that name.
     #[error("CUDA is not available: {0}")]
     Unavailable(String),
-    /// A driver function refused or reported what happened earlier.
+    /// A driver function failed, or reported an earlier failure.
     #[error("{call} failed: {name} ({code}): {text}")]
     Driver {
         /// The driver function.
         call: &'static str,
-        /// Its `CUresult`.
+        /// The `CUresult`.
         code: i32,
         /// The result's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         name: String,
-        /// What the driver says about it.
+        /// The driver's description.
         text: String,
     },
     /// A transfer was asked for while its compute stream records a graph.
@@ -29,7 +29,7 @@ pub enum CudaError {
         "expected a compute stream that runs, found one that captures a graph: ask again after"
     )]
     Capturing,
-    /// An argument or a layout that the core refuses.
+    /// An argument or a layout that the core rejects.
     #[error(transparent)]
     Core(#[from] Error),
     /// Kernels could not be compiled on this machine.
@@ -60,7 +60,7 @@ impl From<CudaError> for Error {
     }
 }
 
-/// What the system says of a library that can't be loaded.
+/// The system's reason why a library can't be loaded.
 pub(crate) fn told(error: &libloading::Error) -> String {
     let system = error.source().map(ToString::to_string);
     system.unwrap_or_else(|| error.to_string())

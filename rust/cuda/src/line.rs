@@ -153,15 +153,11 @@ impl Pattern {
         Self {
             block: span.block,
             block_stride: span.block_stride,
-            piece: Strided {
-                position: (span.start + skip) as u64,
-                address: span.in_block(0).addr() as u64 + skip as u64,
-                bytes: length as u64,
-                run: u32::try_from(length).expect("runs are cut below 32 bits"),
-                extent: [1; 4],
-                reserved: 0,
-                stride: [0; 4],
-            },
+            piece: Strided::once(
+                (span.start + skip) as u64,
+                span.in_block(0).addr() as u64 + skip as u64,
+                u32::try_from(length).expect("runs are cut below 32 bits"),
+            ),
         }
     }
 
@@ -238,15 +234,7 @@ mod tests {
         Pattern {
             block: 0,
             block_stride: 0,
-            piece: Strided {
-                position,
-                address,
-                bytes: u64::from(run),
-                run,
-                extent: [1; 4],
-                reserved: 0,
-                stride: [0; 4],
-            },
+            piece: Strided::once(position, address, run),
         }
     }
 

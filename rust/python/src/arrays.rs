@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack;
-use crate::facts::{Facts, refused};
+use crate::facts::{Facts, rejected};
 use crate::number::Whole;
 
 /// More than any library allows.
@@ -40,7 +40,7 @@ impl PyArrayView {
             )));
         };
         if writable && facts.read_only {
-            return Err(refused(
+            return Err(rejected(
                 "expected one that may be written, found a read-only one".into(),
             ));
         }
@@ -139,7 +139,7 @@ fn exported<'py>(
 
 fn interface_facts(interface: &Bound<'_, PyAny>) -> PyResult<Facts> {
     let interface = interface.cast::<PyDict>().map_err(|_| {
-        refused(format!(
+        rejected(format!(
             "__cuda_array_interface__: expected a dict, found {}",
             interface.get_type()
         ))
@@ -208,7 +208,7 @@ fn interface_facts(interface: &Bound<'_, PyAny>) -> PyResult<Facts> {
 }
 
 fn malformed(key: &str, expected: &str, found: String) -> PyErr {
-    refused(format!(
+    rejected(format!(
         "__cuda_array_interface__['{key}']: expected {expected}, found {found}"
     ))
 }
@@ -227,13 +227,13 @@ fn strides(facts: &Facts) -> PyResult<Vec<isize>> {
         shape, itemsize, ..
     } = facts;
     if shape.len() > MAX_DIMS {
-        return Err(refused(format!(
+        return Err(rejected(format!(
             "expected at most {MAX_DIMS} dimensions, found {}",
             shape.len()
         )));
     }
     let too_large = || {
-        refused(format!(
+        rejected(format!(
             "expected one that fits the address space, found {shape:?}"
         ))
     };
@@ -246,7 +246,7 @@ fn strides(facts: &Facts) -> PyResult<Vec<isize>> {
     }
     let strides = facts.strides.clone().unwrap_or(dense);
     if strides.len() != shape.len() {
-        return Err(refused(format!(
+        return Err(rejected(format!(
             "expected a stride for each of {} dimensions, found {}",
             shape.len(),
             strides.len()
@@ -254,7 +254,7 @@ fn strides(facts: &Facts) -> PyResult<Vec<isize>> {
     }
     if !shape.contains(&0) {
         if facts.address == 0 {
-            return Err(refused("expected an address, found none".into()));
+            return Err(rejected("expected an address, found none".into()));
         }
         let mut ends = (
             facts.address as i128,

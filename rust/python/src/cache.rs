@@ -13,7 +13,7 @@ use crate::geometry::PyGeometry;
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
 
-/// What a lookup found, in blocks from the start of the prompt.
+/// The answer of a lookup, in blocks from the start of the prompt.
 #[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub struct PyHit {

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-use crate::facts::{Facts, refused};
+use crate::facts::{Facts, rejected};
 
 pub const CUDA: i32 = 2;
 pub const CUDA_MANAGED: i32 = 13;
@@ -51,10 +51,10 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
-/// What a capsule says.
+/// Reads the facts in a capsule.
 pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
     let Ok(capsule) = object.cast::<PyCapsule>() else {
-        return Err(refused(format!(
+        return Err(rejected(format!(
             "__dlpack__: expected a capsule, found {}",
             object.get_type()
         )));
@@ -67,14 +67,14 @@ pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
         // version, and only it is read before it is known.
         let (major, minor) = unsafe { ((*managed.as_ptr()).major, (*managed.as_ptr()).minor) };
         if major != 1 {
-            return Err(refused(format!(
+            return Err(rejected(format!(
                 "DLPack: expected version 1, found {major}.{minor}"
             )));
         }
         // SAFETY: as above, and the version is this struct's. The capsule outlives the reference.
         let managed = unsafe { managed.as_ref() };
         if managed.flags & IS_COPIED != 0 {
-            return Err(refused(
+            return Err(rejected(
                 "expected the memory itself, found a copy made for DLPack".into(),
             ));
         }
@@ -88,7 +88,7 @@ pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
             // SAFETY: the name is read at once, while the capsule is held.
             unsafe { name.as_cstr() }.to_string_lossy().into_owned()
         });
-        Err(refused(format!(
+        Err(rejected(format!(
             "DLPack: expected a capsule 'dltensor' or 'dltensor_versioned', found {name:?} (a used \
              one can't be read again)"
         )))
@@ -102,14 +102,14 @@ fn facts(tensor: &Tensor, read_only: bool) -> PyResult<Facts> {
         CUDA_HOST => "cuda_host",
         CUDA_MANAGED => "cuda_managed",
         other => {
-            return Err(refused(format!(
+            return Err(rejected(format!(
                 "DLPack: expected memory of a CPU or of CUDA, found device type {other}"
             )));
         }
     };
     let bits = usize::from(tensor.bits) * usize::from(tensor.lanes);
     if bits == 0 || !bits.is_multiple_of(8) {
-        return Err(refused(format!(
+        return Err(rejected(format!(
             "DLPack: expected items of whole bytes, found {bits} bits"
         )));
     }
@@ -117,14 +117,14 @@ fn facts(tensor: &Tensor, read_only: bool) -> PyResult<Facts> {
     let ndim = match usize::try_from(tensor.ndim) {
         Ok(ndim) if tensor.ndim <= MAX_DIMS => ndim,
         _ => {
-            return Err(refused(format!(
+            return Err(rejected(format!(
                 "DLPack: expected 0 to {MAX_DIMS} dimensions, found {}",
                 tensor.ndim
             )));
         }
     };
     if ndim > 0 && tensor.shape.is_null() {
-        return Err(refused("DLPack: expected a shape, found none".into()));
+        return Err(rejected("DLPack: expected a shape, found none".into()));
     }
     let numbers = |pointer: *const i64| {
         if ndim == 0 || pointer.is_null() {
@@ -137,7 +137,7 @@ fn facts(tensor: &Tensor, read_only: bool) -> PyResult<Facts> {
         .iter()
         .map(|&size| {
             usize::try_from(size)
-                .map_err(|_| refused(format!("DLPack: expected sizes from 0, found {size}")))
+                .map_err(|_| rejected(format!("DLPack: expected sizes from 0, found {size}")))
         })
         .collect::<PyResult<Vec<_>>>()?;
     let strides = (!tensor.strides.is_null()).then(|| {
@@ -145,7 +145,7 @@ fn facts(tensor: &Tensor, read_only: bool) -> PyResult<Facts> {
             isize::try_from(stride)
                 .ok()
                 .and_then(|stride| stride.checked_mul(itemsize as isize))
-                .ok_or_else(|| refused(format!("DLPack: expected a stride, found {stride} items")))
+                .ok_or_else(|| rejected(format!("DLPack: expected a stride, found {stride} items")))
         };
         numbers(tensor.strides)
             .iter()
@@ -156,7 +156,7 @@ fn facts(tensor: &Tensor, read_only: bool) -> PyResult<Facts> {
         .ok()
         .and_then(|offset| tensor.data.addr().checked_add(offset))
         .ok_or_else(|| {
-            refused(format!(
+            rejected(format!(
                 "DLPack: expected an offset, found {} bytes",
                 tensor.byte_offset
             ))

@@ -1,11 +1,11 @@
-//! What other libraries say about their arrays.
+//! Facts that other libraries tell about their arrays.
 
 use hybrid_pages::error::Error;
 use pyo3::PyErr;
 
 use crate::error::to_py;
 
-/// What another library says about an array.
+/// An array as another library describes it.
 pub struct Facts {
     pub address: usize,
     pub shape: Vec<usize>,
@@ -20,6 +20,6 @@ pub struct Facts {
 }
 
 /// An error about the array.
-pub fn refused(what: String) -> PyErr {
+pub fn rejected(what: String) -> PyErr {
     to_py(Error::InvalidArgument(format!("array: {what}")))
 }

@@ -150,8 +150,8 @@ impl PyWriteLease {
     }
 
     fn commit(&self, checksums: Vec<Vec<Whole>>) -> PyResult<()> {
-        let parts = |parts: Vec<Whole>| parts.into_iter().map(|Whole(part)| part as u64).collect();
-        let checksums: Vec<Vec<u64>> = checksums.into_iter().map(parts).collect();
+        let sums = |sums: Vec<Whole>| sums.into_iter().map(|Whole(sum)| sum as u64).collect();
+        let checksums: Vec<Vec<u64>> = checksums.into_iter().map(sums).collect();
         self.lock().commit(&checksums).map(|_| ()).map_err(to_py)
     }
 

@@ -86,7 +86,7 @@ impl PyTrace {
     }
 }
 
-/// What one policy did on one trace with one budget.
+/// The outcome of one policy on one trace with one budget.
 #[pyclass(frozen, get_all, name = "ReplayRow", module = "hybrid_pages._core")]
 pub struct PyRow {
     trace: usize,

@@ -188,7 +188,7 @@ fn nested_and_transposed_runs_come_back_whole() {
 struct Serving<'a> {
     plain: &'a Plain,
     dice: Dice,
-    /// What each block will hold when everything given so far has ended; none while a load writes.
+    /// The bytes of each block once everything given so far has ended; none while a load writes.
     blocks: Vec<Vec<u8>>,
     /// Payload and checksum of each entry's slots.
     entries: Vec<Option<(Vec<u8>, u64)>>,

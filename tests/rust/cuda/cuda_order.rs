@@ -1,4 +1,4 @@
-//! What waits for what on the device: stores for the compute stream, loads for the last fence,
+//! The order of work on the device: stores for the compute stream, loads for the last fence,
 //! places of the ring for those before; and captures of graphs.
 #![cfg(target_os = "linux")]
 

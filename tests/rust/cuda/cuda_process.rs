@@ -53,7 +53,7 @@ fn engines_on_two_devices_share_an_arena_that_is_pinned_once() {
                     .all(|plain| plain.engine.facts().pinned)
             );
 
-            // What one device has stored the other loads.
+            // One device loads the entries that the other has stored.
             let payload = here.payload(0);
             let stream = mock.stream();
             let stored = here.run(Store, vec![Plain::entry(0, 0)], &stream).unwrap();

@@ -227,7 +227,7 @@ impl Mock {
         unsafe { self.functions.delay(microseconds as c_int, seed) };
     }
 
-    /// What a thread must find as it was: how many contexts it has pushed, and its capture mode.
+    /// A thread must find these as they were: how many contexts it has pushed, and its capture mode.
     pub fn thread(&self) -> (usize, c_int) {
         let mut mode = 0;
         // SAFETY: a place for a mode; what it was is set again.

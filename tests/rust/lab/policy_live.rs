@@ -1,4 +1,4 @@
-//! What `reuse` hits in a live cache on a real trace: as much as in the lab, and more than the others.
+//! Hits of `reuse` in a live cache on a real trace: as much as in the lab, and more than the others.
 
 #[path = "../shared/live_cache.rs"]
 mod live_cache;

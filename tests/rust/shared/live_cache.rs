@@ -35,7 +35,7 @@ pub fn commit(lease: &mut WriteLease) -> usize {
     lease.commit(&vec![[7]; lease.entries().len()]).unwrap()
 }
 
-/// What a step that ends at `end` stores: the pages since `start`, and a checkpoint if that was admitted.
+/// The entries of a step that ends at `end`: the pages since `start`, and a checkpoint if that was admitted.
 pub fn wanted(
     kinds: &[(ClassKind, usize)],
     start: usize,

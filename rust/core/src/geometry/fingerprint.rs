@@ -11,7 +11,7 @@ pub const FORMAT_VERSION: u32 = 1;
 pub struct Fingerprint([u8; Fingerprint::BYTES]);
 
 impl Fingerprint {
-    /// Its length.
+    /// Length of a digest.
     pub const BYTES: usize = 32;
 
     pub(super) fn of(canonical: &str) -> Self {

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 
 use super::check_name;
 
-/// What one element of a segment is.
+/// Type of a segment's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Dtype {
@@ -136,25 +136,25 @@ impl Segment {
         })
     }
 
-    /// Its name, unique in its layer.
+    /// Unique in its layer.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its element type.
+    /// Type of the elements.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its dimensions, outermost first.
+    /// Dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its size.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

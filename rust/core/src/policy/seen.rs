@@ -1,4 +1,4 @@
-//! Where prompts part: boundaries of recent prompts, whether anything of them is resident or not.
+//! Where prompts fork: boundaries of recent prompts, whether anything of them is resident or not.
 
 use hashbrown::HashSet;
 

@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 /// Bytes of a tile; the last one of a payload counts as filled up with zeros.
 pub const TILE_BYTES: usize = 16 << 10;
 
-/// What this crate checks bytes by: XXH3-64 over the [`tile_digest`]s and the length.
+/// The checksum of all bytes that move: XXH3-64 over the [`tile_digest`]s and the length.
 #[must_use]
 pub fn checksum(data: &[u8]) -> u64 {
     combine(data.chunks(TILE_BYTES).map(tile_digest), data.len())

@@ -14,14 +14,14 @@ const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 const CAPTURE_RELAXED: c_int = 2;
 
-/// What a device is.
+/// The facts about a device.
 #[derive(Debug, Clone)]
 pub struct Description {
-    /// Its number, as `CUDA_VISIBLE_DEVICES` orders them.
+    /// Number in the order of `CUDA_VISIBLE_DEVICES`.
     pub ordinal: usize,
-    /// What it calls itself.
+    /// Name that the driver gives.
     pub name: String,
-    /// Its identity, in hexadecimal digits.
+    /// Identity, in hexadecimal digits.
     pub uuid: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
@@ -118,13 +118,13 @@ impl Device {
         }))
     }
 
-    /// What it is.
+    /// The facts about it.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Its driver.
+    /// The driver that opened it.
     #[must_use]
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver

@@ -1,6 +1,6 @@
 //! Host memory made known to the driver, so that devices reach it without a detour.
 //!
-//! A range can be registered once a process, while several engines and devices may share it.
+//! A range can be registered once per process, while several engines and devices may share it.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

@@ -43,7 +43,7 @@ impl Stream {
         self.handle
     }
 
-    /// What is given to the stream from now on waits for what the event stands for now.
+    /// Work given to the stream from now on waits for the work that the event stands for now.
     pub(crate) fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both are live and of one context, which the caller has entered.
         unsafe {

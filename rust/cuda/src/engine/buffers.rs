@@ -1,4 +1,4 @@
-//! What the device reads besides the bytes: lists on the device, digests on the host.
+//! Memory that kernels use besides the bytes that move: lists on the device, digests on the host.
 
 use std::mem::size_of_val;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Measures once a device what the methods cost, and keeps it.
+//! Measures the cost of each method once per device, and keeps it.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ const MANY: usize = 256;
 const LARGE: usize = 8 << 20;
 const TIMES: usize = 5;
 
-/// What a calibration holds for.
+/// The machine and version that a calibration holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Conditions {
     version: u32,
@@ -120,7 +120,7 @@ fn measure(lanes: &mut Lanes, methods: &[Method]) -> Result<Calibration> {
             costs.push((direction, method, fit(method, one, many, large)));
         }
     }
-    // What the ring's copies cost each is what copies cost.
+    // A copy of the ring costs as much as any other.
     for index in 0..costs.len() {
         let (direction, method, _) = costs[index];
         let copy = costs

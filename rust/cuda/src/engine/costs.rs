@@ -1,11 +1,11 @@
-//! What methods cost.
+//! The costs of methods.
 
 use hybrid_pages::transfer::Direction;
 use serde::{Deserialize, Serialize};
 
 use super::method::Method;
 
-/// What a method costs in one direction, in seconds.
+/// Cost of a method in one direction, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Costs {
     /// Of any transfer.
@@ -50,7 +50,7 @@ impl Calibration {
         }
     }
 
-    /// What a method costs, if it was measured.
+    /// Cost of a method, if it was measured.
     #[must_use]
     pub fn costs(&self, direction: Direction, method: Method) -> Option<Costs> {
         let found = self

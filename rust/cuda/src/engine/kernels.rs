@@ -19,11 +19,11 @@ pub(super) fn load(
     let blocks = f64::from(device.description().multiprocessors) * options.share;
     let blocks = (blocks as u32).max(1);
     let (major, minor) = device.description().capability;
-    let mut refused = Vec::new();
+    let mut rejected = Vec::new();
     for image in image::candidates(major, minor) {
         match Module::load(device, image.bytes, blocks) {
             Ok(module) => return Ok(Some(module)),
-            Err(error) if is_of_image(&error) => refused.push(error.to_string()),
+            Err(error) if is_of_image(&error) => rejected.push(error.to_string()),
             Err(error) => return Err(error),
         }
     }
@@ -35,18 +35,18 @@ pub(super) fn load(
             Err(error)
         }
         Err(error) => {
-            refused.push(error.to_string());
+            rejected.push(error.to_string());
             warnings.push(format!(
                 "no kernels for compute capability {major}.{minor}, many small pieces move slower \
                  and checksums are computed on the host: {}",
-                refused.join("; ")
+                rejected.join("; ")
             ));
             Ok(None)
         }
     }
 }
 
-/// Whether the driver refused what it was given to load, by `CUresult`: invalid image, no binary
+/// Whether the driver rejected the image that it was given, by `CUresult`: invalid image, no binary
 /// for this device, invalid PTX, no compiler for PTX, PTX newer than the driver, function not found.
 fn is_of_image(error: &CudaError) -> bool {
     const REFUSALS: [i32; 7] = [200, 209, 218, 221, 222, 223, 500];

@@ -39,7 +39,7 @@ impl Slots {
     }
 }
 
-/// What a lane is given.
+/// A transfer as a lane gets it.
 pub(super) struct Given<'a> {
     pub(super) method: Method,
     pub(super) line: &'a Line,
@@ -48,7 +48,7 @@ pub(super) struct Given<'a> {
     pub(super) slots: Slots,
     /// Whether the device computes digests.
     pub(super) digests: bool,
-    /// What the engine's memory waits for.
+    /// The engine's memory is touched after this.
     pub(super) after: &'a Event,
     /// Recorded at the end.
     pub(super) done: &'a Event,

@@ -1,4 +1,4 @@
-//! The lanes of a device, one a direction, and what they share.
+//! The lanes of a device, one per direction, and what they share.
 
 use std::sync::Arc;
 

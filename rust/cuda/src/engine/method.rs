@@ -21,7 +21,7 @@ impl Method {
     /// Every method, in the order of their names here.
     pub const ALL: [Self; 3] = [Self::Copy, Self::Kernel, Self::Staged];
 
-    /// Its name.
+    /// The name that users give.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

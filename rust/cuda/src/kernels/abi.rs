@@ -1,4 +1,4 @@
-//! What the kernels are told. Twin of `csrc/paging.h`.
+//! The parameters of the kernels. Twin of `csrc/paging.h`.
 //!
 //! The payload of several entries lies on one *line*: each entry begins at a multiple of
 //! [`TILE_BYTES`]. Two lists, each sorted by position and disjoint, say where bytes of the line lie
@@ -28,6 +28,22 @@ pub struct Strided {
     pub reserved: u32,
     /// In bytes.
     pub stride: [i64; 4],
+}
+
+impl Strided {
+    /// One run, which repeats in no direction.
+    #[must_use]
+    pub fn once(position: u64, address: u64, run: u32) -> Self {
+        Self {
+            position,
+            address,
+            bytes: u64::from(run),
+            run,
+            extent: [1; 4],
+            reserved: 0,
+            stride: [0; 4],
+        }
+    }
 }
 
 /// Adjacent bytes: the slots' side of the line.

@@ -1,6 +1,6 @@
 //! The kernels as they are shipped: compiled from `csrc/` by `make kernels`.
 
-/// What a driver makes of an image.
+/// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Machine code: for GPUs of the same major version and at least the same minor one.
@@ -54,7 +54,7 @@ pub fn images() -> &'static [Image] {
     &IMAGES
 }
 
-/// Those that a GPU of that compute capability may run, best first. A driver may still refuse one
+/// Those that a GPU of that compute capability may run, best first. A driver may still reject one
 /// that is newer than itself.
 pub fn candidates(major: u32, minor: u32) -> impl Iterator<Item = &'static Image> {
     images().iter().filter(move |image| match image.kind {

@@ -96,7 +96,7 @@ pub fn places(paths: &[PathBuf]) -> Vec<PathBuf> {
     }
 }
 
-/// What decides the bytes of a compilation, beside the architecture and the compiler.
+/// Everything that decides the bytes of a compilation, beside the architecture and the compiler.
 pub(super) fn inputs() -> Vec<u8> {
     let mut inputs = Vec::new();
     let sources = [&SOURCE].into_iter().chain(&HEADERS);

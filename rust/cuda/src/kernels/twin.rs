@@ -120,7 +120,7 @@ pub fn check_list<P: Piece>(list: &[P]) -> Result<()> {
     Ok(())
 }
 
-/// What both sides of the line have in common.
+/// A piece of either side of the line.
 pub trait Piece {
     /// Which side.
     const SIDE: &str;
@@ -137,7 +137,7 @@ pub trait Piece {
     /// Whether its fields agree with each other.
     ///
     /// # Errors
-    /// What was expected and what was found.
+    /// The text of the error: expected, found.
     fn well_formed(&self) -> std::result::Result<(), String>;
 }
 
@@ -285,15 +285,7 @@ mod tests {
     const TILE: u64 = TILE_BYTES as u64;
 
     fn strided(position: u64, address: u64, run: u32, nest: &[(u32, i64)]) -> Strided {
-        let mut piece = Strided {
-            position,
-            address,
-            bytes: u64::from(run),
-            run,
-            extent: [1; 4],
-            reserved: 0,
-            stride: [0; 4],
-        };
+        let mut piece = Strided::once(position, address, run);
         for (level, (extent, stride)) in (4 - nest.len()..4).zip(nest) {
             piece.bytes *= u64::from(*extent);
             (piece.extent[level], piece.stride[level]) = (*extent, *stride);

@@ -27,7 +27,7 @@ impl Life {
         bin <= self.fresh_until.into()
     }
 
-    /// Its index is good enough up to a bin.
+    /// The index of a record is good enough up to a bin.
     pub(super) fn keep_until(&mut self, bin: usize) {
         self.fresh_until = bin as u8;
     }

@@ -172,7 +172,7 @@ impl Reuse {
     pub(super) fn least(&mut self) -> Option<u32> {
         for _ in 0..RESCORES {
             let (at, bucket) = self.order.least()?;
-            // What happened around it since it was last weighed may have made it worth more.
+            // It may be worth more than when it was last weighed.
             self.weigh(at);
             let worth = self.worth(at);
             let now = Order::bucket(worth);

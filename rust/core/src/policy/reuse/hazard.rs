@@ -36,7 +36,7 @@ const PASSED: u16 = 8;
 const CONTINUED: u16 = 9;
 /// Expected uses in half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
-/// What was wanted before is likelier to be wanted again, by so much at the start.
+/// How much likelier it is, at the start, that a checkpoint that was wanted before is wanted again.
 const AGAIN: f32 = 2.0;
 /// Expected uses that the prior weighs.
 const WEIGHT: f32 = 5.0;
@@ -57,7 +57,7 @@ const HALF_OCTAVES: [i32; BINS] = {
     ends
 };
 
-/// What a checkpoint is, with what has become of it.
+/// The kind of a checkpoint, and what has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// At the end of a prompt.
@@ -72,7 +72,7 @@ pub(super) enum Kind {
     Continued,
 }
 
-/// What is known when a checkpoint is made or used: about the request that made it.
+/// Known when a checkpoint is made or used: facts about the request that made it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin {
     /// Requests before it in its conversation.
@@ -160,7 +160,7 @@ impl Features {
         }))
     }
 
-    /// Its places at an age.
+    /// Places of the features at an age.
     fn at(&self, bin: usize) -> [usize; FEATURES] {
         let mut places = self.0.map(usize::from);
         places[0] += bin;
@@ -261,7 +261,7 @@ impl Hazards {
             self.factors[place] = factor.clamp(1e-6, 1e6);
         };
         teach(places[0]);
-        // What happens within a second tells about that second and about nothing else.
+        // An event within a second tells about that second and nothing else.
         if bin >= EARLY {
             places[1..].iter().copied().for_each(teach);
         }

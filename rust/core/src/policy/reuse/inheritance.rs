@@ -1,4 +1,4 @@
-//! What would have resumed at an evicted checkpoint now resumes at the nearest one above, which counts
+//! Requests that would have resumed at an evicted checkpoint now resume at the nearest one above, which counts
 //! for as much until the evicted one's time has passed.
 
 use super::Reuse;

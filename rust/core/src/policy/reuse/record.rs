@@ -1,4 +1,4 @@
-//! What is remembered of checkpoints: those that are resident, and ghosts of those that were or might be.
+//! Records of checkpoints: those that are resident, and ghosts of those that were or might be.
 
 use super::ages::Ages;
 use super::bare::PATIENCE;
@@ -21,7 +21,7 @@ pub(super) struct Record {
     /// When it was made or last used.
     pub(super) since: u64,
     pub(super) features: Features,
-    /// Its entry, if it is resident.
+    /// The checkpoint's entry, if it is resident.
     pub(super) entry: u32,
     pub(super) index: f32,
     /// Blocks that it saves over the room that it frees, as of when it was last weighed; 0 before that.
@@ -33,7 +33,7 @@ pub(super) struct Record {
     pub(super) heir: u32,
 }
 
-/// What requests told about one checkpoint.
+/// The history of one checkpoint, as requests told it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Past {
     /// Boundary of the next record up the prompt of the last request that passed.
