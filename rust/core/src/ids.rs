@@ -1,5 +1,7 @@
 //! Names for the small integers and keys that travel between modules.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 
 /// A fixed-size place in an arena.
@@ -45,7 +47,7 @@ impl PrefixKey {
         })
     }
 
-    /// Its first 64 bits, for who needs a name and can bear a collision.
+    /// The first 64 bits: a short name for uses that can bear a collision.
     #[must_use]
     pub fn short(&self) -> u64 {
         let mut word = [0; Self::MIN_BYTES];
@@ -67,7 +69,7 @@ impl std::hash::Hash for PrefixKey {
     }
 }
 
-/// What the layers of a class keep: decides which of its entries a prefix needs to be resumed.
+/// The kind of bytes that the layers of a class keep: decides which of its entries a prefix needs to be resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClassKind {
     /// Full attention: a page of every block from the first.
@@ -81,6 +83,19 @@ pub enum ClassKind {
 /// The bytes of one class at one block (a page or a checkpoint), wherever its slots lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryId(pub u32);
+
+/// The name of an entry that any process gives it: by this a tier below the host keeps and finds it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EntryKey {
+    /// Identity of the namespace, as the engine gave it.
+    pub namespace: Arc<[u8]>,
+    /// Hash of every token up to the end of the block.
+    pub prefix: PrefixKey,
+    /// Index of the block in its prefix.
+    pub block_index: usize,
+    /// Index of the class.
+    pub class_index: usize,
+}
 
 /// A boundary known to the prefix index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

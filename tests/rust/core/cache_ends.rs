@@ -32,6 +32,7 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
         Hit {
             blocks: 1,
             pages: 1,
+            host: 1,
             missing: None,
         }
     );
@@ -40,6 +41,7 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
         Hit {
             blocks: 1,
             pages: 1,
+            host: 1,
             missing: None,
         }
     );
@@ -99,6 +101,7 @@ fn clear_forgets_everything_and_slots_under_a_lease_return_with_it() {
         Hit {
             blocks: 0,
             pages: 1,
+            host: 0,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -172,6 +175,7 @@ fn keys_that_are_not_chained_are_refused_or_miss() {
         Ok(Hit {
             blocks: 0,
             pages: 1,
+            host: 0,
             missing: Some(Missing::NeverMade),
         })
     );

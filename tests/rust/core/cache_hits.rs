@@ -29,6 +29,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
         Hit {
             blocks: 0,
             pages: 5,
+            host: 0,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -38,6 +39,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
         Hit {
             blocks: 4,
             pages: 5,
+            host: 4,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -46,6 +48,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
         Hit {
             blocks: 2,
             pages: 3,
+            host: 2,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -54,6 +57,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
         Hit {
             blocks: 0,
             pages: 1,
+            host: 0,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -72,6 +76,7 @@ fn a_limit_hides_deeper_boundaries() {
         Hit {
             blocks: 2,
             pages: 3,
+            host: 2,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -103,6 +108,7 @@ fn a_window_class_needs_only_the_pages_of_the_last_window() {
         Hit {
             blocks: 5,
             pages: 6,
+            host: 5,
             missing: Some(Missing::Window),
         }
     );
@@ -142,6 +148,7 @@ fn without_attention_a_checkpoint_alone_is_a_hit() {
         Hit {
             blocks: 4,
             pages: 4,
+            host: 4,
             missing: None,
         }
     );

@@ -133,6 +133,7 @@ impl Model {
         Hit {
             blocks,
             pages,
+            host: blocks,
             missing: missing.max(),
         }
     }

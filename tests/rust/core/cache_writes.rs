@@ -40,6 +40,7 @@ fn nothing_is_seen_before_the_commit_and_everything_after() {
         Hit {
             blocks: 3,
             pages: 3,
+            host: 3,
             missing: None,
         }
     );
@@ -133,6 +134,7 @@ fn a_child_of_an_aborted_page_is_never_published() {
         Hit {
             blocks: 4,
             pages: 4,
+            host: 4,
             missing: None,
         }
     );
@@ -199,6 +201,7 @@ fn tails_go_first_and_the_used_stay() {
         Hit {
             blocks: 0,
             pages: 3,
+            host: 0,
             missing: Some(Missing::Evicted),
         }
     );
@@ -208,6 +211,7 @@ fn tails_go_first_and_the_used_stay() {
         Hit {
             blocks: 0,
             pages: 2,
+            host: 0,
             missing: Some(Missing::NeverMade),
         }
     );
@@ -216,6 +220,7 @@ fn tails_go_first_and_the_used_stay() {
         Hit {
             blocks: 3,
             pages: 3,
+            host: 3,
             missing: None,
         }
     );
@@ -244,6 +249,7 @@ fn a_load_refreshes_only_the_checkpoint_that_it_resumed_from() {
         Hit {
             blocks: 2,
             pages: 3,
+            host: 2,
             missing: Some(Missing::Evicted),
         }
     );

@@ -2,12 +2,13 @@
 
 use crate::error::{Error, Result};
 use crate::ids::ClassKind;
+use crate::policy::Shape;
 use crate::prefix::Roles;
 
 /// One class of entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassConfig {
-    /// What it keeps.
+    /// The kind of bytes that it keeps.
     pub kind: ClassKind,
     /// Pages of so many last blocks are needed to resume: at least 1 for a window class, ignored otherwise.
     pub window_blocks: usize,
@@ -42,7 +43,7 @@ pub struct Admission {
 pub struct CacheConfig {
     /// At most one attention class, at most one recurrent class, any number of window classes.
     pub classes: Vec<ClassConfig>,
-    /// Ranks that write a part of each entry, and so the checksums of an entry.
+    /// Ranks that write a shard of each entry, and so the checksums of an entry.
     pub ranks: usize,
     /// Slots of the arena.
     pub slots: usize,
@@ -53,6 +54,24 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
+    /// The room that entries take, in slots, as [`crate::policy::by_name`] wants it: for the policy of a tier
+    /// below.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        let size = |kind: ClassKind| {
+            let of_kind = self.classes.iter().filter(|class| class.kind == kind);
+            let sum = of_kind.fold(0_usize, |sum, class| {
+                sum.saturating_add(class.slots_per_entry)
+            });
+            u32::try_from(sum).unwrap_or(u32::MAX)
+        };
+        Shape {
+            page: size(ClassKind::Attention),
+            window: size(ClassKind::Window),
+            checkpoint: size(ClassKind::Recurrent),
+        }
+    }
+
     /// What the classes are for, if the configuration makes sense.
     pub(super) fn roles(&self) -> Result<Roles> {
         let invalid = |text: String| Err(Error::InvalidArgument(text));

@@ -5,13 +5,13 @@ use crate::ids::SlotId;
 /// One page or checkpoint under a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseEntry {
-    /// Its class.
+    /// Index of the class.
     pub class_index: usize,
-    /// Its block.
+    /// Index of the block.
     pub block_index: usize,
-    /// Where its payload lies, in payload order.
+    /// Where the payload lies, in payload order.
     pub slots: Vec<SlotId>,
-    /// Checksums of its parts, a rank each; empty while it is being written.
+    /// Checksums of the shards, a rank each; empty while the entry is being written.
     pub checksums: Vec<u64>,
 }
 

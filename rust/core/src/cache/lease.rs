@@ -39,7 +39,7 @@ impl ReadLease {
         self.hold.blocks
     }
 
-    /// What to load.
+    /// The entries to load.
     #[must_use]
     pub fn entries(&self) -> &[LeaseEntry] {
         &self.hold.entries
@@ -97,7 +97,7 @@ impl WriteLease {
         }
     }
 
-    /// What to write.
+    /// The entries to write.
     #[must_use]
     pub fn entries(&self) -> &[LeaseEntry] {
         &self.reservation.entries
@@ -127,7 +127,7 @@ impl WriteLease {
                 "commit: expected a lease that lasts, found one that ended".into(),
             ));
         }
-        let Reservation { ids, held, .. } = &self.reservation;
+        let ids = &self.reservation.ids;
         if checksums.len() != ids.len() {
             return Err(Error::InvalidArgument(format!(
                 "checksums: expected a list for each of {} entries, found {}",
@@ -137,8 +137,8 @@ impl WriteLease {
         }
         let mut state = self.shared.lock();
         let ranks = state.ranks();
-        for (index, parts) in checksums.iter().enumerate() {
-            let found = parts.as_ref().len();
+        for (index, shards) in checksums.iter().enumerate() {
+            let found = shards.as_ref().len();
             if found != ranks {
                 return Err(Error::InvalidArgument(format!(
                     "checksums of entry {index}: expected a value for each of {ranks} ranks, found {found}"
@@ -146,7 +146,7 @@ impl WriteLease {
             }
         }
         let published = state.publish(ids.iter().copied().zip(checksums.iter().map(AsRef::as_ref)));
-        state.release(held);
+        state.write_behind(std::mem::take(&mut self.reservation.held));
         self.ended = true;
         Ok(published)
     }

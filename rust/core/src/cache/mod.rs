@@ -3,33 +3,42 @@
 //! One lock guards everything behind the door and is held for microseconds, never while bytes
 //! move. A lease holds the entries that it names and those that they can't be reached without, so
 //! whatever may be evicted has nothing below it that somebody uses.
+//!
+//! Leases are about the host: only there do the engine's workers copy. Tiers below it are filled when
+//! entries are published, and read when [`Cache::promote`] asks for what only they have.
 
+mod audit;
 mod config;
+mod copies;
 mod entry;
 mod lease;
+mod leave;
 mod plan;
+mod promote;
 mod reserve;
 mod state;
 mod stats;
+mod write_behind;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use config::{Admission, Arrival, CacheConfig, ClassConfig};
 pub use entry::{LeaseEntry, Skipped};
 pub use lease::{ReadLease, WriteLease};
-pub use stats::Stats;
+pub use stats::{Stats, TierStats};
 
 use crate::error::Result;
 use crate::ids::{NamespaceId, PrefixKey};
 use crate::prefix::Hit;
+use crate::tier::Below;
 use state::State;
 
-/// A prefix cache over the slots of one arena. Every method may be called from any thread.
+/// A prefix cache over the slots of one arena, and any tiers below. Every method may be called from any thread.
 pub struct Cache {
     shared: Arc<Shared>,
 }
 
-/// What a cache and its leases have in common.
+/// The part that a cache shares with its leases.
 struct Shared(Mutex<State>);
 
 impl Shared {
@@ -46,8 +55,18 @@ impl Cache {
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for a setting out of range, [`Error::Budget`](crate::error::Error::Budget) if the slots can't hold
     /// one entry of each class.
     pub fn new(config: &CacheConfig) -> Result<Self> {
+        Self::with_tiers(config, Vec::new())
+    }
+
+    /// A cache whose host is empty, over tiers that may have entries from before: lookups find them. The
+    /// rooms of the tiers must be empty. Reads prefer the first tier that has an entry.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new), and [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for more tiers, or more room in them, than
+    /// a cache can follow.
+    pub fn with_tiers(config: &CacheConfig, below: Vec<Box<dyn Below>>) -> Result<Self> {
         Ok(Self {
-            shared: Arc::new(Shared(Mutex::new(State::new(config)?))),
+            shared: Arc::new(Shared(Mutex::new(State::new(config, below)?))),
         })
     }
 
@@ -69,7 +88,7 @@ impl Cache {
         self.shared.lock().release_namespace(namespace)
     }
 
-    /// The joint hit for a prefix, a key a block, and why it is no deeper. It refreshes nothing.
+    /// The joint hit for a prefix, a key a block, over all tiers, and why it is no deeper. It refreshes nothing.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
@@ -77,8 +96,33 @@ impl Cache {
         self.shared.lock().lookup(namespace, keys)
     }
 
-    /// Holds what must be loaded to resume at the joint hit when the first `first` blocks need no load;
-    /// `None` if the hit is no deeper. Its pages and its checkpoint are refreshed when the lease ends.
+    /// Brings what the joint hit needs and only tiers below have into the host, when the first `first`
+    /// blocks need no load. Returns whether that is under way: who can wait asks again, who can't
+    /// [`acquire`](Self::acquire)s the hit of the host alone. It is not under way when nothing is missing, when
+    /// the host has no room, and when the engine writes one of the entries at this moment.
+    ///
+    /// Bytes are seen when they have the checksums that they were published with; a tier's entry that can't be
+    /// read, or has others, is dropped.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    pub fn promote(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<bool> {
+        self.shared.lock().promote(namespace, keys, first)
+    }
+
+    /// Takes note of copies to and from tiers below that ended. Lookups, promotions and commits do so, too:
+    /// it is for times when there are none.
+    pub fn poll(&self) {
+        self.shared.lock().poll();
+    }
+
+    /// Holds what must be loaded to resume at the joint hit of the host when the first `first` blocks need no
+    /// load; `None` if the hit is no deeper. Its pages and its checkpoint are refreshed when the lease ends.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
@@ -144,7 +188,7 @@ impl Cache {
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }
 
-    /// Drops the entries of a lease, and what can't be reached without them, from the index: nobody
+    /// Drops the entries of a lease, and what can't be reached without them, from every tier: nobody
     /// finds them again. Their slots return when their last lease ends. Returns how many resident
     /// entries were dropped.
     ///
@@ -155,8 +199,8 @@ impl Cache {
         Ok(self.shared.lock().invalidate(ids))
     }
 
-    /// Forgets every entry; slots under a lease return when it ends. Returns how many resident
-    /// entries were dropped. Namespaces that somebody holds stay.
+    /// Forgets every entry in every tier; slots under a lease return when it ends. Returns how many entries
+    /// resident in the host were dropped. Namespaces that somebody holds stay.
     pub fn clear(&self) -> usize {
         self.shared.lock().clear()
     }
@@ -165,6 +209,12 @@ impl Cache {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.lock().stats()
+    }
+
+    /// Counts of the tiers below the host, in order.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<TierStats> {
+        self.shared.lock().tiers()
     }
 
     /// Walks everything and names the first contradiction, if there is one: for tests and tools.

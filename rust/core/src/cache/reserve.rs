@@ -4,11 +4,13 @@ use std::cmp::Reverse;
 
 use super::entry::{LeaseEntry, Skipped};
 use super::plan::{Wanted, units};
-use super::state::{State, boundary};
+use super::state::State;
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::prefix::{Cell, boundary_name};
+use crate::slot::{HOST, Places};
 
-/// What a write lease holds.
+/// The entries that a write lease writes and holds.
 #[derive(Default)]
 pub(super) struct Reservation {
     pub(super) entries: Vec<LeaseEntry>,
@@ -91,8 +93,8 @@ impl State {
         )
     }
 
-    /// Separates what can be written from what is there or on its way (returned with its id) and from
-    /// what could never be reached, and counts those two.
+    /// Separates what can be written to the host from what is there or on its way (returned with its id) and
+    /// from what could never be reached, and counts those two.
     fn sort_out(
         &self,
         path: &[Option<NodeId>],
@@ -104,17 +106,21 @@ impl State {
         for &(class, block) in entries {
             let at = Wanted { block, class };
             let cell = path[block].map(|node| self.index.cell(node, class));
-            match cell.and_then(|cell| cell.entry()) {
-                Some(id) => {
-                    let resident = cell.is_some_and(|cell| cell.is_resident());
-                    *(if resident {
-                        &mut skipped.resident
-                    } else {
-                        &mut skipped.in_writing
-                    }) += 1;
-                    present.push((at, id));
-                }
-                None => wanted.push(at),
+            let Some(id) = cell.and_then(Cell::entry) else {
+                wanted.push(at);
+                continue;
+            };
+            let entry = self.entries.get(id);
+            if entry.places.in_host() {
+                skipped.resident += 1;
+            } else if entry.slots.is_some() {
+                skipped.in_writing += 1;
+            } else {
+                wanted.push(at); // Only below.
+                continue;
+            }
+            if entry.members.in_host() {
+                present.push((at, id));
             }
         }
         wanted.sort_unstable_by_key(|&at| self.write_order(at));
@@ -122,7 +128,9 @@ impl State {
         wanted.dedup();
         skipped.in_writing += offered - wanted.len();
         if let Some(page) = self.index.roles().attention {
-            let mut reach = path.iter().take_while(|node| node.is_some()).count();
+            let there =
+                |node: &&Option<NodeId>| node.is_some_and(|node| self.member(node, page).is_some());
+            let mut reach = path.iter().take_while(there).count();
             for at in wanted.iter().filter(|at| at.class == page) {
                 reach += usize::from(at.block == reach);
             }
@@ -133,7 +141,15 @@ impl State {
         (wanted, present)
     }
 
-    /// What the end of this prefix can't be resumed without, as far as it is there or on its way.
+    /// The entry of a class that is in the host, or on its way there.
+    fn member(&self, node: NodeId, class: usize) -> Option<EntryId> {
+        let cell = self.index.cell(node, class);
+        let there = |id: &EntryId| cell.is_in_host() || self.entries.get(*id).members.in_host();
+        cell.entry().filter(there)
+    }
+
+    /// The entries without which the end of this prefix can't be resumed, as far as the host has them or
+    /// will have them.
     fn chain(&self, path: &[Option<NodeId>]) -> Placed {
         let roles = self.index.roles();
         let mut chain = Vec::with_capacity(path.len());
@@ -141,7 +157,7 @@ impl State {
             let Some(node) = *node else { continue };
             let windows = roles.windows_over(block, path.len() - 1);
             for class in roles.attention.into_iter().chain(windows) {
-                let entry = self.index.cell(node, class).entry();
+                let entry = self.member(node, class);
                 chain.extend(entry.map(|id| (Wanted { block, class }, id)));
             }
         }
@@ -162,7 +178,7 @@ impl State {
         for unit in units(&roles, wanted) {
             let slots = |at: &Wanted| u64::from(self.classes[at.class].slots);
             let needed = unit.iter().map(slots).sum();
-            if !self.make_room(needed) {
+            if !self.make_room(HOST, needed) {
                 break;
             }
             for &at in unit {
@@ -179,17 +195,22 @@ impl State {
                     None => self.index.add(parent, at.block, namespace, key),
                 };
                 path[at.block] = Some(node);
-                let count = self.classes[at.class].slots;
-                let slots = self
-                    .pool
-                    .take(count)
-                    .expect("room was made for the whole unit");
-                let id = self.entries.insert(at.class, node, slots);
-                self.entries.get_mut(id).again = self.index.begin(node, at.class, id);
-                self.introduce(boundary(seed, key), node, at.block, id);
+                let id = match self.index.cell(node, at.class).entry() {
+                    Some(id) => id, // Only below.
+                    None => self.introduce(node, at.class),
+                };
+                self.enter_host(id, node, (at.block, boundary_name(seed, key)));
                 written.push((at, id));
             }
         }
         written
+    }
+
+    /// Makes a new entry known; no tier has it yet.
+    fn introduce(&mut self, node: NodeId, class: usize) -> EntryId {
+        let id = self.entries.insert(class, node);
+        let again = self.index.set(node, class, Cell::of(id, Places::NONE));
+        self.entries.get_mut(id).again = again;
+        id
     }
 }

@@ -1,16 +1,19 @@
-//! What the lock guards, and the steps that keep its parts in agreement.
+//! Everything the lock guards, and the steps that keep its parts in agreement.
 //!
-//! An entry that someone holds is in nobody's list but the index's; one that nobody holds is with
-//! the policy. So `slots = free + held + evictable`, always.
+//! An entry in the host is held by somebody or with the host's policy, so `slots = free + held +
+//! evictable`, always. [`leave`](super::leave) says how entries leave tiers, [`copies`](super::copies) how
+//! bytes get to tiers below and back.
 
 use super::config::{Admission, Arrival, CacheConfig};
+use super::copies::{Copies, Level};
 use super::entry::LeaseEntry;
-use super::stats::{Class, Stats};
+use super::stats::{Class, Stats, TierStats};
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
-use crate::policy::{self, EntryKind, NewEntry, Policy, Request, Seen, Shape};
-use crate::prefix::{Hit, Index};
-use crate::slot::{EntryTable, SlotPool};
+use crate::policy::{self, EntryKind, NewEntry, Request, Seen};
+use crate::prefix::{Cell, Hit, Index, boundary_name};
+use crate::slot::{EntryTable, HOST, Places};
+use crate::tier::{Below, Host, Room, Tier};
 
 /// Boundaries that are remembered to find forks: as many as there are slots, within these bounds.
 const LEAST_SEEN: usize = 1 << 12;
@@ -22,16 +25,15 @@ pub(super) struct State {
     slot_bytes: usize,
     pub(super) index: Index,
     pub(super) entries: EntryTable,
-    pub(super) pool: SlotPool,
-    policy: Box<dyn Policy>,
-    seen: Seen,
-    /// Slots of the entries that are with the policy.
-    evictable: u32,
+    pub(super) host: Host,
+    pub(super) below: Vec<Level>,
+    pub(super) copies: Copies,
+    pub(super) seen: Seen,
     pub(super) writing: u64,
-    reclaimed: u64,
+    pub(super) reclaimed: u64,
 }
 
-/// What a read lease holds.
+/// The entries that a read lease holds.
 pub(super) struct ReadHold {
     pub(super) blocks: usize,
     pub(super) entries: Vec<LeaseEntry>,
@@ -41,35 +43,19 @@ pub(super) struct ReadHold {
     pub(super) held: Vec<EntryId>,
 }
 
-/// What a policy calls a boundary. `seed` is the namespace's: what is remembered of a boundary is
-/// still right when its identity was freed and comes back under another number.
-pub(super) fn boundary(seed: u64, key: &PrefixKey) -> u64 {
-    key.short() ^ seed
-}
-
-/// What a policy calls the boundaries of a prefix.
+/// The policies' names of the boundaries of a prefix.
 fn boundaries(seed: u64, keys: &[PrefixKey]) -> Vec<u64> {
-    keys.iter().map(|key| boundary(seed, key)).collect()
-}
-
-/// What the entries of a cache take.
-fn shape(config: &CacheConfig) -> Shape {
-    let units = |kind: ClassKind| {
-        let of_kind = config.classes.iter().filter(|class| class.kind == kind);
-        of_kind.map(|class| class.slots_per_entry as u32).sum()
-    };
-    Shape {
-        page: units(ClassKind::Attention),
-        window: units(ClassKind::Window),
-        checkpoint: units(ClassKind::Recurrent),
-    }
+    keys.iter().map(|key| boundary_name(seed, key)).collect()
 }
 
 impl State {
-    pub(super) fn new(config: &CacheConfig) -> Result<Self> {
+    pub(super) fn new(config: &CacheConfig, below: Vec<Box<dyn Below>>) -> Result<Self> {
         let roles = config.roles()?;
-        let pool = SlotPool::new(config.slots)?;
+        let policy = policy::by_name(&config.policy, config.shape());
+        let below: Vec<Level> = below.into_iter().map(Level::new).collect();
+        let host = Host::new(config.slots, policy?)?;
         config.check_budget()?;
+        check_tiers(config.slots, &below)?;
         Ok(Self {
             // The budget holds an entry of each, so the sizes fit the slots' own type.
             classes: config
@@ -86,10 +72,10 @@ impl State {
             slot_bytes: config.slot_bytes,
             index: Index::new(roles),
             entries: EntryTable::new(config.ranks),
-            pool,
-            policy: policy::by_name(&config.policy, shape(config))?,
+            host,
+            below,
+            copies: Copies::default(),
             seen: Seen::new(config.slots.clamp(LEAST_SEEN, MOST_SEEN)),
-            evictable: 0,
             writing: 0,
             reclaimed: 0,
         })
@@ -107,9 +93,36 @@ impl State {
         self.index.namespaces.release(namespace)
     }
 
-    pub(super) fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
+    pub(super) fn room(&self, tier: usize) -> &Room {
+        match tier.checked_sub(1) {
+            None => self.host.room(),
+            Some(below) => self.below[below].tier.room(),
+        }
+    }
+
+    pub(super) fn room_mut(&mut self, tier: usize) -> &mut Room {
+        match tier.checked_sub(1) {
+            None => self.host.room_mut(),
+            Some(below) => self.below[below].tier.room_mut(),
+        }
+    }
+
+    pub(super) fn lookup(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
         self.index.namespaces.check(namespace)?;
-        Ok(self.index.joint_hit(namespace, keys, |_| ()))
+        self.catch_up(namespace, keys);
+        let mut hit = self.hit_anywhere(namespace, keys);
+        if !self.below.is_empty() {
+            let host = self
+                .index
+                .joint_hit(namespace, keys, Cell::is_in_host, |_| ());
+            hit.host = host.blocks;
+        }
+        Ok(hit)
+    }
+
+    fn hit_anywhere(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Hit {
+        self.index
+            .joint_hit(namespace, keys, Cell::is_whole, |_| ())
     }
 
     pub(super) fn acquire(
@@ -122,30 +135,11 @@ impl State {
         let mut path = Vec::new();
         let hit = self
             .index
-            .joint_hit(namespace, keys, |node| path.push(node));
+            .joint_hit(namespace, keys, Cell::is_in_host, |node| path.push(node));
         if hit.blocks <= first {
             return Ok(None);
         }
-        let roles = self.index.roles();
-        let last = hit.blocks - 1;
-        let mut used = Vec::with_capacity(hit.blocks + 1);
-        let mut add = |block: usize, class: usize| {
-            let entry = path[block].and_then(|node| self.index.cell(node, class).entry());
-            used.extend(entry.map(|id| (block, id)));
-        };
-        roles
-            .recurrent
-            .into_iter()
-            .for_each(|class| add(last, class));
-        for block in (0..hit.blocks).rev() {
-            roles
-                .windows_over(block, last)
-                .for_each(|class| add(block, class));
-            roles
-                .attention
-                .into_iter()
-                .for_each(|class| add(block, class));
-        }
+        let used = self.stands_on(&path[..hit.blocks]);
         let loads = used.iter().rev().filter(|&&(block, _)| block >= first);
         let entries = loads
             .clone()
@@ -154,6 +148,7 @@ impl State {
         let ids = loads.map(|&(_, id)| id).collect();
         let held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
         self.hold(&held);
+        self.touch_below(&held);
         Ok(Some(ReadHold {
             blocks: hit.blocks,
             entries,
@@ -162,10 +157,36 @@ impl State {
         }))
     }
 
+    /// Every entry, with its block, that a resumption at the end of this path needs: the deepest first, a
+    /// block's page last.
+    pub(super) fn stands_on(&self, path: &[Option<NodeId>]) -> Vec<(usize, EntryId)> {
+        let roles = self.index.roles();
+        let last = path.len() - 1;
+        let mut used = Vec::with_capacity(path.len() + 1);
+        let mut add = |block: usize, class: usize| {
+            let entry = path[block].and_then(|node| self.index.cell(node, class).entry());
+            used.extend(entry.map(|id| (block, id)));
+        };
+        roles
+            .recurrent
+            .into_iter()
+            .for_each(|class| add(last, class));
+        for block in (0..path.len()).rev() {
+            roles
+                .windows_over(block, last)
+                .for_each(|class| add(block, class));
+            roles
+                .attention
+                .into_iter()
+                .for_each(|class| add(block, class));
+        }
+        used
+    }
+
     /// An entry as its holders see it.
     pub(super) fn describe(&self, block_index: usize, id: EntryId) -> LeaseEntry {
         let entry = self.entries.get(id);
-        let checksums = if entry.resident {
+        let checksums = if entry.places.in_host() {
             self.entries.checksums(id)
         } else {
             &[]
@@ -173,9 +194,15 @@ impl State {
         LeaseEntry {
             class_index: entry.class,
             block_index,
-            slots: self.pool.slots(&entry.slots).collect(),
+            slots: self.slots(id),
             checksums: checksums.to_vec(),
         }
+    }
+
+    /// Slots of the host that an entry owns, in payload order.
+    pub(super) fn slots(&self, id: EntryId) -> Vec<SlotId> {
+        let slots = self.entries.get(id).slots.as_ref();
+        slots.map_or_else(Vec::new, |set| self.host.slots(set))
     }
 
     /// Which boundaries of a request deserve a checkpoint.
@@ -187,19 +214,16 @@ impl State {
     ) -> Result<Admission> {
         let seed = self.index.namespaces.seed(namespace)?;
         let limit = arrival.limit.min(keys.len());
-        let whole = self.index.joint_hit(namespace, keys, |_| ());
+        let whole = self.hit_anywhere(namespace, keys);
         let pages = whole.pages;
         // A hit within the limit is the hit under it.
         let resumed = if whole.blocks <= limit {
             whole.blocks
         } else {
-            self.index
-                .joint_hit(namespace, &keys[..limit], |_| ())
-                .blocks
+            self.hit_anywhere(namespace, &keys[..limit]).blocks
         };
         let boundaries = boundaries(seed, keys);
         let seen = self.seen.visit(&boundaries).max(pages);
-        let mut admitted = Vec::new();
         let request = Request {
             now: arrival.now,
             tokens: arrival.tokens,
@@ -208,9 +232,13 @@ impl State {
             resumed,
             pages,
             seen,
-            free: self.pool.free().into(),
+            free: 0,
         };
-        self.policy.admit(&request, &mut admitted);
+        let mut admitted = self.host.room_mut().admit(&request);
+        for level in &mut self.below {
+            // It learns of the request; the host's policy says which checkpoints are made.
+            level.tier.room_mut().admit(&request);
+        }
         admitted.sort_unstable();
         admitted.dedup();
         let fork = seen.min(limit);
@@ -235,15 +263,17 @@ impl State {
                 keys.len()
             )));
         }
-        self.policy.finish(&boundaries, end, output_tokens);
+        for tier in 0..=self.below.len() {
+            self.room_mut(tier).finish(&boundaries, end, output_tokens);
+        }
         self.seen.visit(&boundaries);
         Ok(())
     }
 
-    /// Shows the policy an entry that was just made, and is held.
-    pub(super) fn introduce(&mut self, boundary: u64, node: NodeId, block: usize, id: EntryId) {
+    /// An entry as policies see it. `at`: the block and the name of its boundary.
+    pub(super) fn as_new(&self, id: EntryId, node: NodeId, at: (usize, u64)) -> NewEntry {
         let class = self.entries.get(id).class;
-        self.policy.enter(&NewEntry {
+        NewEntry {
             id,
             kind: match self.classes[class].kind {
                 ClassKind::Attention => EntryKind::Page,
@@ -251,26 +281,35 @@ impl State {
                 ClassKind::Recurrent => EntryKind::Checkpoint,
             },
             parent: self.index.support(node, class),
-            depth: block as u32 + 1,
+            depth: at.0 as u32 + 1,
             size: self.classes[class].slots,
-            boundary,
-        });
+            boundary: at.1,
+        }
     }
 
-    /// Keeps entries from eviction until [`release`](Self::release).
+    /// Makes an entry, which owns no slots, a member of the host, held once. Room must have been made, and
+    /// the page that it hangs from be a member.
+    pub(super) fn enter_host(&mut self, id: EntryId, node: NodeId, at: (usize, u64)) {
+        let slots = self.host.enter(&self.as_new(id, node, at));
+        let entry = self.entries.get_mut(id);
+        entry.slots = Some(slots);
+        entry.members = entry.members.with(Places::HOST);
+        entry.holds = 1;
+    }
+
+    /// Keeps members of the host from eviction until [`release`](Self::release).
     pub(super) fn hold(&mut self, ids: &[EntryId]) {
         for &id in ids {
             let entry = self.entries.get_mut(id);
             if entry.holds == 0 {
-                self.policy.hold(id);
-                self.evictable -= entry.slots.len();
+                self.host.room_mut().hold(id, entry.slots_len());
             }
             entry.holds += 1;
         }
     }
 
     /// Ends holds in the order given: what nobody else holds goes back to the policy, or to the pool
-    /// if it was dropped meanwhile.
+    /// if it left the host meanwhile.
     pub(super) fn release(&mut self, ids: &[EntryId]) {
         for &id in ids {
             let entry = self.entries.get_mut(id);
@@ -278,17 +317,20 @@ impl State {
             if entry.holds > 0 {
                 continue;
             }
-            if entry.home.is_some() {
-                self.evictable += entry.slots.len();
-                self.policy.release(id);
-            } else {
-                let entry = self.entries.remove(id);
-                self.pool.give(entry.slots);
+            if entry.members.in_host() {
+                self.host.room_mut().release(id, entry.slots_len());
+                continue;
+            }
+            if let Some(slots) = entry.slots.take() {
+                self.host.give(slots);
+            }
+            if entry.home.is_none() {
+                self.entries.remove(id);
             }
         }
     }
 
-    /// Lets lookups see entries that were being written, unless they were dropped meanwhile.
+    /// Lets lookups see entries that were being written, unless they left meanwhile.
     pub(super) fn publish<'a>(
         &mut self,
         written: impl Iterator<Item = (EntryId, &'a [u64])>,
@@ -296,103 +338,40 @@ impl State {
         let mut published = 0;
         for (id, checksums) in written {
             self.writing -= 1;
-            let entry = self.entries.get_mut(id);
-            let Some(node) = entry.home else { continue };
-            entry.resident = true;
-            let class = entry.class;
-            self.index.publish(node, class, id);
+            let entry = self.entries.get(id);
+            if !entry.members.in_host() {
+                continue;
+            }
+            if !entry.places.is_empty() && self.entries.checksums(id) != checksums {
+                // Computed again, with other bytes: an entry has the same everywhere.
+                self.take_out(&[id], Places::BELOW);
+            }
             self.entries.set_checksums(id, checksums);
-            self.classes[class].resident += 1;
+            self.add_place(id, HOST);
             published += 1;
         }
         published
     }
 
-    /// Drops entries that will not be written after all.
-    pub(super) fn abandon(&mut self, ids: &[EntryId]) {
-        self.writing -= ids.len() as u64;
-        let dropped = self.drop_entries(ids);
-        self.reclaimed += dropped;
-    }
-
-    pub(super) fn invalidate(&mut self, ids: &[EntryId]) -> usize {
-        let named = ids
-            .iter()
-            .filter(|&&id| self.entries.get(id).home.is_some())
-            .count() as u64;
-        let dropped = self.drop_entries(ids);
-        self.reclaimed += dropped - named;
-        dropped as usize
-    }
-
-    pub(super) fn clear(&mut self) -> usize {
-        let mut gone = Vec::new();
-        self.index.clear(&mut gone);
-        self.seen.clear();
-        self.detach(&gone) as usize
-    }
-
-    /// Evicts until so many slots are free; changes nothing if that can't be.
-    pub(super) fn make_room(&mut self, slots: u64) -> bool {
-        if slots > u64::from(self.pool.free()) + u64::from(self.evictable) {
-            return false;
+    /// Notes that the bytes of a member are whole in a tier.
+    pub(super) fn add_place(&mut self, id: EntryId, tier: usize) {
+        let entry = self.entries.get_mut(id);
+        let Some(node) = entry.home else { return };
+        entry.places = entry.places.with(Places::of(tier));
+        self.index
+            .set(node, entry.class, Cell::of(id, entry.places));
+        if tier == HOST {
+            self.classes[entry.class].resident += 1;
         }
-        while u64::from(self.pool.free()) < slots {
-            let Some(victim) = self.policy.victim() else {
-                return false;
-            };
-            self.classes[self.entries.get(victim).class].evicted += 1;
-            self.reclaimed += self.drop_entries(&[victim]) - 1;
-        }
-        true
-    }
-
-    /// Drops entries, and what can't be reached without them, from the index. Returns how many
-    /// resident ones there were.
-    fn drop_entries(&mut self, ids: &[EntryId]) -> u64 {
-        let mut gone = Vec::new();
-        for &id in ids {
-            let entry = self.entries.get_mut(id);
-            // Taken here, so that an entry dropped with one before it isn't dropped twice.
-            if let Some(node) = entry.home {
-                let (class, from) = (entry.class, gone.len());
-                let known = entry.resident || entry.again;
-                self.index.vacate(node, class, known, &mut gone);
-                for &id in &gone[from..] {
-                    self.entries.get_mut(id).home = None;
-                }
-            }
-        }
-        self.detach(&gone)
-    }
-
-    /// Gives up entries that just left the index: at once, or when their last lease ends.
-    fn detach(&mut self, gone: &[EntryId]) -> u64 {
-        let mut resident = 0;
-        // What hangs from a page leaves before it.
-        for &id in gone.iter().rev() {
-            self.policy.leave(id);
-            let entry = self.entries.get_mut(id);
-            entry.home = None;
-            if entry.resident {
-                resident += 1;
-                self.classes[entry.class].resident -= 1;
-            }
-            if entry.holds == 0 {
-                self.evictable -= entry.slots.len();
-                let entry = self.entries.remove(id);
-                self.pool.give(entry.slots);
-            }
-        }
-        resident
     }
 
     pub(super) fn stats(&self) -> Stats {
+        let host = self.host.room().usage();
         let mut stats = Stats {
-            slots: self.pool.total().into(),
-            free_slots: self.pool.free().into(),
+            slots: host.capacity,
+            free_slots: host.free,
             slot_bytes: self.slot_bytes as u64,
-            leased_slots: (self.pool.total() - self.pool.free() - self.evictable).into(),
+            leased_slots: host.capacity - host.free - host.evictable,
             writing_entries: self.writing,
             nodes: self.index.len() as u64,
             reclaimed: self.reclaimed,
@@ -405,53 +384,37 @@ impl State {
         stats
     }
 
+    pub(super) fn tiers(&self) -> Vec<TierStats> {
+        self.below.iter().map(Level::stats).collect()
+    }
+
     fn metadata_bytes(&self) -> usize {
         size_of::<Self>()
             + self.index.bytes()
             + self.entries.bytes()
-            + self.pool.bytes()
-            + self.policy.bytes()
+            + self.host.bytes()
             + self.seen.bytes()
+            + self.copies.bytes()
+            + self.below.iter().map(Level::bytes).sum::<usize>()
     }
+}
 
-    pub(super) fn audit(&self) -> Option<String> {
-        if let Some(found) = self.index.audit() {
-            return Some(found);
-        }
-        let mut owned = vec![false; self.pool.total() as usize];
-        let mut claim = |slot: SlotId| std::mem::replace(&mut owned[slot.0 as usize], true);
-        if self.pool.free_slots().any(&mut claim) {
-            return Some("a slot is free twice".into());
-        }
-        let mut evictable = 0;
-        for (id, entry) in self.entries.iter() {
-            if self.pool.slots(&entry.slots).any(&mut claim) {
-                return Some(format!("entry {} owns a slot that is not its own", id.0));
-            }
-            if entry.holds == 0 {
-                evictable += entry.slots.len();
-            }
-            let Some(node) = entry.home else {
-                if entry.holds == 0 {
-                    return Some(format!("entry {} is kept for nobody", id.0));
-                }
-                continue;
-            };
-            let cell = self.index.cell(node, entry.class);
-            if cell.entry() != Some(id) || cell.is_resident() != entry.resident {
-                return Some(format!("entry {} is not what the index knows", id.0));
-            }
-            let support = self.index.support(node, entry.class);
-            if entry.holds > 0 && support.is_some_and(|page| self.entries.get(page).holds == 0) {
-                return Some(format!("entry {} is held, the page before it is not", id.0));
-            }
-        }
-        if evictable != self.evictable {
-            return Some(format!(
-                "{evictable} slots are evictable, {} are counted",
-                self.evictable
-            ));
-        }
-        owned.contains(&false).then(|| "a slot is lost".into())
+/// Refuses more tiers, or more room in them, than entries can have names for.
+fn check_tiers(slots: usize, below: &[Level]) -> Result<()> {
+    if below.len() >= Places::MAX_TIERS {
+        return Err(Error::InvalidArgument(format!(
+            "tiers: expected at most {} below the host, found {}",
+            Places::MAX_TIERS - 1,
+            below.len()
+        )));
     }
+    let capacity = |level: &Level| u128::from(level.tier.room().usage().capacity);
+    let total = slots as u128 + below.iter().map(capacity).sum::<u128>();
+    if total > EntryTable::MAX_ENTRIES as u128 {
+        return Err(Error::InvalidArgument(format!(
+            "tiers: expected at most {} slots in all of them, the host included, found {total}",
+            EntryTable::MAX_ENTRIES
+        )));
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Counts that a cache gives out.
 
 use crate::ids::ClassKind;
+use crate::tier::Usage;
 
 /// One class, with counts of its entries.
 pub(super) struct Class {
@@ -11,7 +12,7 @@ pub(super) struct Class {
     pub(super) evicted: u64,
 }
 
-/// Counts and sizes of a cache at one moment.
+/// Counts and sizes of a cache at one moment, in the host: see [`TierStats`] for the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Slots in all.
@@ -48,6 +49,29 @@ pub struct Stats {
     pub reclaimed: u64,
     /// Bytes of memory that index, policy, tables and pool hold.
     pub metadata_bytes: u64,
+}
+
+/// Counts of a tier below the host, since the start where they are not of the moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Name of the tier.
+    pub name: String,
+    /// Room at this moment, in slots, and who left it.
+    pub usage: Usage,
+    /// Entries written.
+    pub written: u64,
+    /// Times that an entry was offered and not wanted, found the queue full, or no room.
+    pub declined: u64,
+    /// Writes that failed; each cost that write.
+    pub failed_writes: u64,
+    /// Entries that were there before the cache, or put there by others.
+    pub found: u64,
+    /// Entries read.
+    pub read: u64,
+    /// Reads that failed; the tier's entry was dropped.
+    pub failed_reads: u64,
+    /// Reads of other bytes than were written; the tier's entry was dropped.
+    pub corrupt_reads: u64,
 }
 
 impl Stats {

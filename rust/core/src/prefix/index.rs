@@ -4,34 +4,65 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 
-use super::{Namespaces, Roles};
+use super::{Namespaces, Roles, boundary_name};
 use crate::error::{Error, Result};
-use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::slab::Slab;
+use crate::slot::Places;
 
-/// What a boundary has of one class, in four bytes.
+/// The entry of one class at a boundary and how far it is, in four bytes: an id below
+/// `EntryTable::MAX_ENTRIES` and two bits that tell a lookup all it asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cell(u32);
 
 impl Cell {
     pub(super) const EMPTY: Self = Self(u32::MAX);
-    /// Empty, after an entry that was whole. `SlotPool::MAX_SLOTS` leaves this value free.
+    /// Empty, after an entry that was whole.
     pub(super) const GONE: Self = Self(u32::MAX - 1);
-    const WRITING: u32 = 1 << 31;
 
-    const fn writing(id: EntryId) -> Self {
-        Self(id.0 | Self::WRITING)
+    const HOST: u32 = 0;
+    const BELOW: u32 = 1 << 30;
+    const WRITING: u32 = 2 << 30;
+    /// From here on there is no entry.
+    const NONE: u32 = 3 << 30;
+
+    /// The cell of an entry whose bytes are whole in `places`.
+    pub(crate) const fn of(id: EntryId, places: Places) -> Self {
+        let state = if places.in_host() {
+            Self::HOST
+        } else if places.is_empty() {
+            Self::WRITING
+        } else {
+            Self::BELOW
+        };
+        Self(state | id.0)
     }
 
     /// The entry that is here, whole or not.
     pub(crate) fn entry(self) -> Option<EntryId> {
-        (self.0 < Self::GONE.0).then_some(EntryId(self.0 & !Self::WRITING))
+        (self.0 < Self::NONE).then_some(EntryId(self.0 & !Self::NONE))
     }
 
-    /// Whether an entry is here and its bytes are whole.
-    pub(crate) const fn is_resident(self) -> bool {
-        self.0 & Self::WRITING == 0
+    /// Whether an entry is here and its bytes are whole somewhere.
+    pub(crate) const fn is_whole(self) -> bool {
+        self.0 < Self::WRITING
     }
+
+    /// Whether an entry is here and its bytes are whole in the host.
+    pub(crate) const fn is_in_host(self) -> bool {
+        self.0 < Self::BELOW
+    }
+}
+
+/// What becomes of an entry that is asked to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It wasn't where it was asked to leave, and so nothing that hangs from it is.
+    Elsewhere,
+    /// It goes on with less.
+    Stays(Cell),
+    /// The index forgets it. `known`: as long as the boundary stays, it is known that a whole entry was here.
+    Gone { known: bool },
 }
 
 /// A link to another node, or none.
@@ -96,6 +127,11 @@ impl Index {
         self.table
             .find(hash, |&at| self.is(at, namespace, key))
             .copied()
+    }
+
+    /// Whether a key is known, for whatever prefix.
+    pub(crate) fn has(&self, namespace: NamespaceId, key: &PrefixKey) -> bool {
+        self.find(None, namespace, key).is_some()
     }
 
     fn follows(&self, at: u32, parent: Option<NodeId>, block: usize) -> bool {
@@ -219,82 +255,121 @@ impl Index {
         &mut self.cells[node.0 as usize * count..][..count]
     }
 
-    /// Notes that an entry is being written here. Says whether it follows one that was whole and went:
-    /// for [`vacate`](Self::vacate), should it not be written after all.
-    pub(crate) fn begin(&mut self, node: NodeId, class: usize, id: EntryId) -> bool {
-        let cell = &mut self.cells_mut(node)[class];
-        std::mem::replace(cell, Cell::writing(id)) == Cell::GONE
+    /// Puts an entry's cell in place. Says whether it follows a whole one that went.
+    pub(crate) fn set(&mut self, node: NodeId, class: usize, cell: Cell) -> bool {
+        let place = &mut self.cells_mut(node)[class];
+        std::mem::replace(place, cell) == Cell::GONE
     }
 
-    /// Lets lookups see the entry.
-    pub(crate) fn publish(&mut self, node: NodeId, class: usize, id: EntryId) {
-        self.cells_mut(node)[class] = Cell(id.0);
+    /// The name of an entry in any process.
+    pub(crate) fn key(&self, node: NodeId, class_index: usize) -> EntryKey {
+        let node = self.nodes.get(node.0);
+        EntryKey {
+            namespace: self.namespaces.identity(node.namespace),
+            prefix: node.key,
+            block_index: node.block as usize,
+            class_index,
+        }
     }
 
-    /// Forgets an entry and whatever can't be reached without it; all of them are added to `gone`.
-    /// `known`: as long as the boundary stays, a whole entry is known to have been here.
-    pub(crate) fn vacate(
+    /// Block that a boundary ends, and the policies' name of the boundary.
+    pub(crate) fn boundary(&self, node: NodeId) -> (usize, u64) {
+        let node = self.nodes.get(node.0);
+        let seed = self.namespaces.known_seed(node.namespace);
+        (node.block as usize, boundary_name(seed, &node.key))
+    }
+
+    /// Asks an entry to leave, and with a page whatever hangs from it: each boundary before those
+    /// after it, as far down as `leave` finds something to take. Forgets boundaries that have nothing left.
+    pub(crate) fn take_out(
         &mut self,
-        node: NodeId,
+        top: NodeId,
         class: usize,
-        known: bool,
-        gone: &mut Vec<EntryId>,
+        mut leave: impl FnMut(&Self, NodeId, EntryId) -> Fate,
     ) {
-        if self.roles.attention == Some(class) {
-            self.prune(node, gone);
-            return;
-        }
-        let left = if known { Cell::GONE } else { Cell::EMPTY };
-        gone.extend(std::mem::replace(&mut self.cells_mut(node)[class], left).entry());
-        let mut cells = self.cells_mut(node).iter();
-        let bare = cells.all(|cell| cell.entry().is_none());
-        if bare {
-            self.prune(node, gone);
-        }
-    }
-
-    /// Removes a boundary and all below it.
-    fn prune(&mut self, top: NodeId, gone: &mut Vec<EntryId>) {
-        let Node {
-            namespace,
-            parent,
-            next,
-            prev,
-            ..
-        } = *self.nodes.get(top.0);
+        let namespace = self.nodes.get(top.0).namespace;
         let before = self.nodes.len();
-        if prev != NIL {
-            self.nodes.get_mut(prev).next = next;
-        } else if parent != NIL {
-            self.nodes.get_mut(parent).child = next;
-        }
-        if next != NIL {
-            self.nodes.get_mut(next).prev = prev;
-        }
-        let mut pending = vec![top.0];
-        while let Some(at) = pending.pop() {
-            let mut child = self.nodes.get(at).child;
-            while child != NIL {
-                pending.push(child);
-                child = self.nodes.get(child).next;
+        if self.roles.attention == Some(class) {
+            self.ask_below(top, &mut leave);
+        } else {
+            self.ask(top, class, &mut leave);
+            if self.is_bare(top) {
+                self.remove(top.0, false);
             }
-            self.remove(at, gone);
         }
         // What hangs from a boundary is in its namespace.
         let removed = before - self.nodes.len();
         self.namespaces.remove_nodes(namespace, removed);
     }
 
-    fn remove(&mut self, at: u32, gone: &mut Vec<EntryId>) {
+    /// Asks every entry of a boundary and of those below.
+    fn ask_below(&mut self, top: NodeId, leave: &mut impl FnMut(&Self, NodeId, EntryId) -> Fate) {
+        // Boundaries to ask, and whether the one before was forgotten.
+        let mut pending = vec![(top.0, false)];
+        while let Some((at, orphan)) = pending.pop() {
+            let mut elsewhere = true;
+            for class in 0..self.roles.count {
+                elsewhere &= self.ask(NodeId(at), class, leave);
+            }
+            if elsewhere {
+                continue;
+            }
+            let bare = self.is_bare(NodeId(at));
+            let mut child = self.nodes.get(at).child;
+            while child != NIL {
+                pending.push((child, bare));
+                child = self.nodes.get(child).next;
+            }
+            if bare {
+                self.remove(at, orphan);
+            }
+        }
+    }
+
+    /// Whether there is no entry, or one that is elsewhere.
+    fn ask(
+        &mut self,
+        node: NodeId,
+        class: usize,
+        leave: &mut impl FnMut(&Self, NodeId, EntryId) -> Fate,
+    ) -> bool {
+        let Some(id) = self.cell(node, class).entry() else {
+            return true;
+        };
+        let cell = match leave(self, node, id) {
+            Fate::Elsewhere => return true,
+            Fate::Stays(cell) => cell,
+            Fate::Gone { known: true } => Cell::GONE,
+            Fate::Gone { known: false } => Cell::EMPTY,
+        };
+        self.set(node, class, cell);
+        false
+    }
+
+    fn is_bare(&self, node: NodeId) -> bool {
+        let cells = &self.cells[node.0 as usize * self.roles.count..][..self.roles.count];
+        cells.iter().all(|cell| cell.entry().is_none())
+    }
+
+    /// Forgets a boundary; `orphan` if the one before it is forgotten already.
+    fn remove(&mut self, at: u32, orphan: bool) {
         let node = self.nodes.remove(at);
+        if !orphan {
+            if node.prev != NIL {
+                self.nodes.get_mut(node.prev).next = node.next;
+            } else if node.parent != NIL {
+                self.nodes.get_mut(node.parent).child = node.next;
+            }
+            if node.next != NIL {
+                self.nodes.get_mut(node.next).prev = node.prev;
+            }
+        }
         let hash = self.hasher.hash_one((node.namespace, &node.key));
         self.table
             .find_entry(hash, |&other| other == at)
             .expect("every node is in the table under its key")
             .remove();
-        let cells = self.cells_mut(NodeId(at));
-        gone.extend(cells.iter().filter_map(|cell| cell.entry()));
-        cells.fill(Cell::EMPTY);
+        self.cells_mut(NodeId(at)).fill(Cell::EMPTY);
     }
 
     /// Forgets every boundary; their entries are added to `gone`.
@@ -327,10 +402,9 @@ impl Index {
             if self.find(None, node.namespace, &node.key) != Some(at) {
                 return Some(format!("node {at} is not found by its key"));
             }
-            let cells = &self.cells[at as usize * self.roles.count..][..self.roles.count];
             let bare = match self.roles.attention {
-                Some(page) => cells[page].entry().is_none(),
-                None => cells.iter().all(|cell| cell.entry().is_none()),
+                Some(page) => self.cell(NodeId(at), page).entry().is_none(),
+                None => self.is_bare(NodeId(at)),
             };
             if bare {
                 return Some(format!("node {at} has nothing to be known for"));

@@ -17,7 +17,7 @@ pub enum Missing {
 }
 
 impl Missing {
-    /// Its name in logs and metrics.
+    /// Name in logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,13 +33,14 @@ impl Missing {
         match state {
             Cell::EMPTY => Self::NeverMade,
             Cell::GONE => Self::Evicted,
-            state if state.is_resident() => Self::Window,
+            state if state.is_whole() => Self::Window,
             _ => Self::Writing,
         }
     }
 }
 
-/// What a lookup found, in blocks from the start of the prompt.
+/// The answer of a lookup, in blocks from the start of the prompt. Bytes count wherever they are: in the
+/// host or in a tier below.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hit {
     /// The joint hit: every class has what it needs to resume after this many blocks.
@@ -47,16 +48,21 @@ pub struct Hit {
     /// Leading blocks whose attention pages are all there, at least `blocks`: the difference is what a
     /// missing checkpoint or window page costs. Equals `blocks` without an attention class.
     pub pages: usize,
+    /// The joint hit of the host alone: what can be loaded now. At most `blocks`, and equal to it without a
+    /// tier below.
+    pub host: usize,
     /// Why `blocks` is less than `pages`: the reason over all boundaries in between. `None` if they are equal.
     pub missing: Option<Missing>,
 }
 
 impl Index {
     /// Walks the prefix once, from its start to its first missing page, showing each boundary to `visit`.
+    /// An entry is there if its cell `counts`. The hit's `host` is set to `blocks`.
     pub(crate) fn joint_hit(
         &self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
+        counts: impl Fn(Cell) -> bool,
         mut visit: impl FnMut(Option<NodeId>),
     ) -> Hit {
         let roles = self.roles();
@@ -72,7 +78,7 @@ impl Index {
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
             let node = self.child(parent, block, namespace, key);
-            let has = |class| node.is_some_and(|node| self.cell(node, class).is_resident());
+            let has = |class| node.is_some_and(|node| counts(self.cell(node, class)));
             if let Some(attention) = roles.attention {
                 if !has(attention) {
                     break;
@@ -85,7 +91,7 @@ impl Index {
                 (Some(class), Some(node)) => self.cell(node, class),
                 _ => Cell::EMPTY,
             };
-            let mut whole = roles.recurrent.is_none() || state.is_resident();
+            let mut whole = roles.recurrent.is_none() || counts(state);
             for (run, &(class, window)) in runs.iter_mut().zip(&roles.windows) {
                 *run = if has(class) { *run + 1 } else { 0 };
                 whole &= *run >= window.min(block + 1);
@@ -99,6 +105,7 @@ impl Index {
         }
         // Without an attention class the walk goes on where nothing is, and nothing is missing.
         hit.pages = hit.pages.max(hit.blocks);
+        hit.host = hit.blocks;
         hit.missing = (hit.pages > hit.blocks).then_some(missing);
         hit
     }

@@ -11,6 +11,8 @@ use crate::ids::NamespaceId;
 /// Tables of no more places than this are left as they are.
 const SMALL: usize = 64;
 
+const KNOWN: &str = "a namespace is known while it is held or has a boundary";
+
 #[derive(Debug)]
 struct Record {
     identity: Arc<[u8]>,
@@ -75,6 +77,20 @@ impl Namespaces {
             .ok_or_else(|| self.unknown(id))
     }
 
+    /// The bytes of an identity that is known.
+    pub(crate) fn identity(&self, id: NamespaceId) -> Arc<[u8]> {
+        Arc::clone(&self.known(id).identity)
+    }
+
+    /// The [`seed`](Self::seed) of an identity that is known.
+    pub(crate) fn known_seed(&self, id: NamespaceId) -> u64 {
+        self.known(id).seed
+    }
+
+    fn known(&self, id: NamespaceId) -> &Record {
+        self.records.get(&id).expect(KNOWN)
+    }
+
     fn unknown(&self, id: NamespaceId) -> Error {
         let freed = u64::from(id.0) < self.given;
         Error::InvalidArgument(format!(
@@ -85,9 +101,7 @@ impl Namespaces {
     }
 
     fn record(&mut self, id: NamespaceId) -> &mut Record {
-        self.records
-            .get_mut(&id)
-            .expect("a namespace is known while it is held or has a boundary")
+        self.records.get_mut(&id).expect(KNOWN)
     }
 
     /// Holds a number that is known once more.

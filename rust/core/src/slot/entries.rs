@@ -1,24 +1,34 @@
-//! Who owns which slots: one record an entry, from its reservation to the end of its last lease.
+//! One record an entry, from its reservation until no tier and no lease has it.
 
-use super::SlotSet;
+use super::{Places, SlotSet};
 use crate::ids::{EntryId, NodeId};
 use crate::slab::Slab;
 
 /// One page or checkpoint.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Its class.
     pub(crate) class: usize,
     /// Where the index knows it; `None` once it was dropped from there and only leases keep it.
     pub(crate) home: Option<NodeId>,
-    /// Leases that need it to stay: while there is one, its slots are not reused.
+    /// Leases and copies that need its slots: while there is one, they are not reused.
     pub(crate) holds: u32,
-    /// Whether its bytes are whole. It never goes back to false.
-    pub(crate) resident: bool,
+    /// Slots of the host that it owns. They outlast its membership of the host while it is held.
+    pub(crate) slots: Option<SlotSet>,
+    /// Tiers that it is a member of: room is taken there, its bytes are whole or on their way.
+    pub(crate) members: Places,
+    /// Tiers where its bytes are whole: some of `members`. They are the same bytes everywhere.
+    pub(crate) places: Places,
+    /// Tiers below that copy it now, from or to the host.
+    pub(crate) copying: Places,
     /// Whether a whole entry was in its place before it, and went.
     pub(crate) again: bool,
-    /// What it owns.
-    pub(crate) slots: SlotSet,
+}
+
+impl Entry {
+    /// Its room in a tier, in slots, given that it owns slots.
+    pub(crate) fn slots_len(&self) -> u32 {
+        self.slots.as_ref().map_or(0, SlotSet::len)
+    }
 }
 
 /// All entries, with a checksum a rank each.
@@ -30,6 +40,9 @@ pub(crate) struct EntryTable {
 }
 
 impl EntryTable {
+    /// Most entries at a time: ids are below this.
+    pub(crate) const MAX_ENTRIES: usize = 1 << 30;
+
     /// An empty table for entries written by so many ranks.
     pub(crate) const fn new(ranks: usize) -> Self {
         Self {
@@ -39,15 +52,17 @@ impl EntryTable {
         }
     }
 
-    /// Adds an entry that its writer holds.
-    pub(crate) fn insert(&mut self, class: usize, home: NodeId, slots: SlotSet) -> EntryId {
+    /// Adds an entry that no tier has yet.
+    pub(crate) fn insert(&mut self, class: usize, home: NodeId) -> EntryId {
         let entry = Entry {
             class,
             home: Some(home),
-            holds: 1,
-            resident: false,
+            holds: 0,
+            slots: None,
+            members: Places::NONE,
+            places: Places::NONE,
+            copying: Places::NONE,
             again: false,
-            slots,
         };
         let id = self.entries.insert(entry);
         self.checksums.resize(self.entries.span() * self.ranks, 0);
@@ -55,8 +70,8 @@ impl EntryTable {
     }
 
     /// Takes an entry out for good.
-    pub(crate) fn remove(&mut self, id: EntryId) -> Entry {
-        self.entries.remove(id.0)
+    pub(crate) fn remove(&mut self, id: EntryId) {
+        self.entries.remove(id.0);
     }
 
     /// An entry by id.
@@ -69,14 +84,14 @@ impl EntryTable {
         self.entries.get_mut(id.0)
     }
 
-    /// Checksums of its parts, a rank each.
+    /// Checksums of its shards, a rank each.
     pub(crate) fn checksums(&self, id: EntryId) -> &[u64] {
         &self.checksums[id.0 as usize * self.ranks..][..self.ranks]
     }
 
-    /// Sets the checksums of its parts; `parts` has a value a rank.
-    pub(crate) fn set_checksums(&mut self, id: EntryId, parts: &[u64]) {
-        self.checksums[id.0 as usize * self.ranks..][..self.ranks].copy_from_slice(parts);
+    /// Sets the checksums of its shards; `shards` has a value a rank.
+    pub(crate) fn set_checksums(&mut self, id: EntryId, shards: &[u64]) {
+        self.checksums[id.0 as usize * self.ranks..][..self.ranks].copy_from_slice(shards);
     }
 
     /// Every entry.
@@ -87,5 +102,15 @@ impl EntryTable {
     /// Bytes of memory held.
     pub(crate) const fn bytes(&self) -> usize {
         self.entries.bytes() + self.checksums.capacity() * size_of::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_cost_no_memory() {
+        assert_eq!(size_of::<Option<Entry>>(), 40);
     }
 }

@@ -1,7 +1,9 @@
-//! Places in an arena and who holds them: the pool of free slots and the table of entries.
+//! Slots of an arena and the table of entries: who owns which slots, and which tiers hold which entry.
 
 mod entries;
+mod places;
 mod pool;
 
 pub(crate) use entries::EntryTable;
+pub(crate) use places::{HOST, Places};
 pub(crate) use pool::{SlotPool, SlotSet};

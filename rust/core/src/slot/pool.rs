@@ -3,6 +3,8 @@
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
 
+use super::EntryTable;
+
 const END: u32 = u32::MAX;
 
 /// Slots with one owner. Only [`SlotPool::give`] takes them back, and it consumes the set: a slot
@@ -35,9 +37,9 @@ pub(crate) struct SlotPool {
 }
 
 impl SlotPool {
-    /// Most slots of a pool. An entry has one at least, so this many ids leave the index the top bit
-    /// of 32 and, with it set, two values that are no id.
-    pub(crate) const MAX_SLOTS: usize = i32::MAX as usize - 1;
+    /// Most slots of a pool. An entry takes one at least, in the pool or in a tier below, and the index
+    /// keeps the top two bits of an entry's 32 for itself.
+    pub(crate) const MAX_SLOTS: usize = EntryTable::MAX_ENTRIES;
 
     /// A pool with all its slots free.
     ///

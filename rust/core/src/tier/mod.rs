@@ -1,8 +1,30 @@
-//! Where slots live: the host tier's arena, one a node, shared by its processes.
+//! Tiers: where whole entries live. The host, whose slots the engine's workers copy from and to, is
+//! one; any number of tiers below it (a disk, a store on other machines) keep what they can of it.
+//!
+//! - A [`Tier`] is a [`Room`]: so many slots, who takes them, and a policy of its own that says who
+//!   leaves next. Only the cache changes it, by one rule for all tiers: a tier holds an entry only
+//!   while it holds the page that the entry hangs from.
+//! - A tier [`Below`] also moves bytes, between the host's slots and wherever it keeps them. It is
+//!   told what to copy and reports what became of it; it knows nothing of prefixes or leases. The
+//!   host moves none: the engine's workers do.
 
-mod arena;
-mod header;
-#[cfg_attr(not(target_os = "linux"), path = "unsupported.rs")]
-mod mapping;
+mod below;
+mod host;
+mod room;
 
-pub use arena::Arena;
+pub use below::{Below, CopyEnd, CopyId};
+pub use host::Arena;
+pub(crate) use host::Host;
+pub use room::{Room, Usage};
+
+/// A bounded place for whole entries.
+pub trait Tier: Send {
+    /// Name in logs and metrics.
+    fn name(&self) -> &str;
+
+    /// Who is in it.
+    fn room(&self) -> &Room;
+
+    /// Who is in it, for the cache to change.
+    fn room_mut(&mut self) -> &mut Room;
+}

@@ -1,0 +1,134 @@
+//! The invariants, checked by walking everything.
+
+use super::copies::Direction;
+use super::state::State;
+use crate::ids::{EntryId, SlotId};
+use crate::prefix::Cell;
+use crate::tier::Tier;
+
+impl State {
+    /// The first contradiction found.
+    pub(super) fn audit(&self) -> Option<String> {
+        let tiers = 1..=self.below.len();
+        self.index
+            .audit()
+            .or_else(|| self.audit_slots())
+            .or_else(|| self.entries.iter().find_map(|(id, _)| self.audit_entry(id)))
+            .or_else(|| self.audit_copies())
+            .or_else(|| tiers.into_iter().find_map(|tier| self.audit_tier(tier)))
+    }
+
+    /// Each slot is free, or has one owner; and the host's room is what its slots say.
+    fn audit_slots(&self) -> Option<String> {
+        let pool = self.host.pool();
+        let mut owned = vec![false; pool.total() as usize];
+        let mut claim = |slot: SlotId| std::mem::replace(&mut owned[slot.0 as usize], true);
+        if pool.free_slots().any(&mut claim) {
+            return Some("a slot is free twice".into());
+        }
+        let (mut evictable, mut members) = (0, 0);
+        for (id, entry) in self.entries.iter() {
+            let mut slots = self.slots(id).into_iter();
+            if slots.any(&mut claim) {
+                return Some(format!("entry {} owns a slot that is not its own", id.0));
+            }
+            members += u64::from(entry.members.in_host());
+            if entry.holds == 0 {
+                evictable += u64::from(entry.slots_len());
+            }
+        }
+        if owned.contains(&false) {
+            return Some("a slot is lost".into());
+        }
+        let room = self.host.room().usage();
+        let found = (u64::from(pool.free()), evictable, members);
+        let counted = (room.free, room.evictable, room.entries);
+        (found != counted).then(|| {
+            format!("(free, evictable, entries) of the host are {found:?}, {counted:?} are counted")
+        })
+    }
+
+    fn audit_entry(&self, id: EntryId) -> Option<String> {
+        let entry = self.entries.get(id);
+        let wrong = |text: &str| Some(format!("entry {} {text}", id.0));
+        let size = entry.slots_len();
+        if size != 0 && size != self.classes[entry.class].slots {
+            return wrong("owns slots of another class");
+        }
+        if size == 0 && (entry.members.in_host() || entry.holds > 0 || !entry.copying.is_empty()) {
+            return wrong("is in the host, held or copied without slots");
+        }
+        if entry.holds == 0 && (size > 0 && !entry.members.in_host() || !entry.copying.is_empty()) {
+            return wrong("keeps slots for nobody");
+        }
+        if !entry.places.without(entry.members).is_empty() {
+            return wrong("is whole where it is no member");
+        }
+        let Some(node) = entry.home else {
+            return match (entry.members.is_empty(), entry.holds) {
+                (true, 1..) => None,
+                _ => wrong("is kept for nobody, or by a tier that lookups don't know of"),
+            };
+        };
+        if self.index.cell(node, entry.class) != Cell::of(id, entry.places) {
+            return wrong("is not what the index knows");
+        }
+        if entry.members.is_empty() {
+            return wrong("is known, and nowhere");
+        }
+        let page = self.entries.get(self.index.support(node, entry.class)?);
+        if !entry.members.without(page.members).is_empty() {
+            return wrong("is in a tier that lacks the page before it");
+        }
+        if entry.members.in_host() && entry.holds > 0 && page.holds == 0 {
+            return wrong("is held, the page before it is not");
+        }
+        None
+    }
+
+    /// Each copy is one that its entry knows of, and every entry's are there.
+    fn audit_copies(&self) -> Option<String> {
+        let mut known = 0;
+        for (_, entry) in self.entries.iter() {
+            known += entry.copying.tiers().count();
+        }
+        for copy in self.copies.running() {
+            let entry = self.entries.get(copy.id);
+            if !entry.copying.has(copy.tier) {
+                return Some(format!("entry {} is copied unawares", copy.id.0));
+            }
+            known -= 1;
+        }
+        (known != 0).then(|| format!("{known} copies are lost"))
+    }
+
+    /// The room of a tier below and its queue are what the entries say.
+    fn audit_tier(&self, tier: usize) -> Option<String> {
+        let level = &self.below[tier - 1];
+        let (mut taken, mut evictable, mut members) = (0, 0, 0);
+        for (_, entry) in self.entries.iter() {
+            let size = u64::from(self.classes[entry.class].slots);
+            let member = entry.members.has(tier);
+            let copying = entry.copying.has(tier);
+            members += u64::from(member);
+            taken += if member || copying { size } else { 0 };
+            evictable += if member && !copying { size } else { 0 };
+            if member && !copying && !entry.places.has(tier) {
+                return Some(format!("tier {tier} waits for bytes that nobody copies"));
+            }
+        }
+        let down =
+            |copy: &&super::copies::Copy| copy.tier == tier && copy.direction == Direction::Down;
+        let queued = self.copies.running().filter(down);
+        let queued =
+            queued.map(|copy| u64::from(self.classes[self.entries.get(copy.id).class].slots));
+        let usage = level.tier.room().usage();
+        let found = (usage.capacity - taken, evictable, members, queued.sum());
+        let counted = (usage.free, usage.evictable, usage.entries, level.queued);
+        (found != counted).then(|| {
+            format!(
+                "(free, evictable, entries, queued) of tier {tier} are {found:?}, {counted:?} are counted"
+            )
+        })
+    }
+}

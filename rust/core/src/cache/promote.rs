@@ -1,0 +1,207 @@
+//! Entries come back from tiers below when a lookup needs them.
+
+use super::copies::Direction;
+use super::state::State;
+use crate::error::Result;
+use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
+use crate::prefix::{Cell, boundary_name};
+use crate::slot::{HOST, Places};
+
+impl State {
+    /// Takes note of what happened below: copies that ended, and entries that this cache has not put there.
+    pub(super) fn catch_up(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
+        if self.below.is_empty() {
+            return;
+        }
+        self.poll();
+        // Making room may take the last boundary of a namespace that nobody holds.
+        self.index.namespaces.hold(namespace);
+        for tier in 1..=self.below.len() {
+            self.discover(tier, namespace, keys);
+        }
+        self.index.namespaces.let_go(namespace);
+    }
+
+    /// Starts to read what the joint hit stands on and the host lacks. Says whether that is under way.
+    pub(super) fn promote(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<bool> {
+        self.index.namespaces.check(namespace)?;
+        self.catch_up(namespace, keys);
+        if self.below.is_empty() {
+            return Ok(false);
+        }
+        let mut path = Vec::new();
+        let hit = self
+            .index
+            .joint_hit(namespace, keys, Cell::is_whole, |node| path.push(node));
+        if hit.blocks <= first {
+            return Ok(false);
+        }
+        let used = self.stands_on(&path[..hit.blocks]);
+        let mut missing = Vec::new();
+        let (mut needed, mut under_way) = (0, false);
+        for &(_, id) in used.iter().rev() {
+            let entry = self.entries.get(id);
+            if entry.slots.is_none() {
+                needed += u64::from(self.classes[entry.class].slots);
+                missing.push(id);
+            } else if !entry.places.in_host() {
+                if !entry.members.in_host() || entry.copying.is_empty() {
+                    // The engine writes it, or its slots are not free yet.
+                    return Ok(false);
+                }
+                under_way = true;
+            }
+        }
+        if missing.is_empty() {
+            return Ok(under_way);
+        }
+        let mut held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
+        let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
+        let (there, _): (Vec<EntryId>, Vec<EntryId>) = held.iter().partition(|id| in_host(id));
+        self.hold(&there);
+        if !self.make_room(HOST, needed) {
+            self.release(&there);
+            return Ok(under_way);
+        }
+        let batch = self.copies.open(std::mem::take(&mut held));
+        for id in missing {
+            self.read_from_below(id, batch);
+        }
+        self.end_batch(batch);
+        Ok(true)
+    }
+
+    /// Starts to read an entry that is only below; room for it was made.
+    fn read_from_below(&mut self, id: EntryId, batch: u32) {
+        let entry = self.entries.get(id);
+        let class = entry.class;
+        let source = entry.places.tiers().next();
+        let (Some(node), Some(tier)) = (entry.home, source) else {
+            unreachable!("an entry that a hit stands on is known and whole somewhere");
+        };
+        self.enter_host(id, node, self.index.boundary(node));
+        let entry = self.entries.get_mut(id);
+        entry.copying = entry.copying.with(Places::of(tier));
+        let copy = self.copies.start(id, tier, Direction::Up, batch);
+        let key = self.index.key(node, class);
+        let slots = self.slots(id);
+        let size = self.classes[class].slots;
+        let level = &mut self.below[tier - 1];
+        level.tier.room_mut().hold(id, size);
+        level.tier.read(copy, &key, &slots);
+    }
+
+    /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
+    /// boundaries that are known end, as far as the tier holds the pages before.
+    fn discover(&mut self, tier: usize, namespace: NamespaceId, keys: &[PrefixKey]) {
+        let roles = self.index.roles();
+        let attention = roles.attention;
+        // A block's page first: the others hang from it.
+        let others = (0..roles.count).filter(|&class| Some(class) != attention);
+        let classes: Vec<usize> = attention.into_iter().chain(others).collect();
+        let mut walk = Walk {
+            tier,
+            namespace,
+            chain: Vec::new(),
+            kept: None,
+        };
+        let mut parent = None;
+        for (block, key) in keys.iter().enumerate() {
+            let known = self.index.child(parent, block, namespace, key);
+            if let (Some(node), Some(class)) = (known, attention) {
+                let page = self.index.cell(node, class).entry();
+                let Some(page) = page.filter(|&page| self.entries.get(page).members.has(tier))
+                else {
+                    break;
+                };
+                walk.chain.push(page);
+                parent = known;
+                continue;
+            }
+            if known.is_some() {
+                continue;
+            }
+            if self.index.has(namespace, key) {
+                break; // No hash chained to those before it.
+            }
+            let mut node = None;
+            for &class in &classes {
+                let found = self.find(&mut walk, (node, parent), block, key, class);
+                if found.is_none() && Some(class) == attention {
+                    break;
+                }
+                node = found.or(node);
+            }
+            if attention.is_some() {
+                if node.is_none() {
+                    break;
+                }
+                parent = node;
+            }
+        }
+        if let Some(kept) = walk.kept {
+            self.let_go_in(tier, kept.into_iter().rev());
+        }
+    }
+
+    /// Makes an entry known that the tier has. Returns its boundary.
+    fn find(
+        &mut self,
+        walk: &mut Walk,
+        (node, parent): (Option<NodeId>, Option<NodeId>),
+        block: usize,
+        key: &PrefixKey,
+        class: usize,
+    ) -> Option<NodeId> {
+        let Walk {
+            tier, namespace, ..
+        } = *walk;
+        let name = EntryKey {
+            namespace: self.index.namespaces.identity(namespace),
+            prefix: *key,
+            block_index: block,
+            class_index: class,
+        };
+        let ranks = self.ranks();
+        let level = &mut self.below[tier - 1];
+        let checksums = level
+            .tier
+            .find(&name)
+            .filter(|found| found.len() == ranks)?;
+        if walk.kept.is_none() {
+            walk.kept = Some(self.keep_in(tier, &walk.chain));
+        }
+        if !self.make_room(tier, self.classes[class].slots.into()) {
+            return None;
+        }
+        let node = node.unwrap_or_else(|| self.index.add(parent, block, namespace, key));
+        let id = self.entries.insert(class, node);
+        let entry = self.entries.get_mut(id);
+        entry.members = Places::of(tier);
+        self.entries.set_checksums(id, &checksums);
+        self.index.set(node, class, Cell::of(id, Places::NONE));
+        self.add_place(id, tier);
+        let seed = self.index.namespaces.known_seed(namespace);
+        let new = self.as_new(id, node, (block, boundary_name(seed, key)));
+        let level = &mut self.below[tier - 1];
+        level.tier.room_mut().enter(&new);
+        level.stats.found += 1;
+        walk.kept.get_or_insert_default().push(id);
+        Some(node)
+    }
+}
+
+/// How far a search in a tier has come.
+struct Walk {
+    tier: usize,
+    namespace: NamespaceId,
+    /// Pages of the known boundaries, all in the tier.
+    chain: Vec<EntryId>,
+    /// Those that are held in the tier while room is made there, and what was found.
+    kept: Option<Vec<EntryId>>,
+}

@@ -1,0 +1,62 @@
+//! What a tier below the host does beyond holding room: it moves bytes.
+
+use super::Tier;
+use crate::error::Result;
+use crate::ids::{EntryKey, SlotId};
+use crate::policy::NewEntry;
+
+/// Names a copy until its end was reported; never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CopyId(pub u64);
+
+/// The end of a copy.
+#[derive(Debug)]
+pub struct CopyEnd {
+    /// The copy that ended: nothing touches its slots any more.
+    pub copy: CopyId,
+    /// Checksums of the bytes that were copied, a rank each: those of a read are compared with the
+    /// ones known before anybody sees the bytes. Or why they were not copied.
+    pub result: Result<Vec<u64>>,
+}
+
+/// A tier whose bytes are copied from and to the host's slots, which it was given when it was made.
+///
+/// The cache calls it under its lock, so no method waits: copies are started, and their ends are
+/// polled for. Every copy that was started ends once, whatever happened to it; its slots stay as they
+/// are until then. Calls count in the order in which they are made: a [`remove`](Self::remove) or
+/// [`clear`](Self::clear) also undoes the writes before it that have not ended.
+///
+/// Reads are waited for, by requests; writes by nobody.
+pub trait Below: Tier {
+    /// Slots of the host that writes to this tier may keep from eviction at a time. What is offered
+    /// beyond that is declined.
+    fn queue_slots(&self) -> u64;
+
+    /// Whether an entry that is offered is wanted. There may be no room for it yet.
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        let _ = entry;
+        true
+    }
+
+    /// Starts to copy an entry from the host. `checksums` are to be kept with the bytes, a rank each.
+    fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]);
+
+    /// Starts to copy an entry into slots of the host.
+    fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]);
+
+    /// Adds the copies that ended since the last call.
+    fn poll(&mut self, ended: &mut Vec<CopyEnd>);
+
+    /// Checksums, a rank each, of an entry that this cache has not put there, or not since it was
+    /// made: one from before a restart, or another machine's. A tier that would have to ask somebody
+    /// says `None`, asks, and knows at a later lookup.
+    fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>>;
+
+    /// The entry is gone: nobody may find or read these bytes again.
+    fn remove(&mut self, key: &EntryKey);
+
+    /// Everything is gone, also what this cache has not put there: the engine would now compute
+    /// other bytes under the same keys. Nobody may find or read the old ones again, nor after a
+    /// restart.
+    fn clear(&mut self);
+}

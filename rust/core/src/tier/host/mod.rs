@@ -1,0 +1,76 @@
+//! The host: the slots of one arena, shared by the processes of a node.
+
+mod arena;
+mod header;
+#[cfg_attr(not(target_os = "linux"), path = "unsupported.rs")]
+mod mapping;
+
+pub use arena::Arena;
+
+use super::{Room, Tier};
+use crate::error::Result;
+use crate::ids::SlotId;
+use crate::policy::{NewEntry, Policy};
+use crate::slot::{SlotPool, SlotSet};
+
+/// The tier whose room is the slots themselves. The engine's workers move its bytes.
+pub(crate) struct Host {
+    pool: SlotPool,
+    room: Room,
+}
+
+impl Host {
+    /// A host with all its slots free.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) on no slots or too many.
+    pub(crate) fn new(slots: usize, policy: Box<dyn Policy>) -> Result<Self> {
+        Ok(Self {
+            pool: SlotPool::new(slots)?,
+            room: Room::new(slots as u64, policy),
+        })
+    }
+
+    /// Takes the slots of an entry, which is held. Room must have been made.
+    pub(crate) fn enter(&mut self, entry: &NewEntry) -> SlotSet {
+        self.room.enter(entry);
+        self.pool
+            .take(entry.size)
+            .expect("room was made for the entry")
+    }
+
+    /// Takes back the slots of an entry that has left.
+    pub(crate) fn give(&mut self, slots: SlotSet) {
+        self.room.give(slots.len());
+        self.pool.give(slots);
+    }
+
+    /// Slots and who owns them.
+    pub(crate) const fn pool(&self) -> &SlotPool {
+        &self.pool
+    }
+
+    /// The slots of an entry, in payload order.
+    pub(crate) fn slots(&self, set: &SlotSet) -> Vec<SlotId> {
+        self.pool.slots(set).collect()
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.pool.bytes() + self.room.bytes()
+    }
+}
+
+impl Tier for Host {
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn room_mut(&mut self) -> &mut Room {
+        &mut self.room
+    }
+}

@@ -1,0 +1,135 @@
+//! Who is in a tier: room taken, and who leaves next.
+
+use crate::ids::EntryId;
+use crate::policy::{NewEntry, Policy, Request};
+
+/// Bounded room and the policy that decides who leaves it. Sizes are in slots of the host.
+///
+/// An entry enters held, and is evictable from its release until it is held again or leaves. So
+/// `capacity = free + held + evictable`, always.
+pub struct Room {
+    capacity: u64,
+    free: u64,
+    evictable: u64,
+    entries: u64,
+    evicted: u64,
+    policy: Box<dyn Policy>,
+}
+
+/// Counts of a room at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Slots in all.
+    pub capacity: u64,
+    /// Slots that nothing takes.
+    pub free: u64,
+    /// Slots of entries that nobody holds.
+    pub evictable: u64,
+    /// Entries that are in it, those on their way in included.
+    pub entries: u64,
+    /// Entries that left to make room since the start, what hung from them included.
+    pub evicted: u64,
+}
+
+impl Room {
+    /// Empty room for `capacity` slots; `policy` is an empty policy for this tier alone.
+    #[must_use]
+    pub fn new(capacity: u64, policy: Box<dyn Policy>) -> Self {
+        Self {
+            capacity,
+            free: capacity,
+            evictable: 0,
+            entries: 0,
+            evicted: 0,
+            policy,
+        }
+    }
+
+    /// Counts at this moment.
+    #[must_use]
+    pub const fn usage(&self) -> Usage {
+        Usage {
+            capacity: self.capacity,
+            free: self.free,
+            evictable: self.evictable,
+            entries: self.entries,
+            evicted: self.evicted,
+        }
+    }
+
+    pub(crate) const fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Whether so many slots are free, or would be if everything evictable left.
+    pub(crate) const fn can_hold(&self, size: u64) -> bool {
+        size <= self.free + self.evictable
+    }
+
+    /// Takes room for an entry, which is held. There must be enough that is free.
+    pub(crate) fn enter(&mut self, entry: &NewEntry) {
+        self.free -= u64::from(entry.size);
+        self.entries += 1;
+        self.policy.enter(entry);
+    }
+
+    /// The entry may not be evicted until its release.
+    pub(crate) fn hold(&mut self, id: EntryId, size: u32) {
+        self.evictable -= u64::from(size);
+        self.policy.hold(id);
+    }
+
+    /// Nobody holds the entry any more; it counts as used.
+    pub(crate) fn release(&mut self, id: EntryId, size: u32) {
+        self.evictable += u64::from(size);
+        self.policy.release(id);
+    }
+
+    /// An evictable entry was used.
+    pub(crate) fn touch(&mut self, id: EntryId) {
+        self.policy.release(id);
+    }
+
+    /// The entry is no member any more. Its room stays taken until [`give`](Self::give).
+    pub(crate) fn leave(&mut self, id: EntryId, size: u32, held: bool) {
+        self.entries -= 1;
+        self.policy.leave(id);
+        if !held {
+            self.evictable -= u64::from(size);
+        }
+    }
+
+    /// Gives back the room of an entry that has left.
+    pub(crate) fn give(&mut self, size: u32) {
+        self.free += u64::from(size);
+    }
+
+    /// The entry to go next; it stays until it leaves.
+    pub(crate) fn victim(&mut self) -> Option<EntryId> {
+        self.policy.victim()
+    }
+
+    /// Counts entries that left to make room.
+    pub(crate) fn count_evicted(&mut self, entries: u64) {
+        self.evicted += entries;
+    }
+
+    /// Shows the policy a request, and gives the boundaries that it would make checkpoints at.
+    pub(crate) fn admit(&mut self, request: &Request<'_>) -> Vec<usize> {
+        let mut admitted = Vec::new();
+        let free = self.free;
+        self.policy
+            .admit(&Request { free, ..*request }, &mut admitted);
+        admitted
+    }
+
+    /// Shows the policy the end of a request.
+    pub(crate) fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
+        self.policy.finish(boundaries, end, output_tokens);
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.policy.bytes()
+    }
+}
