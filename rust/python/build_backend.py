@@ -71,7 +71,7 @@ def _maturin() -> Any:
 
 
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
-    """What has to be installed, maturin itself."""
+    """The requirements of a build: maturin itself."""
     require_rust()
     return [_MATURIN]
 

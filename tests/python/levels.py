@@ -21,7 +21,7 @@ class Levels:
         return next((at for at, row in enumerate(self.rows) if module in row), None)
 
     def violation(self, importer: str, imported: str) -> str | None:
-        """What is wrong with an import; None if it points strictly down."""
+        """The reason why an import is wrong; None if it points strictly down."""
         above, below = self.level(importer), self.level(imported)
         for module, level in ((importer, above), (imported, below)):
             if level is None:

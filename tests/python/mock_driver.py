@@ -26,7 +26,7 @@ def build() -> Path:
 
 
 class Mock:
-    """What a test may do to the driver."""
+    """Controls of the mock driver."""
 
     def __init__(self, library: Path) -> None:
         self.path, self._library = str(library), ctypes.CDLL(str(library))

@@ -26,7 +26,7 @@ State = tuple[str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Model:
-    """What decides the shapes of a hybrid model's cache on one rank.
+    """The sizes that decide the shapes of a hybrid model's cache on one rank.
 
     States are (name, shape, dtype) of one recurrent layer. `tokens` is vLLM's block size: attention
     pages of that many tokens are at least as large as a state, which is padded to them.

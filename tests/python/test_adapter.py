@@ -1,4 +1,4 @@
-"""What adapters share, driven by a third, tiny adapter over numpy arrays."""
+"""The floor that adapters share, driven by a third, tiny adapter over numpy arrays."""
 
 import subprocess
 import sys

@@ -50,7 +50,7 @@ capsule_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class Producer:
-    """What a library with DLPack looks like: hand-made capsules, and the arguments it was given."""
+    """A library with DLPack: hand-made capsules, and the arguments it was given."""
 
     def __init__(self, *, name=b"dltensor", version=(1, 0), flags=0, old=False, **fields):
         shape, strides = fields.pop("shape", (2, 3)), fields.pop("strides", None)

@@ -11,7 +11,7 @@ from test_arrays import Interface
 
 
 def bytes_of(map_, block):
-    """What an engine would copy."""
+    """The bytes that an engine would copy."""
     start = map_.address + block * map_.block_stride
     assert all(o + n <= map_.nbytes - block * map_.block_stride for o, n in map_.runs)
     return b"".join(ctypes.string_at(start + offset, length) for offset, length in map_.runs)

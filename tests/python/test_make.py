@@ -1,4 +1,4 @@
-"""What `make` would run: vLLM only where it is needed, and every suite in `make test`."""
+"""The commands that `make` would run: vLLM only where needed, and every suite in `make test`."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ ELSEWHERE = {"engine_long": "test-engine-long", "gpu": "gpu-check"}
 
 
 def commands(*targets):
-    """What make would run if nothing had been made yet."""
+    """The commands that make would run if nothing had been made yet."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     words = ["make", "--dry-run", "--always-make", *targets]

@@ -60,7 +60,7 @@ def replay(capsys, *words):
 
 
 def refusal(capsys, *words):
-    """What is printed to the user of a replay that can't be done."""
+    """The error printed for a replay that can't be done."""
     try:
         status = cli.main(["replay", *map(str, words)])
     except SystemExit as exit_:

@@ -1,4 +1,4 @@
-"""What a model's configuration says about the bytes of its pages and checkpoints."""
+"""Bytes of pages and checkpoints, read from a model's configuration."""
 
 import json
 

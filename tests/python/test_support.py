@@ -1,4 +1,4 @@
-"""What is refused at start, by name."""
+"""Configurations rejected at startup, by name."""
 
 import re
 from types import SimpleNamespace

@@ -95,7 +95,7 @@ def test_a_local_hit_that_ends_inside_a_block_leaves_the_deeper_one_on_the_host(
     engine.check_idle()
 
 
-def test_steering_keeps_a_junction_of_vllm_inside_a_block(start: StartEngine) -> None:
+def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> None:
     engine = start(match_unit=4)
     request = engine._request(tokens(8 * N))
     inside = request.shared_prefix_boundary = 3 * N + 8

@@ -1,4 +1,4 @@
-"""What changes the arithmetic without changing a weight: part of the name, or a refusal."""
+"""Settings that change the arithmetic but no weight: named in the state, or rejected."""
 
 import contextlib
 import functools

@@ -236,7 +236,7 @@ def test_texts_are_those_of_generate_whatever_changes(number):
 
 
 def test_courses_restore_prefixes_and_refuse_some_calls():
-    """What the courses compare is worth comparing."""
+    """Courses restore, run uncached and change often enough to be worth comparing."""
     stats = []
     for number in range(3):
         course = Course(number)

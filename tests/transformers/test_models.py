@@ -1,4 +1,4 @@
-"""What is not there or not supported is refused by name, before anything else happens."""
+"""Models that are missing or not supported are rejected by name, before anything else happens."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What hides in a model: objects, arrays and modules among its attributes, shared modules."""
+"""Weights that hide in a model: objects, arrays and modules among attributes, shared modules."""
 
 from types import SimpleNamespace
 

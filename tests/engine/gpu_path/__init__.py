@@ -1,4 +1,4 @@
-"""What a GPU has and vLLM on a CPU lacks, put in place in this process: nothing of vLLM is edited.
+"""The GPU features that vLLM on a CPU lacks, added in this process: no file of vLLM is edited.
 
 `install` comes after the environment is set and before an engine is made. Each stand-in names what
 it stands for; each replaces a function before the modules that use it take hold of it.
