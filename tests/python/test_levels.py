@@ -59,6 +59,14 @@ def test_packages_import_only_from_below():
     assert wrong_in_package(ROOT) == []
 
 
+def test_every_package_has_one_level():
+    table = levels.read(DOCUMENT, f"Packages of `{PACKAGE}`")
+    listed = [package for row in table.rows for package in row]
+    found = {path.stem for path in (ROOT / PACKAGE).iterdir() if path.suffix == ".py"}
+    found |= {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    assert sorted(listed) == sorted(found | {"_core"})
+
+
 def test_no_python_module_imports_itself_by_way_of_others():
     edges = set(levels.python_imports(ROOT / PACKAGE, types=False))
     assert levels.circles(edges) == []
