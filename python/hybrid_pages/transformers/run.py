@@ -101,7 +101,7 @@ class Run:
     def _restore(self, limit: int) -> int:
         self._cache = self._fresh()
         keys = self._prefix.keys
-        hit = self._store.index.lookup(self._namespace, keys, limit=limit).blocks
+        hit = self._store.index.lookup(self._namespace, keys, limit=limit).host
         if hit * self._size <= self._regime.floor:
             return 0
         if not (hit and (self._state.continues or self._can_step(hit))):

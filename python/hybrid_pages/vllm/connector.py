@@ -245,7 +245,10 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens restorable beyond the local hit; always loaded asynchronously."""
+        """Tokens restorable beyond the local hit; always loaded asynchronously.
+
+        None makes vLLM ask again at its next step; the request holds no blocks meanwhile.
+        """
         self._keep_block_size()
         try:
             tokens = self._scheduler().match(request, num_computed_tokens)
@@ -253,7 +256,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             logger.exception("the lookup of request %s failed", request.request_id)
             self._scheduler().figures.count("failures", label="lookup")
             tokens = 0
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def _keep_block_size(self) -> None:
         """Puts the block size back with which the scheduler was made.
