@@ -346,9 +346,13 @@ impl Index {
         false
     }
 
+    /// Whether nothing is left that a boundary is known for: its page, where there are pages.
     fn is_bare(&self, node: NodeId) -> bool {
         let cells = &self.cells[node.0 as usize * self.roles.count..][..self.roles.count];
-        cells.iter().all(|cell| cell.entry().is_none())
+        match self.roles.attention {
+            Some(page) => cells[page].entry().is_none(),
+            None => cells.iter().all(|cell| cell.entry().is_none()),
+        }
     }
 
     /// Forgets a boundary; `orphan` if the one before it is forgotten already.
@@ -405,11 +409,7 @@ impl Index {
             if self.find(None, node.namespace, &node.key) != Some(at) {
                 return Some(format!("node {at} is not found by its key"));
             }
-            let bare = match self.roles.attention {
-                Some(page) => self.cell(NodeId(at), page).entry().is_none(),
-                None => self.is_bare(NodeId(at)),
-            };
-            if bare {
+            if self.is_bare(NodeId(at)) {
                 return Some(format!("node {at} has nothing to be known for"));
             }
             let parent_block = (node.parent != NIL).then(|| self.nodes.get(node.parent).block);

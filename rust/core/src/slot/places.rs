@@ -58,6 +58,8 @@ impl Places {
     /// Their numbers, the host first.
     #[inline]
     pub(crate) fn tiers(self) -> impl Iterator<Item = usize> {
-        (0..Self::MAX_TIERS).filter(move |&tier| self.has(tier))
+        let rest = |set: u8| (set != 0).then_some(set);
+        std::iter::successors(rest(self.0), move |&set| rest(set & (set - 1)))
+            .map(|set| set.trailing_zeros() as usize)
     }
 }

@@ -58,6 +58,11 @@ impl Room {
     }
 
     #[inline]
+    pub(crate) const fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    #[inline]
     pub(crate) const fn free(&self) -> u64 {
         self.free
     }
