@@ -22,6 +22,13 @@ class Hit:
         """
 
     @property
+    def host(self) -> int:
+        """The joint hit of the host alone, which can be loaded now.
+
+        Less than `blocks` where entries are only in a tier below: see :meth:`Cache.promote`.
+        """
+
+    @property
     def missing(self) -> str | None:
         """Why `blocks` is less than `pages`; None if they are equal.
 
@@ -176,6 +183,21 @@ class Cache:
     ) -> Hit:
         """The joint hit, at most `limit` blocks, and why it is no deeper. Refreshes nothing."""
 
+    def promote(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        stride: int = 1,
+        first: int = 0,
+        limit: int | None = None,
+    ) -> bool:
+        """Bring what the joint hit needs and only tiers below have into the host.
+
+        Returns whether that is under way: ask again later, or :meth:`acquire` the hit of the host
+        alone. False when nothing is missing or the host has no room.
+        """
+
     def acquire(
         self,
         namespace: int,
@@ -185,7 +207,7 @@ class Cache:
         first: int = 0,
         limit: int | None = None,
     ) -> ReadLease | None:
-        """Hold what must be loaded to resume at the joint hit, the first `first` blocks excepted.
+        """Hold what must be loaded to resume at the host's hit, the first `first` blocks excepted.
 
         None if the hit is no deeper than `first`. The pages of the hit and its checkpoint, and no
         other checkpoint, are refreshed when the lease ends; until then none of them is evicted.

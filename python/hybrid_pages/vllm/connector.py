@@ -242,7 +242,10 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens restorable beyond vLLM's own hit; always loaded asynchronously."""
+        """Tokens restorable beyond vLLM's own hit; always loaded asynchronously.
+
+        None makes vLLM ask again at its next step; the request holds no blocks meanwhile.
+        """
         found = versions.restore_block_size(self._cache_config, self._block_tokens)
         if found is not None:
             logger.warning(
@@ -257,7 +260,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             logger.exception("the lookup of request %s failed", request.request_id)
             self._scheduler().figures.count("failures", label="lookup")
             tokens = 0
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int

@@ -33,10 +33,11 @@ class Loads:
         """Requests that are being loaded."""
         return self._in_flight
 
-    def match(self, tracked: Tracked, local_tokens: int) -> int:
+    def match(self, tracked: Tracked, local_tokens: int) -> int | None:
         """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
 
-        At least the last token is left to compute, so its transition is applied once.
+        None while a tier below the host is read for this request: vLLM is to ask again. At least the
+        last token is left to compute, so its transition is applied once.
         """
         tracked.drop_lease()
         tracked.lookup = None
@@ -45,12 +46,17 @@ class Loads:
             return 0
         limit = (request.num_tokens - 1) // n
         keys = request.block_hashes
+        first = local_tokens // n
+        if not tracked.skips_loads and self.cache.promote(
+            tracked.namespace, keys, stride=stride, first=first, limit=limit
+        ):
+            return None
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
-        tracked.lookup = Lookup(local_tokens, hit.blocks * n, hit.pages * n, hit.missing)
-        if tracked.skips_loads or hit.blocks * n <= local_tokens:
+        tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
+        if tracked.skips_loads or hit.host * n <= local_tokens:
             return 0
         tracked.lease = self.cache.acquire(
-            tracked.namespace, keys, stride=stride, first=local_tokens // n, limit=limit
+            tracked.namespace, keys, stride=stride, first=first, limit=limit
         )
         return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
 

@@ -161,8 +161,8 @@ class SchedulerHalf:
         """Notes a new request, which may wait for its first lookup."""
         self._arrived.add(request.request_id)
 
-    def match(self, request: "Request", local_tokens: int) -> int:
-        """Tokens that can be loaded beyond ``local_tokens``."""
+    def match(self, request: "Request", local_tokens: int) -> int | None:
+        """Tokens that can be loaded beyond ``local_tokens``; None if vLLM is to ask again."""
         if not self.serving:
             return 0
         self._follow_engine()
@@ -181,7 +181,8 @@ class SchedulerHalf:
                 self._recording.arrived(tracked)
             self.checkpoints.arrived(tracked)
         tokens = self.loads.match(tracked, local_tokens)
-        self.checkpoints.looked_up(tracked)
+        if tokens is not None:
+            self.checkpoints.looked_up(tracked)
         return tokens
 
     def allocated(

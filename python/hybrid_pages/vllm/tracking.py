@@ -17,7 +17,7 @@ class Lookup(NamedTuple):
     local: int
     """vLLM's own prefix hit."""
     restorable: int
-    """Depth of the joint hit."""
+    """Depth of the joint hit of the host, which can be loaded now."""
     paged: int
     """Depth to which attention pages are there, with or without a state to resume from."""
     missing: str | None = None

@@ -4,9 +4,9 @@
 //!
 //! | level | modules |
 //! |---|---|
-//! | L4 | [`cache`]: the only door to index, slots and policy |
-//! | L3 | [`prefix`]: which boundaries can be resumed; [`tier`]: where slots live |
-//! | L2 | [`slot`]: places in an arena and who holds them; [`transfer`]: copies and what executes them |
+//! | L4 | [`cache`]: the only door to index, slots, tiers and policies |
+//! | L3 | [`prefix`]: which boundaries can be resumed; [`tier`]: where whole entries live |
+//! | L2 | [`slot`]: slots of an arena, and the entries that own them; [`transfer`]: copies and what executes them |
 //! | L1 | [`geometry`]: what a page and a checkpoint are made of; [`policy`]: which entries stay |
 //! | L0 | [`error`], [`ids`] |
 #![deny(missing_docs)]

@@ -19,6 +19,7 @@ use crate::number::Whole;
 pub struct PyHit {
     blocks: usize,
     pages: usize,
+    host: usize,
     missing: Option<&'static str>,
 }
 
@@ -40,6 +41,7 @@ impl From<Hit> for PyHit {
         Self {
             blocks: hit.blocks,
             pages: hit.pages,
+            host: hit.host,
             missing: hit.missing.map(Missing::name),
         }
     }
@@ -183,6 +185,24 @@ impl PyCache {
             .lookup(namespace_id(namespace)?, &keys)
             .map_err(to_py)?;
         Ok(hit.into())
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+    )]
+    fn promote(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        stride: Whole,
+        first: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<bool> {
+        let keys = block_keys(keys, stride, limit)?;
+        self.inner
+            .promote(namespace_id(namespace)?, &keys, first.0)
+            .map_err(to_py)
     }
 
     #[pyo3(

@@ -32,14 +32,14 @@ impl State {
 
     fn evict(&mut self, tier: usize, victim: EntryId) {
         let class = self.entries.get(victim).class;
-        let before = self.room(tier).usage().entries;
+        let before = self.room(tier).entries();
         let resident = self.take_out(&[victim], Places::of(tier));
         if tier == HOST {
             self.classes[class].evicted += 1;
             self.reclaimed += resident - 1;
         }
         let room = self.room_mut(tier);
-        room.count_evicted(before - room.usage().entries);
+        room.count_evicted(before - room.entries());
     }
 
     /// Drops entries that will not be written to the host after all.

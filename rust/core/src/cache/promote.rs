@@ -101,9 +101,7 @@ impl State {
     fn discover(&mut self, tier: usize, namespace: NamespaceId, keys: &[PrefixKey]) {
         let roles = self.index.roles();
         let attention = roles.attention;
-        // A block's page first: the others hang from it.
-        let others = (0..roles.count).filter(|&class| Some(class) != attention);
-        let classes: Vec<usize> = attention.into_iter().chain(others).collect();
+        let classes: Vec<usize> = roles.pages_first().collect();
         let mut walk = Walk {
             tier,
             namespace,

@@ -279,8 +279,8 @@ impl Index {
         (node.block as usize, boundary_name(seed, &node.key))
     }
 
-    /// Asks an entry to leave, and with a page whatever hangs from it: each boundary before those
-    /// after it, as far down as `leave` finds something to take. Forgets boundaries that have nothing left.
+    /// Asks an entry to leave, and with a page whatever hangs from it: pages before
+    /// what hangs from them, as far down as `leave` finds something to take. Forgets boundaries that have nothing left.
     pub(crate) fn take_out(
         &mut self,
         top: NodeId,
@@ -308,7 +308,7 @@ impl Index {
         let mut pending = vec![(top.0, false)];
         while let Some((at, orphan)) = pending.pop() {
             let mut elsewhere = true;
-            for class in 0..self.roles.count {
+            for class in self.roles.pages_first() {
                 elsewhere &= self.ask(NodeId(at), class, leave);
             }
             if elsewhere {
@@ -346,9 +346,13 @@ impl Index {
         false
     }
 
+    /// Whether nothing is left that a boundary is known for: its page, where there are pages.
     fn is_bare(&self, node: NodeId) -> bool {
         let cells = &self.cells[node.0 as usize * self.roles.count..][..self.roles.count];
-        cells.iter().all(|cell| cell.entry().is_none())
+        match self.roles.attention {
+            Some(page) => cells[page].entry().is_none(),
+            None => cells.iter().all(|cell| cell.entry().is_none()),
+        }
     }
 
     /// Forgets a boundary; `orphan` if the one before it is forgotten already.
@@ -372,9 +376,12 @@ impl Index {
         self.cells_mut(NodeId(at)).fill(Cell::EMPTY);
     }
 
-    /// Forgets every boundary; their entries are added to `gone`.
+    /// Forgets every boundary; their entries are added to `gone`, those of a boundary after its page.
     pub(crate) fn clear(&mut self, gone: &mut Vec<EntryId>) {
-        gone.extend(self.cells.iter().filter_map(|cell| cell.entry()));
+        for cells in self.cells.chunks(self.roles.count) {
+            let entries = self.roles.pages_first().map(|class| cells[class].entry());
+            gone.extend(entries.flatten());
+        }
         self.cells.clear();
         self.nodes = Slab::new();
         self.table.clear();
@@ -402,11 +409,7 @@ impl Index {
             if self.find(None, node.namespace, &node.key) != Some(at) {
                 return Some(format!("node {at} is not found by its key"));
             }
-            let bare = match self.roles.attention {
-                Some(page) => self.cell(NodeId(at), page).entry().is_none(),
-                None => self.is_bare(NodeId(at)),
-            };
-            if bare {
+            if self.is_bare(NodeId(at)) {
                 return Some(format!("node {at} has nothing to be known for"));
             }
             let parent_block = (node.parent != NIL).then(|| self.nodes.get(node.parent).block);

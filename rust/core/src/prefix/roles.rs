@@ -1,4 +1,4 @@
-//! What each class of entries is needed for.
+//! Which class of entries is needed for what.
 
 /// Classes by what a resumption needs of them, as indices into the cache's classes.
 #[derive(Debug, Clone)]
@@ -14,6 +14,13 @@ pub(crate) struct Roles {
 }
 
 impl Roles {
+    /// Every class; the pages that the others hang from first.
+    pub(crate) fn pages_first(&self) -> impl Iterator<Item = usize> + use<> {
+        let attention = self.attention;
+        let others = (0..self.count).filter(move |&class| Some(class) != attention);
+        attention.into_iter().chain(others)
+    }
+
     /// Window classes that need their page of `block` to resume after block `last`.
     pub(crate) fn windows_over(&self, block: usize, last: usize) -> impl Iterator<Item = usize> {
         self.windows

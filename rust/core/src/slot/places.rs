@@ -24,33 +24,42 @@ impl Places {
         Self(1 << tier)
     }
 
+    #[inline]
     pub(crate) const fn has(self, tier: usize) -> bool {
         self.0 & Self::of(tier).0 != 0
     }
 
+    #[inline]
     pub(crate) const fn in_host(self) -> bool {
         self.has(HOST)
     }
 
+    #[inline]
     pub(crate) const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Tiers that both have.
+    #[inline]
     pub(crate) const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
+    #[inline]
     pub(crate) const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
+    #[inline]
     pub(crate) const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
     /// Their numbers, the host first.
+    #[inline]
     pub(crate) fn tiers(self) -> impl Iterator<Item = usize> {
-        (0..Self::MAX_TIERS).filter(move |&tier| self.has(tier))
+        let rest = |set: u8| (set != 0).then_some(set);
+        std::iter::successors(rest(self.0), move |&set| rest(set & (set - 1)))
+            .map(|set| set.trailing_zeros() as usize)
     }
 }

@@ -57,16 +57,24 @@ impl Room {
         }
     }
 
+    #[inline]
+    pub(crate) const fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    #[inline]
     pub(crate) const fn free(&self) -> u64 {
         self.free
     }
 
     /// Whether so many slots are free, or would be if everything evictable left.
+    #[inline]
     pub(crate) const fn can_hold(&self, size: u64) -> bool {
         size <= self.free + self.evictable
     }
 
     /// Takes room for an entry, which is held. There must be enough that is free.
+    #[inline]
     pub(crate) fn enter(&mut self, entry: &NewEntry) {
         self.free -= u64::from(entry.size);
         self.entries += 1;
@@ -74,12 +82,14 @@ impl Room {
     }
 
     /// The entry may not be evicted until its release.
+    #[inline]
     pub(crate) fn hold(&mut self, id: EntryId, size: u32) {
         self.evictable -= u64::from(size);
         self.policy.hold(id);
     }
 
     /// Nobody holds the entry any more; it counts as used.
+    #[inline]
     pub(crate) fn release(&mut self, id: EntryId, size: u32) {
         self.evictable += u64::from(size);
         self.policy.release(id);
@@ -91,6 +101,7 @@ impl Room {
     }
 
     /// The entry is no member any more. Its room stays taken until [`give`](Self::give).
+    #[inline]
     pub(crate) fn leave(&mut self, id: EntryId, size: u32, held: bool) {
         self.entries -= 1;
         self.policy.leave(id);
@@ -100,11 +111,13 @@ impl Room {
     }
 
     /// Gives back the room of an entry that has left.
+    #[inline]
     pub(crate) fn give(&mut self, size: u32) {
         self.free += u64::from(size);
     }
 
     /// The entry to go next; it stays until it leaves.
+    #[inline]
     pub(crate) fn victim(&mut self) -> Option<EntryId> {
         self.policy.victim()
     }

@@ -32,6 +32,7 @@ impl Host {
     }
 
     /// Takes the slots of an entry, which is held. Room must have been made.
+    #[inline]
     pub(crate) fn enter(&mut self, entry: &NewEntry) -> SlotSet {
         self.room.enter(entry);
         self.pool
@@ -40,6 +41,7 @@ impl Host {
     }
 
     /// Takes back the slots of an entry that has left.
+    #[inline]
     pub(crate) fn give(&mut self, slots: SlotSet) {
         self.room.give(slots.len());
         self.pool.give(slots);
@@ -51,6 +53,7 @@ impl Host {
     }
 
     /// The slots of an entry, in payload order.
+    #[inline]
     pub(crate) fn slots(&self, set: &SlotSet) -> Vec<SlotId> {
         self.pool.slots(set).collect()
     }
@@ -66,10 +69,12 @@ impl Tier for Host {
         "host"
     }
 
+    #[inline]
     fn room(&self) -> &Room {
         &self.room
     }
 
+    #[inline]
     fn room_mut(&mut self) -> &mut Room {
         &mut self.room
     }

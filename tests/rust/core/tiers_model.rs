@@ -1,0 +1,330 @@
+//! Random calls on a cache with tiers below it, while copies end late, in any order, fail and are damaged.
+//!
+//! The engine computes an entry with other bytes now and then, as kernels do; a clear makes all bytes of
+//! before wrong. Whatever a lease shows must be bytes that were published since, under their checksums.
+
+mod tiers_support;
+
+use std::collections::{HashMap, HashSet};
+
+use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, WriteLease};
+use hybrid_pages::ids::ClassKind;
+use proptest::prelude::*;
+use tiers_support::{Engine, Handle, Size, class, gather, keys, scatter, sums};
+
+#[derive(Debug, Clone)]
+enum Call {
+    Lookup(String),
+    Promote(String, usize),
+    Acquire(String, usize),
+    Reserve(String, Vec<(usize, usize)>),
+    Commit(usize, u8),
+    Abort(usize),
+    Release(usize),
+    Invalidate(usize),
+    Clear,
+    /// So many copies of a tier end, in this order.
+    End(usize, Vec<usize>),
+    FailWrite(usize),
+    FailRead(usize),
+    Damage(usize),
+    /// The process ends; another one starts over the same tiers.
+    Restart,
+}
+
+struct World {
+    engine: Engine,
+    classes: Vec<ClassConfig>,
+    slots: usize,
+    tiers: Vec<(Handle, Size)>,
+    policy: &'static str,
+    reads: Vec<(String, ReadLease, Vec<Vec<u8>>)>,
+    writes: Vec<(String, WriteLease, u64)>,
+    /// Bytes that were ever published for an entry since the last clear.
+    published: HashMap<(usize, String), HashSet<Vec<u8>>>,
+    clears: u64,
+}
+
+impl World {
+    fn new(
+        classes: Vec<ClassConfig>,
+        spare: usize,
+        sizes: Vec<Size>,
+        policy: &'static str,
+    ) -> Self {
+        let slots = classes
+            .iter()
+            .map(|class| class.slots_per_entry)
+            .sum::<usize>()
+            + spare;
+        let tiers: Vec<_> = sizes
+            .into_iter()
+            .map(|size| (Handle::default(), size))
+            .collect();
+        tiers.iter().for_each(|(shelf, _)| shelf.pause());
+        Self {
+            engine: Engine::with_policy(&classes, slots, &tiers, policy),
+            classes,
+            slots,
+            tiers,
+            policy,
+            reads: vec![],
+            writes: vec![],
+            published: HashMap::new(),
+            clears: 0,
+        }
+    }
+
+    fn bytes(&self, entry: &LeaseEntry) -> Vec<u8> {
+        gather(&self.engine.memory, &entry.slots)
+    }
+
+    fn shelf(&self, tier: usize) -> &Handle {
+        &self.tiers[tier % self.tiers.len()].0
+    }
+
+    fn run(&mut self, call: Call) {
+        let namespace = self.engine.namespace;
+        match call {
+            Call::Lookup(prompt) => {
+                let hit = self.engine.hit(&prompt);
+                assert!(hit.host <= hit.blocks && hit.blocks <= hit.pages);
+                assert_eq!(hit.missing.is_some(), hit.pages > hit.blocks);
+                // The host's share is what a lease gives.
+                let lease = self.engine.acquire(&prompt);
+                assert_eq!(lease.map_or(0, |lease| lease.blocks()), hit.host);
+            }
+            Call::Promote(prompt, first) => {
+                let cache = &self.engine.cache;
+                let before = self.engine.hit(&prompt);
+                let under_way = cache.promote(namespace, &keys(&prompt), first).unwrap();
+                assert!(!under_way || before.blocks > first.max(before.host));
+            }
+            Call::Acquire(prompt, first) => {
+                let cache = &self.engine.cache;
+                let lease = cache.acquire(namespace, &keys(&prompt), first).unwrap();
+                let Some(lease) = lease else { return };
+                let seen: Vec<_> = lease.entries().iter().map(|it| self.bytes(it)).collect();
+                for (entry, bytes) in lease.entries().iter().zip(&seen) {
+                    assert_eq!(entry.checksums, sums(bytes));
+                    let place = (entry.class_index, prompt[..=entry.block_index].to_owned());
+                    assert!(self.published[&place].contains(bytes), "{place:?}");
+                }
+                self.reads.push((prompt, lease, seen));
+            }
+            Call::Reserve(prompt, mut entries) => {
+                entries
+                    .retain(|&(class, block)| class < self.classes.len() && block < prompt.len());
+                let lease = self.engine.reserve(&prompt, &entries);
+                self.writes.push((prompt, lease, self.clears));
+            }
+            Call::Commit(at, variant) if !self.writes.is_empty() => {
+                let at = at % self.writes.len();
+                let (prompt, mut lease, clears) = self.writes.swap_remove(at);
+                let mut checksums = Vec::new();
+                for entry in lease.entries() {
+                    let prefix = &prompt[..=entry.block_index];
+                    let mut bytes = self.engine.bytes(entry.class_index, prefix);
+                    bytes[0] ^= variant;
+                    scatter(&self.engine.memory, &entry.slots, &bytes);
+                    checksums.push(sums(&bytes));
+                    if clears == self.clears {
+                        let place = (entry.class_index, prefix.to_owned());
+                        self.published.entry(place).or_default().insert(bytes);
+                    }
+                }
+                let published = lease.commit(&checksums).unwrap();
+                assert!(clears == self.clears || published == 0);
+            }
+            Call::Abort(at) if !self.writes.is_empty() => {
+                self.writes.swap_remove(at % self.writes.len());
+            }
+            Call::Release(at) if !self.reads.is_empty() => {
+                self.reads.swap_remove(at % self.reads.len());
+            }
+            Call::Invalidate(at) if !self.reads.is_empty() => {
+                let (_, lease, _) = &self.reads[at % self.reads.len()];
+                self.engine.cache.invalidate(lease).unwrap();
+            }
+            Call::Clear => {
+                self.engine.cache.clear();
+                self.engine.weights += 1;
+                self.clears += 1;
+                self.published.clear();
+            }
+            Call::End(tier, order) => {
+                {
+                    let mut shelf = self.shelf(tier).lock();
+                    shelf.ends = Some(order.len());
+                    shelf.order = order.into();
+                }
+                self.engine.cache.poll();
+                let mut shelf = self.shelf(tier).lock();
+                shelf.ends = Some(0);
+                shelf.order.clear();
+            }
+            Call::FailWrite(tier) => {
+                self.shelf(tier).lock().fail_writes += 1;
+            }
+            Call::FailRead(tier) => {
+                self.shelf(tier).lock().fail_reads += 1;
+            }
+            Call::Damage(tier) => {
+                self.shelf(tier).lock().damage_reads += 1;
+            }
+            Call::Restart => {
+                self.reads.clear();
+                self.writes.clear();
+                let weights = self.engine.weights;
+                self.tiers
+                    .iter()
+                    .for_each(|(shelf, _)| shelf.lock().crash());
+                self.engine =
+                    Engine::with_policy(&self.classes, self.slots, &self.tiers, self.policy);
+                self.engine.weights = weights;
+            }
+            Call::Commit(..) | Call::Abort(_) | Call::Release(_) | Call::Invalidate(_) => {}
+        }
+    }
+
+    /// The invariants, and that nobody writes what a lease reads.
+    fn check(&self) {
+        self.engine.audit();
+        for (prompt, lease, seen) in &self.reads {
+            for (entry, bytes) in lease.entries().iter().zip(seen) {
+                assert_eq!(self.bytes(entry), *bytes, "{entry:?} of {prompt}");
+            }
+        }
+    }
+
+    /// Every lease and every copy ends; then every slot is free or evictable, every prompt's joint hit can
+    /// be loaded, and clearing empties all tiers.
+    fn end(&mut self) {
+        self.reads.clear();
+        self.writes.clear();
+        for (shelf, _) in &self.tiers {
+            let mut shelf = shelf.lock();
+            shelf.ends = None;
+            (shelf.fail_writes, shelf.fail_reads, shelf.damage_reads) = (0, 0, 0);
+        }
+        self.engine.cache.poll();
+        self.check();
+        assert_eq!(self.engine.cache.stats().leased_slots, 0);
+        for prompt in ["aaaaaa", "ababab", "bbbbbb", "abba"] {
+            let hit = self.engine.hit(prompt);
+            let mut asked = 0;
+            while self.engine.promote(prompt) {
+                asked += 1;
+                assert!(asked < 3, "copies end at once now");
+            }
+            let now = self.engine.hit(prompt);
+            assert_eq!(now.blocks, hit.blocks);
+            let size = |blocks: usize| -> usize {
+                let of = |class: &ClassConfig| match class.kind {
+                    ClassKind::Attention => blocks,
+                    ClassKind::Window => class.window_blocks.min(blocks),
+                    ClassKind::Recurrent => 1,
+                };
+                let sizes = self.classes.iter().map(|it| of(it) * it.slots_per_entry);
+                sizes.sum()
+            };
+            if size(hit.blocks) <= self.slots {
+                assert_eq!(now.host, hit.blocks, "{prompt}");
+            }
+            self.run(Call::Acquire(prompt.into(), 0));
+            self.check();
+            self.reads.clear();
+        }
+        self.engine.cache.clear();
+        assert_eq!(self.engine.cache.stats().free_slots as usize, self.slots);
+        for tier in self.engine.cache.tiers() {
+            assert_eq!(
+                (tier.usage.free, tier.usage.entries),
+                (tier.usage.capacity, 0)
+            );
+        }
+        for (shelf, _) in &self.tiers {
+            assert!(shelf.lock().entries.is_empty());
+        }
+        self.check();
+    }
+}
+
+fn prompts() -> impl Strategy<Value = String> {
+    "[ab]{1,6}"
+}
+
+fn calls() -> impl Strategy<Value = Call> {
+    let tail = (0..6_usize).prop_map(|from| {
+        (from..6)
+            .flat_map(|block| (0..4).map(move |class| (class, block)))
+            .collect::<Vec<_>>()
+    });
+    let some = prop::collection::vec((0..4_usize, 0..6_usize), 0..8);
+    let order = prop::collection::vec(0..8_usize, 1..6);
+    prop_oneof![
+        2 => prompts().prop_map(Call::Lookup),
+        6 => (prompts(), 0..2_usize).prop_map(|(prompt, first)| Call::Promote(prompt, first)),
+        4 => (prompts(), 0..2_usize).prop_map(|(prompt, first)| Call::Acquire(prompt, first)),
+        8 => (prompts(), prop_oneof![1 => some, 3 => tail])
+            .prop_map(|(prompt, entries)| Call::Reserve(prompt, entries)),
+        7 => (any::<usize>(), prop_oneof![9 => Just(0_u8), 1 => 0..3_u8])
+            .prop_map(|(at, variant)| Call::Commit(at, variant)),
+        1 => any::<usize>().prop_map(Call::Abort),
+        4 => any::<usize>().prop_map(Call::Release),
+        1 => any::<usize>().prop_map(Call::Invalidate),
+        1 => prop_oneof![3 => Just(Call::Restart), 1 => Just(Call::Clear)],
+        8 => (0..2_usize, order).prop_map(|(tier, order)| Call::End(tier, order)),
+        2 => (0..2_usize, 0..3_usize).prop_map(|(tier, fault)| match fault {
+            0 => Call::FailWrite(tier),
+            1 => Call::FailRead(tier),
+            _ => Call::Damage(tier),
+        }),
+    ]
+}
+
+fn engines() -> impl Strategy<Value = Vec<ClassConfig>> {
+    let page = class(ClassKind::Attention, 0, 1);
+    let narrow = class(ClassKind::Window, 1, 1);
+    let wide = class(ClassKind::Window, 3, 2);
+    let checkpoint = class(ClassKind::Recurrent, 0, 3);
+    prop::sample::select(vec![
+        vec![page.clone(), checkpoint.clone()],
+        vec![page.clone()],
+        vec![page.clone(), wide.clone()],
+        vec![
+            page.clone(),
+            narrow.clone(),
+            wide.clone(),
+            checkpoint.clone(),
+        ],
+        vec![checkpoint.clone(), wide.clone(), page],
+        vec![checkpoint.clone()],
+        vec![wide, narrow, checkpoint],
+    ])
+}
+
+fn sizes() -> impl Strategy<Value = Vec<Size>> {
+    let size = (4..60_u64, 1..30_u64).prop_map(|(slots, queue)| Size { slots, queue });
+    prop::collection::vec(size, 1..3)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bytes_that_leases_show_are_those_that_were_published(
+        classes in engines(),
+        spare in 0..14_usize,
+        sizes in sizes(),
+        policy in prop::sample::select(vec!["lru", "reuse", "marconi"]),
+        calls in prop::collection::vec(calls(), 1..120),
+    ) {
+        let mut world = World::new(classes, spare, sizes, policy);
+        for call in calls {
+            world.run(call);
+            world.check();
+        }
+        world.end();
+    }
+}

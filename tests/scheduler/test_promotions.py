@@ -1,0 +1,90 @@
+"""Requests that wait while a tier below the host is read for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from simulation.engine import Engine, StartEngine
+from simulation.shapes import BLOCK_TOKENS as N
+from test_boundaries import tokens
+from test_counts import counters, hits
+
+
+class Promoting:
+    """A cache that is asked so many times before what it has below is in the host."""
+
+    def __init__(self, cache: Any, answers: int) -> None:
+        self._cache, self.left = cache, answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def promote(self, *args: Any, **kwargs: Any) -> bool:
+        """Says that it is under way until it has been asked often enough."""
+        if not self.left:
+            return self._cache.promote(*args, **kwargs)
+        self.left -= 1
+        return True
+
+
+def promoting(engine: Engine, answers: int) -> Promoting:
+    loads = engine.half.loads
+    loads.cache = Promoting(loads.cache, answers)
+    return loads.cache
+
+
+def test_a_request_waits_without_blocks_then_restores_and_counts_once(start: StartEngine) -> None:
+    engine = start()
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    cache = promoting(engine, answers=6)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    result = engine.add(prompt)
+    while cache.left:
+        before = cache.left
+        engine.step()
+        assert cache.left < before, "vLLM asks again in every step"
+        assert result.request.status == RequestStatus.WAITING
+        assert not result.tokens
+        assert pool.get_num_free_blocks() == engine.plan.num_blocks - 1
+    engine.run()
+    assert result.restored_tokens == 4 * N
+    assert hits(engine) == {"host": 4 * N}
+    assert counters(engine)["lookups"] == 2
+    assert counters(engine)["lookup_tokens"] == 2 * len(prompt)
+    engine.check_idle()
+
+
+def test_others_run_while_one_waits(start: StartEngine) -> None:
+    engine = start()
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    cache = promoting(engine, answers=0)
+    other = engine.add(tokens(2 * N + 1, 1))
+    engine.step()
+    cache.left = 4
+    waiting = engine.add(prompt)
+    while cache.left:
+        engine.step()
+    assert other.tokens and not waiting.tokens
+    engine.run()
+    assert waiting.restored_tokens == 4 * N
+    engine.check_idle()
+
+
+def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(start: StartEngine) -> None:
+    engine = start()
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    promoting(engine, answers=100)
+    result = engine.add(prompt)
+    engine.step()
+    engine.abort(result)
+    engine.run()
+    assert counters(engine)["lookups"] == 1
+    engine.check_idle()
