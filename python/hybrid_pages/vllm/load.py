@@ -36,7 +36,8 @@ class Loads:
     def match(self, tracked: Tracked, local_tokens: int) -> int | None:
         """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
 
-        None while a tier below the host is read for this request: vLLM is to ask again. At least the last token is left to compute, so its transition is applied once.
+        None while a tier below the host is read for this request: vLLM is to ask again. At least
+        the last token is left to compute, so its transition is applied once.
         """
         tracked.drop_lease()
         tracked.lookup = None

@@ -1,4 +1,4 @@
-//! What is forgotten, what is refused, and what holds whatever threads do. Prompts are strings, a letter a block; unless a test says otherwise, class 0
+//! Entries that are forgotten, calls that are rejected, and rules that hold whatever threads do. Prompts are strings, a letter a block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
 mod cache_support;

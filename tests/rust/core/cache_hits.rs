@@ -1,4 +1,4 @@
-//! What is found and held for loading. Prompts are strings, a letter a block; unless a test says otherwise, class 0
+//! Entries that are found and held for loading. Prompts are strings, a letter a block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
 mod cache_support;

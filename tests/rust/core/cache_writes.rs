@@ -1,4 +1,4 @@
-//! What is written, and what makes room for it. Prompts are strings, a letter a block; unless a test says otherwise, class 0
+//! Entries that are written, and those that make room for them. Prompts are strings, a letter a block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
 mod cache_support;
