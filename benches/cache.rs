@@ -51,7 +51,7 @@ fn store(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey], entries: &[(
         .reserve(namespace, keys, entries)
         .expect("the entries are valid");
     let checksums = vec![[0]; lease.entries().len()];
-    lease.commit(&checksums).expect("a checksum a rank");
+    lease.commit(&checksums).expect("one checksum per rank");
 }
 
 fn whole_prompt() -> Vec<(usize, usize)> {

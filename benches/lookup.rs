@@ -56,7 +56,7 @@ fn store(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey], classes: usi
         .reserve(namespace, keys, &entries)
         .expect("the entries are valid");
     let checksums = vec![[0]; lease.entries().len()];
-    lease.commit(&checksums).expect("a checksum a rank");
+    lease.commit(&checksums).expect("one checksum per rank");
 }
 
 fn lookup(c: &mut Criterion) {

@@ -30,7 +30,7 @@ from overhead.samples import (
 def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]) -> None:
     _table("time to first token, ms", _first_token(results, variants, cases))
     _table("restored: tokens that came from the connector", _restored(results, variants, cases))
-    _table("scheduler: schedule + update_from_output, us a step", _steps(results, variants))
+    _table("scheduler: schedule + update_from_output, us per step", _steps(results, variants))
     _table(
         "connector: all calls of the scheduler into it, us a run",
         _connector(results, variants, cases),

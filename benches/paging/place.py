@@ -15,7 +15,7 @@ from paging.machine import Machine
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of one direction: a block each, its pieces in `LAYERS` layers."""
+    """Entries of one direction: one block each, its pieces in `LAYERS` layers."""
 
     blocks: list[int]
     slots: list[list[int]]

@@ -1,8 +1,8 @@
 """vLLM's own OffloadingConnector with no GPU: the rival that engine_overhead.py measures.
 
 vLLM's `CPUOffloadingSpec` refuses the CPU platform, in `get_worker` alone. This spec overrides that
-method; scheduler side, manager and policy stay vLLM's. The copies run on one thread a direction, in
-order of submission, as vLLM's own run on one chain of CUDA streams a direction:
+method; scheduler side, manager and policy stay vLLM's. The copies run on one thread per
+direction, in order of submission, as vLLM's own run on one chain of CUDA streams per direction:
 
     {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
      "kv_connector_extra_config": {"spec_name": "MemcpyOffloadingSpec",

@@ -26,7 +26,7 @@ FORK = [*PROMPT[: 3 * BLOCK], 0, 0, 7, 7, 0, 0, 7]
 class Texts:
     """A cache of the toy's texts."""
 
-    def __init__(self, policy="align-lru"):  # one checkpoint a prompt, at its end
+    def __init__(self, policy="align-lru"):  # one checkpoint per prompt, at its end
         self.pool = Pool(GEOMETRY, host_gb=0.001, policy=policy)
         self.entries = Entries(GEOMETRY, self.pool.cache)
         self.moved = self.entries.moved

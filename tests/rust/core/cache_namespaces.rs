@@ -1,5 +1,5 @@
 //! Identities come and go: known while they are held or have an entry, under numbers that are never used
-//! again. Prompts are strings, a letter a block; class 0 holds attention pages and class 1
+//! again. Prompts are strings, one letter per block; class 0 holds attention pages and class 1
 //! checkpoints, each of one slot.
 
 mod cache_support;

@@ -1,4 +1,4 @@
-//! A small cache whose prompts are strings: a letter a block, a key for each prefix.
+//! A small cache whose prompts are strings: one letter per block, one key per prefix.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, ReadLease, Stats, WriteLease};

@@ -31,7 +31,7 @@ struct Act {
     letters: Vec<u8>,
     /// Whether the policy is asked first.
     asks: bool,
-    /// Blocks a step.
+    /// Blocks per step.
     step: usize,
     /// Steps after which the request stops without a word.
     steps: usize,
@@ -147,7 +147,7 @@ fn a_fork_that_two_requests_have_wanted_outlasts_what_one_has_at_any_pace() {
             })
             .collect();
         let hits = live(&prompts, "reuse", &[(Attention, 4), (Recurrent, 9)], 195, 1);
-        assert_eq!(hits, 4 * 512, "{pace} ms a request");
+        assert_eq!(hits, 4 * 512, "{pace} ms per request");
     }
 }
 

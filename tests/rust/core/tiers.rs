@@ -91,7 +91,7 @@ fn a_promotion_reads_verifies_and_publishes() {
     assert!(engine.promote("abc"));
     assert!(
         engine.promote("abc"),
-        "one read an entry, however often it is asked for"
+        "one read per entry, however often it is asked for"
     );
     assert_eq!(shelf.lock().under_way(), 4);
     assert_eq!(engine.depths("abc"), (3, 0));

@@ -1,6 +1,6 @@
 //! A host whose slots are plain bytes, an engine that fills and reads them, and a tier below in memory.
 //!
-//! The engine's prompts are strings: a letter a block. The tier's copies end when a test says so, read and
+//! The engine's prompts are strings: one letter per block. The tier's copies end when a test says so, read and
 //! write the slots only then, and can be told to fail or to damage what they read.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -41,7 +41,7 @@ pub fn keys(prompt: &str) -> Vec<PrefixKey> {
         .collect()
 }
 
-/// The checksums of an entry's bytes, a rank each.
+/// The checksums of an entry's bytes, one per rank.
 pub fn sums(bytes: &[u8]) -> Vec<u64> {
     let (first, second) = bytes.split_at(bytes.len() / 2);
     vec![checksum(first), checksum(second)]

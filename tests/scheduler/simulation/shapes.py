@@ -1,4 +1,4 @@
-"""KV cache shapes of hybrid models, small enough to run thousands of steps a second."""
+"""KV cache shapes of hybrid models, small enough to run thousands of steps per second."""
 
 from __future__ import annotations
 

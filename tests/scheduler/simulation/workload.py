@@ -18,7 +18,7 @@ KINDS = ("short", "repeat", "repeat", "extend", "extend", "extend", "fork", "for
 
 @dataclass(frozen=True)
 class Mix:
-    """How often what happens, as probabilities a step."""
+    """How often what happens, as probabilities per step."""
 
     arrival: float = 0.4
     abort: float = 0.0

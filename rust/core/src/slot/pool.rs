@@ -1,4 +1,4 @@
-//! Free and owned slots as lists threaded through one vector: four bytes a slot.
+//! Free and owned slots as lists threaded through one vector: four bytes per slot.
 
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
