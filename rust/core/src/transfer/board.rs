@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-use super::engine::{Completion, Ticket};
+use super::completion::{Completion, Ticket};
 use super::lock;
 
 /// The transfers of one engine that run, and those that ended since the last poll.

@@ -7,7 +7,8 @@ use crossbeam_channel::{Receiver, unbounded};
 
 use crate::error::{Error, Result};
 
-use super::engine::{Engine, Ticket};
+use super::completion::Ticket;
+use super::engine::Engine;
 use super::job::{Job, Message, Shared};
 use super::layout::Layout;
 use super::lock;

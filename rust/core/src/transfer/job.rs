@@ -9,7 +9,7 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 
 use super::checksum::{TILE_BYTES, combine, digest_parts};
-use super::engine::{Completion, Ticket};
+use super::completion::{Completion, Ticket};
 use super::plan::{Direction, Plan};
 use super::transfers::Transfers;
 use super::{lock, panic_message};

@@ -7,6 +7,7 @@
 
 mod board;
 mod checksum;
+mod completion;
 mod engine;
 mod host;
 mod job;
@@ -20,7 +21,8 @@ use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
-pub use engine::{Completion, Engine, Ticket};
+pub use completion::{Completion, Ticket};
+pub use engine::Engine;
 pub use host::HostEngine;
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::Result;
 
 use super::board::Board;
-use super::engine::{Completion, Ticket};
+use super::completion::{Completion, Ticket};
 use super::layout::Layout;
 use super::plan::{Direction, EntryCopy, Plan};
 use super::process::Process;
