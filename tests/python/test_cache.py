@@ -163,6 +163,17 @@ def test_stats_name_every_count() -> None:
     }
 
 
+def test_with_the_host_alone_nothing_is_promoted() -> None:
+    cache, namespace = make()
+    store(cache, namespace, "ab")
+    found = cache.lookup(namespace, keys("ab"))
+    assert (found.blocks, found.host) == (2, 2)
+    assert not cache.promote(namespace, keys("ab"))
+    assert not cache.promote(namespace, keys("xy"), first=1, limit=1)
+    with pytest.raises(InvalidArgumentError):
+        cache.promote(namespace + 1, keys("ab"))
+
+
 def test_values_compare_print_and_cannot_be_changed() -> None:
     cache, namespace = make()
     store(cache, namespace, "a")

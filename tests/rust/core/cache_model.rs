@@ -41,7 +41,7 @@ struct Model {
     namespaces: [u64; 2],
     /// Prefixes that have an entry, and had a checkpoint that went.
     gone: HashSet<String>,
-    /// What nobody holds, the next to go first.
+    /// Entries that nobody holds, the next to go first.
     order: Vec<u64>,
     evicted: BTreeMap<ClassKind, u64>,
     reclaimed: u64,
@@ -412,7 +412,7 @@ impl Both {
         self.real.cache.lookup(namespace, &keys)
     }
 
-    /// What a lease names is what the model says, in slots that nobody else owns.
+    /// A lease names what the model says, in slots that nobody else owns.
     fn check_lease(&self, entries: &[LeaseEntry], ids: &[u64]) {
         assert_eq!(entries.len(), ids.len());
         for (entry, id) in entries.iter().zip(ids) {

@@ -1,4 +1,4 @@
-//! What a cache is made for.
+//! Settings of a cache, and the types of its policy calls.
 
 use crate::error::{Error, Result};
 use crate::ids::ClassKind;
@@ -27,7 +27,7 @@ pub struct Arrival {
     pub limit: usize,
 }
 
-/// What deserves a checkpoint, in blocks: the answer of [`Cache::admit`](super::Cache::admit).
+/// Boundaries that deserve a checkpoint, in blocks: the answer of [`Cache::admit`](super::Cache::admit).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
     /// Boundaries that the policy chose, shallow first.
@@ -72,7 +72,7 @@ impl CacheConfig {
         }
     }
 
-    /// What the classes are for, if the configuration makes sense.
+    /// The classes by role, if the configuration makes sense.
     pub(super) fn roles(&self) -> Result<Roles> {
         let invalid = |text: String| Err(Error::InvalidArgument(text));
         let mut roles = Roles {

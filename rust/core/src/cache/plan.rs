@@ -1,4 +1,4 @@
-//! Who gets room first when a prefix is stored.
+//! The order in which entries get room when a prefix is stored.
 
 use crate::prefix::Roles;
 

@@ -54,7 +54,7 @@ impl Cell {
     }
 }
 
-/// What becomes of an entry that is asked to leave.
+/// The answer of an entry that is asked to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It wasn't where it was asked to leave, and so nothing that hangs from it is.

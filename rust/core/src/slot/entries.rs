@@ -25,7 +25,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Its room in a tier, in slots, given that it owns slots.
+    /// Number of slots that it owns.
     #[inline]
     pub(crate) fn slots_len(&self) -> u32 {
         self.slots.as_ref().map_or(0, SlotSet::len)

@@ -1,4 +1,4 @@
-//! What a tier below the host does beyond holding room: it moves bytes.
+//! Tiers below the host: beyond having room, they move bytes.
 
 use super::Tier;
 use crate::error::Result;
@@ -14,8 +14,8 @@ pub struct CopyId(pub u64);
 pub struct CopyEnd {
     /// The copy that ended: nothing touches its slots any more.
     pub copy: CopyId,
-    /// Checksums of the bytes that were copied, a rank each: those of a read are compared with the
-    /// ones known before anybody sees the bytes. Or why they were not copied.
+    /// Of a read, checksums of the bytes that are in the slots now, a rank each: nobody sees the bytes
+    /// unless these are the ones known. Of a write, anything. Or why the copy failed.
     pub result: Result<Vec<u64>>,
 }
 

@@ -22,9 +22,9 @@ pub trait Tier: Send {
     /// Name in logs and metrics.
     fn name(&self) -> &str;
 
-    /// Who is in it.
+    /// The room and the entries in it.
     fn room(&self) -> &Room;
 
-    /// Who is in it, for the cache to change.
+    /// The same, for the cache to change.
     fn room_mut(&mut self) -> &mut Room;
 }

@@ -1,4 +1,4 @@
-//! Who is in a tier: room taken, and who leaves next.
+//! The room of a tier: which entries take it, and which leaves next.
 
 use crate::ids::EntryId;
 use crate::policy::{NewEntry, Policy, Request};
