@@ -24,6 +24,7 @@ from hybrid_pages import _core
 from hybrid_pages._core import (
     Admission,
     Hit,
+    InvalidArgumentError,
 )
 
 

@@ -1,4 +1,4 @@
-//! Lookups and read leases. Prompts are strings, a letter a block; unless a test says otherwise, class 0
+//! Lookups and read leases. Prompts are strings, one letter per block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
 mod cache_support;

@@ -1,4 +1,4 @@
-//! Write leases, and eviction to make room for them. Prompts are strings, a letter a block; unless a test says otherwise, class 0
+//! Write leases, and eviction to make room for them. Prompts are strings, one letter per block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
 mod cache_support;

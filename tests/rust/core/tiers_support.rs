@@ -167,7 +167,7 @@ impl Below for Memory {
         self.queue
     }
 
-    fn accepts(&mut self, entry: &policy::Entry) -> bool {
+    fn accepts(&mut self, entry: &policy::NewEntry) -> bool {
         !self.shelf.lock().declines.contains(&entry.kind)
     }
 
