@@ -404,6 +404,35 @@ fn a_namespace_is_known_while_a_tier_below_has_an_entry_of_it() {
 }
 
 #[test]
+fn a_namespace_may_end_with_a_read_that_a_lookup_hears_of() {
+    for asks_again in [false, true] {
+        let (engine, shelf) = Engine::hybrid(5);
+        let namespace = engine.cache.namespace(b"gone").unwrap();
+        let mut lease = engine
+            .cache
+            .reserve(namespace, &keys("abc"), &whole("abc"))
+            .unwrap();
+        engine.commit("abc", &mut lease);
+        engine.cache.poll();
+        engine.store_prompt("xyz");
+        engine.cache.poll();
+        shelf.pause();
+        assert_eq!(engine.cache.promote(namespace, &keys("abc"), 0), Ok(true));
+        engine.cache.release_namespace(namespace).unwrap();
+        // Its entries go with their first page, and the namespace with them.
+        shelf.lock().fail_reads = 1;
+        shelf.resume();
+        if asks_again {
+            assert_eq!(engine.cache.promote(namespace, &keys("abc"), 0), Ok(false));
+        } else {
+            let hit = engine.cache.lookup(namespace, &keys("abc")).unwrap();
+            assert_eq!((hit.blocks, hit.pages), (0, 0));
+        }
+        assert!(engine.cache.lookup(namespace, &keys("abc")).is_err());
+    }
+}
+
+#[test]
 fn an_entry_that_is_only_below_is_written_to_the_host_again() {
     let (engine, _shelf) = Engine::hybrid(5);
     engine.store_prompt("abc");

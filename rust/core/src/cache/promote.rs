@@ -13,9 +13,9 @@ impl State {
         if self.below.is_empty() {
             return;
         }
-        self.poll();
-        // Making room may take the last boundary of a namespace that nobody holds.
+        // A failed read, or making room, may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
+        self.poll();
         for tier in 1..=self.below.len() {
             self.discover(tier, namespace, keys);
         }
