@@ -351,6 +351,44 @@ fn a_new_cache_finds_what_the_last_one_left() {
 }
 
 #[test]
+fn a_tier_is_asked_for_what_another_place_has_less_of() {
+    let (first, second) = (Handle::default(), Handle::default());
+    let below = [(first.clone(), LARGE), (second.clone(), LARGE)];
+    let engine = Engine::new(&hybrid(), 16, &below);
+    engine.store_prompt("abc");
+    engine.cache.poll();
+    drop(engine);
+    first.lock().entries.retain(|key, _| key.block_index < 1);
+    let again = Engine::new(&hybrid(), 16, &below);
+    assert_eq!(again.depths("abc"), (3, 0));
+    let found = again
+        .cache
+        .tiers()
+        .iter()
+        .map(|tier| tier.found)
+        .sum::<u64>();
+    assert_eq!((found, again.hit("abc").blocks), (5, 3), "each once");
+    assert!(again.promote("abc"));
+    again.cache.poll();
+    assert_eq!(again.load("abc"), 3);
+}
+
+#[test]
+fn a_tier_with_other_bytes_of_a_page_is_not_followed_beyond_it() {
+    let (engine, shelf) = Engine::hybrid(16);
+    engine.store_prompt("abc");
+    engine.cache.poll();
+    drop(engine);
+    let mut again = Engine::new(&hybrid(), 16, &[(shelf.clone(), LARGE)]);
+    again.weights += 1;
+    shelf.lock().declines = vec![EntryKind::Page];
+    let mut lease = again.reserve("a", &pages(0..1));
+    again.commit("a", &mut lease);
+    assert_eq!(again.hit("abc").pages, 1);
+    assert_eq!(again.tier().found, 0);
+}
+
+#[test]
 fn what_was_being_written_at_a_crash_is_not_found() {
     let (engine, shelf) = Engine::hybrid(16);
     shelf.lock().ends = Some(2);
