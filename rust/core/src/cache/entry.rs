@@ -11,7 +11,7 @@ pub struct LeaseEntry {
     pub block_index: usize,
     /// Where the payload lies, in payload order.
     pub slots: Vec<SlotId>,
-    /// Checksums of the shards, a rank each; empty while the entry is being written.
+    /// Checksums of the shards, one per rank; empty while the entry is being written.
     pub checksums: Vec<u64>,
 }
 

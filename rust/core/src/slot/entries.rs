@@ -1,4 +1,4 @@
-//! One record an entry, from its reservation until no tier and no lease has it.
+//! One record per entry, from its reservation until no tier and no lease has it.
 
 use super::{Places, SlotSet};
 use crate::ids::{EntryId, NodeId};
@@ -32,7 +32,7 @@ impl Entry {
     }
 }
 
-/// All entries, with a checksum a rank each.
+/// All entries, with one checksum per rank each.
 #[derive(Debug)]
 pub(crate) struct EntryTable {
     entries: Slab<Entry>,
@@ -85,12 +85,12 @@ impl EntryTable {
         self.entries.get_mut(id.0)
     }
 
-    /// Checksums of its shards, a rank each.
+    /// Checksums of its shards, one per rank.
     pub(crate) fn checksums(&self, id: EntryId) -> &[u64] {
         &self.checksums[id.0 as usize * self.ranks..][..self.ranks]
     }
 
-    /// Sets the checksums of its shards; `shards` has a value a rank.
+    /// Sets the checksums of its shards; `shards` has one value per rank.
     pub(crate) fn set_checksums(&mut self, id: EntryId, shards: &[u64]) {
         self.checksums[id.0 as usize * self.ranks..][..self.ranks].copy_from_slice(shards);
     }

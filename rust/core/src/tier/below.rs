@@ -14,8 +14,8 @@ pub struct CopyId(pub u64);
 pub struct CopyEnd {
     /// The copy that ended: nothing touches its slots any more.
     pub copy: CopyId,
-    /// Of a read, checksums of the bytes that are in the slots now, a rank each: nobody sees the bytes
-    /// unless these are the ones known. Of a write, anything. Or why the copy failed.
+    /// Of a read: checksums of the bytes that are in the slots now, one per rank. The bytes are published
+    /// only if these are the checksums that the cache knows. Of a write: anything. Or why the copy failed.
     pub result: Result<Vec<u64>>,
 }
 
@@ -40,7 +40,7 @@ pub trait Below: Tier {
         true
     }
 
-    /// Starts to copy an entry from the host. `checksums` are to be kept with the bytes, a rank each.
+    /// Starts to copy an entry from the host. `checksums` are to be kept with the bytes, one per rank.
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]);
 
     /// Starts to copy an entry into slots of the host.
@@ -49,7 +49,7 @@ pub trait Below: Tier {
     /// Adds the copies that ended since the last call.
     fn poll(&mut self, ended: &mut Vec<CopyEnd>);
 
-    /// Checksums, a rank each, of an entry that this cache has not put there, or not since it was
+    /// Checksums, one per rank, of an entry that this cache has not put there, or not since it was
     /// made: one from before a restart, or another machine's. A tier that would have to ask somebody
     /// says `None`, asks, and knows at a later lookup. The other entries of a boundary are asked for once,
     /// right after its page was found: a tier must know of them by then.
