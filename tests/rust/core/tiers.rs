@@ -351,6 +351,44 @@ fn a_new_cache_finds_what_the_last_one_left() {
 }
 
 #[test]
+fn a_tier_is_asked_for_what_another_place_has_less_of() {
+    let (first, second) = (Handle::default(), Handle::default());
+    let below = [(first.clone(), LARGE), (second.clone(), LARGE)];
+    let engine = Engine::new(&hybrid(), 16, &below);
+    engine.store_prompt("abc");
+    engine.cache.poll();
+    drop(engine);
+    first.lock().entries.retain(|key, _| key.block_index < 1);
+    let again = Engine::new(&hybrid(), 16, &below);
+    assert_eq!(again.depths("abc"), (3, 0));
+    let found = again
+        .cache
+        .tiers()
+        .iter()
+        .map(|tier| tier.found)
+        .sum::<u64>();
+    assert_eq!((found, again.hit("abc").blocks), (5, 3), "each once");
+    assert!(again.promote("abc"));
+    again.cache.poll();
+    assert_eq!(again.load("abc"), 3);
+}
+
+#[test]
+fn a_tier_with_other_bytes_of_a_page_is_not_followed_beyond_it() {
+    let (engine, shelf) = Engine::hybrid(16);
+    engine.store_prompt("abc");
+    engine.cache.poll();
+    drop(engine);
+    let mut again = Engine::new(&hybrid(), 16, &[(shelf.clone(), LARGE)]);
+    again.weights += 1;
+    shelf.lock().declines = vec![EntryKind::Page];
+    let mut lease = again.reserve("a", &pages(0..1));
+    again.commit("a", &mut lease);
+    assert_eq!(again.hit("abc").pages, 1);
+    assert_eq!(again.tier().found, 0);
+}
+
+#[test]
 fn what_was_being_written_at_a_crash_is_not_found() {
     let (engine, shelf) = Engine::hybrid(16);
     shelf.lock().ends = Some(2);
@@ -401,6 +439,35 @@ fn a_namespace_is_known_while_a_tier_below_has_an_entry_of_it() {
     assert_eq!(engine.depths("abc"), (3, 0));
     engine.cache.clear();
     assert!(engine.cache.lookup(engine.namespace, &[]).is_err());
+}
+
+#[test]
+fn a_namespace_may_end_with_a_read_that_a_lookup_hears_of() {
+    for asks_again in [false, true] {
+        let (engine, shelf) = Engine::hybrid(5);
+        let namespace = engine.cache.namespace(b"gone").unwrap();
+        let mut lease = engine
+            .cache
+            .reserve(namespace, &keys("abc"), &whole("abc"))
+            .unwrap();
+        engine.commit("abc", &mut lease);
+        engine.cache.poll();
+        engine.store_prompt("xyz");
+        engine.cache.poll();
+        shelf.pause();
+        assert_eq!(engine.cache.promote(namespace, &keys("abc"), 0), Ok(true));
+        engine.cache.release_namespace(namespace).unwrap();
+        // Its entries go with their first page, and the namespace with them.
+        shelf.lock().fail_reads = 1;
+        shelf.resume();
+        if asks_again {
+            assert_eq!(engine.cache.promote(namespace, &keys("abc"), 0), Ok(false));
+        } else {
+            let hit = engine.cache.lookup(namespace, &keys("abc")).unwrap();
+            assert_eq!((hit.blocks, hit.pages), (0, 0));
+        }
+        assert!(engine.cache.lookup(namespace, &keys("abc")).is_err());
+    }
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl State {
         for copy in self.copies.running() {
             let entry = self.entries.get(copy.id);
             if !entry.copying.has(copy.tier) {
-                return Some(format!("entry {} is copied unawares", copy.id.0));
+                return Some(format!("entry {} does not know of its copy", copy.id.0));
             }
             known -= 1;
         }

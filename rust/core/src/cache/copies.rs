@@ -133,7 +133,7 @@ impl State {
             let mut ended = Vec::with_capacity(reported.len());
             for CopyEnd { copy, result } in reported {
                 let running = &mut self.copies.running;
-                // A report of what isn't under way is none.
+                // Reports of copies that are not under way are ignored.
                 if running.get(&copy).is_none_or(|copy| copy.tier != tier) {
                     continue;
                 }

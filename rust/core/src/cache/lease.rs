@@ -145,9 +145,9 @@ impl WriteLease {
                 )));
             }
         }
+        self.ended = true;
         let published = state.publish(ids.iter().copied().zip(checksums.iter().map(AsRef::as_ref)));
         state.write_behind(std::mem::take(&mut self.reservation.held));
-        self.ended = true;
         Ok(published)
     }
 

@@ -80,7 +80,7 @@ impl Cache {
         self.shared.lock().namespace(identity)
     }
 
-    /// Gives back one hold of [`namespace`](Self::namespace). Who never does keeps the identity known.
+    /// Gives back one hold of [`namespace`](Self::namespace). Without that the identity stays known.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, and for one that has entries and no hold.
@@ -88,7 +88,8 @@ impl Cache {
         self.shared.lock().release_namespace(namespace)
     }
 
-    /// The joint hit for a prefix, a key a block, over all tiers, and why it is no deeper. It refreshes nothing.
+    /// The joint hit for a prefix, one key per block, over all tiers, and why it is no deeper. It refreshes
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
@@ -97,9 +98,9 @@ impl Cache {
     }
 
     /// Brings what the joint hit needs and only tiers below have into the host, when the first `first`
-    /// blocks need no load. Returns whether that is under way: who can wait asks again, who can't
-    /// [`acquire`](Self::acquire)s the hit of the host alone. It is not under way when nothing is missing, when
-    /// the host has no room, and when the engine writes one of the entries at this moment.
+    /// blocks need no load. Returns whether that is under way. A caller that can wait asks again; one that
+    /// can't calls [`acquire`](Self::acquire) for the hit of the host alone. It is not under way when nothing
+    /// is missing, when the host has no room, and when the engine writes one of the entries at this moment.
     ///
     /// Bytes are seen when they have the checksums that they were published with; a tier's entry that can't be
     /// read, or has others, is dropped.

@@ -13,9 +13,9 @@ impl State {
         if self.below.is_empty() {
             return;
         }
-        self.poll();
-        // Making room may take the last boundary of a namespace that nobody holds.
+        // A failed read, or making room, may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
+        self.poll();
         for tier in 1..=self.below.len() {
             self.discover(tier, namespace, keys);
         }
@@ -97,7 +97,7 @@ impl State {
     }
 
     /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
-    /// boundaries that are known end, as far as the tier holds the pages before.
+    /// pages that are known to be there end, for as long as the next is there with the bytes that are known.
     fn discover(&mut self, tier: usize, namespace: NamespaceId, keys: &[PrefixKey]) {
         let roles = self.index.roles();
         let attention = roles.attention;
@@ -109,36 +109,31 @@ impl State {
             kept: None,
         };
         let mut parent = None;
-        for (block, key) in keys.iter().enumerate() {
+        'blocks: for (block, key) in keys.iter().enumerate() {
             let known = self.index.child(parent, block, namespace, key);
-            if let (Some(node), Some(class)) = (known, attention) {
-                let page = self.index.cell(node, class).entry();
-                let Some(page) = page.filter(|&page| self.entries.get(page).members.has(tier))
-                else {
-                    break;
-                };
+            let page = known
+                .zip(attention)
+                .and_then(|(node, class)| self.index.cell(node, class).entry());
+            if let Some(page) = page.filter(|&page| self.entries.get(page).members.has(tier)) {
                 walk.chain.push(page);
                 parent = known;
                 continue;
             }
-            if known.is_some() {
+            if known.is_some() && attention.is_none() {
                 continue;
             }
-            if self.index.has(namespace, key) {
+            if known.is_none() && self.index.has(namespace, key) {
                 break; // No hash chained to those before it.
             }
-            let mut node = None;
+            let mut node = known;
             for &class in &classes {
                 let found = self.find(&mut walk, (node, parent), block, key, class);
                 if found.is_none() && Some(class) == attention {
-                    break;
+                    break 'blocks;
                 }
                 node = found.or(node);
             }
             if attention.is_some() {
-                if node.is_none() {
-                    break;
-                }
                 parent = node;
             }
         }
@@ -171,6 +166,10 @@ impl State {
             .tier
             .find(&name)
             .filter(|found| found.len() == ranks)?;
+        let known = node.and_then(|node| self.index.cell(node, class).entry());
+        if known.is_some_and(|id| !self.may_join(id, tier, &checksums)) {
+            return None;
+        }
         if walk.kept.is_none() {
             walk.kept = Some(self.keep_in(tier, &walk.chain));
         }
@@ -178,11 +177,14 @@ impl State {
             return None;
         }
         let node = node.unwrap_or_else(|| self.index.add(parent, block, namespace, key));
-        let id = self.entries.insert(class, node);
+        let id = known.unwrap_or_else(|| {
+            let id = self.entries.insert(class, node);
+            self.entries.set_checksums(id, &checksums);
+            self.index.set(node, class, Cell::of(id, Places::NONE));
+            id
+        });
         let entry = self.entries.get_mut(id);
-        entry.members = Places::of(tier);
-        self.entries.set_checksums(id, &checksums);
-        self.index.set(node, class, Cell::of(id, Places::NONE));
+        entry.members = entry.members.with(Places::of(tier));
         self.add_place(id, tier);
         let seed = self.index.namespaces.known_seed(namespace);
         let new = self.as_new(id, node, (block, boundary_name(seed, key)));
@@ -191,6 +193,13 @@ impl State {
         level.stats.found += 1;
         walk.kept.get_or_insert_default().push(id);
         Some(node)
+    }
+
+    /// Whether an entry that is known has the bytes that a tier was found to have of it.
+    fn may_join(&self, id: EntryId, tier: usize, checksums: &[u64]) -> bool {
+        let entry = self.entries.get(id);
+        let elsewhere = !entry.members.with(entry.copying).has(tier);
+        elsewhere && !entry.places.is_empty() && self.entries.checksums(id) == checksums
     }
 }
 

@@ -14,8 +14,8 @@ pub struct CopyId(pub u64);
 pub struct CopyEnd {
     /// The copy that ended: nothing touches its slots any more.
     pub copy: CopyId,
-    /// Of a read, checksums of the bytes that are in the slots now, one per rank: nobody sees the bytes
-    /// unless these are the ones known. Of a write, anything. Or why the copy failed.
+    /// Of a read: checksums of the bytes that are in the slots now, one per rank. The bytes are published
+    /// only if these are the checksums that the cache knows. Of a write: anything. Or why the copy failed.
     pub result: Result<Vec<u64>>,
 }
 
@@ -24,12 +24,14 @@ pub struct CopyEnd {
 /// The cache calls it under its lock, so no method waits: copies are started, and their ends are
 /// polled for. Every copy that was started ends once, whatever happened to it; its slots stay as they
 /// are until then. Calls count in the order in which they are made: a [`remove`](Self::remove) or
-/// [`clear`](Self::clear) also undoes the writes before it that have not ended.
+/// [`clear`](Self::clear) also undoes the writes before it that have not ended. Dropping the
+/// tier ends its copies: nothing touches the slots afterwards.
 ///
-/// Reads are waited for, by requests; writes by nobody.
+/// A request waits for a read as long as the read takes, so a tier whose reads may hang needs a time limit
+/// of its own. Nothing waits for writes.
 pub trait Below: Tier {
-    /// Slots of the host that writes to this tier may keep from eviction at a time. What is offered
-    /// beyond that is declined.
+    /// Slots of the host that writes to this tier may read at a time. What is offered beyond that is
+    /// declined. The prefixes that the entries extend are kept from eviction, too, and don't count.
     fn queue_slots(&self) -> u64;
 
     /// Whether an entry that is offered is wanted. There may be no room for it yet.
@@ -49,7 +51,8 @@ pub trait Below: Tier {
 
     /// Checksums, one per rank, of an entry that this cache has not put there, or not since it was
     /// made: one from before a restart, or another machine's. A tier that would have to ask somebody
-    /// says `None`, asks, and knows at a later lookup.
+    /// says `None`, asks, and knows at a later lookup. The other entries of a boundary are asked for once,
+    /// right after its page was found: a tier must know of them by then.
     fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>>;
 
     /// The entry is gone: nobody may find or read these bytes again.

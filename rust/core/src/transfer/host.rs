@@ -85,6 +85,10 @@ impl Engine for HostEngine {
 impl Drop for HostEngine {
     fn drop(&mut self) {
         self.close();
+        if self.transfers().is_inherited() {
+            // A thread may have held the queue's lock at the fork: closing the queue would wait for it.
+            std::mem::forget(self.shared.queue.clone());
+        }
     }
 }
 

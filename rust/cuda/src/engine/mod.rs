@@ -246,6 +246,8 @@ impl Drop for CudaEngine {
             // The driver does not work in a fork: nothing of it may be freed there.
             std::mem::forget(self.last_fence().take());
             std::mem::forget(Arc::clone(&self.device));
+            // The thread may have held the queue's lock at the fork: closing the queue would wait for it.
+            std::mem::forget(self.queue.clone());
         }
     }
 }
