@@ -9,6 +9,7 @@
 
 mod audit;
 mod config;
+mod copied;
 mod copies;
 mod entry;
 mod lease;

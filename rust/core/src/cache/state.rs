@@ -1,8 +1,8 @@
 //! Everything the lock guards, and the steps that keep its parts in agreement.
 //!
 //! An entry in the host is held by somebody or with the host's policy, so `slots = free + held +
-//! evictable`, always. [`leave`](super::leave) says how entries leave tiers, [`copies`](super::copies) how
-//! bytes get to tiers below and back.
+//! evictable`, always. [`leave`](super::leave) says how entries leave tiers, [`copied`](super::copied) what
+//! ends of copies to tiers below and back change.
 
 use super::config::{Admission, Arrival, CacheConfig};
 use super::copies::{Copies, Level};
