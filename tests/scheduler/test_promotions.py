@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from vllm.v1.request import RequestStatus
 
+from hybrid_pages.vllm import load
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
 from test_boundaries import tokens
@@ -20,6 +23,13 @@ class Promoting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
+
+    def lookup(self, *args: Any, **kwargs: Any) -> Any:
+        """Says that the host has nothing of the hit yet."""
+        hit = self._cache.lookup(*args, **kwargs)
+        if not self.left:
+            return hit
+        return SimpleNamespace(blocks=hit.blocks, host=0, pages=hit.pages, missing=None)
 
     def promote(self, *args: Any, **kwargs: Any) -> bool:
         """Says that it is under way until it has been asked often enough."""
@@ -87,4 +97,26 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(start: StartEng
     engine.abort(result)
     engine.run()
     assert counters(engine)["lookups"] == 1
+    engine.check_idle()
+
+
+def test_a_tier_that_never_answers_costs_a_recompute(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    prompt = tokens(4 * N + 3)
+    engine.generate(prompt)
+    engine.forget_local()
+    promoting(engine, answers=1_000_000)
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(load, "time", clock)
+    result = engine.add(prompt)
+    for _ in range(5):
+        engine.step()
+    assert result.request.status == RequestStatus.WAITING
+    now = load.PROMOTION_SECONDS
+    engine.run()
+    assert result.tokens and result.restored_tokens == 0
+    assert counters(engine)["failures:promotion"] == 1
     engine.check_idle()

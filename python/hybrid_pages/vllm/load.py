@@ -4,6 +4,8 @@ A lookup takes a read lease, vLLM allocates blocks, every rank copies, vLLM resu
 lease goes. A failure anywhere makes vLLM compute the request, and its entries are dropped.
 """
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,9 @@ from hybrid_pages.vllm.tracking import Lookup, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+PROMOTION_SECONDS = 2.0
+"""A request waits no longer for tiers below; then the hit of the host counts."""
 
 
 class Loads:
@@ -47,11 +52,9 @@ class Loads:
         limit = (request.num_tokens - 1) // n
         keys = request.block_hashes
         first = local_tokens // n
-        if not tracked.skips_loads and self.cache.promote(
-            tracked.namespace, keys, stride=stride, first=first, limit=limit
-        ):
-            return None
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
+        if hit.blocks > max(hit.host, first) and self._is_promoted(tracked, first, limit):
+            return None
         tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
         if tracked.skips_loads or hit.host * n <= local_tokens:
             return 0
@@ -59,6 +62,23 @@ class Loads:
             tracked.namespace, keys, stride=stride, first=first, limit=limit
         )
         return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
+
+    def _is_promoted(self, tracked: Tracked, first: int, limit: int) -> bool:
+        """Whether a tier below is read for a request, which has not waited for too long."""
+        now = time.monotonic()
+        if tracked.skips_loads:
+            return False
+        if now >= tracked.waits_until:
+            if tracked.waits_until > -math.inf:
+                tracked.waits_until = -math.inf
+                self.figures.count("failures", label="promotion")
+            return False
+        keys, stride = tracked.request.block_hashes, self.grid.stride
+        if not self.cache.promote(tracked.namespace, keys, stride=stride, first=first, limit=limit):
+            return False
+        if tracked.waits_until == math.inf:
+            tracked.waits_until = now + PROMOTION_SECONDS
+        return True
 
     def allocated(
         self, request: "Request", tracked: Tracked | None, tables: Sequence[Sequence[int]], n: int

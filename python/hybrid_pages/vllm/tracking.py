@@ -1,6 +1,7 @@
 """A request as the scheduler half follows it, from its arrival to its end."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,6 +70,9 @@ class Tracked:
     """When it came, on the monotonic clock, if requests are recorded."""
     skips_loads: bool = False
     """Nothing is loaded: a load of this request failed, or this engine only stores."""
+    waits_until: float = math.inf
+    """When to stop waiting for a tier below, on the monotonic clock: infinite before the wait, minus
+    infinite after one that took too long."""
     loaded: int = 0
     """Tokens that this run has from the cache."""
     position: int | None = None
