@@ -148,7 +148,7 @@ def print_table(rows: list[list[str]]) -> None:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--blocks", type=int, default=164, help="blocks a prompt (164)")
+    add("--blocks", type=int, default=164, help="blocks per prompt (164)")
     add("--prompts", type=int, default=150, help="prompts that there is room for (150)")
     add("--rounds", type=int, default=200, help="steps that are measured (200)")
     add("--seed", type=int, default=0, help="of the prompts")
@@ -198,7 +198,7 @@ def main() -> int:
     )
     print_table(
         [
-            ["index", *OPERATIONS, "longest insert", "bytes a block"],
+            ["index", *OPERATIONS, "longest insert", "bytes per block"],
             *(cells(one, found[0]) for one in found),
         ]
     )

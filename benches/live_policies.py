@@ -131,7 +131,7 @@ def main() -> int:
     add("--requests", type=int, default=120, help="how many (120)")
     add("--one-shots", type=float, default=0.5, help="share of prompts that never come back (0.5)")
     add("--host-mib", type=float, default=2, help="budget of each connector (2)")
-    add("--block", type=int, default=64, help="tokens a block of the model (64)")
+    add("--block", type=int, default=64, help="tokens per block of the model (64)")
     add("--seed", type=int, default=0, help="of the prompts")
     add("--only", nargs="+", default=[], metavar="PART", help="variants whose names have a part")
     add("--json", action="store_true", help="an object a variant")
