@@ -102,6 +102,10 @@ $(VLLM_STAMPS): .cache/vllm-%/.stamp: requirements/vllm-%.txt | $(LIGHT_STAMPS)/
 .PHONY: vllm-sources
 vllm-sources: $(VLLM_STAMPS) ## Fetch the Python files of the vLLMs in VLLM_SOURCES, for the scheduler tests
 
+# The former name of vllm-sources.
+.PHONY: vllm-033
+vllm-033: vllm-sources
+
 $(NVRTC)/.stamp: requirements/kernels.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "fetching NVRTC, which compiles the kernels (a wheel of 90 MB; seconds, once)"
 	@rm -rf $(NVRTC) && mkdir -p $(NVRTC)

@@ -32,10 +32,10 @@ def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]
     _table("restored: tokens that came from the connector", _restored(results, variants, cases))
     _table("scheduler: schedule + update_from_output, us per step", _steps(results, variants))
     _table(
-        "connector: all calls of the scheduler into it, us a run",
+        "connector: all calls of the scheduler into it, us per run",
         _connector(results, variants, cases),
     )
-    _table("connector: the costliest calls, us a run (mean)", _calls(results, variants, cases))
+    _table("connector: the costliest calls, us per run (mean)", _calls(results, variants, cases))
     print(
         f"\n{results.compared} pairs of runs of one prompt took the same steps; largest difference "
         f"of log-probabilities: {results.max_logprob_difference:g}"

@@ -54,7 +54,7 @@ def listed() -> dict[str, set[str]]:
     """The names of the table by class; specs of all kinds of cache are one."""
     found = defaultdict(set)
     for owner, names in (versions.READS | versions.READS_EARLY).items():
-        found[plain(owner.rpartition(".")[2])].update(names.split())
+        found[plain(owner.rpartition(".")[2])].update(re.findall(r"\w+", names))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm.lora.request import LoRARequest
 
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.tracking import Lookup, Tracked, namespace_identity
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
@@ -98,7 +99,8 @@ def test_a_local_hit_that_ends_inside_a_block_leaves_the_deeper_one_on_the_host(
 def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> None:
     engine = start(match_unit=4)
     request = engine._request(tokens(8 * N))
-    inside = request.shared_prefix_boundary = 3 * N + 8
+    inside = 3 * N + 8
+    versions.end_step_at(request, inside)
     tracked = Tracked(request, engine.cache.namespace(b""))
     tracked.lookup = Lookup(local=0, restorable=0, paged=5 * N)
     tracked.want({2})
@@ -106,8 +108,8 @@ def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> Non
     visited = []
     engine.half.checkpoints.looked_up(tracked)
     for _ in range(3):
-        visited.append(request.shared_prefix_boundary)
-        engine.half.checkpoints.stepped(tracked, request.shared_prefix_boundary)
+        visited.append(versions.fork_of(request))
+        engine.half.checkpoints.stepped(tracked, versions.fork_of(request))
     assert visited == [2 * N, inside, 5 * N]
 
 

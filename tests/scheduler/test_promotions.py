@@ -9,8 +9,11 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages.vllm import load
+from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
+from simulation.shapes import GDN
+from test_beside import FAILING, OURS, beside
 from test_boundaries import tokens
 from test_counts import counters, hits
 
@@ -120,3 +123,27 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     assert result.tokens and result.restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1
     engine.check_idle()
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_beside_another_connector_a_request_waits_and_counts_once(
+    script: Script, order: str
+) -> None:
+    children = [OURS, FAILING] if order == "first" else [FAILING, OURS]
+    engine = Engine(GDN, transfer=beside(*children))
+    try:
+        prompt = tokens(4 * N + 3)
+        engine.generate(prompt)
+        engine.forget_local()
+        cache = promoting(engine, answers=3)
+        result = engine.add(prompt)
+        while cache.left:
+            engine.step()
+            assert result.request.status == RequestStatus.WAITING
+        engine.run()
+        assert result.restored_tokens == 4 * N
+        assert hits(engine) == {"host": 4 * N}
+        assert counters(engine)["lookups"] == 2
+        engine.check_idle()
+    finally:
+        engine.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import dataclass, field
 
 import pytest
 import vllm.version
@@ -34,11 +35,21 @@ def test_this_vllm_is_one_that_the_table_names() -> None:
         ("vllm.version", "module vllm.version: expected an attribute 'gone'"),
         ("vllm.v1.request.Gone", "vllm.v1.request.Gone: expected a module or class of this name"),
         ("vllm.gone.Gone", "vllm.gone.Gone: expected a module or class of this name"),
+        ("vllm.a.A|vllm.b.A", "vllm.a.A or vllm.b.A: expected a module or class of this name"),
     ],
 )
 def test_what_is_missing_is_named(owner: str, lacks: str) -> None:
     (line,) = versions.missing({owner: "gone"})
     assert line.startswith(lacks)
+
+
+@pytest.mark.parametrize(
+    "owner", ["vllm.v1.request.Request", "vllm.gone.Request|vllm.v1.request.Request"]
+)
+def test_one_of_several_alternatives_is_enough(owner: str) -> None:
+    assert versions.missing({owner: "gone|num_tokens num_tokens|gone"}) == []
+    (line,) = versions.missing({owner: "gone|lost num_tokens"})
+    assert line.startswith("class vllm.v1.request.Request: expected an attribute 'gone' or 'lost'")
 
 
 def test_attributes_count_wherever_a_class_gets_them() -> None:
@@ -50,12 +61,25 @@ def test_attributes_count_wherever_a_class_gets_them() -> None:
     assert versions.missing(reads) == []
 
 
+@dataclass
+class Fields:
+    """A field whose default is made anew is no attribute of the class."""
+
+    made: dict[str, str] = field(default_factory=dict)
+
+
+def test_fields_count_where_a_class_keeps_no_annotations() -> None:
+    """As in Python 3.14, where they are computed when they are asked for."""
+    del Fields.__annotations__
+    assert versions.missing({f"{__name__}.Fields": "made"}) == []
+
+
 def test_a_vllm_without_something_that_is_read_is_an_error_when_the_connector_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(BlockPool, "evict_blocks")
     monkeypatch.delattr(MambaSpec, "num_prefill_checkpoint_blocks")
-    monkeypatch.delitem(MambaSpec.__annotations__, "num_prefill_checkpoint_blocks")
+    monkeypatch.delitem(MambaSpec.__dataclass_fields__, "num_prefill_checkpoint_blocks")
     monkeypatch.delitem(sys.modules, "hybrid_pages.vllm.connector")
     with pytest.raises(UnsupportedError) as caught:
         importlib.import_module("hybrid_pages.vllm.connector")

@@ -24,7 +24,7 @@ class Arena:
     @property
     def nbytes(self) -> int: ...
     def read(self, slot: int) -> bytes:
-        """One slot's bytes. For tools and tests: nobody may be writing the slot."""
+        """One slot's bytes. For tools and tests, while nothing writes the slot."""
 
     def write(self, slot: int, data: bytes) -> None:
-        """Write a slot's first bytes. For tools and tests: nobody else may be using it."""
+        """Write a slot's first bytes. For tools and tests, while nothing else uses it."""

@@ -103,14 +103,14 @@ class ReadLease:
     @property
     def released(self) -> bool: ...
     def release(self) -> None:
-        """End it. Nothing the second time."""
+        """End it. The second call does nothing."""
 
     def __enter__(self) -> ReadLease: ...
     def __exit__(self, *exception: object) -> None: ...
 
 @final
 class WriteLease:
-    """Room for entries that nobody sees until they are committed.
+    """Room for entries that no lookup finds until they are committed.
 
     Left as a context or dropped without a commit, the room is free again.
     """
@@ -142,7 +142,7 @@ class WriteLease:
         """
 
     def abort(self) -> None:
-        """Give the room back. Nothing after the end."""
+        """Give the room back. Does nothing after the end."""
 
     def __enter__(self) -> WriteLease: ...
     def __exit__(self, *exception: object) -> None: ...
@@ -173,7 +173,7 @@ class Cache:
         """
 
     def release_namespace(self, number: int) -> None:
-        """Give back one hold of :meth:`namespace`. Who never does keeps the identity known.
+        """Give back one hold of :meth:`namespace`. Until then the identity stays known.
 
         Raises InvalidArgumentError for an unknown number, and for one that has entries and no hold.
         """
@@ -267,7 +267,7 @@ class Cache:
     def invalidate(self, lease: ReadLease) -> int:
         """Drop the entries of a lease and what can't be reached without them: a load failed.
 
-        Nobody finds them again; their slots return when their last lease ends. Returns how many
+        They are never found again; their slots return when their last lease ends. Returns how many
         resident entries were dropped. Raises LeaseError if the lease was released or belongs to
         another cache.
         """

@@ -76,7 +76,7 @@ class _Engine:
     @property
     def in_flight(self) -> int: ...
     def close(self) -> None:
-        """Wait for the transfers in flight and reject any more. Nothing the second time."""
+        """Wait for the transfers in flight and reject any more. The second call does nothing."""
 
 @final
 class HostEngine(_Engine):

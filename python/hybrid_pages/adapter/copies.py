@@ -10,7 +10,7 @@ from hybrid_pages._core import CudaEngine, HostEngine, LeaseEntry, TransferError
 def finish(engine: HostEngine | CudaEngine, ticket: int) -> list[int]:
     """Waits for a transfer; the checksums of a store, in the order of its entries.
 
-    Nobody else may poll the engine meanwhile.
+    Nothing else may poll the engine meanwhile.
 
     Raises:
         TransferError: a copy failed or, for a load, bytes are not those that were stored.

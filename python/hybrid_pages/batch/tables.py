@@ -14,7 +14,7 @@ from hybrid_pages.batch.checks import at_least_one, per_row
 class BlockPool:
     """Counts who uses each of a fixed number of blocks. Not thread-safe.
 
-    A block is free when nobody refers to it.
+    A block is free when no row refers to it.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
@@ -25,7 +25,7 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """How many blocks nobody refers to."""
+        """How many blocks no row refers to."""
         return len(self._free)
 
     def references(self, block: int) -> int:

@@ -71,8 +71,8 @@ class Tracked:
     skips_loads: bool = False
     """Nothing is loaded: a load of this request failed, or this engine only stores."""
     waits_until: float = math.inf
-    """When to stop waiting for a tier below, on the monotonic clock: infinite before the wait, minus
-    infinite after one that took too long."""
+    """When to stop waiting for a tier below, on the monotonic clock. Infinite before the wait;
+    minus infinite after one that took too long."""
     loaded: int = 0
     """Tokens that this run has from the cache."""
     position: int | None = None

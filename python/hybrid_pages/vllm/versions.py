@@ -143,7 +143,11 @@ READS: dict[str, str] = {
         "finished_recving invalid_block_ids kv_connector_worker_meta"
     ),
 }
-"""Names that are read, by the module or class that has them. All of :data:`SUPPORTED` have all."""
+"""Names that are read, by the module or class that has them. All of :data:`SUPPORTED` have all.
+
+Where versions differ, a bar separates alternatives, of which each version has one: ``old|new`` for
+a name, ``vllm.old.Class|vllm.new.Class`` for its owner.
+"""
 
 READS_EARLY = {"vllm.engine.arg_utils.EngineArgs": "create_engine_config"}
 """Read only where vLLM reads arguments, see :func:`check_configurations`; without it the same
@@ -166,15 +170,18 @@ def missing(reads: dict[str, str] = READS) -> list[str]:
     return [line for owner, names in reads.items() for line in _missing(owner, names.split())]
 
 
-def _missing(path: str, names: Iterable[str]) -> Iterator[str]:
-    owner = _resolve(path)
+def _missing(paths: str, names: Iterable[str]) -> Iterator[str]:
+    found = ((path, _resolve(path)) for path in paths.split("|"))
+    path, owner = next((each for each in found if each[1] is not None), (paths, None))
     if owner is None:
-        yield f"{path}: expected a module or class of this name, found none"
+        expected = " or ".join(paths.split("|"))
+        yield f"{expected}: expected a module or class of this name, found none"
         return
     what = "module" if isinstance(owner, ModuleType) else "class"
     for name in names:
-        if not _has(owner, name):
-            yield f"{what} {path}: expected an attribute {name!r}, found none"
+        if not any(_has(owner, each) for each in name.split("|")):
+            expected = " or ".join(map(repr, name.split("|")))
+            yield f"{what} {path}: expected an attribute {expected}, found none"
 
 
 def _resolve(path: str) -> Any:
@@ -190,13 +197,10 @@ def _resolve(path: str) -> Any:
 
 def _has(owner: Any, name: str) -> bool:
     """Whether a module has a name, or a class or what its constructors make."""
-    if hasattr(owner, name):
+    if hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()):
         return True
     classes = owner.__mro__ if isinstance(owner, type) else ()
-    return any(
-        name in vars(item).get("__annotations__", ()) or name in _set_by_constructor(item)
-        for item in classes
-    )
+    return any(name in _set_by_constructor(item) for item in classes)
 
 
 def _set_by_constructor(owner: type) -> set[str]:

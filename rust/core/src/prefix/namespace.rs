@@ -69,7 +69,7 @@ impl Namespaces {
     }
 
     /// A hash of the identity: the same whenever it comes back, under whatever number. Refuses what
-    /// [`check`](Self::check) refuses.
+    /// [`check`](Self::check) rejects.
     pub(crate) fn seed(&self, id: NamespaceId) -> Result<u64> {
         self.records
             .get(&id)

@@ -1,4 +1,4 @@
-//! In place of the Linux mapping: every arena is refused.
+//! In place of the Linux mapping: every arena is rejected.
 
 use std::ptr::NonNull;
 
