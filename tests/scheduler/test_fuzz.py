@@ -80,11 +80,12 @@ def enough(engine: dict[str, Any], shape: Shape) -> dict[str, Any]:
     It reserves too little for windows: of few blocks, two loaded requests may both hold what the
     other one needs (``Scheduler._request_remaining_blocks``). Where hashes are finer than the
     alignment of exported states, scheduler and workers disagree about the export of a request that
-    resumes amid its answer.
+    resumes amid its answer. And where hashes are finer than blocks, a request that resumes inside a
+    block may leave the state that it began with there, cached as that of the block's end.
     """
     if "window" in shape.name:
         engine = engine | {"blocks": max(engine["blocks"], 64)}
-    if shape.name == "gdn-exports":
+    if shape.name in ("gdn-exports", "two-exporting-kinds"):
         engine = engine | {"match_unit": None}
     return engine
 
