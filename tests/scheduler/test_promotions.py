@@ -48,11 +48,17 @@ def promoting(engine: Engine, answers: int) -> Promoting:
     return loads.cache
 
 
-def test_a_request_waits_without_blocks_then_restores_and_counts_once(start: StartEngine) -> None:
-    engine = start()
+def stored(engine: Engine) -> list[int]:
+    """A prompt of four full blocks that this cache has and vLLM's own has not."""
     prompt = tokens(4 * N + 3)
     engine.generate(prompt)
     engine.forget_local()
+    return prompt
+
+
+def test_a_request_waits_without_blocks_then_restores_and_counts_once(start: StartEngine) -> None:
+    engine = start()
+    prompt = stored(engine)
     cache = promoting(engine, answers=6)
     pool = engine.scheduler.kv_cache_manager.block_pool
     result = engine.add(prompt)
@@ -73,9 +79,7 @@ def test_a_request_waits_without_blocks_then_restores_and_counts_once(start: Sta
 
 def test_others_run_while_one_waits(start: StartEngine) -> None:
     engine = start()
-    prompt = tokens(4 * N + 3)
-    engine.generate(prompt)
-    engine.forget_local()
+    prompt = stored(engine)
     cache = promoting(engine, answers=0)
     other = engine.add(tokens(2 * N + 1, 1))
     engine.step()
@@ -91,9 +95,7 @@ def test_others_run_while_one_waits(start: StartEngine) -> None:
 
 def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(start: StartEngine) -> None:
     engine = start()
-    prompt = tokens(4 * N + 3)
-    engine.generate(prompt)
-    engine.forget_local()
+    prompt = stored(engine)
     promoting(engine, answers=100)
     result = engine.add(prompt)
     engine.step()
@@ -107,9 +109,7 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start()
-    prompt = tokens(4 * N + 3)
-    engine.generate(prompt)
-    engine.forget_local()
+    prompt = stored(engine)
     promoting(engine, answers=1_000_000)
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
@@ -132,9 +132,7 @@ def test_beside_another_connector_a_request_waits_and_counts_once(
     children = [OURS, FAILING] if order == "first" else [FAILING, OURS]
     engine = Engine(GDN, transfer=beside(*children))
     try:
-        prompt = tokens(4 * N + 3)
-        engine.generate(prompt)
-        engine.forget_local()
+        prompt = stored(engine)
         cache = promoting(engine, answers=3)
         result = engine.add(prompt)
         while cache.left:

@@ -3,26 +3,17 @@
 
 mod cache_support;
 
-use cache_support::{CHECKPOINT, PAGE, Small, class, commit, keys, pages, places, whole};
+use cache_support::{
+    CHECKPOINT, NONE_SKIPPED, PAGE, Small, class, commit, keys, pages, places, whole,
+};
 use hybrid_pages::cache::Skipped;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
 
-fn hybrid(slots: usize) -> Small {
-    Small::new(&[PAGE, CHECKPOINT], slots)
-}
-
-const NONE_SKIPPED: Skipped = Skipped {
-    resident: 0,
-    in_writing: 0,
-    no_room: 0,
-    orphan: 0,
-};
-
 #[test]
 fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     small.store("abcdef", &pages(0..5));
     assert_eq!(
         small.hit("abcdef"),
@@ -67,7 +58,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
 
 #[test]
 fn a_limit_hides_deeper_boundaries() {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     small.store("abcd", &whole("abcd"));
     small.store("abcd", &[(1, 1)]);
     // A prompt of exactly four blocks: its last token is computed again, so block 3 is out of reach.
@@ -168,7 +159,7 @@ fn without_attention_making_room_may_drop_boundaries_of_the_same_prefix() {
 
 #[test]
 fn namespaces_share_nothing() {
-    let small = hybrid(8);
+    let small = Small::hybrid(8);
     small.store_prompt("ab");
     let other = small.cache.namespace(b"another adapter").unwrap();
     assert_ne!(other, small.namespace);
@@ -184,7 +175,7 @@ fn namespaces_share_nothing() {
 
 #[test]
 fn a_lease_names_what_is_left_to_load() {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     small.store_prompt("abcd");
     let lease = small.acquire("abcdxyz", 2).unwrap();
     assert_eq!((lease.first(), lease.blocks()), (2, 4));
@@ -197,7 +188,7 @@ fn a_lease_names_what_is_left_to_load() {
 
 #[test]
 fn nothing_under_a_lease_is_evicted() {
-    let small = hybrid(6);
+    let small = Small::hybrid(6);
     small.store_prompt("abcd");
     let lease = small.acquire("abcd", 3).unwrap();
     let slots = |lease: &hybrid_pages::cache::ReadLease| -> Vec<_> {
@@ -232,7 +223,7 @@ fn nothing_under_a_lease_is_evicted() {
 
 /// A hybrid with four pages of `abcd` and no checkpoint.
 fn bare() -> Small {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     small.store("abcd", &pages(0..4));
     small
 }

@@ -4,7 +4,7 @@ mod cache_support;
 
 use std::collections::{BTreeMap, HashSet};
 
-use cache_support::{Small, class, keys};
+use cache_support::{Small, engines, keys};
 use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, Skipped, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey, SlotId};
 use hybrid_pages::prefix::{Hit, Missing};
@@ -615,33 +615,12 @@ fn calls() -> impl Strategy<Value = Call> {
     ]
 }
 
-fn engines() -> impl Strategy<Value = Vec<ClassConfig>> {
-    let page = class(ClassKind::Attention, 0, 1);
-    let narrow = class(ClassKind::Window, 1, 1);
-    let wide = class(ClassKind::Window, 3, 2);
-    let checkpoint = class(ClassKind::Recurrent, 0, 3);
-    prop::sample::select(vec![
-        vec![page.clone(), checkpoint.clone()],
-        vec![page.clone()],
-        vec![page.clone(), wide.clone()],
-        vec![
-            page.clone(),
-            narrow.clone(),
-            wide.clone(),
-            checkpoint.clone(),
-        ],
-        vec![checkpoint.clone(), wide.clone(), page],
-        vec![checkpoint.clone()],
-        vec![wide, narrow, checkpoint],
-    ])
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn the_cache_does_what_the_model_does(
-        classes in engines(),
+        classes in prop::sample::select(engines()),
         spare in 0..14_usize,
         calls in prop::collection::vec(calls(), 1..80),
     ) {

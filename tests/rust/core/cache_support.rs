@@ -1,12 +1,19 @@
 //! A small cache whose prompts are strings: one letter per block, one key per prefix.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, ReadLease, Stats, WriteLease};
+use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, ReadLease, Skipped, Stats, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::prefix::Hit;
 
 pub const PAGE: ClassConfig = class(ClassKind::Attention, 0, 1);
 pub const CHECKPOINT: ClassConfig = class(ClassKind::Recurrent, 0, 1);
+
+pub const NONE_SKIPPED: Skipped = Skipped {
+    resident: 0,
+    in_writing: 0,
+    no_room: 0,
+    orphan: 0,
+};
 
 pub const fn class(kind: ClassKind, window_blocks: usize, slots_per_entry: usize) -> ClassConfig {
     ClassConfig {
@@ -27,7 +34,7 @@ pub fn config(classes: &[ClassConfig], slots: usize) -> CacheConfig {
     }
 }
 
-/// A key a block of the prompt: the hash of all its letters so far.
+/// One key per block of the prompt: the hash of all its letters so far.
 pub fn keys(prompt: &str) -> Vec<PrefixKey> {
     let prefixes = (1..=prompt.len()).map(|end| &prompt.as_bytes()[..end]);
     prefixes
@@ -45,6 +52,11 @@ impl Small {
         let cache = Cache::new(&config(classes, slots)).unwrap();
         let namespace = cache.namespace(b"engine").unwrap();
         Self { cache, namespace }
+    }
+
+    /// Pages and checkpoints of one slot each.
+    pub fn hybrid(slots: usize) -> Self {
+        Self::new(&[PAGE, CHECKPOINT], slots)
     }
 
     pub fn hit(&self, prompt: &str) -> Hit {
@@ -125,4 +137,26 @@ pub fn places(entries: &[hybrid_pages::cache::LeaseEntry]) -> Vec<(usize, usize)
         .iter()
         .map(|entry| (entry.class_index, entry.block_index))
         .collect()
+}
+
+/// The classes of engines of every kind, in several orders.
+pub fn engines() -> Vec<Vec<ClassConfig>> {
+    let page = class(ClassKind::Attention, 0, 1);
+    let narrow = class(ClassKind::Window, 1, 1);
+    let wide = class(ClassKind::Window, 3, 2);
+    let checkpoint = class(ClassKind::Recurrent, 0, 3);
+    vec![
+        vec![page.clone(), checkpoint.clone()],
+        vec![page.clone()],
+        vec![page.clone(), wide.clone()],
+        vec![
+            page.clone(),
+            narrow.clone(),
+            wide.clone(),
+            checkpoint.clone(),
+        ],
+        vec![checkpoint.clone(), wide.clone(), page],
+        vec![checkpoint.clone()],
+        vec![wide, narrow, checkpoint],
+    ]
 }

@@ -3,26 +3,15 @@
 
 mod cache_support;
 
-use cache_support::{CHECKPOINT, PAGE, Small, class, commit, pages, places, whole};
+use cache_support::{CHECKPOINT, NONE_SKIPPED, PAGE, Small, class, commit, pages, places, whole};
 use hybrid_pages::cache::Skipped;
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::prefix::{Hit, Missing};
 
-fn hybrid(slots: usize) -> Small {
-    Small::new(&[PAGE, CHECKPOINT], slots)
-}
-
-const NONE_SKIPPED: Skipped = Skipped {
-    resident: 0,
-    in_writing: 0,
-    no_room: 0,
-    orphan: 0,
-};
-
 #[test]
 fn nothing_is_seen_before_the_commit_and_everything_after() {
-    let small = hybrid(8);
+    let small = Small::hybrid(8);
     let mut lease = small.reserve("abc", &whole("abc"));
     assert_eq!(lease.skipped(), NONE_SKIPPED);
     assert!(
@@ -49,7 +38,7 @@ fn nothing_is_seen_before_the_commit_and_everything_after() {
 
 #[test]
 fn a_dropped_write_leaves_no_trace() {
-    let small = hybrid(8);
+    let small = Small::hybrid(8);
     let before = small.stats();
     drop(small.reserve("abc", &whole("abc")));
     let mut lease = small.reserve("abc", &whole("abc"));
@@ -64,7 +53,7 @@ fn a_dropped_write_leaves_no_trace() {
 
 #[test]
 fn what_is_resident_or_in_writing_is_not_written_twice() {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     small.store("abc", &pages(0..2));
     let first = small.reserve("abc", &whole("abc"));
     assert_eq!(places(first.entries()), [(0, 2), (1, 2)]);
@@ -99,7 +88,7 @@ fn what_is_resident_or_in_writing_is_not_written_twice() {
 
 #[test]
 fn an_entry_that_could_never_be_reached_is_an_orphan() {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     small.store("abcd", &pages(0..1));
     let lease = small.reserve("abcdef", &[(0, 2), (1, 0), (1, 1), (0, 5), (0, 4)]);
     assert_eq!(places(lease.entries()), [(1, 0)]);
@@ -119,7 +108,7 @@ fn an_entry_that_could_never_be_reached_is_an_orphan() {
 
 #[test]
 fn a_child_of_an_aborted_page_is_never_published() {
-    let small = hybrid(16);
+    let small = Small::hybrid(16);
     let mut parent = small.reserve("abcd", &pages(0..2));
     let mut child = small.reserve("abcd", &[(0, 2), (1, 2)]);
     let mut grandchild = small.reserve("abcd", &[(0, 3)]);
@@ -145,7 +134,7 @@ fn a_child_of_an_aborted_page_is_never_published() {
 
 #[test]
 fn a_commit_of_another_shape_changes_nothing() {
-    let small = hybrid(8);
+    let small = Small::hybrid(8);
     let mut lease = small.reserve("ab", &whole("ab"));
     let before = small.stats();
     assert!(matches!(
@@ -178,7 +167,7 @@ fn a_commit_of_another_shape_changes_nothing() {
 
 #[test]
 fn an_aborted_lease_cannot_be_committed() {
-    let small = hybrid(8);
+    let small = Small::hybrid(8);
     let mut lease = small.reserve("ab", &whole("ab"));
     lease.abort();
     assert!(matches!(
@@ -190,7 +179,7 @@ fn an_aborted_lease_cannot_be_committed() {
 
 #[test]
 fn tails_go_first_and_the_used_stay() {
-    let small = hybrid(9);
+    let small = Small::hybrid(9);
     small.store_prompt("abc");
     small.store_prompt("xyz");
     small.load("abc");
@@ -237,7 +226,7 @@ fn tails_go_first_and_the_used_stay() {
 
 #[test]
 fn a_load_refreshes_only_the_checkpoint_that_it_resumed_from() {
-    let small = hybrid(6);
+    let small = Small::hybrid(6);
     small.store("abc", &pages(0..3));
     small.store("abc", &[(1, 0)]);
     small.store("abc", &[(1, 1), (1, 2)]);
@@ -258,7 +247,7 @@ fn a_load_refreshes_only_the_checkpoint_that_it_resumed_from() {
 
 #[test]
 fn a_lookup_refreshes_nothing() {
-    let small = hybrid(4);
+    let small = Small::hybrid(4);
     small.store_prompt("a");
     small.store_prompt("b");
     for _ in 0..3 {
@@ -270,7 +259,7 @@ fn a_lookup_refreshes_nothing() {
 
 #[test]
 fn the_prefix_being_extended_is_never_evicted_for_its_own_tail() {
-    let small = hybrid(4);
+    let small = Small::hybrid(4);
     small.store("ab", &pages(0..2));
     small.store("x", &pages(0..1));
     let mut lease = small.reserve("abcdef", &pages(0..6));
@@ -347,7 +336,7 @@ fn a_checkpoint_gets_room_with_its_pages_or_they_get_none() {
 
 #[test]
 fn a_checkpoint_whose_pages_are_there_gets_room_before_deeper_pages() {
-    let small = hybrid(4);
+    let small = Small::hybrid(4);
     small.store("abc", &pages(0..3));
     let lease = small.reserve("abcd", &[(0, 3), (1, 2)]);
     assert_eq!(places(lease.entries()), [(1, 2)]);
@@ -355,7 +344,7 @@ fn a_checkpoint_whose_pages_are_there_gets_room_before_deeper_pages() {
 
 #[test]
 fn a_prompt_larger_than_the_budget_costs_others_nothing() {
-    let small = hybrid(4);
+    let small = Small::hybrid(4);
     small.store_prompt("abc");
     let before = small.stats();
     let lease = small.reserve("stuvwxyz", &whole("stuvwxyz"));
@@ -373,7 +362,7 @@ fn a_prompt_larger_than_the_budget_costs_others_nothing() {
 
 #[test]
 fn a_checkpoint_stored_again_is_not_evicted_by_the_same_call() {
-    let small = hybrid(4);
+    let small = Small::hybrid(4);
     small.store("ab", &whole("ab"));
     small.store("x", &pages(0..1));
     let lease = small.reserve("abc", &[(1, 1), (0, 2)]);
@@ -385,7 +374,7 @@ fn a_checkpoint_stored_again_is_not_evicted_by_the_same_call() {
 
 #[test]
 fn nothing_below_an_evicted_page_is_left() {
-    let small = hybrid(12);
+    let small = Small::hybrid(12);
     small.store_prompt("abcd");
     small.store("abxy", &[(0, 2), (0, 3), (1, 3)]);
     for letter in ["m", "n", "o", "p", "q"] {

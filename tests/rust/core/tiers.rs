@@ -8,7 +8,8 @@ use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::policy::EntryKind;
 use hybrid_pages::tier::CopyId;
-use tiers_support::{Engine, Handle, LARGE, Size, class, hybrid, keys, pages, whole};
+use tiers_support::cache_support::{class, keys, pages, whole};
+use tiers_support::{Engine, Handle, LARGE, Size, hybrid};
 
 #[test]
 fn what_is_published_goes_down_with_its_bytes() {
@@ -57,8 +58,7 @@ fn while_bytes_go_down_the_host_keeps_them_and_nobody_waits() {
 #[test]
 fn the_host_evicts_what_a_tier_below_keeps() {
     let (engine, _shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     engine.store_prompt("xyz");
     assert_eq!(engine.depths("abc"), (3, 0));
     assert_eq!(engine.depths("xyz"), (3, 3));
@@ -72,8 +72,7 @@ fn the_host_evicts_what_a_tier_below_keeps() {
 fn what_no_tier_below_has_is_forgotten_with_its_host_entry() {
     let (engine, shelf) = Engine::hybrid(5);
     shelf.lock().declines = vec![EntryKind::Checkpoint];
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     engine.store_prompt("xyz");
     let hit = engine.hit("abc");
     assert_eq!((hit.blocks, hit.pages), (0, 3));
@@ -83,10 +82,8 @@ fn what_no_tier_below_has_is_forgotten_with_its_host_entry() {
 #[test]
 fn a_promotion_reads_verifies_and_publishes() {
     let (engine, shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("xyz");
     shelf.pause();
     assert!(engine.promote("abc"));
     assert!(
@@ -138,8 +135,7 @@ fn a_promotion_reads_only_what_the_host_lacks_and_the_request_needs() {
 fn bytes_that_changed_below_are_never_seen() {
     for rank in 0..2 {
         let (engine, shelf) = Engine::hybrid(5);
-        engine.store_prompt("abc");
-        engine.cache.poll();
+        engine.store_below("abc");
         engine.store_prompt("xyz");
         for (key, (bytes, _)) in &mut shelf.lock().entries {
             if (key.class_index, key.prefix) == (0, keys("abc")[1]) {
@@ -161,10 +157,8 @@ fn bytes_that_changed_below_are_never_seen() {
 #[test]
 fn a_read_that_fails_costs_its_place() {
     let (engine, shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("xyz");
     shelf.pause();
     assert!(engine.promote("abc"));
     shelf.lock().fail_reads = 1;
@@ -181,8 +175,7 @@ fn a_read_that_fails_costs_its_place() {
 fn a_write_that_fails_costs_that_write_and_is_offered_again() {
     let (engine, shelf) = Engine::hybrid(16);
     shelf.lock().fail_writes = 1;
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     let tier = engine.tier();
     assert_eq!((tier.failed_writes, tier.usage.entries), (1, 0));
     assert_eq!(shelf.places(), [], "nothing is kept that can't be reached");
@@ -223,8 +216,7 @@ fn a_tier_evicts_by_its_own_policy_and_keeps_prefixes_whole() {
         queue: 50,
     };
     let engine = Engine::new(&hybrid(), 32, &[(shelf.clone(), size)]);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     assert_eq!(engine.tier().usage.free, 0);
     engine.store("xy", &pages(0..2));
     engine.cache.poll();
@@ -246,11 +238,9 @@ fn what_is_used_in_the_host_counts_as_used_below() {
     };
     let engine = Engine::new(&hybrid(), 32, &[(shelf.clone(), size)]);
     engine.store_prompt("abc");
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("xyz");
     assert_eq!(engine.load("abc"), 3);
-    engine.store_prompt("rst");
-    engine.cache.poll();
+    engine.store_below("rst");
     let left = ["abc", "xyz", "rst"].map(|prompt| shelf.count(prompt));
     assert_eq!(left, [4, 0, 4]);
 }
@@ -281,8 +271,7 @@ fn cleared_bytes_never_come_back_from_a_write_in_flight() {
 #[test]
 fn cleared_bytes_never_come_back_from_a_read_in_flight() {
     let (mut engine, shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     engine.store_prompt("xyz");
     shelf.pause();
     engine.cache.poll();
@@ -303,8 +292,7 @@ fn cleared_bytes_never_come_back_from_a_read_in_flight() {
 fn what_a_failed_load_drops_is_dropped_below() {
     let (engine, shelf) = Engine::hybrid(16);
     engine.store_prompt("abc");
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("xyz");
     let lease = engine.acquire("abc").unwrap();
     assert_eq!(engine.cache.invalidate(&lease), Ok(4));
     drop(lease);
@@ -355,8 +343,7 @@ fn a_tier_is_asked_for_what_another_place_has_less_of() {
     let (first, second) = (Handle::default(), Handle::default());
     let below = [(first.clone(), LARGE), (second.clone(), LARGE)];
     let engine = Engine::new(&hybrid(), 16, &below);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     drop(engine);
     first.lock().entries.retain(|key, _| key.block_index < 1);
     let again = Engine::new(&hybrid(), 16, &below);
@@ -376,8 +363,7 @@ fn a_tier_is_asked_for_what_another_place_has_less_of() {
 #[test]
 fn a_tier_with_other_bytes_of_a_page_is_not_followed_beyond_it() {
     let (engine, shelf) = Engine::hybrid(16);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     drop(engine);
     let mut again = Engine::new(&hybrid(), 16, &[(shelf.clone(), LARGE)]);
     again.weights += 1;
@@ -392,8 +378,7 @@ fn a_tier_with_other_bytes_of_a_page_is_not_followed_beyond_it() {
 fn what_was_being_written_at_a_crash_is_not_found() {
     let (engine, shelf) = Engine::hybrid(16);
     shelf.lock().ends = Some(2);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     drop(engine);
     shelf.lock().crash();
     shelf.resume();
@@ -405,8 +390,7 @@ fn what_was_being_written_at_a_crash_is_not_found() {
 #[test]
 fn a_new_cache_finds_nothing_from_before_a_clear() {
     let (engine, shelf) = Engine::hybrid(16);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     engine.cache.clear();
     drop(engine);
     let again = Engine::new(&hybrid(), 16, &[(shelf, LARGE)]);
@@ -416,8 +400,7 @@ fn a_new_cache_finds_nothing_from_before_a_clear() {
 #[test]
 fn other_namespaces_find_nothing() {
     let (engine, _shelf) = Engine::hybrid(16);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     let other = engine.cache.namespace(b"another").unwrap();
     let hit = engine.cache.lookup(other, &keys("abc")).unwrap();
     assert_eq!(hit.pages, 0);
@@ -427,8 +410,7 @@ fn other_namespaces_find_nothing() {
 #[test]
 fn a_namespace_is_known_while_a_tier_below_has_an_entry_of_it() {
     let (engine, _shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     let other = engine.cache.namespace(b"another").unwrap();
     let mut lease = engine
         .cache
@@ -452,8 +434,7 @@ fn a_namespace_may_end_with_a_read_that_a_lookup_hears_of() {
             .unwrap();
         engine.commit("abc", &mut lease);
         engine.cache.poll();
-        engine.store_prompt("xyz");
-        engine.cache.poll();
+        engine.store_below("xyz");
         shelf.pause();
         assert_eq!(engine.cache.promote(namespace, &keys("abc"), 0), Ok(true));
         engine.cache.release_namespace(namespace).unwrap();
@@ -473,10 +454,8 @@ fn a_namespace_may_end_with_a_read_that_a_lookup_hears_of() {
 #[test]
 fn an_entry_that_is_only_below_is_written_to_the_host_again() {
     let (engine, _shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("xyz");
     let mut lease = engine.reserve("abc", &whole("abc"));
     assert_eq!(lease.entries().len(), 4);
     assert!(
@@ -502,13 +481,10 @@ fn an_entry_that_is_only_below_is_written_to_the_host_again() {
 #[test]
 fn other_bytes_replace_those_below() {
     let (mut engine, shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("xyz");
     engine.weights += 1; // As if a kernel had added in another order.
-    engine.store_prompt("abc");
-    engine.cache.poll();
+    engine.store_below("abc");
     assert_eq!(engine.tier().written, 12);
     for (key, (bytes, _)) in &shelf.lock().entries {
         if let Some(block) = keys("abc").iter().position(|it| *it == key.prefix) {
@@ -520,10 +496,8 @@ fn other_bytes_replace_those_below() {
 #[test]
 fn a_write_that_is_given_up_leaves_what_is_below() {
     let (engine, _shelf) = Engine::hybrid(5);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("xyz");
     drop(engine.reserve("abc", &whole("abc")));
     assert_eq!(engine.depths("abc"), (3, 0));
     assert_eq!(engine.cache.stats().free_slots, 5);
@@ -535,10 +509,8 @@ fn a_write_that_is_given_up_leaves_what_is_below() {
 #[test]
 fn a_prefix_that_is_only_below_has_to_come_back_before_it_grows() {
     let (engine, _shelf) = Engine::hybrid(6);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("wxyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("wxyz");
     let lease = engine.reserve("abcd", &[(0, 3)]);
     assert_eq!((lease.entries().len(), lease.skipped().orphan), (0, 1));
     assert_eq!(engine.store("abcd", &pages(0..4)), 4);
@@ -566,10 +538,8 @@ fn the_next_tier_serves_when_one_is_damaged() {
     let (first, second) = (Handle::default(), Handle::default());
     let below = [(first.clone(), LARGE), (second.clone(), LARGE)];
     let engine = Engine::new(&hybrid(), 5, &below);
-    engine.store_prompt("abc");
-    engine.cache.poll();
-    engine.store_prompt("xyz");
-    engine.cache.poll();
+    engine.store_below("abc");
+    engine.store_below("xyz");
     first.lock().damage_reads = 1;
     assert!(engine.promote("abc"));
     assert_eq!(engine.depths("abc"), (3, 0), "the second tier has it");

@@ -10,7 +10,8 @@ use std::collections::{HashMap, HashSet};
 use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, WriteLease};
 use hybrid_pages::ids::ClassKind;
 use proptest::prelude::*;
-use tiers_support::{Engine, Handle, Size, class, gather, keys, scatter, sums};
+use tiers_support::cache_support::{engines, keys};
+use tiers_support::{Engine, Handle, Size, gather, scatter, sums};
 
 #[derive(Debug, Clone)]
 enum Call {
@@ -283,27 +284,6 @@ fn calls() -> impl Strategy<Value = Call> {
     ]
 }
 
-fn engines() -> impl Strategy<Value = Vec<ClassConfig>> {
-    let page = class(ClassKind::Attention, 0, 1);
-    let narrow = class(ClassKind::Window, 1, 1);
-    let wide = class(ClassKind::Window, 3, 2);
-    let checkpoint = class(ClassKind::Recurrent, 0, 3);
-    prop::sample::select(vec![
-        vec![page.clone(), checkpoint.clone()],
-        vec![page.clone()],
-        vec![page.clone(), wide.clone()],
-        vec![
-            page.clone(),
-            narrow.clone(),
-            wide.clone(),
-            checkpoint.clone(),
-        ],
-        vec![checkpoint.clone(), wide.clone(), page],
-        vec![checkpoint.clone()],
-        vec![wide, narrow, checkpoint],
-    ])
-}
-
 fn sizes() -> impl Strategy<Value = Vec<Size>> {
     let size = (4..60_u64, 1..30_u64).prop_map(|(slots, queue)| Size { slots, queue });
     prop::collection::vec(size, 1..3)
@@ -314,7 +294,7 @@ proptest! {
 
     #[test]
     fn bytes_that_leases_show_are_those_that_were_published(
-        classes in engines(),
+        classes in prop::sample::select(engines()),
         spare in 0..14_usize,
         sizes in sizes(),
         policy in prop::sample::select(vec!["lru", "reuse", "marconi"]),

@@ -4,12 +4,16 @@
 //! write the slots only then, and can be told to fail or to damage what they read.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+#[path = "cache_support.rs"]
+pub mod cache_support;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use cache_support::{class, keys, whole};
 use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, LeaseEntry, ReadLease, WriteLease};
 use hybrid_pages::error::Error;
-use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, PrefixKey, SlotId};
+use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, SlotId};
 use hybrid_pages::policy::{self, EntryKind};
 use hybrid_pages::prefix::Hit;
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Room, Tier};
@@ -18,27 +22,11 @@ use hybrid_pages::transfer::checksum;
 pub const SLOT_BYTES: usize = 32;
 pub const RANKS: usize = 2;
 
-pub const fn class(kind: ClassKind, window_blocks: usize, slots_per_entry: usize) -> ClassConfig {
-    ClassConfig {
-        kind,
-        window_blocks,
-        slots_per_entry,
-    }
-}
-
 pub fn hybrid() -> Vec<ClassConfig> {
     vec![
         class(ClassKind::Attention, 0, 1),
         class(ClassKind::Recurrent, 0, 2),
     ]
-}
-
-/// A key a block of the prompt: the hash of all its letters so far.
-pub fn keys(prompt: &str) -> Vec<PrefixKey> {
-    let prefixes = (1..=prompt.len()).map(|end| &prompt.as_bytes()[..end]);
-    prefixes
-        .map(|prefix| PrefixKey::new(blake3::hash(prefix).as_bytes()).unwrap())
-        .collect()
 }
 
 /// The checksums of an entry's bytes, one per rank.
@@ -410,6 +398,12 @@ impl Engine {
         assert_eq!(self.store(prompt, &whole(prompt)), prompt.len() + 1);
     }
 
+    /// The same, and the tier has it, too, unless its copies are paused.
+    pub fn store_below(&self, prompt: &str) {
+        self.store_prompt(prompt);
+        self.cache.poll();
+    }
+
     /// Reads what a lease names and compares it with what the engine computes now. Returns its depth.
     pub fn check(&self, prompt: &str, lease: &ReadLease) -> usize {
         for entry in lease.entries() {
@@ -443,17 +437,4 @@ impl Drop for Engine {
             self.audit();
         }
     }
-}
-
-/// Every page of a prompt and the checkpoint at its end.
-pub fn whole(prompt: &str) -> Vec<(usize, usize)> {
-    pages(0..prompt.len())
-        .into_iter()
-        .chain([(1, prompt.len() - 1)])
-        .collect()
-}
-
-/// Pages of class 0.
-pub fn pages(blocks: impl IntoIterator<Item = usize>) -> Vec<(usize, usize)> {
-    blocks.into_iter().map(|block| (0, block)).collect()
 }

@@ -60,15 +60,15 @@ impl State {
         if missing.is_empty() {
             return Ok(under_way);
         }
-        let mut held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
+        let held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
         let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
-        let (there, _): (Vec<EntryId>, Vec<EntryId>) = held.iter().partition(|id| in_host(id));
+        let there: Vec<EntryId> = held.iter().copied().filter(in_host).collect();
         self.hold(&there);
         if !self.make_room(HOST, needed) {
             self.release(&there);
             return Ok(under_way);
         }
-        let batch = self.copies.open(std::mem::take(&mut held));
+        let batch = self.copies.open(held);
         for id in missing {
             self.read_from_below(id, batch);
         }
