@@ -94,6 +94,7 @@ fn entries(geometry: &Geometry, slot_bytes: usize, classes: &[usize]) -> Vec<Ent
         blocks: blocks
             .by_ref()
             .take(geometry.classes()[class].groups.len())
+            .map(Some)
             .collect(),
         checksum: None,
     };

@@ -83,7 +83,7 @@ class CudaEngine(_Engine):
 
     def load(
         self,
-        entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]],
+        entries: Sequence[tuple[int, Sequence[int], Sequence[int | None], int | None]],
         stream: int = 0,
     ) -> int:
         """Copy entries (class, slots, blocks, checksum) back; a ticket.

@@ -109,10 +109,12 @@ class HostEngine(_Engine):
         Checked whole before the first byte moves.
         """
 
-    def load(self, entries: Sequence[tuple[int, Sequence[int], Sequence[int], int | None]]) -> int:
+    def load(
+        self, entries: Sequence[tuple[int, Sequence[int], Sequence[int | None], int | None]]
+    ) -> int:
         """Copy entries (class, slots, blocks, checksum) back; a ticket.
 
-        blocks: as for :meth:`store`.
+        blocks: as for :meth:`store`; the bytes of one that is None are left out.
 
         The checksums are of this rank's shard, None is not compared. All are compared before the
         first byte moves: a load that fails by one has written nothing.

@@ -55,7 +55,10 @@ pub(crate) struct Line {
     /// Of each entry: where it begins, and its bytes.
     pub(crate) entries: Vec<(u64, u64)>,
     pub(crate) tiles: u64,
+    /// Those that move.
     pub(crate) bytes: u64,
+    /// Whether bytes of entries are left out on the engine's side.
+    pub(crate) partial: bool,
 }
 
 impl Line {
@@ -65,15 +68,17 @@ impl Line {
         memory: &SlotMemory,
         plan: &Plan,
     ) -> Self {
-        let mut line = Self::default();
+        let mut line = Self {
+            bytes: plan.bytes(layout) as u64,
+            ..Self::default()
+        };
         for (index, entry) in plan.entries().iter().enumerate() {
             let start = line.tiles * TILE;
             let bytes = layout.geometry().classes()[entry.class].rank_bytes;
-            line.strided.extend(
-                patterns.classes[entry.class]
-                    .iter()
-                    .map(|p| p.at(entry, start)),
-            );
+            let patterns = patterns.classes[entry.class].iter();
+            line.strided
+                .extend(patterns.filter_map(|p| p.at(entry, start)));
+            line.partial |= entry.blocks.contains(&None);
             let stretches = plan.stretches(layout, memory, index, 0..bytes);
             line.packed.extend(stretches.map(|stretch| Packed {
                 position: start + stretch.position as u64,
@@ -81,7 +86,6 @@ impl Line {
                 bytes: stretch.length as u64,
             }));
             line.entries.push((start, bytes as u64));
-            line.bytes += bytes as u64;
             line.tiles += (bytes as u64).div_ceil(TILE);
         }
         line
@@ -161,13 +165,13 @@ impl Pattern {
         }
     }
 
-    fn at(&self, entry: &EntryCopy, start: u64) -> Strided {
-        let block = entry.blocks[self.block] * self.block_stride;
-        Strided {
+    fn at(&self, entry: &EntryCopy, start: u64) -> Option<Strided> {
+        let block = entry.blocks[self.block]? * self.block_stride;
+        Some(Strided {
             position: start + self.piece.position,
             address: self.piece.address + block as u64,
             ..self.piece
-        }
+        })
     }
 
     /// Whether another pattern is the same but for where it lies.

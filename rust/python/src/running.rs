@@ -202,7 +202,7 @@ pub fn to_load(entries: &[Bound<'_, PyTuple>]) -> PyResult<Vec<EntryCopy>> {
 fn entry(
     class: Whole,
     slots: Vec<Whole>,
-    blocks: Vec<Whole>,
+    blocks: Vec<Option<Whole>>,
     checksum: Option<Whole>,
 ) -> PyResult<EntryCopy> {
     let slots = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
@@ -210,7 +210,10 @@ fn entry(
     Ok(EntryCopy {
         class: class.0,
         slots,
-        blocks: plain(blocks),
+        blocks: blocks
+            .into_iter()
+            .map(|id| id.map(|Whole(id)| id))
+            .collect(),
         checksum,
     })
 }

@@ -527,7 +527,7 @@ fn a_load_that_fails_its_checksum_leaves_the_engine_untouched() {
     let before = plain.memory.bytes();
     let to = |blocks: [usize; 2]| {
         let mut entries = both();
-        (entries[0].blocks[0], entries[1].blocks[0]) = (blocks[0], blocks[1]);
+        (entries[0].blocks[0], entries[1].blocks[0]) = (Some(blocks[0]), Some(blocks[1]));
         entries
     };
     let verified = to([2, 3])

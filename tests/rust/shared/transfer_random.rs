@@ -86,8 +86,13 @@ impl Rank {
         Layout::new(Arc::clone(geometry), rank, blocks, &self.maps).unwrap()
     }
 
-    /// Where each byte of this rank's shard of an entry lies in the memory.
-    pub fn places(&self, geometry: &Geometry, class: usize, blocks: &[usize]) -> Vec<usize> {
+    /// Where each byte of this rank's shard of an entry lies in the memory, if its block is not left out.
+    pub fn places(
+        &self,
+        geometry: &Geometry,
+        class: usize,
+        blocks: &[Option<usize>],
+    ) -> Vec<Option<usize>> {
         let mut places = Vec::new();
         for (group, block) in groups_of_blocks(geometry, class).zip(blocks) {
             for (map, base) in self
@@ -97,8 +102,8 @@ impl Rank {
                 .filter(|(m, _)| m.group == group)
             {
                 for run in &map.runs {
-                    let start = base + block * map.block_stride + run.offset;
-                    places.extend(start..start + run.length);
+                    let start = block.map(|block| base + block * map.block_stride + run.offset);
+                    places.extend((0..run.length).map(|byte| Some(start? + byte)));
                 }
             }
         }
@@ -194,7 +199,7 @@ fn place(
     };
     for entry in entries {
         let ids = groups_of_blocks(geometry, entry.class)
-            .map(|group| free[if overlaid { 0 } else { group }].pop().unwrap());
+            .map(|group| free[if overlaid { 0 } else { group }].pop());
         entry.blocks = ids.collect();
     }
 }
@@ -281,7 +286,7 @@ pub fn check<E: Engine>(
         let mut shard_sums = Vec::new();
         for entry in &entries {
             let places = from.places(&geometry, entry.class, &entry.blocks);
-            let shard: Vec<u8> = places.iter().map(|place| before[*place]).collect();
+            let shard: Vec<u8> = places.iter().map(|place| before[place.unwrap()]).collect();
             for (index, byte) in shard.iter().enumerate() {
                 expected[in_arena(entry, rank, index)] = *byte;
             }
@@ -300,11 +305,18 @@ pub fn check<E: Engine>(
     for (rank, sums) in sums.iter().enumerate() {
         let to = Rank::random(&mut dice, &geometry, &blocks, case.overlaid, memory);
         let mut wanted_bytes = to.memory.bytes();
+        let mut moved = 0;
         let mut wanted = entries.clone();
         place(&mut dice, &geometry, &blocks, case.overlaid, &mut wanted);
+        if dice.roll(2) == 0 {
+            let targets = wanted.iter_mut().flat_map(|entry| &mut entry.blocks);
+            targets.for_each(|block| *block = block.filter(|_| dice.roll(4) > 0));
+        }
         for entry in &wanted {
             let places = to.places(&geometry, entry.class, &entry.blocks);
-            for (index, place) in places.into_iter().enumerate() {
+            let places = places.into_iter().enumerate();
+            for (index, place) in places.filter_map(|(index, place)| Some((index, place?))) {
+                moved += 1;
                 wanted_bytes[place] = expected[in_arena(entry, rank, index)];
             }
         }
@@ -318,7 +330,7 @@ pub fn check<E: Engine>(
         let verify = verify.collect();
         let engine = start(&to, rank);
         let loaded = run(&engine, Direction::Load, verify);
-        assert_eq!(loaded.error, None);
+        assert_eq!((loaded.error, loaded.bytes), (None, moved));
         assert!(
             to.memory.bytes() == wanted_bytes,
             "a load writes its blocks and nothing else"

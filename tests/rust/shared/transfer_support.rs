@@ -128,7 +128,7 @@ pub fn entry(class: usize, slots: &[u32], blocks: &[usize]) -> EntryCopy {
     EntryCopy {
         class,
         slots,
-        blocks: blocks.to_vec(),
+        blocks: blocks.iter().copied().map(Some).collect(),
         checksum: None,
     }
 }

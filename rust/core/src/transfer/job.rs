@@ -154,9 +154,7 @@ impl Job {
     fn finish(&self) {
         let error = lock(&self.failure).take();
         let whole = error.is_none();
-        let bytes = (0..self.plan.entries().len())
-            .map(|entry| self.shard_bytes(entry))
-            .sum();
+        let bytes = self.plan.bytes(self.shared.transfers.layout());
         let checksums = if whole { self.checksums() } else { Vec::new() };
         self.shared.transfers.finish(Completion {
             ticket: self.ticket,
@@ -338,7 +336,7 @@ mod tests {
         let entry = EntryCopy {
             class: 0,
             slots: vec![SlotId(0)],
-            blocks: vec![0],
+            blocks: vec![Some(0)],
             checksum: None,
         };
         let plan = shared

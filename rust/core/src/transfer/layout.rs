@@ -166,6 +166,16 @@ impl Layout {
         &self.num_blocks
     }
 
+    /// Of each of the engine's blocks that an entry of a class takes: its bytes.
+    pub(super) fn block_bytes(&self, class: usize) -> impl Iterator<Item = usize> + '_ {
+        let groups = self.geometry.classes()[class].groups.iter();
+        groups.flat_map(|&group| {
+            let group = &self.geometry.groups()[group];
+            let blocks = group.blocks_per_entry();
+            std::iter::repeat_n(group.bytes() / blocks, blocks)
+        })
+    }
+
     /// The bytes of a class, in payload order.
     #[must_use]
     pub fn spans(&self, class: usize) -> &[Span] {

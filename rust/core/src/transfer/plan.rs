@@ -27,8 +27,9 @@ pub struct EntryCopy {
     /// The slots of its payload, in order.
     pub slots: Vec<SlotId>,
     /// The engine's blocks: of each group of the class, in order, as many as
-    /// [`Group::blocks_per_entry`](crate::geometry::Group::blocks_per_entry) says.
-    pub blocks: Vec<usize>,
+    /// [`Group::blocks_per_entry`](crate::geometry::Group::blocks_per_entry) says. A load leaves out the
+    /// bytes of a block that is `None`.
+    pub blocks: Vec<Option<usize>>,
     /// For a load: what this rank's shard must hash to; `None` takes it as it is.
     pub checksum: Option<u64>,
 }
@@ -86,6 +87,17 @@ impl Plan {
         &self.entries
     }
 
+    /// The bytes that it moves. It must be a plan of this layout.
+    #[must_use]
+    pub fn bytes(&self, layout: &Layout) -> usize {
+        let of_entry = |entry: &EntryCopy| {
+            let sizes = layout.block_bytes(entry.class);
+            let moved = sizes.zip(&entry.blocks).filter(|(_, id)| id.is_some());
+            moved.map(|(bytes, _)| bytes).sum::<usize>()
+        };
+        self.entries.iter().map(of_entry).sum()
+    }
+
     /// The copies of a range of this rank's shard of one entry, in payload order. It must be a
     /// plan of this layout and memory.
     pub fn pieces<'a>(
@@ -104,7 +116,7 @@ impl Plan {
             arena: std::ptr::null_mut(),
             length: 0,
         };
-        std::iter::from_fn(move || {
+        let all = std::iter::from_fn(move || {
             if rest.length == 0 {
                 rest = stretches.next()?;
             }
@@ -114,17 +126,17 @@ impl Plan {
             let span = &spans[current];
             let skip = rest.position - span.start;
             let length = rest.length.min(span.length - skip);
-            let engine = span.in_block(blocks[span.block]).wrapping_add(skip);
-            let piece = Piece {
-                engine,
+            let piece = blocks[span.block].map(|block| Piece {
+                engine: span.in_block(block).wrapping_add(skip),
                 arena: rest.arena,
                 length,
-            };
+            });
             rest.position += length;
             rest.arena = rest.arena.wrapping_add(length);
             rest.length -= length;
             Some(piece)
-        })
+        });
+        all.flatten()
     }
 
     /// The arena's side of a range of this rank's shard of one entry: runs of slots that follow
@@ -221,9 +233,13 @@ fn check(
             entry.blocks.len()
         ));
     }
+    if direction == Direction::Store && entry.blocks.contains(&None) {
+        return reject("blocks: a store needs every block, found one left out".into());
+    }
     let targets = per_group
         .flat_map(|(group, blocks)| std::iter::repeat_n(group, blocks))
-        .zip(entry.blocks.iter().copied());
+        .zip(&entry.blocks)
+        .filter_map(|(group, block)| block.map(|block| (group, block)));
     let mut beyond = targets.clone();
     if let Some((group, block)) = beyond.find(|&(group, block)| block >= layout.num_blocks()[group])
     {

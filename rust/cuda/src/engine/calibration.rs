@@ -182,6 +182,7 @@ fn median(
         entries: vec![(0, total as u64)],
         tiles: total.div_ceil(TILE_BYTES) as u64,
         bytes: total as u64,
+        partial: false,
     };
     let copies: Vec<Copy> = (0..shape.pieces)
         .map(|piece| Copy {

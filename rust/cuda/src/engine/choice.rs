@@ -73,6 +73,7 @@ mod tests {
             packed: vec![packed],
             entries: vec![(0, bytes)],
             tiles: bytes.div_ceil(16384),
+            partial: false,
             bytes,
         }
     }
