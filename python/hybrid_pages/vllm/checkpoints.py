@@ -9,8 +9,8 @@ every boundary that needs one.
 from hybrid_pages import Cache, Geometry
 from hybrid_pages.adapter.admission import Admissions, last_boundary
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.hints import HintError, checkpoint_positions
-from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import Settings
@@ -47,8 +47,8 @@ class Checkpoints:
         if not self.recurrent or self.mode == "none":
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
-        if self.grid.exports_states and self.grid.stride > 1:
-            stops.add(last)  # the engine itself hands over the state at a finer boundary
+        if self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1):
+            stops.add(last)  # the engine itself leaves or hands over a state at a finer boundary
         try:
             positions = checkpoint_positions(request.kv_transfer_params, tokens)
         except HintError as error:

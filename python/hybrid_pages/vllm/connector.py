@@ -30,8 +30,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from hybrid_pages.adapter.errors import EngineError  # noqa: E402
+from hybrid_pages.vllm.grid import block_grid  # noqa: E402
 from hybrid_pages.vllm.layout import (  # noqa: E402
-    block_grid,
     has_states,
     planned_geometry,
     require_groups,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.states import Tables
+from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.tracking import Reload, Tracked, namespace_identity
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ goes on with a token of the step after. So this module follows the blocks throug
 hold them, including those that ended before the report.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.epochs import Epochs
-from hybrid_pages.vllm.layout import BlockGrid
-from hybrid_pages.vllm.states import Tables
+from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.store import Stores
 from hybrid_pages.vllm.tracking import Tracked
 
@@ -72,7 +71,7 @@ class InvalidBlocks:
             stores: stores under way, some of which may copy such blocks.
         """
         ended = {request_id: held for request_id, held, _ in self._ended}
-        wrong, firsts = spread(blocks, {**ended, **tables})
+        wrong, firsts = spread(blocks, {**ended, **tables}, self.grid.table_tokens)
         if pool is not None:
             versions.forget_blocks(pool, wrong)
         stores.void(firsts, wrong)
@@ -82,12 +81,14 @@ class InvalidBlocks:
                 continue
             tracked.others = 0
             waits = tracked.position is None
-            if waits and tracked.request.num_computed_tokens <= first * self.grid.block_tokens:
+            if waits and tracked.request.num_computed_tokens <= first:
                 continue  # nothing was computed from them, and it computes them itself
-            self.epochs.spoil(tracked, first * self.grid.stride)
+            self.epochs.spoil(tracked, first // self.grid.hash_tokens)
 
 
-def spread(invalid: Iterable[int], tables: Mapping[str, Tables]) -> tuple[set[int], dict[str, int]]:
+def spread(
+    invalid: Iterable[int], tables: Mapping[str, Tables], table_tokens: Sequence[int]
+) -> tuple[set[int], dict[str, int]]:
     """Follows invalid blocks through the requests that hold them.
 
     Every block after an invalid one in a request was computed from it, and other requests may have
@@ -96,18 +97,21 @@ def spread(invalid: Iterable[int], tables: Mapping[str, Tables]) -> tuple[set[in
     Args:
         invalid: block ids.
         tables: block ids of requests, by group.
+        table_tokens: of a block, by group.
 
     Returns:
-        Every block that is wrong, and by request the index of the first one that it holds.
+        Every block that is wrong, and by request where the first one that it holds begins, in
+        tokens.
     """
     wrong, holders = set(invalid), dict[str, int]()
     while True:
         before = len(wrong)
         for request_id, groups in tables.items():
-            found = (i for ids in groups for i, block in enumerate(ids) if block in wrong)
+            sized = list(zip(groups, table_tokens, strict=False))
+            found = (i * n for ids, n in sized for i, block in enumerate(ids) if block in wrong)
             first = min(found, default=None)
             if first is not None:
                 holders[request_id] = first
-                wrong.update(block for ids in groups for block in ids[first:] if block)
+                wrong.update(block for ids, n in sized for block in ids[first // n :] if block)
         if len(wrong) == before:
             return wrong, holders

@@ -15,6 +15,7 @@ from hybrid_pages import Geometry, GeometryError, Group, Layer, LayerMap, Segmen
 from hybrid_pages.adapter.arrays import dtype_name
 from hybrid_pages.adapter.strides import runs
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.grid import BlockGrid, EntryBlocks, all_specs, block_grid
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
@@ -30,50 +31,9 @@ if TYPE_CHECKING:
 _MAX_RUNS = 4096
 
 
-@dataclass(frozen=True)
-class BlockGrid:
-    """How vLLM cuts token sequences: N tokens per block, a hash every ``N // stride`` tokens."""
-
-    block_tokens: int
-    stride: int
-    exports_states: bool = False
-    """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
-    state over from inside the step."""
-
-
-def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
-    """The one block size that all groups share, and the number of hashes per block.
-
-    Raises:
-        UnsupportedError: groups of different block sizes, or a hash granularity that does not
-            divide the block.
-    """
-    sizes = sorted({group.kv_cache_spec.block_size for group in config.kv_cache_groups})
-    if len(sizes) != 1:
-        raise UnsupportedError(
-            "KV cache groups: expected one block size for all of them, found "
-            f"{', '.join(map(str, sizes)) or 'no group'} tokens"
-        )
-    block_tokens = sizes[0]
-    hash_tokens = hash_block_size or versions.hash_tokens(config) or block_tokens
-    if block_tokens % hash_tokens:
-        raise UnsupportedError(
-            f"prefix match unit: expected a divisor of the block size {block_tokens}, found "
-            f"{hash_tokens} tokens"
-        )
-    recurrent = [spec for spec in _all_specs(config) if versions.kind_of(spec) == "recurrent"]
-    exports = bool(recurrent) and all(map(versions.exports_states, recurrent))
-    return BlockGrid(block_tokens, block_tokens // hash_tokens, exports)
-
-
 def has_states(config: "KVCacheConfig") -> bool:
     """Whether there are recurrent layers."""
-    return any(versions.kind_of(spec) == "recurrent" for spec in _all_specs(config))
-
-
-def _all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
-    for group in config.kv_cache_groups:
-        yield from (versions.layer_spec(group, name) for name in group.layer_names)
+    return any(versions.kind_of(spec) == "recurrent" for spec in all_specs(config))
 
 
 def require_groups(config: "KVCacheConfig") -> None:
@@ -142,19 +102,23 @@ def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> 
         for name in tensor.layers
     }
     groups = []
-    for group in kv_cache_config.kv_cache_groups:
+    for group, blocks in zip(kv_cache_config.kv_cache_groups, grid.groups, strict=True):
         layers = []
         for name in group.layer_names:
             segments = _planned_segments(versions.layer_spec(group, name), strides.get(name, 0))
             if segments is None:
                 return None
             layers.append(Layer(name, segments))
-        groups.append(_group(group, layers))
+        groups.append(_group(group, layers, blocks))
     return Geometry(
         block_tokens=grid.block_tokens,
         groups=groups,
         ranks=config.parallel_config.tensor_parallel_size,
-        identity={"model": str(config.model_config.model), "read_from": "the plan"},
+        identity={
+            "model": str(config.model_config.model),
+            "read_from": "the plan",
+            "engine_block_tokens": _engine_blocks(grid),
+        },
     )
 
 
@@ -218,32 +182,34 @@ def read_layout(
                 )
             )
             kernels.append(view.kernel_tokens)
-        groups.append(_group(group, layers))
+        groups.append(_group(group, layers, grid.groups[group_index]))
     geometry = Geometry(
         block_tokens=grid.block_tokens,
         groups=groups,
         ranks=config.parallel_config.tensor_parallel_size,
-        identity=_identity(config, kv_cache_config, kernels),
+        identity=_identity(config, kv_cache_config, grid, kernels),
     )
     return geometry, maps
 
 
-def _group(group: "KVCacheGroupSpec", layers: list[Layer]) -> Group:
-    spec = versions.layer_spec(group, group.layer_names[0])
-    kind = versions.kind_of(spec)
-    if kind == "window":
-        return Group("window", layers, window_tokens=versions.window_tokens(spec))
-    return Group("recurrent" if kind == "recurrent" else "attention", layers)
+def _group(group: "KVCacheGroupSpec", layers: list[Layer], blocks: EntryBlocks) -> Group:
+    kind = versions.kind_of(versions.layer_spec(group, group.layer_names[0]))
+    return Group(
+        "attention" if kind is None else kind,
+        layers,
+        window_tokens=blocks.window_tokens,
+        blocks_per_entry=blocks.count,
+    )
 
 
 def _identity(
-    config: "VllmConfig", kv_cache_config: "KVCacheConfig", kernels: Iterable[int]
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", grid: BlockGrid, kernels: Iterable[int]
 ) -> dict[str, str]:
     """Everything that the bytes depend on beyond their shapes."""
     model, cache = config.model_config, config.cache_config
     recurrent = {
         spec.mamba_type.name
-        for spec in _all_specs(kv_cache_config)
+        for spec in all_specs(kv_cache_config)
         if versions.kind_of(spec) == "recurrent"
     }
     return {
@@ -254,16 +220,21 @@ def _identity(
         "cache_dtype": str(cache.cache_dtype),
         "page_formats": ",".join(
             versions.page_format(spec)
-            for spec in _all_specs(kv_cache_config)
+            for spec in all_specs(kv_cache_config)
             if versions.kind_of(spec) != "recurrent"
         ),
         "layout": str(kv_cache_config.kv_cache_layout),
         "conv_state_layout": versions.conv_state_layout(),
         "recurrent_kinds": ",".join(sorted(recurrent)),
+        "engine_block_tokens": _engine_blocks(grid),
         "kernel_block_tokens": ",".join(map(str, kernels)),
         "attention_backend": str(config.attention_config.backend),
         "hash": str(cache.prefix_caching_hash_algo),
     }
+
+
+def _engine_blocks(grid: BlockGrid) -> str:
+    return ",".join(str(blocks.tokens) for blocks in grid.groups)
 
 
 def _state_segments(spec: "MambaSpec") -> list[Segment]:

@@ -6,11 +6,12 @@ lease goes. A failure anywhere makes vLLM compute the request, and its entries a
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease
-from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages import Cache, Geometry, InvalidArgumentError, PageClass, ReadLease
+from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
@@ -49,6 +50,10 @@ class Loads:
         request, n, stride = tracked.request, self.grid.block_tokens, self.grid.stride
         if request.skip_reading_prefix_cache and tracked.reads_cache is None:
             return 0
+        if local_tokens % n:
+            raise EngineError(
+                f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
+            )
         limit = (request.num_tokens - 1) // n
         keys = request.block_hashes
         first = local_tokens // n
@@ -81,7 +86,7 @@ class Loads:
         return True
 
     def allocated(
-        self, request: "Request", tracked: Tracked | None, tables: Sequence[Sequence[int]], n: int
+        self, request: "Request", tracked: Tracked | None, tables: Tables, n: int
     ) -> None:
         """Plans the load of ``n`` tokens into a request's blocks."""
         lease = None
@@ -103,7 +108,7 @@ class Loads:
         self._planned.append(job)
 
     def _entries(
-        self, lease: ReadLease | None, tables: Sequence[Sequence[int]], local: int, n: int
+        self, lease: ReadLease | None, tables: Tables, local: int, n: int
     ) -> list[LoadEntry]:
         held = lease.blocks * self.grid.block_tokens - local if lease else 0
         if lease is None or held != n:
@@ -111,16 +116,25 @@ class Loads:
         entries: list[LoadEntry] = []
         for entry in lease.entries:
             item = self.classes[entry.class_index]
-            targets = [tables[group][entry.block_index] for group in item.groups]
-            if not any(targets) and item.kind == "window":
-                continue  # vLLM gives no block to a window page that the request will not read
-            if not all(targets):
-                raise InvalidArgumentError(
-                    f"{item.kind} block {entry.block_index}: expected allocated blocks, found "
-                    f"{targets}"
-                )
-            entries.append((entry.class_index, entry.slots, targets, entry.checksums))
+            targets = self._targets(item, tables, entry.block_index, local + n)
+            if any(targets):
+                entries.append((entry.class_index, entry.slots, targets, entry.checksums))
         return entries
+
+    def _targets(self, item: PageClass, tables: Tables, block: int, end: int) -> list[int | None]:
+        """Engine blocks to load an entry into. None is a part of a window that the request will not
+        read, and for which vLLM has given it no block."""
+        targets: list[int | None] = []
+        for group in item.groups:
+            blocks = self.grid.groups[group]
+            ids = blocks.ids(tables, block)
+            read = [blocks.is_read(column, end) for column in blocks.columns(block)]
+            if len(ids) != len(read) or any(r and not i for i, r in zip(ids, read, strict=True)):
+                raise InvalidArgumentError(
+                    f"{item.kind} block {block}: expected allocated blocks, found {ids}"
+                )
+            targets += (found or None for found in ids)
+        return targets
 
     def scheduled(self, tracked: Tracked, start: int) -> int:
         """Counts the ``start`` tokens that a request is scheduled behind.

@@ -11,11 +11,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 StoreEntry = tuple[int, list[int], list[int]]
 """(class index, arena slots, engine block ids in the order of the class's groups)."""
 
-LoadEntry = tuple[int, list[int], list[int], list[int]]
-"""A :data:`StoreEntry` with the checksum of each rank's shard."""
+LoadEntry = tuple[int, list[int], list[int | None], list[int]]
+"""A :data:`StoreEntry` with the checksum of each rank's shard. Nothing is loaded into a block that
+is None."""
 
-LoadEntryOfRank = tuple[int, list[int], list[int], int | None]
-"""A :data:`StoreEntry` with the checksum of one rank's shard, None if it is not compared."""
+LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
+"""A :data:`LoadEntry` with the checksum of one rank's shard, None if it is not compared."""
 
 
 @dataclass

@@ -13,9 +13,9 @@ from hybrid_pages.vllm.agreement import Agreement
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
 from hybrid_pages.vllm.epochs import Epochs
+from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.here import worker_here
 from hybrid_pages.vllm.invalid import InvalidBlocks
-from hybrid_pages.vllm.layout import BlockGrid
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.machine import boot_id
@@ -23,7 +23,6 @@ from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob, WorkerMet
 from hybrid_pages.vllm.metrics import Figures, HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import Settings
-from hybrid_pages.vllm.states import Tables
 from hybrid_pages.vllm.store import Stores
 from hybrid_pages.vllm.tracking import Tracked
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_pages import Geometry
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.tracking import Late, Tracked
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 Offer = tuple[int, int, int]
-"""(group, block, tokens): a state that vLLM hands over."""
-Tables = Sequence[Sequence[int]]
-"""Block ids of a request, by group."""
+"""(vLLM's group, block, tokens): a state that vLLM hands over."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class States:
         self.groups = [
             group for item in geometry.classes if item.kind == "recurrent" for group in item.groups
         ]
+        self._of_table = {grid.groups[group].table: group for group in self.groups}
 
     def advance(self, tracked: Tracked, start: int, end: int) -> None:
         """Notes a step of a request over the tokens [start, end)."""
@@ -74,9 +73,14 @@ class States:
         """The proven states of this step, which are whole once its forward pass is over."""
         n, request = self.grid.block_tokens, tracked.request
         offered: dict[int, dict[int, int]] = {}
-        for group, block, tokens in offers:
+        for table, block, tokens in offers:
             boundary, rest = divmod(tokens, n)
-            if not rest and self._carries(pool, group, block, request, boundary):
+            group = self._of_table.get(table)
+            if (
+                group is not None
+                and not rest
+                and self._carries(pool, group, block, request, boundary)
+            ):
                 offered.setdefault(boundary, {})[group] = block
         columns = self._columns(tracked, end, tables)
         found = []
@@ -92,7 +96,7 @@ class States:
     def find_late(self, tracked: Tracked, tables: Tables, pool: "BlockPool") -> State | None:
         """The state of a request that has ended before the key of its last boundary was known."""
         late, tracked.late = tracked.late, None
-        if late is None or late.boundary > self._known(tracked) or not _holds(tables, late):
+        if late is None or late.boundary > self._known(tracked) or not self._holds(tables, late):
             return None
         return self._state(late.boundary, {}, late.blocks, tracked.request, pool)
 
@@ -102,13 +106,13 @@ class States:
         columns: dict[int, Mapping[int, int]] = {}
         known, late = self._known(tracked), tracked.late
         if late is not None:
-            if not _holds(tables, late):
+            if not self._holds(tables, late):
                 tracked.late = None
             elif late.boundary <= known:
                 columns[late.boundary], tracked.late = late.blocks, None
         boundary, rest = divmod(end, self.grid.block_tokens)
         if boundary and not rest:
-            here = {group: tables[group][boundary - 1] for group in self.groups}
+            here = {group: self._column(tables, group, boundary) for group in self.groups}
             if boundary <= known:
                 columns[boundary] = here
             else:
@@ -144,14 +148,16 @@ class States:
         index = boundary * self.grid.stride - 1
         if not 0 <= index < len(request.block_hashes):
             return False
-        tokens = boundary * self.grid.block_tokens
-        return versions.carries(pool.blocks[block], request.block_hashes[index], group, tokens)
+        tokens, table = boundary * self.grid.block_tokens, self.grid.groups[group].table
+        return versions.carries(pool.blocks[block], request.block_hashes[index], table, tokens)
 
+    def _column(self, tables: Tables, group: int, boundary: int) -> int:
+        """The block that a table has where the state of a boundary belongs; 0 is none."""
+        return next(iter(self.grid.groups[group].ids(tables, boundary - 1)), 0)
 
-def _holds(tables: Tables, late: Late) -> bool:
-    """Whether a request still has the blocks where it had reached a boundary."""
-    column = late.boundary - 1
-    return all(
-        block and column < len(tables[group]) and tables[group][column] == block
-        for group, block in late.blocks.items()
-    )
+    def _holds(self, tables: Tables, late: Late) -> bool:
+        """Whether a request still has the blocks where it had reached a boundary."""
+        return all(
+            block and self._column(tables, group, late.boundary) == block
+            for group, block in late.blocks.items()
+        )

@@ -12,11 +12,11 @@ from hybrid_pages import Cache, Geometry, WriteLease
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.checkpoints import Checkpoints
-from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
-from hybrid_pages.vllm.states import State, States, Tables
+from hybrid_pages.vllm.states import State, States
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Stores:
         for item in self.classes:
             if item.kind != "recurrent":
                 for block in range(first, end):
-                    ids = [tables[group][block] for group in item.groups]
+                    ids = self.grid.ids(item.groups, tables, block)
                     if all(ids):  # a window group has no block where the window has passed
                         sources[item.index, block] = ids
         return sources

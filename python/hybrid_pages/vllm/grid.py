@@ -1,0 +1,141 @@
+"""How vLLM cuts token sequences into blocks, and where an entry's blocks are in its tables."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.support import UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+Tables = Sequence[Sequence[int]]
+"""Block ids of a request, by vLLM's group."""
+
+
+@dataclass(frozen=True)
+class EntryBlocks:
+    """The engine blocks that one group of the geometry has in an entry.
+
+    They are the last ones of the block: a state lies at its end, and a window that is narrower than
+    the block sees no more of it from there.
+    """
+
+    table: int
+    """vLLM's group, whose block table names them."""
+    tokens: int
+    """Of an engine block."""
+    per_block: int
+    """Engine blocks that hold the tokens of a block."""
+    count: int
+    """Those of them that an entry has."""
+    window_tokens: int | None = None
+
+    def columns(self, block: int) -> range:
+        """Where the block table names the engine blocks of a block."""
+        end = (block + 1) * self.per_block
+        return range(end - self.count, end)
+
+    def ids(self, tables: Tables, block: int) -> list[int]:
+        """The engine blocks of a block; 0 is none."""
+        table, columns = tables[self.table], self.columns(block)
+        return list(table[columns.start : columns.stop])
+
+    def is_read(self, column: int, end: int) -> bool:
+        """Whether a request that resumes after ``end`` tokens reads an engine block."""
+        if self.window_tokens is None:
+            return True
+        return (column + 1) * self.tokens > end - self.window_tokens + 1
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """How vLLM cuts token sequences: N tokens per block, a hash every ``N // stride`` tokens."""
+
+    block_tokens: int
+    stride: int
+    table_tokens: tuple[int, ...]
+    """Tokens of an engine block, by vLLM's group."""
+    groups: tuple[EntryBlocks, ...]
+    """By group of the geometry."""
+    exports_states: bool = False
+    """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
+    state over from inside the step."""
+    cuts_elsewhere: bool = False
+    """vLLM does not end a step of a prefill at its last boundary: its states end at finer ones."""
+
+    @property
+    def hash_tokens(self) -> int:
+        """Tokens that a key covers."""
+        return self.block_tokens // self.stride
+
+    def ids(self, groups: Iterable[int], tables: Tables, block: int) -> list[int]:
+        """The engine blocks that an entry of a class has; 0 is none.
+
+        Args:
+            groups: the groups of the class.
+            tables: of the request.
+            block: which one of its blocks.
+        """
+        return [block_id for group in groups for block_id in self.groups[group].ids(tables, block)]
+
+
+def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
+    """vLLM's blocks as its scheduler sees them: N is the least common multiple of all groups'.
+
+    Args:
+        config: vLLM's plan.
+        hash_block_size: tokens that a prefix hash covers, if not the plan's own.
+
+    Raises:
+        UnsupportedError: no group, block sizes with which vLLM's own states go wrong, or a hash
+            granularity that does not divide the blocks.
+    """
+    groups = config.kv_cache_groups
+    sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
+    if not sizes:
+        raise UnsupportedError("KV cache groups: expected at least one, found none")
+    n = math.lcm(*sizes)
+    specs = [versions.layer_spec(group, group.layer_names[0]) for group in groups]
+    recurrent = [spec for spec in all_specs(config) if versions.kind_of(spec) == "recurrent"]
+    hash_tokens = hash_block_size or versions.hash_tokens(config) or math.gcd(*sizes)
+    for size in sizes:
+        if size % hash_tokens:
+            raise UnsupportedError(
+                f"prefix match unit: expected a divisor of the block size {size}, found "
+                f"{hash_tokens} tokens"
+            )
+    if any(spec.block_size != min(sizes) for spec in recurrent):
+        raise UnsupportedError(
+            f"KV cache groups: expected states in the smallest blocks, found {sizes} tokens and "
+            "states in larger ones (vLLM ends steps at multiples of the smallest, and would keep "
+            "states of other boundaries than it says)"
+        )
+    return BlockGrid(
+        block_tokens=n,
+        stride=n // hash_tokens,
+        table_tokens=sizes,
+        groups=tuple(_entry_blocks(spec, table, n) for table, spec in enumerate(specs)),
+        exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
+        cuts_elsewhere=n != min(sizes),
+    )
+
+
+def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
+    tokens, kind = int(spec.block_size), versions.kind_of(spec)
+    per_block = n // tokens
+    if kind == "recurrent":
+        return EntryBlocks(table, tokens, per_block, 1)
+    if kind == "window":
+        window = versions.window_tokens(spec)
+        unseen = max(0, n - window + 1) // tokens
+        return EntryBlocks(table, tokens, per_block, max(1, per_block - unseen), window)
+    return EntryBlocks(table, tokens, per_block, per_block)
+
+
+def all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
+    """The spec of each layer."""
+    for group in config.kv_cache_groups:
+        yield from (versions.layer_spec(group, name) for name in group.layer_names)
