@@ -159,8 +159,9 @@ def test_every_state_of_every_step_is_right(
     engine = start(SHAPES[name], batched_tokens=40, extra=extra, async_scheduling=asynchronous)
     prompt = tokens(7 * N + 3)
     talk = prompt + engine.generate(prompt, max_tokens=2 * N).tokens
+    n = engine.block_tokens
     for depth in engine.depths(talk):
-        assert visit(engine, talk[: depth * N + 1]) == depth * N
+        assert visit(engine, talk[: depth * n + 1]) == depth * n
     engine.check_idle()
 
 

@@ -25,10 +25,11 @@ SOME = ["gdn", "mamba2", "mamba2-window", "two-exporting-kinds", "attention-only
 
 def every_full_block_comes_back(engine: Engine) -> None:
     """When a prompt is sent again, all its full blocks before the last token are restored."""
+    n = engine.block_tokens
     for seed, length in enumerate(LENGTHS):
         prompt = tokens(length, seed)
         assert visit(engine, prompt) == 0
-        assert visit(engine, prompt) == (length - 1) // N * N, length
+        assert visit(engine, prompt) == (length - 1) // n * n, length
     engine.check_idle()
 
 

@@ -70,17 +70,19 @@ class Audit:
             raise WrongEntry(f"{kind} entry of block {entry.block_index} of {request_id}")
 
     def _expected(self, entry: Any, prefix: Prefix) -> Bytes:
-        first = entry.block_index * self.block_tokens
-        last = first + self.block_tokens
+        end = (entry.block_index + 1) * self.block_tokens
         item = self.geometry.classes[entry.class_index]
         parts = []
         for runner in self.engine.runners:
             for group in item.groups:
-                for layer in runner.memory.groups[group]:
-                    if item.kind == "recurrent":
-                        digests = [prefix.after(last)]
-                    else:
-                        digests = prefix.of_tokens(first, last)
-                    content = expand(digests, layer.key, layer.token_bytes)
-                    parts.append(content.reshape(-1)[payload_order(layer)])
+                n = runner.memory.block_tokens[group]
+                for back in range(self.geometry.groups[group].blocks_per_entry, 0, -1):
+                    first = end - back * n
+                    for layer in runner.memory.groups[group]:
+                        if item.kind == "recurrent":
+                            digests = [prefix.after(end)]
+                        else:
+                            digests = prefix.of_tokens(first, first + n)
+                        content = expand(digests, layer.key, layer.token_bytes)
+                        parts.append(content.reshape(-1)[payload_order(layer)])
         return np.concatenate(parts)

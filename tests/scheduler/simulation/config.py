@@ -152,6 +152,12 @@ def plan_kv_caches(
         worker.kv_cache_layout = shape.layout
         workers.append(worker)
     scheduler = generate_scheduler_kv_cache_config(workers)
+    # As the engine core does: the scheduler ends prefill steps at multiples of it.
+    config.cache_config.block_size = min(
+        group.kv_cache_spec.block_size
+        for group in scheduler.kv_cache_groups
+        if group.kv_cache_spec.prefix_cacheable
+    )
     block_tokens, hash_tokens = resolve_kv_cache_block_sizes(scheduler, config)
     alignment = resolve_cache_hit_alignment_tokens(scheduler, config, block_tokens, hash_tokens)
     for plan in (scheduler, *workers):

@@ -100,7 +100,8 @@ class Memory:
             for group in config.kv_cache_groups
         ]
         specs = [representative(group.kv_cache_spec) for group in config.kv_cache_groups]
-        self.block_tokens = specs[0].block_size
+        self.block_tokens = [spec.block_size for spec in specs]
+        """By group."""
         self.recurrent = [isinstance(spec, MambaSpec) for spec in specs]
         self.export_alignments: list[int | None] = [
             spec.prefill_checkpoint_alignment

@@ -36,7 +36,8 @@ class Running:
     tables: list[list[int]]
     computed: int
     prompt_tokens: int
-    state_column: int | None = None
+    state_columns: dict[int, int] | None = None
+    """By recurrent group, where its state is."""
 
 
 @dataclass
@@ -110,7 +111,7 @@ class Runner:
             if request_id in output.finished_req_ids or self.version == 2:
                 self.requests.pop(request_id, None)
             elif request_id in self.requests:
-                self.requests[request_id].state_column = None
+                self.requests[request_id].state_columns = None
         for new in output.scheduled_new_reqs:
             self._add(new)
         self._continue(output.scheduled_cached_reqs)
@@ -136,7 +137,7 @@ class Runner:
                 known = cached.all_token_ids[request_id]
                 assert known == request.prefix.tokens, f"{request_id} resumes with other tokens"
                 request.tables = [list(ids) for ids in blocks]
-                request.state_column = None
+                request.state_columns = None
             elif blocks is not None:
                 for table, ids in zip(request.tables, blocks, strict=True):
                     table.extend(ids)
@@ -165,7 +166,7 @@ class Runner:
     def _spoil(self, work: list[tuple[Running, int]]) -> set[str]:
         """Requests that attend to garbage which no other request rewrites in this step; what they
         write is garbage, too. Models of one group alone have such requests."""
-        n, wrong = self.memory.block_tokens, {request.request_id for request, _ in work}
+        n, wrong = self.memory.block_tokens[0], {request.request_id for request, _ in work}
         while self.garbage:
             right = {
                 request.request_id
@@ -194,18 +195,15 @@ class Runner:
         groups = self._recurrent_groups()
         if not groups:
             return
-        n = self.memory.block_tokens
-        previous = request.state_column
-        if previous is None:
-            previous = (request.computed - 1) // n
-        current = -(-(request.computed + scheduled) // n) - 1
-        request.state_column = current
-        if previous in (-1, current):
-            return
+        columns, request.state_columns = request.state_columns, {}
         for group in groups:
-            table = request.tables[group]
-            for layer in self.memory.groups[group]:
-                layer.copy_block(table[previous], table[current])
+            n, table = self.memory.block_tokens[group], request.tables[group]
+            previous = (request.computed - 1) // n if columns is None else columns[group]
+            current = -(-(request.computed + scheduled) // n) - 1
+            request.state_columns[group] = current
+            if previous not in (-1, current):
+                for layer in self.memory.groups[group]:
+                    layer.copy_block(table[previous], table[current])
 
     def _attend(
         self,
@@ -216,7 +214,7 @@ class Runner:
         window: int | None,
     ) -> None:
         """Writes every request's new tokens, then checks all that their attention reads."""
-        n = self.memory.block_tokens
+        n = self.memory.block_tokens[group]
         for request, scheduled in work:
             positions = np.arange(request.computed, request.computed + scheduled)
             blocks = np.asarray(request.tables[group])[positions // n]
@@ -248,8 +246,9 @@ class Runner:
 
     def _advance(self, request: Running, group: int, layer: LayerMemory, scheduled: int) -> None:
         """Reads the state before the step, checks it, writes the state after the step."""
-        block = request.tables[group][request.state_column]
-        self._require_blocks(request, layer, [block], request.state_column)
+        column = request.state_columns[group]
+        block = request.tables[group][column]
+        self._require_blocks(request, layer, [block], column)
         size = layer.token_bytes
         if request.computed:
             found = layer.state(block)
@@ -274,7 +273,7 @@ class Runner:
             [end],
             [end - request.computed],
             hash_block_size=self.memory.hash_tokens,
-            mamba_block_size=self.memory.block_tokens,
+            mamba_block_size=self.memory.block_tokens[group],
             checkpoint_alignment=alignment,
             drop_eagle_block=False,
             cache_hit_alignment_tokens=self.memory.hit_tokens,
@@ -318,7 +317,7 @@ class Runner:
     def _last_digest(self, request: Running, end: int) -> int:
         group = len(self.memory.groups) - 1
         layer = self.memory.groups[group][-1]
-        n = self.memory.block_tokens
+        n = self.memory.block_tokens[group]
         block = request.tables[group][(end - 1) // n]
         if self.memory.recurrent[group]:
             return digest_of(layer.state(block), layer.key)

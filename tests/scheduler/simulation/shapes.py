@@ -105,9 +105,13 @@ def nvfp4_latent() -> MLAAttentionSpec:
     )
 
 
-def window(tokens: int) -> SlidingWindowSpec:
+def window(tokens: int, heads: int = 2, block_tokens: int = BLOCK_TOKENS) -> SlidingWindowSpec:
     return SlidingWindowSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=8, dtype=bf16, sliding_window=tokens
+        block_size=block_tokens,
+        num_kv_heads=heads,
+        head_size=8,
+        dtype=bf16,
+        sliding_window=tokens,
     )
 
 
@@ -167,9 +171,10 @@ class Shape:
     name: str
     layers: tuple[Callable[[], KVCacheSpec], ...]
     layout: str = "LBNHC"
-    kernel_tokens: int = BLOCK_TOKENS
-    """Tokens in a kernel block of the attention groups."""
+    kernel_tokens: int | None = None
+    """Tokens in a kernel block of the attention groups, if blocks are divided."""
     block_tokens: int = field(default=BLOCK_TOKENS, init=False)
+    """As ``--block-size`` says; vLLM may choose others."""
 
     def specs(self) -> dict[str, KVCacheSpec]:
         return {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
@@ -181,6 +186,21 @@ def _hybrid(state: Callable[[], KVCacheSpec], page: Callable[[], KVCacheSpec]) -
 
 EXPORTING = exporting(mamba2)  # as every layer of vLLM's MambaMixer2
 GDN = Shape("gdn", _hybrid(gdn, attention))
+UNEQUAL = (
+    # vLLM gives layers with smaller pages more tokens in a block, as in Gemma 4 31B and E4B.
+    Shape("gemma4-31b", (one_head, *[lambda: window(40)] * 3) * 2),
+    Shape("gemma4-e4b", (attention, *[lambda: window(40, heads=1)] * 3) * 2),
+    Shape("gemma4-kernel-blocks", (one_head, lambda: window(40)) * 2, kernel_tokens=8),
+    Shape("gemma4-heads-first", (one_head, lambda: window(40)) * 2, layout="LBHNC"),
+    # A page of 3 heads is no multiple of one of 2: the smaller one is padded.
+    Shape("window-padded", (attention, lambda: window(40, 3), lambda: window(24, 1))),
+    Shape("three-sizes", (lambda: window(40, 6), attention, lambda: window(40, 3))),
+    Shape("gdn-window-unequal", (gdn, gdn, lambda: window(40, heads=1), attention) * 2),
+    Shape("mamba2-window-unequal", (EXPORTING, lambda: window(40, heads=1), attention)),
+    Shape("gdn-one-head", (gdn, attention, one_head)),
+)
+"""Groups whose engine blocks hold different numbers of tokens."""
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -214,5 +234,6 @@ SHAPES = {
         Shape("fp8-latent", _hybrid(kda, fp8_latent)),
         Shape("nvfp4-latent", _hybrid(kda, nvfp4_latent)),
         Shape("pages-differ", (gdn, attention, one_head) * 2, layout="BLNHC"),
+        *UNEQUAL,
     )
 }
