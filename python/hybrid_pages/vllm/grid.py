@@ -83,7 +83,8 @@ class BlockGrid:
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
-    """vLLM's blocks as its scheduler sees them: N is the least common multiple of all groups'.
+    """vLLM's blocks as its scheduler sees them: N is the least common multiple of all groups',
+    including those that are left out.
 
     Args:
         config: vLLM's plan.
@@ -94,12 +95,12 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
             granularity that does not divide the blocks.
     """
     groups = config.kv_cache_groups
-    sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
-    if not sizes:
-        raise UnsupportedError("KV cache groups: expected at least one, found none")
-    n = math.lcm(*sizes)
     specs = [versions.layer_spec(group, group.layer_names[0]) for group in groups]
-    recurrent = [spec for spec in all_specs(config) if versions.kind_of(spec) == "recurrent"]
+    kept = [(table, spec) for table, spec in enumerate(specs) if not versions.is_scratch(spec)]
+    if not kept:
+        raise UnsupportedError("KV cache groups: expected pages or states, found none")
+    n = math.lcm(*(spec.block_size for spec in specs))
+    sizes = [spec.block_size for _, spec in kept]
     hash_tokens = hash_block_size or versions.hash_tokens(config) or math.gcd(*sizes)
     for size in sizes:
         if size % hash_tokens:
@@ -107,6 +108,7 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
                 f"prefix match unit: expected a divisor of the block size {size}, found "
                 f"{hash_tokens} tokens"
             )
+    recurrent = [spec for spec in all_specs(config) if versions.kind_of(spec) == "recurrent"]
     if any(spec.block_size != min(sizes) for spec in recurrent):
         raise UnsupportedError(
             f"KV cache groups: expected states in the smallest blocks, found {sizes} tokens and "
@@ -116,15 +118,15 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
     return BlockGrid(
         block_tokens=n,
         stride=n // hash_tokens,
-        table_tokens=sizes,
-        groups=tuple(_entry_blocks(spec, table, n) for table, spec in enumerate(specs)),
+        table_tokens=tuple(spec.block_size for spec in specs),
+        groups=tuple(_entry_blocks(spec, table, n) for table, spec in kept),
         exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
         cuts_elsewhere=n != min(sizes),
     )
 
 
 def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
-    tokens, kind = int(spec.block_size), versions.kind_of(spec)
+    tokens, kind = spec.block_size, versions.kind_of(spec)
     per_block = n // tokens
     if kind == "recurrent":
         return EntryBlocks(table, tokens, per_block, 1)
@@ -136,6 +138,9 @@ def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
 
 
 def all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
-    """The spec of each layer."""
+    """The spec of each layer that is not left out."""
     for group in config.kv_cache_groups:
-        yield from (versions.layer_spec(group, name) for name in group.layer_names)
+        for name in group.layer_names:
+            spec = versions.layer_spec(group, name)
+            if not versions.is_scratch(spec):
+                yield spec

@@ -48,7 +48,12 @@ def require_groups(config: "KVCacheConfig") -> None:
             if group.is_eagle_group:
                 raise UnsupportedError(f"group {index}, layer {name!r}: draft-model layers")
             if group.host_resident or not group.enable_kv_transfer:
-                raise UnsupportedError(f"group {index}, layer {name!r}: not a transferable group")
+                raise UnsupportedError(
+                    f"group {index}, layer {name!r}: {type(spec).__name__}: HiSparse, whose pages "
+                    "lie in memory of its own"
+                )
+            if versions.is_scratch(spec):
+                continue
             kind = versions.kind_of(spec)
             if kind == "recurrent":
                 if spec.mamba_cache_mode != "align":
@@ -67,10 +72,17 @@ def require_groups(config: "KVCacheConfig") -> None:
                         f"layer {name!r}: KV cache format: expected one of "
                         f"{', '.join(versions.PAGE_FORMATS)}, found {found}"
                     )
-                if spec.tokens_per_state != 1:
+                states = spec.tokens_per_state
+                if not isinstance(states, int) or spec.block_size % states:
                     raise UnsupportedError(
-                        f"layer {name!r}: tokens_per_state: expected 1, found "
-                        f"{spec.tokens_per_state}"
+                        f"layer {name!r}: tokens_per_state: expected a divisor of the block size "
+                        f"{spec.block_size}, found {states}"
+                    )
+                if spec.prefix_replay_tokens:
+                    raise UnsupportedError(
+                        f"layer {name!r}: {type(spec).__name__}: expected pages that a hit can go "
+                        f"on from, found {spec.prefix_replay_tokens} tokens that vLLM computes "
+                        "again behind every hit (bounded replay)"
                     )
             else:
                 raise UnsupportedError(
@@ -102,8 +114,8 @@ def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> 
         for name in tensor.layers
     }
     groups = []
-    for group, blocks in zip(kv_cache_config.kv_cache_groups, grid.groups, strict=True):
-        layers = []
+    for blocks in grid.groups:
+        group, layers = kv_cache_config.kv_cache_groups[blocks.table], []
         for name in group.layer_names:
             segments = _planned_segments(versions.layer_spec(group, name), strides.get(name, 0))
             if segments is None:
@@ -164,8 +176,8 @@ def read_layout(
         for index, name in enumerate(tensor.layers)
     }
     groups, maps, kernels = [], [], []
-    for group_index, group in enumerate(kv_cache_config.kv_cache_groups):
-        layers = []
+    for group_index, blocks in enumerate(grid.groups):
+        group, layers = kv_cache_config.kv_cache_groups[blocks.table], []
         for layer_index, name in enumerate(group.layer_names):
             spec = versions.layer_spec(group, name)
             view = _LayerView.of(name, spec, kv_caches, kv_cache_config.num_blocks)
@@ -182,7 +194,7 @@ def read_layout(
                 )
             )
             kernels.append(view.kernel_tokens)
-        groups.append(_group(group, layers, grid.groups[group_index]))
+        groups.append(_group(group, layers, blocks))
     geometry = Geometry(
         block_tokens=grid.block_tokens,
         groups=groups,

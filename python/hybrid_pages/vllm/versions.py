@@ -96,7 +96,8 @@ READS: dict[str, str] = {
         "enable_kv_transfer host_resident is_eagle_group kv_cache_spec layer_names"
     ),
     f"{_KV}.KVCacheTensor": "block_stride layer_stride layers offset",
-    f"{_KV}.KVCacheSpec": "block_size page_size_bytes",
+    f"{_KV}.KVCacheSpec": "block_size page_size_bytes prefix_replay_tokens",
+    f"{_KV}.CircularBufferSpec": "block_size",
     f"{_KV}.FullAttentionSpec": (
         "dtype kv_quant_mode num_heads num_states page_size_padded state_content_size_bytes "
         "tokens_per_state"
@@ -106,6 +107,10 @@ READS: dict[str, str] = {
         "tokens_per_state"
     ),
     f"{_KV}.SlidingWindowSpec": (
+        "dtype extra_retained_tokens kv_quant_mode num_heads num_states page_size_padded "
+        "sliding_window state_content_size_bytes tokens_per_state"
+    ),
+    f"{_KV}.SlidingWindowMLASpec": (
         "dtype extra_retained_tokens kv_quant_mode num_heads num_states page_size_padded "
         "sliding_window state_content_size_bytes tokens_per_state"
     ),
@@ -316,6 +321,7 @@ def kind_of(spec: "KVCacheSpec") -> Kind | None:
         FullAttentionSpec,
         MambaSpec,
         MLAAttentionSpec,
+        SlidingWindowMLASpec,
         SlidingWindowSpec,
     )
 
@@ -325,15 +331,24 @@ def kind_of(spec: "KVCacheSpec") -> Kind | None:
         FullAttentionSpec: "attention",
         MLAAttentionSpec: "attention",
         SlidingWindowSpec: "window",
+        SlidingWindowMLASpec: "window",
     }
     return kinds.get(type(spec))
 
 
+def is_scratch(spec: "KVCacheSpec") -> bool:
+    """Whether a layer's cache is of no use at a boundary: a ring of the tokens that are not yet
+    compressed into one state, of which there are none there. vLLM's own hits go without it, too."""
+    from vllm.v1.kv_cache_interface import CircularBufferSpec
+
+    return isinstance(spec, CircularBufferSpec)
+
+
 def is_latent(spec: "KVCacheSpec") -> bool:
     """Whether a page holds MLA's latent vectors, not keys and values."""
-    from vllm.v1.kv_cache_interface import MLAAttentionSpec
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
-    return isinstance(spec, MLAAttentionSpec)
+    return isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
 
 
 PAGE_FORMATS = (
