@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from hybrid_pages import POLICIES
 from simulation.copies import Script, random_script
 from simulation.engine import Engine, StartEngine
-from simulation.shapes import SHAPES, Shape
+from simulation.shapes import SHAPES, UNEQUAL, Shape
 from simulation.workload import Mix, Workload
 
 SCENARIOS = int(os.environ.get("HYBRID_PAGES_FUZZ", "16"))
@@ -37,7 +38,7 @@ class Scenario:
     rng: random.Random
 
 
-def scenario(seed: int, name: str) -> Scenario:
+def scenario(seed: int, name: str, shapes: Iterable[Shape] = SHAPES.values()) -> Scenario:
     rng = random.Random(f"{name} {seed}")
     engine = {
         "async_scheduling": rng.random() < 0.7,
@@ -68,7 +69,9 @@ def scenario(seed: int, name: str) -> Scenario:
         hints=rng.choice((0.0, 0.3)),
         images=rng.choice((0.0, 0.3)),
     )
-    shape = rng.choice(list(SHAPES.values()))
+    shape = rng.choice(list(shapes))
+    if shape in UNEQUAL and engine["retention"]:
+        engine["retention"] = 96  # of all blocks a multiple
     if shape.name in ("attention-only", "heads-differ"):
         engine["retention"] = 0  # vLLM does not thin out a cache of pages alone
     return Scenario(shape, enough(engine, shape), extra, mix, rng.choice((0, 1, 5, 12)), 0.0, rng)
@@ -83,7 +86,7 @@ def enough(engine: dict[str, Any], shape: Shape) -> dict[str, Any]:
     resumes amid its answer. And where hashes are finer than blocks, a request that resumes inside a
     block may leave the state that it began with there, cached as that of the block's end.
     """
-    if "window" in shape.name:
+    if shape.has_windows:
         engine = engine | {"blocks": max(engine["blocks"], 64)}
     if shape.name in ("gdn-exports", "two-exporting-kinds"):
         engine = engine | {"match_unit": None}
@@ -138,6 +141,16 @@ def test_failing_transfers_cost_nothing_but_time(
     chosen.failing = chosen.rng.choice((0.1, 0.5, 1.0))
     engine = play(chosen, start, script)
     assert (failures(engine) > 0) == (script.faults > 0)
+
+
+@pytest.mark.parametrize("shape", UNEQUAL, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 16)))
+def test_groups_of_several_block_sizes_give_the_right_text(
+    seed: int, shape: Shape, start: StartEngine, script: Script
+) -> None:
+    chosen = scenario(seed, "blocks", [shape])
+    chosen.failing = chosen.rng.choice((0.0, 0.2))
+    play(chosen, start, script, ranks=chosen.rng.choice((1, 2)))
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 4)))

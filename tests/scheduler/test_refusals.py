@@ -155,7 +155,7 @@ def group_of(plan: KVCacheConfig, kind: str) -> int:
         ({"mamba_cache_mode": "none"}, "mamba_cache_mode: expected 'align', found 'none'"),
         ({"mamba_cache_mode": "all"}, "mamba_cache_mode: expected 'align', found 'all'"),
         ({"num_speculative_blocks": 2}, "speculative state blocks: expected 0, found 2"),
-        ({"block_size": 2 * N}, "one block size"),
+        ({"block_size": 2 * N}, "expected states in the smallest blocks"),
     ],
 )
 def test_a_recurrent_group_not_shown_to_work_is_refused(
@@ -178,7 +178,7 @@ HEADS = {"block_size": N, "num_kv_heads": 2, "head_size": 8, "dtype": bf16}
         (ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=32), "ChunkedLocalAttentionSpec"),
         (SinkFullAttentionSpec(**HEADS, sink_len=4), "SinkFullAttentionSpec"),
         (replace(attention(), kv_quant_mode=KVQuantMode.ULTRAQUANT_4BIT), "found ULTRAQUANT_4BIT"),
-        (replace(attention(), tokens_per_state=4), "tokens_per_state: expected 1, found 4"),
+        (replace(attention(), tokens_per_state=3), "tokens_per_state: expected a divisor"),
     ],
 )
 def test_an_attention_group_not_shown_to_work_is_refused(

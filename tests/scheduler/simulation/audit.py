@@ -74,15 +74,19 @@ class Audit:
         item = self.geometry.classes[entry.class_index]
         parts = []
         for runner in self.engine.runners:
-            for group in item.groups:
-                n = runner.memory.block_tokens[group]
-                for back in range(self.geometry.groups[group].blocks_per_entry, 0, -1):
+            memory = runner.memory
+            for planned in (self.geometry.groups[group] for group in item.groups):
+                group = memory.group_of(planned.layers[0].name)
+                n, per_state = memory.block_tokens[group], memory.tokens_per_state[group]
+                for back in range(planned.blocks_per_entry, 0, -1):
                     first = end - back * n
-                    for layer in runner.memory.groups[group]:
+                    for layer in memory.groups[group]:
                         if item.kind == "recurrent":
                             digests = [prefix.after(end)]
                         else:
-                            digests = prefix.of_tokens(first, first + n)
+                            digests = prefix.of_states(
+                                first // per_state, (first + n) // per_state, per_state
+                            )
                         content = expand(digests, layer.key, layer.token_bytes)
                         parts.append(content.reshape(-1)[payload_order(layer)])
         return np.concatenate(parts)

@@ -235,10 +235,10 @@ class Engine:
         def note(request: Request, blocks: Any, external_tokens: int) -> None:
             allocated(request, blocks, external_tokens)
             if external_tokens and request.request_id in self.half.loads.in_flight:
-                sizes = self.runners[0].memory.block_tokens
-                tables = list(zip(blocks.get_block_ids(), sizes, strict=True))
-                local = max(len(ids) * n for ids, n in tables) - external_tokens
-                ours = [ids[local // n :] for ids, n in tables]
+                memory, tables = self.runners[0].memory, blocks.get_block_ids()
+                sized = list(zip(tables, memory.block_tokens, memory.rings, strict=True))
+                local = max(len(ids) * n for ids, n, _ in sized) - external_tokens
+                ours = [[] if ring else ids[local // n :] for ids, n, ring in sized]
                 self._loading[request.request_id] = [
                     (group, block) for group, ids in enumerate(ours) for block in ids if block
                 ]

@@ -118,6 +118,10 @@ class Prefix:
         """The digest after the first `count` tokens."""
         return self._digests[count]
 
+    def of_states(self, first: int, last: int, tokens: int) -> npt.NDArray[np.uint64]:
+        """The digests that states first..last-1 of so many tokens each are written with."""
+        return self.of_tokens(first * tokens, last * tokens)[tokens - 1 :: tokens]
+
     def of_tokens(self, first: int, last: int) -> npt.NDArray[np.uint64]:
         """The digests that tokens first..last-1 are written with: each includes its own token."""
         return np.array(self._digests[first + 1 : last + 1], dtype=np.uint64)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager  # noqa: F401  (registers specs)
 from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
@@ -54,12 +55,14 @@ class LayerMemory:
 
     def tokens(self, blocks: Sequence[int]) -> Bytes:
         """The bytes of whole blocks as [token, bytes]."""
-        return self.live[list(blocks)].reshape(-1, self.token_bytes)
+        rows = np.asarray(blocks, dtype=np.intp)
+        return self.live[rows].reshape(-1, self.token_bytes)
 
     def write_tokens(self, blocks: Sequence[int], offsets: Bytes, data: Bytes) -> None:
         """Write token i's bytes at offsets[i] of blocks[i]."""
         kernel_tokens = self.live.shape[2]
-        place = (np.asarray(blocks), offsets // kernel_tokens, offsets % kernel_tokens)
+        of_blocks = np.asarray(blocks, dtype=np.intp)
+        place = (of_blocks, offsets // kernel_tokens, offsets % kernel_tokens)
         rows = data.reshape(len(offsets), *self.live.shape[3:])
         self.live[place] = rows
         self.shadow[place] = rows
@@ -103,6 +106,9 @@ class Memory:
         self.block_tokens = [spec.block_size for spec in specs]
         """By group."""
         self.recurrent = [isinstance(spec, MambaSpec) for spec in specs]
+        self.rings = [isinstance(spec, CircularBufferSpec) for spec in specs]
+        self.tokens_per_state = [max(1, spec.tokens_per_state) for spec in specs]
+        """Of an attention group: a state is written with its last token."""
         self.export_alignments: list[int | None] = [
             spec.prefill_checkpoint_alignment
             if isinstance(spec, MambaSpec) and spec.num_prefill_checkpoint_blocks
@@ -126,6 +132,14 @@ class Memory:
             self._shadow[offset:], shape=tuple(grouped.shape), strides=strides
         )
         return LayerMemory(name, key_of("layer", name, rank), grouped.numpy(), shadow)
+
+    def group_of(self, name: str) -> int:
+        """The group of a layer."""
+        return next(
+            group
+            for group, layers in enumerate(self.groups)
+            if any(layer.name == name for layer in layers)
+        )
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Zero new attention blocks, as the runner does before a step."""

@@ -159,6 +159,9 @@ class Runner:
                 if self.memory.recurrent[group]:
                     for request, scheduled in work:
                         self._advance(request, group, layer, scheduled)
+                elif self.memory.rings[group]:
+                    for request, scheduled in work:
+                        self._turn(request, group, layer, scheduled)
                 else:
                     self._attend(work, wrong, group, layer, self.memory.windows[group])
         return {request.request_id: self._sample(request, n) for request, n in work}
@@ -214,12 +217,16 @@ class Runner:
         window: int | None,
     ) -> None:
         """Writes every request's new tokens, then checks all that their attention reads."""
-        n = self.memory.block_tokens[group]
+        per_state = self.memory.tokens_per_state[group]
+        n = self.memory.block_tokens[group] // per_state
         for request, scheduled in work:
-            positions = np.arange(request.computed, request.computed + scheduled)
+            start, end = (
+                count // per_state for count in (request.computed, request.computed + scheduled)
+            )
+            positions = np.arange(start, end)
             blocks = np.asarray(request.tables[group])[positions // n]
-            self._require_blocks(request, layer, blocks.tolist(), request.computed // n)
-            digests = request.prefix.of_tokens(request.computed, request.computed + scheduled)
+            self._require_blocks(request, layer, blocks.tolist(), start // n)
+            digests = request.prefix.of_states(start, end, per_state)
             data = expand(digests, layer.key, layer.token_bytes)
             if request.request_id in wrong:
                 data = ~data
@@ -227,13 +234,14 @@ class Runner:
         for request, scheduled in work:
             if request.request_id in wrong:
                 continue
-            end = request.computed + scheduled
+            end = (request.computed + scheduled) // per_state
             first = 0 if window is None else max(0, request.computed - window + 1)
             blocks = request.tables[group][first // n : -(-end // n)]
             self._require_blocks(request, layer, blocks, first // n)
             skipped = first // n * n
             found = layer.tokens(blocks)[first - skipped : end - skipped]
-            expected = expand(request.prefix.of_tokens(first, end), layer.key, layer.token_bytes)
+            digests = request.prefix.of_states(first, end, per_state)
+            expected = expand(digests, layer.key, layer.token_bytes)
             if not np.array_equal(found, expected):
                 token = int(np.flatnonzero((found != expected).any(axis=1))[0])
                 block = (first + token) // n
@@ -243,6 +251,21 @@ class Runner:
                     f"token {first + token} of the {request.computed} computed and {scheduled} "
                     f"new ones, block {request.tables[group][block]} (index {block})",
                 )
+
+    def _turn(self, request: Running, group: int, layer: LayerMemory, scheduled: int) -> None:
+        """Reads the tokens that are not yet compressed from a ring, then writes this step's."""
+        (block,), n = request.tables[group], self.memory.block_tokens[group]
+        self._require_blocks(request, layer, [block], 0)
+        start, end = request.computed, request.computed + scheduled
+        pending = np.arange(start // n * n, start)
+        found = layer.tokens([block])[pending % n]
+        digests = request.prefix.of_tokens(start // n * n, start)
+        if not np.array_equal(found, expand(digests, layer.key, layer.token_bytes)):
+            self._mismatch(request, layer, f"the tokens of a ring before token {start}")
+        written = np.arange(max(start, end - n), end)
+        digests = request.prefix.of_tokens(max(start, end - n), end)
+        data = expand(digests, layer.key, layer.token_bytes)
+        layer.write_tokens([block] * len(written), written % n, data)
 
     def _advance(self, request: Running, group: int, layer: LayerMemory, scheduled: int) -> None:
         """Reads the state before the step, checks it, writes the state after the step."""
@@ -315,8 +338,13 @@ class Runner:
         return [token]
 
     def _last_digest(self, request: Running, end: int) -> int:
-        group = len(self.memory.groups) - 1
-        layer = self.memory.groups[group][-1]
+        memory = self.memory
+        group = max(
+            group
+            for group, states in enumerate(memory.tokens_per_state)
+            if states == 1 and not memory.rings[group]
+        )
+        layer = memory.groups[group][-1]
         n = self.memory.block_tokens[group]
         block = request.tables[group][(end - 1) // n]
         if self.memory.recurrent[group]:

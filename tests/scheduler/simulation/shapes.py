@@ -9,11 +9,13 @@ from math import prod
 import torch
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
 from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheSpec,
     KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 
@@ -115,6 +117,35 @@ def window(tokens: int, heads: int = 2, block_tokens: int = BLOCK_TOKENS) -> Sli
     )
 
 
+def compressed(tokens: int = 4) -> MLAAttentionSpec:
+    """One state for several tokens, as in DeepSeek V4 and Qwen4."""
+    return replace(latent(), head_size=16 * tokens * 2, tokens_per_state=tokens)
+
+
+def ring(tokens: int = 4) -> CircularBufferSpec:
+    """The tokens that are not yet compressed."""
+    return CircularBufferSpec(
+        block_size=tokens,
+        num_kv_heads=1,
+        head_size=PAGE_BYTES // tokens // 4,
+        dtype=f32,
+        head_size_v=0,
+    )
+
+
+def narrow_window() -> SlidingWindowMLASpec:
+    """The states of a compressor, which needs those of the tokens before."""
+    return SlidingWindowMLASpec(
+        block_size=4, num_kv_heads=1, head_size=64, dtype=f32, sliding_window=8
+    )
+
+
+def latent_window() -> SlidingWindowMLASpec:
+    return SlidingWindowMLASpec(
+        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=bf16, sliding_window=40
+    )
+
+
 def recurrent(kind: Kind, *states: State, page_bytes: int = PAGE_BYTES) -> MambaSpec:
     content = sum(prod(shape) * dtype.itemsize for shape, dtype in states)
     assert content <= page_bytes, (content, page_bytes)
@@ -176,6 +207,10 @@ class Shape:
     block_tokens: int = field(default=BLOCK_TOKENS, init=False)
     """As ``--block-size`` says; vLLM may choose others."""
 
+    @property
+    def has_windows(self) -> bool:
+        return any(isinstance(spec, SlidingWindowSpec) for spec in self.specs().values())
+
     def specs(self) -> dict[str, KVCacheSpec]:
         return {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
 
@@ -198,6 +233,9 @@ UNEQUAL = (
     Shape("gdn-window-unequal", (gdn, gdn, lambda: window(40, heads=1), attention) * 2),
     Shape("mamba2-window-unequal", (EXPORTING, lambda: window(40, heads=1), attention)),
     Shape("gdn-one-head", (gdn, attention, one_head)),
+    Shape("compressed-ring", (latent, compressed, ring)),
+    Shape("compressed-windows", (compressed, narrow_window, latent_window)),
+    Shape("gdn-compressed-ring", (gdn, gdn, latent, compressed, ring)),
 )
 """Groups whose engine blocks hold different numbers of tokens."""
 
