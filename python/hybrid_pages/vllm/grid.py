@@ -40,8 +40,8 @@ class EntryBlocks:
 
     def ids(self, tables: Tables, block: int) -> list[int]:
         """The engine blocks of a block; 0 is none."""
-        table, columns = tables[self.table], self.columns(block)
-        return list(table[columns.start : columns.stop])
+        table = tables[self.table]
+        return [table[column] if column < len(table) else 0 for column in self.columns(block)]
 
     def is_read(self, column: int, end: int) -> bool:
         """Whether a request that resumes after ``end`` tokens reads an engine block."""

@@ -129,7 +129,7 @@ class Loads:
             blocks = self.grid.groups[group]
             ids = blocks.ids(tables, block)
             read = [blocks.is_read(column, end) for column in blocks.columns(block)]
-            if len(ids) != len(read) or any(r and not i for i, r in zip(ids, read, strict=True)):
+            if any(needed and not found for needed, found in zip(read, ids, strict=True)):
                 raise InvalidArgumentError(
                     f"{item.kind} block {block}: expected allocated blocks, found {ids}"
                 )

@@ -153,7 +153,7 @@ class States:
 
     def _column(self, tables: Tables, group: int, boundary: int) -> int:
         """The block that a table has where the state of a boundary belongs; 0 is none."""
-        return next(iter(self.grid.groups[group].ids(tables, boundary - 1)), 0)
+        return self.grid.groups[group].ids(tables, boundary - 1)[0]
 
     def _holds(self, tables: Tables, late: Late) -> bool:
         """Whether a request still has the blocks where it had reached a boundary."""

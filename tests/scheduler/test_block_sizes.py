@@ -1,0 +1,245 @@
+"""Groups whose engine blocks hold different numbers of tokens, as in Gemma 4."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from hybrid_pages.vllm.grid import EntryBlocks
+from hybrid_pages.vllm.invalid import spread
+from hybrid_pages.vllm.load import Loads
+from simulation.audit import WrongEntry
+from simulation.copies import Script
+from simulation.engine import Engine, StartEngine
+from simulation.memory import UnexpectedWrite
+from simulation.runner import Mismatch
+from simulation.shapes import SHAPES, UNEQUAL
+
+N = 32
+SMALL = ["gemma4-31b", "gemma4-e4b", "gdn-window-unequal"]
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(500) for _ in range(count)]
+
+
+def failures(engine: Engine) -> dict[str, float]:
+    counters = engine.half.stats()["counters"]
+    return {name: count for name, count in counters.items() if name.startswith("failures")}
+
+
+def loads_of(engine: Engine, script: Script, kind: str) -> list[list[int | None]]:
+    """The engine blocks that entries of a kind were loaded into."""
+    kinds = {item.index: item.kind for item in engine.half.geometry.classes}
+    return [entry[2] for job in script.of("load") for entry in job if kinds[entry[0]] == kind]
+
+
+# what is loaded and what is not
+
+
+def test_a_window_is_loaded_as_far_as_it_reaches(start: StartEngine, script: Script) -> None:
+    engine = start(SHAPES["gemma4-31b"], extra={"verify_on_load": True})
+    prompt = tokens(4 * N + 1)
+    engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(prompt).restored_tokens == 4 * N
+    # A window of 40 tokens at token 128 begins with token 89: in the fifth of the blocks of 16.
+    assert [[bool(block) for block in entry] for entry in loads_of(engine, script, "window")] == [
+        [False, True] * 3,
+        [True, True] * 3,
+    ]
+    assert len(loads_of(engine, script, "attention")) == 4
+    assert failures(engine) == {}
+    engine.check_idle()
+
+
+def test_only_the_parts_that_are_loaded_are_counted(start: StartEngine) -> None:
+    engine = start(SHAPES["gemma4-31b"])
+    prompt = tokens(4 * N + 1)
+    engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    engine.generate(prompt)
+    sizes = {item.kind: item.entry_bytes for item in engine.half.geometry.classes}
+    loaded = engine.half.stats()["counters"]["loaded_bytes"]
+    assert loaded == 4 * sizes["attention"] + sizes["window"] // 2 + sizes["window"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_deeper_tail_is_loaded_behind_a_local_hit(
+    name: str, asynchronous: bool, start: StartEngine, script: Script
+) -> None:
+    engine = start(SHAPES[name], async_scheduling=asynchronous, extra={"checkpoint_mode": "all"})
+    prompt = tokens(6 * N + 1)
+    for blocks in (4, 6):
+        engine.generate(prompt[: blocks * N + 1])
+    assert engine.reset_prefix_cache()
+    engine.generate(prompt[: 4 * N + 1])
+    before = len(loads_of(engine, script, "attention"))
+    again = engine.generate(prompt)
+    assert (again.local_tokens, again.restored_tokens) == (4 * N, 2 * N)
+    assert len(loads_of(engine, script, "attention")) == before + 2
+    assert failures(engine) == {}
+    engine.check_idle()
+
+
+def test_a_window_narrower_than_a_block_is_stored_while_an_answer_passes_it(
+    start: StartEngine,
+) -> None:
+    """By then vLLM has freed the first of the window's engine blocks."""
+    engine = start(SHAPES["three-sizes"])
+    prompt = tokens(90)
+    answer = engine.generate(prompt, 110).tokens
+    assert engine.reset_prefix_cache()
+    assert engine.generate(prompt + answer).restored_tokens == 192
+    engine.check_idle()
+
+
+def test_a_state_is_made_at_the_last_boundary_though_vllm_ends_its_step_later(
+    start: StartEngine,
+) -> None:
+    engine = start(SHAPES["gdn-one-head"], batched_tokens=400)
+    prompt = tokens(4 * N + 20)
+    assert engine.config.cache_config.block_size == 16
+    engine.generate(prompt)
+    assert engine.depths(prompt) == [4]
+    for lost in (8, 128):
+        engine.config.cache_config.block_size = lost
+        assert engine.reset_prefix_cache()
+        assert engine.generate(prompt).restored_tokens == 4 * N
+        assert engine.config.cache_config.block_size == 16
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("shape", UNEQUAL, ids=lambda shape: shape.name)
+def test_the_identity_names_the_blocks_of_every_group(shape: Any, start: StartEngine) -> None:
+    engine = start(shape)
+    sizes = [blocks.tokens for blocks in engine.half.grid.groups]
+    for geometry in (engine.half.agreement.plan, engine.half.geometry):
+        assert geometry.identity["engine_block_tokens"] == ",".join(map(str, sizes))
+    assert engine.half.grid.block_tokens == engine.block_tokens
+
+
+# what is found if it is wrong
+
+
+def shifted(blocks: EntryBlocks, by: int) -> EntryBlocks:
+    """The same group with columns that are off by so many."""
+
+    class Shifted(EntryBlocks):
+        def columns(self, block: int) -> range:
+            columns = super().columns(block)
+            return range(columns.start + by, columns.stop + by)
+
+    return Shifted(**dataclasses.asdict(blocks))
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize(("name", "group"), [("gemma4-31b", 1), ("gemma4-e4b", 0)])
+def test_a_page_from_a_column_off_by_one_is_found(
+    name: str, group: int, by: int, start: StartEngine
+) -> None:
+    engine = start(SHAPES[name])
+    groups = list(engine.half.grid.groups)
+    groups[group] = shifted(groups[group], by)
+    object.__setattr__(engine.half.grid, "groups", tuple(groups))
+    engine.generate(tokens(5 * N + 1), 3)
+    with pytest.raises(WrongEntry):
+        engine.check_idle()
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_state_from_a_column_off_by_one_is_lost_and_never_wrong(
+    by: int, start: StartEngine
+) -> None:
+    """No step ended in that column: there is no block, or another one than vLLM hands over."""
+    engine = start(SHAPES["gdn-one-head"], extra={"checkpoint_mode": "all"}, batched_tokens=N)
+    prompt = tokens(5 * N + 1)
+    engine.generate(prompt, 3)
+    assert engine.depths(prompt) == [1, 2, 3, 4, 5]
+    engine.half.reset()
+    assert engine.reset_prefix_cache()
+    groups = engine.half.grid.groups
+    object.__setattr__(engine.half.grid, "groups", (shifted(groups[0], by), *groups[1:]))
+    engine.generate(prompt, 3)
+    assert engine.depths(prompt) != [1, 2, 3, 4, 5]
+    engine.check_idle()
+
+
+def test_a_load_into_the_blocks_of_a_local_hit_is_found(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(SHAPES["gemma4-31b"])
+    prompt = tokens(6 * N + 1)
+    engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    engine.generate(prompt[: 4 * N + 1])
+    half = engine.half
+    acquire = half.cache.acquire
+
+    class Deeper:
+        """A cache whose leases begin one block early, with an entry that has other bytes."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(half.cache, name)
+
+        def acquire(self, *args: Any, first: int, **options: Any) -> Any:
+            lease = acquire(*args, first=first - 1, **options)
+            slot = lease.entries[0].slots[0]
+            half.arena.write(slot, bytes(half.arena.slot_bytes))
+            return lease
+
+    monkeypatch.setattr(half.loads, "cache", Deeper())
+    engine.add(prompt)
+    with pytest.raises(UnexpectedWrite):
+        engine.run()
+
+
+def test_a_load_into_no_block_is_found(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's block 0 belongs to nobody."""
+    targets = Loads._targets
+    monkeypatch.setattr(Loads, "_targets", lambda *given: [i or 0 for i in targets(*given)])
+    engine = start(SHAPES["gemma4-kernel-blocks"])
+    prompt = tokens(4 * N + 1)
+    engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    engine.add(prompt)
+    with pytest.raises(UnexpectedWrite):
+        engine.run()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_part_of_a_window_that_was_left_out_is_found(
+    name: str, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = Loads._targets
+
+    def fewer(self: Loads, item: Any, tables: Any, block: int, end: int) -> list[int | None]:
+        found = targets(self, item, tables, block, end)
+        return [None] * len(found) if item.kind == "window" and end == (block + 1) * N else found
+
+    monkeypatch.setattr(Loads, "_targets", fewer)
+    engine = start(SHAPES[name])
+    prompt = tokens(4 * N + 1)
+    engine.generate(prompt)
+    assert engine.reset_prefix_cache()
+    engine.add(prompt)
+    with pytest.raises(Mismatch):
+        engine.run()
+
+
+# blocks that another connector could not load
+
+
+def test_invalid_blocks_spread_by_tokens() -> None:
+    tables = {"a": [[1, 2, 3], [11, 12, 13, 14, 15, 16]], "b": [[1, 4], [21, 22, 23, 24]]}
+    wrong, firsts = spread([13], tables, [32, 16])
+    assert firsts == {"a": 32}
+    assert wrong == {13, 14, 15, 16, 2, 3}
+    wrong, firsts = spread([1], tables, [32, 16])
+    assert firsts == {"a": 0, "b": 0}
+    assert wrong == {block for groups in tables.values() for ids in groups for block in ids}
