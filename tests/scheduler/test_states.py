@@ -248,6 +248,7 @@ def test_the_simulation_sees_a_state_that_was_not_exported(
         ("mamba2", "states: at step ends and exported from inside a prefill's last step, ranks"),
         ("two-recurrent-kinds", "states: at step ends, ranks"),
         ("attention-only", "1 attention, ranks"),
+        ("gemma4-31b", "1 attention + 3 window (engine blocks of 16 and 32 tokens), ranks"),
     ],
 )
 def test_the_start_line_says_how_states_are_made(name: str, said: str, start: StartEngine) -> None:

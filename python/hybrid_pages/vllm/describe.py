@@ -2,17 +2,18 @@
 
 from hybrid_pages import Arena, Geometry
 from hybrid_pages.adapter.pool import GIB
+from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.metrics import KINDS
 
 
-def describe(geometry: Geometry, arena: Arena, *, ranks: int, exports_states: bool) -> str:
+def describe(geometry: Geometry, arena: Arena, grid: BlockGrid) -> str:
     """Names block size, groups, sizes and budget.
 
     Args:
         geometry: planned, or found in the tensors.
         arena: made for it.
-        ranks: tensor-parallel workers.
-        exports_states: whether kernels export states from inside a step.
+        grid: how vLLM cuts sequences into blocks, and whether kernels export states from inside a
+            step.
     """
     sizes = dict.fromkeys(KINDS, 0)
     for item in geometry.classes:
@@ -21,12 +22,15 @@ def describe(geometry: Geometry, arena: Arena, *, ranks: int, exports_states: bo
     groups = " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     page = sizes["attention"] + sizes["window"]
     tokens = arena.nbytes // (page + sizes["recurrent"]) * geometry.block_tokens
+    engine_blocks = sorted({blocks.tokens for blocks in grid.groups})
+    if len(engine_blocks) > 1:
+        groups += f" (engine blocks of {' and '.join(map(str, engine_blocks))} tokens)"
     states = "at step ends"
-    if exports_states:
+    if grid.exports_states:
         states += " and exported from inside a prefill's last step"
     return (
         f"hybrid-pages: N={geometry.block_tokens} tokens per block, groups: {groups}, "
-        f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {ranks}, page "
+        f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {geometry.ranks}, page "
         f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(arena.nbytes)} "
         f"= {arena.slots} slots of {_size(arena.slot_bytes)}, holds at least {tokens} tokens (with "
         "a checkpoint at every boundary)"

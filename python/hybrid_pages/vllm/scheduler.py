@@ -140,8 +140,7 @@ class SchedulerHalf:
 
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
-        exports = self.grid.exports_states
-        return describe(self.geometry, self.arena, ranks=self.ranks, exports_states=exports)
+        return describe(self.geometry, self.arena, self.grid)
 
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
