@@ -2,10 +2,19 @@
 
 from hybrid_pages import Arena, Geometry
 from hybrid_pages.adapter.pool import GIB
+from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.metrics import KINDS
 
 
-def describe(geometry: Geometry, arena: Arena, *, ranks: int, exports_states: bool) -> str:
+def describe(
+    geometry: Geometry,
+    arena: Arena,
+    *,
+    ranks: int,
+    exports_states: bool,
+    cores: EngineCores,
+    host_gb: float,
+) -> str:
     """Names block size, groups, sizes and budget.
 
     Args:
@@ -13,6 +22,8 @@ def describe(geometry: Geometry, arena: Arena, *, ranks: int, exports_states: bo
         arena: made for it.
         ranks: tensor-parallel workers.
         exports_states: whether kernels export states from inside a step.
+        cores: the engine cores; each has such a cache.
+        host_gb: the budget of each, as the user gave it.
     """
     sizes = dict.fromkeys(KINDS, 0)
     for item in geometry.classes:
@@ -24,8 +35,10 @@ def describe(geometry: Geometry, arena: Arena, *, ranks: int, exports_states: bo
     states = "at step ends"
     if exports_states:
         states += " and exported from inside a prefill's last step"
+    which = cores.describe(host_gb)
+    which += "; " if which else ""
     return (
-        f"hybrid-pages: N={geometry.block_tokens} tokens per block, groups: {groups}, "
+        f"hybrid-pages: {which}N={geometry.block_tokens} tokens per block, groups: {groups}, "
         f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {ranks}, page "
         f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(arena.nbytes)} "
         f"= {arena.slots} slots of {_size(arena.slot_bytes)}, holds at least {tokens} tokens (with "
