@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,9 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from hybrid_pages import BudgetError
+from hybrid_pages.adapter import pool
 from hybrid_pages.vllm import CONNECTOR, register
+from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.settings import SettingsError
 from hybrid_pages.vllm.support import UnsupportedError
 from simulation.config import SimulatedHybridForCausalLM, _base, save_model
@@ -28,7 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def configure(model: Path, transfer: dict[str, Any], **arguments: Any) -> VllmConfig:
+def configure(
+    model: Path, transfer: dict[str, Any], headless: bool = False, **arguments: Any
+) -> VllmConfig:
     register()
     options = dict(
         model=str(model),
@@ -38,7 +44,7 @@ def configure(model: Path, transfer: dict[str, Any], **arguments: Any) -> VllmCo
         disable_hybrid_kv_cache_manager=False,
         kv_transfer_config=transfer,
     )
-    return EngineArgs(**{**options, **arguments}).create_engine_config()
+    return EngineArgs(**{**options, **arguments}).create_engine_config(headless=headless)
 
 
 def ours(**extra: Any) -> dict[str, Any]:
@@ -53,6 +59,7 @@ def multi(*children: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+TWO_NODES = {"nnodes": 2, "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 EXAMPLE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 
 
@@ -89,7 +96,7 @@ def test_a_checkpoint_may_choose_a_quantised_kv_cache(model: Path, tmp_path: Pat
         ({"host_gib": 1}, {}, SettingsError, "did you mean 'host_gb'"),
         ({"host_gb": 500_000}, {}, BudgetError, "host_gb: expected at most .* GiB"),
         ({}, {"enable_prefix_caching": False}, UnsupportedError, "prefix caching: expected on"),
-        ({}, {"data_parallel_size": 2}, UnsupportedError, "data_parallel_size: expected 1"),
+        ({}, TWO_NODES, UnsupportedError, "nnodes: expected 1, found 2"),
     ],
 )
 def test_what_does_not_work_is_refused_alone_and_in_a_multi_connector(
@@ -102,6 +109,83 @@ def test_what_does_not_work_is_refused_alone_and_in_a_multi_connector(
 ) -> None:
     with pytest.raises(error, match=says):
         configure(model, wrap(ours(**extra)), **arguments)
+
+
+# ---- budgets of several engine cores
+
+
+OF_FOUR = {"data_parallel_size": 4, "data_parallel_size_local": 2}
+
+
+@pytest.fixture
+def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 10 GiB."""
+    monkeypatch.setattr(pool, "memory_bytes", lambda: 10 * pool.GIB)
+
+
+@pytest.mark.parametrize(
+    ("cores", "headless", "arguments"),
+    [
+        (2, False, {"data_parallel_size": 2}),
+        (2, False, {"data_parallel_size": 2, "_api_process_count": 3, "_api_process_rank": 1}),
+        (2, False, OF_FOUR),
+        (2, True, OF_FOUR | {"data_parallel_start_rank": 2}),
+        (2, False, OF_FOUR | {"data_parallel_start_rank": 2}),
+        (2, False, OF_FOUR | {"data_parallel_hybrid_lb": True}),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda child: child, multi])
+def test_the_budgets_of_a_machine_s_engine_cores_are_checked_together(
+    model: Path,
+    ten_gib: None,
+    wrap: Any,
+    cores: int,
+    headless: bool,
+    arguments: dict[str, Any],
+) -> None:
+    assert configure(model, wrap(ours(host_gb=10 / cores)), headless, **arguments)
+    expected = f"found {cores} engine cores x 5.5 GiB = {5.5 * cores:g} GiB: lower it to less than"
+    with pytest.raises(BudgetError, match=expected):
+        configure(model, wrap(ours(host_gb=5.5)), headless, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"data_parallel_rank": 1}, {"data_parallel_external_lb": True}]
+)
+def test_an_engine_core_that_is_started_alone_is_counted_alone(
+    model: Path, ten_gib: None, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    """Only a mixture of experts starts so."""
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
+    options = {"data_parallel_size": 4, "data_parallel_rank": 0} | arguments
+    assert configure(tmp_path, ours(host_gb=10), **options)
+    with pytest.raises(BudgetError, match=r"10.0 GiB, found 11 GiB: lower it$"):
+        configure(tmp_path, ours(host_gb=11), **options)
+
+
+def test_a_machine_without_engine_cores_needs_no_memory(model: Path, ten_gib: None) -> None:
+    options = {"data_parallel_size": 2, "data_parallel_size_local": 0}
+    assert configure(model, ours(host_gb=500), **options)
+
+
+def test_a_dense_model_s_engine_cores_know_of_each_other(model: Path) -> None:
+    """vLLM tells them nothing; they get what the process that starts them has counted."""
+    config = configure(model, ours(host_gb=0.5), data_parallel_size=4, data_parallel_size_local=2)
+    parallel = pickle.loads(pickle.dumps(copy.deepcopy(config))).parallel_config
+    parallel.reconfigure_for_independent_dp_rank()
+    parallel.data_parallel_index = 1
+    assert parallel.data_parallel_size == parallel.data_parallel_size_local == 1
+    cores = EngineCores.of(parallel)
+    assert cores == EngineCores(1, 4, 2)
+    assert cores.describe(0.5) == (
+        "engine core 1 of 0 to 3, this machine needs 2 x 0.5 GiB = 1 GiB"
+    )
+
+
+def test_one_engine_core_says_nothing_of_others(model: Path) -> None:
+    config = configure(model, ours(host_gb=0.5))
+    assert EngineCores.of(config.parallel_config).describe(0.5) == ""
 
 
 def test_the_connector_that_turned_the_hybrid_manager_off_is_named(model: Path) -> None:

@@ -76,8 +76,10 @@ def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
         ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size"),
         ("parallel_config.prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
         ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size"),
-        ("parallel_config.data_parallel_size", 2, "data_parallel_size"),
-        ("parallel_config.nnodes", 2, "nnodes"),
+        ("parallel_config.nnodes", 2, "nnodes.*--headless"),
+        ("parallel_config.enable_elastic_ep", True, "enable_elastic_ep"),
+        ("parallel_config.enable_dbo", True, "microbatches.*--enable-dbo"),
+        ("parallel_config.ubatch_size", 2, "microbatches.*--ubatch-size"),
         ("cache_config.enable_prefix_caching", False, "prefix caching"),
         (
             "scheduler_config.disable_hybrid_kv_cache_manager",
@@ -94,6 +96,28 @@ def test_a_configuration_not_shown_to_work_is_refused(
     change(path, value)(config)
     with pytest.raises(UnsupportedError, match=named):
         HybridPagesConnector(config, role, plan)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_processes_that_another_program_starts_are_refused_if_there_are_several(
+    role: KVConnectorRole,
+) -> None:
+    config, plan = configuration()
+    change("parallel_config.distributed_executor_backend", "external_launcher")(config)
+    assert HybridPagesConnector(config, role, plan)
+    change("parallel_config.tensor_parallel_size", 2)(config)
+    with pytest.raises(UnsupportedError, match="found 'external_launcher'"):
+        HybridPagesConnector(config, role, plan)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_experts_may_be_spread_over_ranks(role: KVConnectorRole) -> None:
+    """What a page holds does not depend on where an expert is, nor on how often."""
+    config, plan = configuration()
+    change("parallel_config.data_parallel_size", 2)(config)
+    change("parallel_config.enable_expert_parallel", True)(config)
+    change("parallel_config.enable_eplb", True)(config)
+    assert HybridPagesConnector(config, role, plan)
 
 
 def test_every_refused_feature_is_named_at_once() -> None:

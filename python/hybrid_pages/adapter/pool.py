@@ -37,18 +37,27 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def require_memory(host_gb: float) -> None:
-    """Rejects a budget that is not above 0, or beyond this machine's memory.
+def require_memory(host_gb: float, engine_cores: int = 1) -> None:
+    """Rejects a budget that is not above 0, or budgets that exceed this machine's memory together.
+
+    Args:
+        host_gb: the budget of each engine core, in GiB.
+        engine_cores: how many of them this machine has.
 
     Raises:
         BudgetError: names ``host_gb``.
     """
     if not host_gb > 0:
         raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
-    if host_gb * GIB > memory_bytes():
+    memory, total = memory_bytes() / GIB, host_gb * engine_cores
+    if total > memory:
+        found, remedy = f"{host_gb:g} GiB", "lower it"
+        if engine_cores > 1:
+            found = f"{engine_cores} engine cores x {found} = {total:g} GiB"
+            remedy = f"lower it to less than {memory / engine_cores:.1f} GiB each"
         raise BudgetError(
-            f"host_gb: expected at most this machine's memory, {memory_bytes() / GIB:.1f} GiB, "
-            f"found {host_gb:g} GiB: lower it"
+            f"host_gb: expected at most this machine's memory, {memory:.1f} GiB, found {found}: "
+            f"{remedy}"
         )
 
 

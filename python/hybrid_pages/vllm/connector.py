@@ -30,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from hybrid_pages.adapter.errors import EngineError  # noqa: E402
+from hybrid_pages.vllm.engine_cores import EngineCores  # noqa: E402
 from hybrid_pages.vllm.grid import block_grid  # noqa: E402
 from hybrid_pages.vllm.layout import (  # noqa: E402
     has_states,
@@ -97,6 +98,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 planned_geometry(vllm_config, kv_cache_config),
                 stores=transfer.is_kv_producer,
                 loads=transfer.is_kv_consumer,
+                cores=EngineCores.of(vllm_config.parallel_config),
             )
         else:
             alone = versions.is_outermost(transfer)

@@ -2,11 +2,14 @@
 
 from hybrid_pages import Arena, Geometry
 from hybrid_pages.adapter.pool import GIB
+from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.metrics import KINDS
 
 
-def describe(geometry: Geometry, arena: Arena, grid: BlockGrid) -> str:
+def describe(
+    geometry: Geometry, arena: Arena, grid: BlockGrid, *, cores: EngineCores, host_gb: float
+) -> str:
     """Names block size, groups, sizes and budget.
 
     Args:
@@ -14,6 +17,8 @@ def describe(geometry: Geometry, arena: Arena, grid: BlockGrid) -> str:
         arena: made for it.
         grid: how vLLM cuts sequences into blocks, and whether kernels export states from inside a
             step.
+        cores: the engine cores; each has such a cache.
+        host_gb: the budget of each, as the user gave it.
     """
     sizes = dict.fromkeys(KINDS, 0)
     for item in geometry.classes:
@@ -28,8 +33,10 @@ def describe(geometry: Geometry, arena: Arena, grid: BlockGrid) -> str:
     states = "at step ends"
     if grid.exports_states:
         states += " and exported from inside a prefill's last step"
+    which = cores.describe(host_gb)
+    which += "; " if which else ""
     return (
-        f"hybrid-pages: N={geometry.block_tokens} tokens per block, groups: {groups}, "
+        f"hybrid-pages: {which}N={geometry.block_tokens} tokens per block, groups: {groups}, "
         f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {geometry.ranks}, page "
         f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(arena.nbytes)} "
         f"= {arena.slots} slots of {_size(arena.slot_bytes)}, holds at least {tokens} tokens (with "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_pages.adapter.pool import require_memory
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.support import reject, require_config, require_reads, require_version
 
@@ -32,19 +33,20 @@ def check(config: "VllmConfig", connector: str) -> None:
 
     Raises:
         SettingsError: an unknown or impossible setting.
-        BudgetError: a budget beyond this machine's memory.
+        BudgetError: budgets beyond this machine's memory, those of all its engine cores together.
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
-    host_gb = 0.0
+    host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
     for transfer in _ours(config.kv_transfer_config, connector):
         require_version(versions.installed())
         require_reads()
         host_gb += Settings.parse(transfer.kv_connector_extra_config).host_gb
-        require_memory(host_gb)
+        require_memory(host_gb, cores.here)
         beside = _without_hybrid_manager(config.kv_transfer_config)
         recurrent = config.model_config.is_hybrid
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)
         _require_caches(config)
+        cores.note(config.parallel_config)
 
 
 def _ours(outer: "KVTransferConfig | None", connector: str) -> "Iterator[KVTransferConfig]":

@@ -12,6 +12,7 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.agreement import Agreement
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
+from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.here import worker_here
@@ -46,6 +47,7 @@ class SchedulerHalf:
         engine_id: vLLM's name of this engine, by which a worker in the same process is found.
         plan: the planned geometry; None if only the workers know it.
         stores, loads: what this engine does, by its ``kv_role``.
+        cores: the engine cores, of which this is one.
 
     Raises:
         BudgetError: ``host_gb`` cannot hold one entry of each kind.
@@ -68,11 +70,12 @@ class SchedulerHalf:
         *,
         stores: bool = True,
         loads: bool = True,
+        cores: EngineCores = ONLY_ONE,
     ) -> None:
         if not stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
         self.settings, self.grid, self.ranks = settings, grid, ranks
-        self.engine_id = engine_id
+        self.engine_id, self.cores = engine_id, cores
         self._may_store, self._may_load = stores, loads
         self.figures = Figures()
         self.epochs = Epochs()
@@ -140,7 +143,13 @@ class SchedulerHalf:
 
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
-        return describe(self.geometry, self.arena, self.grid)
+        return describe(
+            self.geometry,
+            self.arena,
+            self.grid,
+            cores=self.cores,
+            host_gb=self.settings.host_gb,
+        )
 
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""

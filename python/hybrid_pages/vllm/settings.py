@@ -18,7 +18,7 @@ class Settings:
     """Settings of the connector; every field has a default that works."""
 
     host_gb: float = 4.0
-    """Host memory for pages and checkpoints of all ranks of this engine, in GiB."""
+    """Host memory for pages and checkpoints of all ranks of one engine core, in GiB."""
 
     policy: str = "reuse"
     """Which checkpoints deserve room, and which entries stay when the budget is full."""

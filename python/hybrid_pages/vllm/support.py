@@ -119,13 +119,26 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             f"{parallel.decode_context_parallel_size}",
         ),
         (
-            parallel.data_parallel_size != 1,
-            f"data_parallel_size: expected 1, found {parallel.data_parallel_size} (start one "
-            "engine per replica)",
+            parallel.enable_elastic_ep,
+            "enable_elastic_ep: expected false, found true (engine cores come and go, and what "
+            "this machine needs for their caches was checked at start)",
+        ),
+        (
+            parallel.use_ubatching,
+            "microbatches: expected none, found a step that is cut into them (drop --enable-dbo "
+            "and --ubatch-size)",
+        ),
+        (
+            parallel.distributed_executor_backend == "external_launcher"
+            and parallel.tensor_parallel_size * parallel.data_parallel_size > 1,
+            "distributed_executor_backend: expected 'mp', 'ray' or none, found 'external_launcher' "
+            "(there each rank has a scheduler of its own)",
         ),
         (
             parallel.nnodes != 1,
-            f"nnodes: expected 1, found {parallel.nnodes} (the arena is shared memory of one node)",
+            f"nnodes: expected 1, found {parallel.nnodes} (the arena is shared memory of one node; "
+            "data parallelism over several nodes: give each a part with --data-parallel-size-local "
+            "and --headless)",
         ),
         (
             not cache.enable_prefix_caching,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hybrid_pages.adapter.versions import Supported
 
 if TYPE_CHECKING:
-    from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+    from vllm.config import CacheConfig, KVTransferConfig, ParallelConfig, VllmConfig
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -80,8 +80,10 @@ READS: dict[str, str] = {
         "dtype is_diffusion is_encoder_decoder is_hybrid model quantization revision"
     ),
     "vllm.config.ParallelConfig": (
-        "data_parallel_size decode_context_parallel_size nnodes pipeline_parallel_size "
-        "prefill_context_parallel_size rank tensor_parallel_size"
+        "data_parallel_index data_parallel_size data_parallel_size_local "
+        "decode_context_parallel_size distributed_executor_backend enable_elastic_ep nnodes "
+        "pipeline_parallel_size prefill_context_parallel_size rank tensor_parallel_size "
+        "use_ubatching"
     ),
     "vllm.config.SchedulerConfig": "disable_hybrid_kv_cache_manager",
     # The connector's registry and base class.
@@ -251,6 +253,24 @@ def check_configurations(check: Callable[["VllmConfig"], None]) -> None:
 
     setattr(create_engine_config, _WRAPPED, True)
     engine_args.create_engine_config = create_engine_config
+
+
+_ENGINE_CORES = "_hybrid_pages_engine_cores"
+
+
+def note_engine_cores(parallel: "ParallelConfig", total: int, here: int) -> None:
+    """Notes how many engine cores there are, in all and on this machine.
+
+    The engine cores get a pickled copy of the configuration. A dense model's set what it says of
+    the others to 1, and leave alone what vLLM does not know.
+    """
+    object.__setattr__(parallel, _ENGINE_CORES, (total, here))
+
+
+def noted_engine_cores(parallel: "ParallelConfig") -> tuple[int, int] | None:
+    """What :func:`note_engine_cores` has noted; None if nothing."""
+    found: tuple[int, int] | None = vars(parallel).get(_ENGINE_CORES)
+    return found
 
 
 def children(outer: "KVTransferConfig") -> "Iterator[KVTransferConfig]":

@@ -72,6 +72,8 @@ class WorkerHalf:
         self.alone = alone
         self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
         self.rank: int = config.parallel_config.rank
+        # The ranks of a mixture of experts wait for each other's steps.
+        self._waits = config.parallel_config.data_parallel_size == 1
         self.plan: Geometry | None = None
         self.report: Report | None = None
         """This rank's geometries, for the scheduler half; None before caches are registered."""
@@ -225,7 +227,8 @@ class WorkerHalf:
 
     def collect(self, step: StepMetadata | None) -> set[str]:
         """Requests whose loads ended since the last call, with or without success."""
-        if step is not None and step.idle and self.engine is not None and self._loads:
+        idle = self._waits and step is not None and step.idle
+        if idle and self.engine is not None and self._loads:
             self.engine.wait(next(iter(self._loads)), _IDLE_WAIT_SECONDS)
         self._collect()
         received, self._results.received = self._results.received, set()

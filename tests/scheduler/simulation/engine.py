@@ -120,6 +120,7 @@ class Engine:
         match_unit: int | None = None,
         retention: int | None = 0,
         in_process: bool = False,
+        data_parallel: tuple[int, int] = (0, 1),
     ) -> None:
         self.shape, self.ranks, self.in_process = shape, ranks, in_process
         self.versions: dict[str, int] = {}
@@ -133,8 +134,17 @@ class Engine:
             retention=retention,
             connector=transfer,
         )
+        self._place(*data_parallel)
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
             self._start(runner_version, async_scheduling, match_unit)
+
+    def _place(self, rank: int, size: int) -> None:
+        """As `run_engine_core` does for a rank of a mixture of experts."""
+        parallel, transfer = self.config.parallel_config, self.config.kv_transfer_config
+        parallel.data_parallel_size = parallel.data_parallel_size_local = size
+        parallel.data_parallel_rank = parallel.data_parallel_index = rank
+        if transfer is not None and size > 1:
+            transfer.engine_id = f"engine_dp{rank}"
 
     def _start(self, runner_version: int, async_scheduling: bool, match_unit: int | None) -> None:
         """As the engine core starts: workers, their memory, the scheduler, the handshake."""
@@ -265,8 +275,11 @@ class Engine:
         origin = origin_of(request, self.versions)
         self.results[request.request_id] = Result(request, origin)
         self._origins[request.request_id] = origin
-        self.scheduler.add_request(request)
+        self._submit(request)
         return self.results[request.request_id]
+
+    def _submit(self, request: Request) -> None:
+        self.scheduler.add_request(request)
 
     def _request(
         self,
@@ -361,12 +374,19 @@ class Engine:
         runner.memory.accept_loads(itertools.chain.from_iterable(self._loading.values()))
 
     def _update(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+        self._received(model_output)
+        self._deliver(self.scheduler.update_from_output(output, model_output))
+
+    def _received(self, model_output: ModelRunnerOutput) -> None:
+        """The bytes of loads that a report calls ended are there."""
         report = model_output.kv_connector_output
         for request_id in (report.finished_recving or ()) if report is not None else ():
             for runner in self.runners:
                 self._accept_loads(runner)
             self._loading.pop(request_id, None)
-        for outputs in self.scheduler.update_from_output(output, model_output).values():
+
+    def _deliver(self, by_client: Mapping[int, Any]) -> None:
+        for outputs in by_client.values():
             for item in outputs.outputs:
                 self._take(item)
             if outputs.scheduler_stats is not None:

@@ -87,6 +87,19 @@ class Runner:
         self.connector.clear_connector_metadata()
         return self._result(sampled, report)
 
+    def dummy(self) -> None:
+        """A pass without requests, for the other ranks of a mixture of experts.
+
+        Neither runner calls the connector for it. Attention writes nothing (slots of -1), and
+        recurrent layers write to the null block: version 2 zeroes its block tables, in version 1
+        no request is left in the batch.
+        """
+        if self.connector is not None:
+            assert not self.connector.has_connector_metadata(), "metadata of an earlier step"
+        for group in self._recurrent_groups():
+            for layer in self.memory.groups[group]:
+                layer.live[NULL_BLOCK] = layer.shadow[NULL_BLOCK] = 0xDD
+
     @staticmethod
     def _result(
         sampled: dict[str, list[int]], report: KVConnectorOutput | None
