@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hybrid_pages._core import Trace
-from hybrid_pages.vllm.hints import read_hints
+from hybrid_pages.vllm.hints import _CHECKS, read_hints
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
@@ -134,3 +135,9 @@ def test_hints_are_recorded_and_sessions_are_not_told(start: StartEngine, tmp_pa
     assert (first["retain"], first["priority"], first["store"]) == (60, -2, False)
     assert first["session"] == second["session"] != salted["session"]
     assert Trace.open(path).requests == 4
+
+
+def test_every_hint_is_in_the_table_of_the_document() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "hints.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    assert rows == list(_CHECKS)

@@ -43,9 +43,7 @@ class RequestHints:
     def for_policy(self, salt: str | None) -> Hints:
         """What the cache's policy is told. salt: the request's; sessions of two do not mix."""
         name = None if self.session is None else session_name(self.session, salt)
-        return Hints(
-            session=name, priority=self.priority, retain=self.retain, store=self.store
-        )
+        return Hints(session=name, priority=self.priority, retain=self.retain, store=self.store)
 
 
 def session_name(session: str, salt: str | None) -> bytes:
@@ -122,9 +120,7 @@ def _priority(value: Any, tokens: int) -> int:
 def _retain(value: Any, tokens: int) -> float:
     number = _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
     if not number or not 0 <= value <= MOST_RETAIN:
-        raise HintError(
-            f"retain: expected seconds from 0 to {MOST_RETAIN}, found {_shown(value)}"
-        )
+        raise HintError(f"retain: expected seconds from 0 to {MOST_RETAIN}, found {_shown(value)}")
     return float(value)
 
 

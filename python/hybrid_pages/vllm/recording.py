@@ -82,14 +82,17 @@ class Recording:
 
     def _hints(self, tracked: Tracked) -> dict[str, object]:
         """What the application said of the request, as far as it differs from saying nothing."""
-        hints, found = tracked.hints, dict[str, object]()
+        hints, nothing = tracked.hints, RequestHints()
+        found: dict[str, object] = {}
         if hints.session is not None:
             name = session_name(hints.session, tracked.request.cache_salt)
             found["session"] = self._digest(b"session" + name)
-        for key in ("priority", "retain", "store"):
-            value = getattr(hints, key)
-            if value != getattr(RequestHints, key):
-                found[key] = value
+        if hints.priority != nothing.priority:
+            found["priority"] = hints.priority
+        if hints.retain != nothing.retain:
+            found["retain"] = hints.retain
+        if hints.store != nothing.store:
+            found["store"] = hints.store
         return found
 
     def _hash(self, namespace: int, key: bytes) -> str:

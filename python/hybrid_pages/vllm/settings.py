@@ -69,8 +69,7 @@ class Settings:
             )
         if not 0 < self.tenant_share <= 1:
             raise SettingsError(
-                "tenant_share: expected a share above 0 and at most 1, found "
-                f"{self.tenant_share}"
+                f"tenant_share: expected a share above 0 and at most 1, found {self.tenant_share}"
             )
         if not 0 <= self.checkpoint_interval < 1 << 32:
             raise SettingsError(

@@ -71,3 +71,45 @@ impl Trace {
         (ids, requests)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::ReadOptions;
+
+    /// Session ids of prompts of whole blocks.
+    fn ids(chains: &[&[u64]], sessions: Sessions) -> Vec<Option<u64>> {
+        let row = |(now, chain): (usize, &&[u64])| {
+            let tokens = chain.len() * 512 + 1;
+            format!(
+                "{{\"timestamp\":{now},\"input_length\":{tokens},\"hash_ids\":{chain:?},\"session\":\"s\"}}\n"
+            )
+        };
+        let text: String = chains.iter().enumerate().map(row).collect();
+        let trace = Trace::read(text.as_bytes(), ReadOptions::default()).unwrap();
+        let trace = trace.with_sessions(sessions);
+        trace.visits.iter().map(|it| it.hints.session).collect()
+    }
+
+    #[test]
+    fn a_prompt_goes_on_in_the_session_whose_last_prompt_is_the_longest_it_begins_with() {
+        let chains: [&[u64]; 8] = [
+            &[1],
+            &[1, 2, 3],
+            &[1, 2, 4],       // [1] has gone on in another prompt.
+            &[1, 2, 3, 5, 6], // Two of the first session's blocks are not its end.
+            &[],
+            &[1, 2, 4], // Asked again.
+            &[1, 2, 4, 7],
+            &[9],
+        ];
+        let some = |ids: &[u64]| -> Vec<_> { ids.iter().map(|&id| Some(id)).collect() };
+        let mut derived = some(&[0, 0, 1, 0, 0, 1, 1, 2]);
+        derived[4] = None;
+        assert_eq!(ids(&chains, Sessions::Derived), derived);
+        derived[7] = None;
+        assert_eq!(ids(&chains, Sessions::Returning), derived);
+        assert_eq!(ids(&chains, Sessions::Ignored), [None; 8]);
+        assert_eq!(ids(&chains, Sessions::Given), [Some(0); 8]);
+    }
+}

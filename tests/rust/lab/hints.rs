@@ -39,12 +39,13 @@ fn rates(trace: Trace) -> Vec<f64> {
 #[test]
 fn wrong_session_ids_cost_next_to_nothing_and_right_ones_help() {
     let plain = rates(conversation(|_, _| {}));
-    let abused: [(&str, fn(usize) -> usize); 3] = [
-        ("one id for all", |_| 1),
-        ("an id for each request", |number| number),
-        ("one of a hundred at random", |number| {
-            number.wrapping_mul(0x9e37_79b9) % 101
-        }),
+    let one = |_: usize| 1;
+    let each = |number: usize| number;
+    let random = |number: usize| number.wrapping_mul(0x9e37_79b9) % 101;
+    let abused: [(&str, &dyn Fn(usize) -> usize); 3] = [
+        ("one id for all", &one),
+        ("an id for each request", &each),
+        ("one of a hundred at random", &random),
     ];
     for (what, id) in abused {
         let found = rates(conversation(|number, row| {

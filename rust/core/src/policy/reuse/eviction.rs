@@ -225,7 +225,7 @@ impl Reuse {
             let at = self.tree.get(id).record();
             self.weigh(at);
             let bucket = Order::bucket(self.worth(at));
-            if 1 + Order::octave(bucket) <= rank {
+            if Order::octave(bucket) < rank {
                 return Some(id);
             }
             self.list(at, bucket);
