@@ -27,6 +27,7 @@ fn cache(slots: usize) -> (Cache, NamespaceId) {
         slots,
         slot_bytes: 1 << 20,
         policy: "lru".into(),
+        tenant_slots: None,
     };
     let cache = Cache::new(&config).expect("the configuration is valid");
     let namespace = cache.namespace(b"bench").expect("there is a number left");

@@ -29,6 +29,7 @@ fn cache() -> (Cache, NamespaceId) {
         slots: 4 * BLOCKS * (CROWD + 1),
         slot_bytes: 4096,
         policy: "lru".into(),
+        tenant_slots: None,
     };
     let cache = Cache::new(&config).expect("the configuration is valid");
     let namespace = cache.namespace(b"bench").expect("there is a number left");

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{self, EntryKind, NewEntry, Policy, Request, Shape};
+use hybrid_pages::ids::{EntryId, TenantId};
+use hybrid_pages::policy::{self, EntryKind, Hints, NewEntry, Policy, Request, Shape};
 
 const RATIO: u32 = 3;
 const SHAPE: Shape = Shape {
@@ -103,6 +103,7 @@ impl Host {
             depth: depth as u32,
             size,
             boundary,
+            tenant: TenantId::NONE,
         };
         self.call(|policy| policy.enter(&entry));
         (entry.id, self.entries[id as usize].1)
@@ -141,6 +142,7 @@ impl Host {
             pages,
             seen: known,
             free: self.room - self.taken,
+            hints: Hints::NONE,
         };
         self.call(|policy| policy.admit(&request, &mut admitted));
         chain.blocks.truncate(pages);

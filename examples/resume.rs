@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         slots: SLOTS,
         slot_bytes: SLOT_BYTES,
         policy: "reuse".into(),
+        tenant_slots: None,
     })?;
     let namespace = cache.namespace(b"")?;
 

@@ -12,6 +12,7 @@ from hybrid_pages._stubs.arrays import (
 from hybrid_pages._stubs.cache import (
     Admission,
     Cache,
+    Hints,
     Hit,
     LeaseEntry,
     ReadLease,
@@ -71,6 +72,7 @@ __all__ = [
     "Geometry",
     "GeometryError",
     "Group",
+    "Hints",
     "Hit",
     "HostEngine",
     "HybridPagesError",

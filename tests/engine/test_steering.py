@@ -53,6 +53,15 @@ def test_a_hinted_fork_serves_the_second_visitor(engine: Engine):
     assert engine.local_hit(second, result) == result
 
 
+def test_of_a_prompt_that_is_not_to_be_stored_nothing_is(engine: Engine):
+    prompt, _ = visitors(engine, 2)
+    engine.reset_all()
+    with engine.counting() as counted:
+        engine.run(prompt, extra_args={"kv_transfer_params": {"hybrid_pages": {"store": False}}})
+    assert not [name for name in counted if name.startswith("stored_entries")]
+    assert [visit(engine, prompt).host for _ in range(2)] == [0, len(prompt) // engine.N * engine.N]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_tree_restores_no_less_than_vllm_keeps_itself(engine: Engine, seed):
     prompts = tree(seed + 2000, engine.N)

@@ -133,6 +133,53 @@ def test_the_table_of_the_readme_is_what_the_command_prints(capsys):
     assert shown == {name: pytest.approx(rates, abs=0.02) for name, rates in printed.items()}
 
 
+def test_the_table_of_known_sessions_is_what_the_command_prints(capsys):
+    shown = {}
+    for line in (ROOT / "docs" / "hints.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `") and len(cells) == 8:
+            shown[cells[0].strip("`")] = [float(cell) for cell in cells[1:]]
+    assert list(shown) == ["ignore", "derive", "returning"]
+    for sessions, rates in shown.items():
+        words = [CONVERSATION, "--policy", "reuse", "--sessions", sessions]
+        printed = [row["hit_rate"] for row in replay(capsys, *words)]
+        assert rates == pytest.approx(printed, abs=0.01), sessions
+
+
+def test_unknown_sessions_are_refused(trace):
+    with pytest.raises(InvalidArgumentError, match="sessions: expected one of given, ignore"):
+        Trace.open(trace, sessions="guess")
+
+
+@pytest.mark.parametrize(
+    ("hint", "reason"),
+    [
+        ({"priority": 11}, "priority: expected -10 to 10, found 11"),
+        ({"retain": -1}, "retain: expected 0 to 86400 seconds"),
+        ({"store": 1}, "store|boolean"),
+        ({"session": 0.5}, "session"),
+    ],
+)
+def test_a_wrong_hint_in_a_trace_is_refused(tmp_path, hint, reason):
+    path = written(tmp_path / "wrong.jsonl", [REQUESTS[0] | hint])
+    with pytest.raises(TraceError, match=reason):
+        Trace.open(path)
+
+
+def test_a_trace_may_say_what_to_keep_and_what_not_to_store(capsys, tmp_path):
+    """One prompt comes twice, with six others in between and room for three."""
+    hits = {}
+    for hint, others in [(None, None), ("retain", None), (None, "store")]:
+        first = {} if hint is None else {hint: 60}
+        other = {} if others is None else {others: False}
+        rows = [request(0, [1]) | first]
+        rows += [request(at * 1000, [10 + at]) | other for at in range(1, 7)]
+        path = written(tmp_path / "hints.jsonl", [*rows, request(7000, [1])])
+        (row,) = replay(capsys, path, "--policy", "page-lru", "--budget", "50%", "--ratio", "1")
+        hits[hint, others] = row["hit_tokens"] // 512
+    assert hits == {(None, None): 0, ("retain", None): 1, (None, "store"): 1}
+
+
 def test_every_policy_can_be_named(capsys, trace):
     rows = replay(capsys, trace, "--policy", ",".join(POLICIES), "--budget", "50%")
     assert tuple(row["policy"] for row in rows) == POLICIES

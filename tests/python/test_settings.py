@@ -26,7 +26,7 @@ PURE = Geometry(
 
 def test_no_setting_is_needed() -> None:
     settings = Settings.parse({})
-    assert settings.host_gb == 4.0
+    assert (settings.host_gb, settings.tenant_share) == (4.0, 1.0)
     assert (settings.policy, settings.checkpoint_mode) == ("reuse", "adaptive")
     assert (settings.checkpoint_interval, settings.trace_dir) == (0, "")
     assert settings.store_mode == "auto"
@@ -40,6 +40,7 @@ def test_every_setting_is_taken() -> None:
         "checkpoint_mode": "align",
         "checkpoint_interval": 4096,
         "trace_dir": "/somewhere",
+        "tenant_share": 0.25,
         "copy_threads": 3,
         "store_mode": "background",
         "verify_on_load": True,
@@ -75,6 +76,10 @@ def test_every_setting_is_taken() -> None:
         ({"checkpoint_interval": 2.5}, "checkpoint_interval: expected int, found 2.5"),
         ({"trace_dir": 3}, "trace_dir: expected str, found 3 of type int"),
         ({"store_mode": "backgrond"}, "(did you mean 'background'?)"),
+        ({"tenant_share": 0}, "tenant_share: expected a share above 0 and at most 1, found 0"),
+        ({"tenant_share": 1.01}, "tenant_share: expected a share above 0 and at most 1"),
+        ({"tenant_share": float("nan")}, "tenant_share: expected a share above 0"),
+        ({"tenant_share": "half"}, "tenant_share: expected float, found 'half' of type str"),
         ({"copy_threads": 0}, "copy_threads: expected 1 to 256, found 0"),
         ({"copy_threads": 2.5}, "copy_threads: expected int, found 2.5 of type float"),
         ({"copy_threads": 10**9}, "copy_threads: expected 1 to 256"),

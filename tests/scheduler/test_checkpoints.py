@@ -240,7 +240,7 @@ def test_bad_hints_are_logged_once_and_counted(
     with caplog.at_level("WARNING", logger="vllm.hybrid_pages"):
         for seed in range(4):
             engine.generate(tokens(2 * N + 1, seed), hints={"checkpoint_at": "everywhere"})
-    assert caplog.text.count("are ignored") == 1
+    assert caplog.text.count("is ignored") == 1
     assert counters(engine)["refused_hints"] == 4
 
 

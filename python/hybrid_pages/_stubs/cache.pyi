@@ -42,6 +42,27 @@ class Hit:
     def __hash__(self, /) -> int: ...
 
 @final
+class Hints:
+    """What an application says of a request.
+
+    session: an id; requests with the same are turns of one conversation. priority: from -10 to 10;
+    each step doubles what the request's checkpoints are worth. retain: seconds, at most a day;
+    what the request stores or uses leaves after everything that is not retained. store: whether
+    anything of it is stored; what it uses counts as used either way.
+
+    Raises InvalidArgumentError for a number out of range.
+    """
+
+    def __new__(
+        cls,
+        *,
+        session: bytes | None = None,
+        priority: int = 0,
+        retain: float = 0.0,
+        store: bool = True,
+    ) -> Hints: ...
+
+@final
 class Admission:
     """Which boundaries of a prompt deserve a checkpoint, in blocks."""
 
@@ -124,8 +145,9 @@ class WriteLease:
         """How many of the wanted entries are not among `entries`, by reason.
 
         resident: there already. in_writing: this call or another lease writes it already.
-        no_room: everything that could make room is in use or of the same prefix. orphan: a page
-        before it is neither there nor in writing, so that it could never be reached.
+        no_room: everything that could make room is in use or of the same prefix. tenant_share:
+        the same, of what its tenant has. orphan: a page before it is neither there nor in writing,
+        so that it could never be reached.
         """
 
     @property
@@ -158,18 +180,31 @@ class Cache:
     """
 
     def __new__(
-        cls, geometry: Geometry, *, slot_bytes: int, slots: int, policy: str = "lru"
+        cls,
+        geometry: Geometry,
+        *,
+        slot_bytes: int,
+        slots: int,
+        policy: str = "lru",
+        tenant_share: float = 1.0,
     ) -> Cache:
         """An empty cache over `slots` slots of `slot_bytes` bytes.
 
-        Raises BudgetError, naming the bytes needed, if they can't hold one entry of each class.
+        tenant_share: the share of the slots, above 0 and at most 1, that the entries of one tenant
+        cannot exceed; see :meth:`namespace`.
+
+        Raises BudgetError, naming what is needed, if they, or a share of them, can't hold one entry
+        of each class.
         """
 
-    def namespace(self, identity: bytes) -> int:
+    def namespace(self, identity: bytes, tenant: bytes = b"") -> int:
         """The number of an identity under which keys are unique, and one hold of it.
 
         The same for the same bytes as long as it has a hold or an entry. Then the identity is
         freed: its number is unknown for good, and the identity gets another when it comes back.
+
+        tenant: whose share its entries count against. Raises InvalidArgumentError for an identity
+        that is another tenant's.
         """
 
     def release_namespace(self, number: int) -> None:
@@ -222,6 +257,7 @@ class Cache:
         tokens: int,
         stride: int = 1,
         limit: int | None = None,
+        hints: Hints | None = None,
     ) -> Admission:
         """Which boundaries of a prompt of `tokens` tokens deserve a checkpoint.
 
@@ -229,6 +265,7 @@ class Cache:
         entries are reserved, with the keys of all full blocks of its prompt: the policy learns
         from it what is used, and when. now: milliseconds on any clock that never goes back.
         limit: the deepest boundary, in blocks, from which the request could resume.
+        hints: what the application says of it; nothing is admitted if it is not to be stored.
         """
 
     def finish(
@@ -253,12 +290,15 @@ class Cache:
         entries: Sequence[tuple[int, int]],
         *,
         stride: int = 1,
+        hints: Hints | None = None,
     ) -> WriteLease:
         """Find room for entries (class_index, block_index), in any order.
 
         Shallow entries get room first; a checkpoint, the missing pages up to it and the window
         pages it needs get room together or not at all, and then nothing deeper does. The prefix
-        being extended is never evicted for it, and is refreshed when the lease ends.
+        being extended is never evicted for it, and is refreshed when the lease ends. A tenant that
+        has its share gets room from its own entries. hints: say how long the entries are kept, and
+        those that they stand on.
 
         Raises InvalidArgumentError also for a class or a block out of range and for keys that
         are in use for another prefix: they can't be chained hashes.
@@ -286,5 +326,5 @@ class Cache:
         that a lease reads, writes or needs to stay; writing_entries; nodes: boundaries in the
         index; evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped
         because a page before them went): since the start; metadata_bytes: memory of the index,
-        policy, tables and pool.
+        policy, tables and pool; tenants: with entries, where a tenant's share is less than all.
         """

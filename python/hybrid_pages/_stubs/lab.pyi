@@ -13,7 +13,11 @@ class Trace:
 
     @staticmethod
     def open(
-        path: str | os.PathLike[str], *, block_tokens: int | None = None, skip_bad: bool = False
+        path: str | os.PathLike[str],
+        *,
+        block_tokens: int | None = None,
+        skip_bad: bool = False,
+        sessions: str = "given",
     ) -> Trace:
         """Read JSON lines, plain, gzip or zstd.
 
@@ -24,9 +28,15 @@ class Trace:
 
         block_tokens: tokens per block; by default what a recording says, else 512.
         skip_bad: count broken lines instead of rejecting the trace for the first.
+        sessions: whose ids the policies see. "given": those of the rows; "ignore": none; "derive":
+        every request gets one, a request goes on in the session whose last prompt is the longest
+        that its own begins with; "returning": the same, for sessions of several requests alone.
+
+        A row may have hints: `session`, `priority`, `retain` in seconds and `store`, see
+        :class:`Hints`.
 
         Raises TraceError with the file, the line and the reason; InvalidArgumentError for a block
-        size out of range.
+        size out of range and unknown `sessions`.
         """
 
     @property

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from hybrid_pages._core import Admission, Cache
+from hybrid_pages._core import Admission, Cache, Hints
 
 
 class Admissions:
@@ -15,7 +15,9 @@ class Admissions:
     def __init__(self, cache: Cache, block_tokens: int, *, stride: int = 1) -> None:
         self._cache, self._block_tokens, self._stride = cache, block_tokens, stride
 
-    def admit(self, namespace: int, keys: Sequence[bytes], tokens: int) -> Admission:
+    def admit(
+        self, namespace: int, keys: Sequence[bytes], tokens: int, hints: Hints | None = None
+    ) -> Admission:
         """Announces a prompt of so many tokens, by its keys; which boundaries deserve what."""
         blocks = tokens // self._block_tokens
         return self._cache.admit(
@@ -25,6 +27,7 @@ class Admissions:
             tokens=tokens,
             stride=self._stride,
             limit=last_boundary(tokens, self._block_tokens),
+            hints=hints,
         )
 
     def finish(

@@ -16,19 +16,29 @@ class Pool:
         geometry: of the entries.
         host_gb: the budget in GiB.
         policy: name of the policy that the cache asks.
+        tenant_share: the share of the budget that one tenant cannot exceed.
 
     Raises:
-        BudgetError: the budget cannot hold one entry of each class, or exceeds this machine's
-            memory.
+        BudgetError: the budget, or a tenant's share of it, cannot hold one entry of each class, or
+            the budget exceeds this machine's memory.
         SettingsError: an unknown policy.
     """
 
-    def __init__(self, geometry: Geometry, *, host_gb: float, policy: str) -> None:
+    def __init__(
+        self, geometry: Geometry, *, host_gb: float, policy: str, tenant_share: float = 1.0
+    ) -> None:
         require_policy(policy)
         slot_bytes = geometry.suggest_slot_bytes()
         slots = slots_of(host_gb, geometry, slot_bytes)
+        require_share(tenant_share, geometry, slot_bytes, slots)
         self.geometry = geometry
-        self.cache = Cache(geometry, slot_bytes=slot_bytes, slots=slots, policy=policy)
+        self.cache = Cache(
+            geometry,
+            slot_bytes=slot_bytes,
+            slots=slots,
+            policy=policy,
+            tenant_share=tenant_share,
+        )
         self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
 
 
@@ -69,7 +79,7 @@ def slots_of(host_gb: float, geometry: Geometry, slot_bytes: int) -> int:
     """
     require_memory(host_gb)
     slots = int(host_gb * GIB) // slot_bytes
-    needed = sum(geometry.slots_per_entry(item.index, slot_bytes) for item in geometry.classes)
+    needed = _least_slots(geometry, slot_bytes)
     if slots < needed:
         least = math.ceil(needed * slot_bytes / GIB * 1e4) / 1e4
         raise BudgetError(
@@ -78,3 +88,22 @@ def slots_of(host_gb: float, geometry: Geometry, slot_bytes: int) -> int:
             "raise it (a useful cache takes some hundred times as much)"
         )
     return slots
+
+
+def require_share(share: float, geometry: Geometry, slot_bytes: int, slots: int) -> None:
+    """Rejects a tenant's share of so many slots that cannot hold one entry of each class.
+
+    Raises:
+        BudgetError: names ``tenant_share``.
+    """
+    needed = _least_slots(geometry, slot_bytes)
+    if int(slots * share) < needed:
+        raise BudgetError(
+            f"tenant_share: expected at least {needed / slots:.4f} of these {slots} slots, so that "
+            f"a tenant can have one entry of each kind, found {share:g}: raise it, or host_gb"
+        )
+
+
+def _least_slots(geometry: Geometry, slot_bytes: int) -> int:
+    """Slots of one entry of each class."""
+    return sum(geometry.slots_per_entry(item.index, slot_bytes) for item in geometry.classes)

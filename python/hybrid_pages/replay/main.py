@@ -61,6 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens per block (default: as a recording says, else 512)",
     )
+    add(
+        "--sessions",
+        choices=["given", "ignore", "derive", "returning"],
+        default="given",
+        help="whose session ids the policies see: those in the trace, none, derived for every "
+        "request, or derived for conversations of several requests alone (default %(default)s)",
+    )
     add("--skip-bad", action="store_true", help="count broken lines instead of rejecting the trace")
     add("--json", action="store_true", help="print a JSON object per trace, policy and budget")
     add("--plot", type=Path, metavar="FILE", help="draw hit rate over budget (.png, .pdf, .svg)")
@@ -111,7 +118,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _open(path: str, args: argparse.Namespace) -> Trace:
-    trace = Trace.open(path, block_tokens=args.trace_block, skip_bad=args.skip_bad)
+    trace = Trace.open(
+        path,
+        block_tokens=args.trace_block,
+        skip_bad=args.skip_bad,
+        sessions=args.sessions,
+    )
     if trace.input_tokens == 0:
         broken = f" and {trace.skipped} broken lines" if trace.skipped else ""
         raise TraceError(f"trace: {path}: expected requests with prompts, found none{broken}")

@@ -10,7 +10,7 @@ from hybrid_pages import Cache, Geometry
 from hybrid_pages.adapter.admission import Admissions, last_boundary
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import BlockGrid
-from hybrid_pages.vllm.hints import HintError, checkpoint_positions
+from hybrid_pages.vllm.hints import read_hints
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import Settings
@@ -43,25 +43,16 @@ class Checkpoints:
         request, n = tracked.request, self.grid.block_tokens
         tokens = request.num_prompt_tokens
         last = last_boundary(tokens, n)
-        admission = self._admissions.admit(tracked.namespace, request.block_hashes, tokens)
-        if not self.recurrent or self.mode == "none":
+        self._read_hints(tracked)
+        admission = self._admissions.admit(
+            tracked.namespace, request.block_hashes, tokens, tracked.for_policy
+        )
+        if not self._steers(tracked):
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
         if self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1):
             stops.add(last)  # the engine itself leaves or hands over a state at a finer boundary
-        try:
-            positions = checkpoint_positions(request.kv_transfer_params, tokens)
-        except HintError as error:
-            self.figures.count("refused_hints")
-            if not self._hints_ignored:
-                self._hints_ignored = True
-                logger.warning(
-                    "the hints of request %s are ignored: %s (said once; counted as refused_hints)",
-                    request.request_id,
-                    error,
-                )
-        else:
-            stops |= {position // n for position in positions}
+        stops |= {position // n for position in tracked.hints.checkpoint_at}
         if self.mode == "adaptive":
             if admission.fork is not None:
                 stops.add(admission.fork)
@@ -69,10 +60,27 @@ class Checkpoints:
         tracked.stops = stops - {0}
         tracked.want(tracked.stops)
 
+    def _read_hints(self, tracked: Tracked) -> None:
+        request = tracked.request
+        hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
+        tracked.hints, tracked.for_policy = hints, hints.for_policy(request.cache_salt)
+        self.figures.count("refused_hints", len(hints.errors))
+        if hints.errors and not self._hints_ignored:
+            self._hints_ignored = True
+            logger.warning(
+                "a hint of request %s is ignored: %s (said once; counted as refused_hints)",
+                request.request_id,
+                hints.errors[0],
+            )
+
+    def _steers(self, tracked: Tracked) -> bool:
+        """Whether the request gets any checkpoints."""
+        return self.recurrent and self.mode != "none" and tracked.hints.store
+
     def looked_up(self, tracked: Tracked) -> None:
         """Takes the forks that a lookup found, and vLLM's own, and sets the first stop."""
         lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
-        if not self.recurrent or self.mode == "none":
+        if not self._steers(tracked):
             return
         if lookup is None:  # the request reads no cache
             self._steer(tracked, 0)
@@ -107,7 +115,9 @@ class Checkpoints:
             versions.end_step_at(tracked.request, min(ahead))
 
     def finished(self, tracked: Tracked) -> None:
-        """Tells the policy what a request produced."""
+        """Tells the policy what a request produced, if it was stored."""
+        if not tracked.hints.store:
+            return
         request = tracked.request
         self._admissions.finish(
             tracked.namespace,

@@ -1,51 +1,93 @@
-"""Hints that an application may give with a request: where later prompts will fork.
+"""Hints that an application may give with a request: ``docs/hints.md`` lists them.
 
-``kv_transfer_params={"hybrid_pages": {"checkpoint_at": [1024, 5000]}}`` asks for a checkpoint at
-the last boundary at or before each of these token positions.
+``kv_transfer_params={"hybrid_pages": {"session": "chat 7", "retain": 600}}``. A wrong hint is
+ignored alone: the others of its request count.
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from hybrid_pages import HybridPagesError
+from hybrid_pages import Hints, HybridPagesError
 
 KEY = "hybrid_pages"
 MOST_POSITIONS = 64
+MOST_SESSION = 256
+MOST_PRIORITY = 10
+MOST_RETAIN = 24 * 60 * 60
 
 
 class HintError(HybridPagesError, ValueError):
-    """Invalid hints; the request runs as if it had none."""
+    """An invalid hint; the request runs as if it had not been given."""
 
 
-def checkpoint_positions(params: Mapping[str, Any] | None, tokens: int) -> list[int]:
-    """Token positions at which an application asks for a checkpoint.
+@dataclass(frozen=True)
+class RequestHints:
+    """What an application says of one request, as far as it makes sense."""
+
+    checkpoint_at: tuple[int, ...] = ()
+    """Token positions, each for a checkpoint at the last boundary at or before it."""
+    session: str | None = None
+    """Requests with the same id and the same ``cache_salt`` are turns of one conversation."""
+    priority: int = 0
+    """From -10 to 10: each step doubles what the request's checkpoints are worth."""
+    retain: float = 0.0
+    """Seconds: what the request stores or uses leaves after everything that is not retained."""
+    store: bool = True
+    """Whether anything of the request is stored."""
+    errors: tuple[HintError, ...] = field(default=(), compare=False)
+    """One for each hint that was ignored."""
+
+    def for_policy(self, salt: str | None) -> Hints:
+        """What the cache's policy is told. salt: the request's; sessions of two do not mix."""
+        name = None if self.session is None else session_name(self.session, salt)
+        return Hints(session=name, priority=self.priority, retain=self.retain, store=self.store)
+
+
+def session_name(session: str, salt: str | None) -> bytes:
+    """A session's id, apart from those of other salts."""
+    return json.dumps([salt, session]).encode()
+
+
+def read_hints(params: Mapping[str, Any] | None, tokens: int) -> RequestHints:
+    """Reads a request's ``kv_transfer_params``; keys of other connectors are left alone.
 
     Args:
-        params: the request's ``kv_transfer_params``; keys of other connectors are left alone.
+        params: of the request.
         tokens: length of the prompt.
-
-    Raises:
-        HintError: with what was expected and what was found.
     """
-    hints = params.get(KEY) if params else None
-    if hints is None:
-        return []
-    if not isinstance(hints, Mapping):
-        raise HintError(f"{KEY}: expected a mapping, found {type(hints).__name__}")
-    for key in hints:
-        if key != "checkpoint_at":
-            raise HintError(f"{KEY}: expected the key 'checkpoint_at' alone, found {key!r}")
-    positions = hints.get("checkpoint_at", [])
-    if not isinstance(positions, list | tuple):
+    given = params.get(KEY) if params else None
+    if given is None:
+        return RequestHints()
+    if not isinstance(given, Mapping):
+        error = HintError(f"{KEY}: expected a mapping, found {type(given).__name__}")
+        return RequestHints(errors=(error,))
+    values: dict[str, Any] = {}
+    errors = []
+    for key, value in given.items():
+        try:
+            check = _CHECKS.get(key) if isinstance(key, str) else None
+            if check is None:
+                raise HintError(f"{KEY}: expected some of {', '.join(_CHECKS)}, found {key!r}")
+            values[key] = check(value, tokens)
+        except HintError as error:
+            errors.append(error)
+    return RequestHints(**values, errors=tuple(errors))
+
+
+def _positions(value: Any, tokens: int) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
         raise HintError(
-            f"checkpoint_at: expected a list of token positions, found {type(positions).__name__}"
+            f"checkpoint_at: expected a list of token positions, found {type(value).__name__}"
         )
-    if len(positions) > MOST_POSITIONS:
+    if len(value) > MOST_POSITIONS:
         raise HintError(
-            f"checkpoint_at: expected at most {MOST_POSITIONS} positions, found {len(positions)}"
+            f"checkpoint_at: expected at most {MOST_POSITIONS} positions, found {len(value)}"
         )
-    for position in positions:
-        if isinstance(position, bool) or not isinstance(position, int):
+    for position in value:
+        if not _is_whole(position):
             raise HintError(
                 f"checkpoint_at: expected whole numbers, found {position!r} of type "
                 f"{type(position).__name__}"
@@ -55,4 +97,51 @@ def checkpoint_positions(params: Mapping[str, Any] | None, tokens: int) -> list[
                 f"checkpoint_at: expected positions from 1 to {tokens}, the length of the prompt, "
                 f"found {position}"
             )
-    return list(positions)
+    return tuple(value)
+
+
+def _session(value: Any, tokens: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_SESSION:
+        raise HintError(
+            f"session: expected a text of 1 to {MOST_SESSION} characters, found {_shown(value)}"
+        )
+    return value
+
+
+def _priority(value: Any, tokens: int) -> int:
+    if not _is_whole(value) or abs(value) > MOST_PRIORITY:
+        raise HintError(
+            f"priority: expected a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}, "
+            f"found {_shown(value)}"
+        )
+    return int(value)
+
+
+def _retain(value: Any, tokens: int) -> float:
+    number = _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    if not number or not 0 <= value <= MOST_RETAIN:
+        raise HintError(f"retain: expected seconds from 0 to {MOST_RETAIN}, found {_shown(value)}")
+    return float(value)
+
+
+def _store(value: Any, tokens: int) -> bool:
+    if not isinstance(value, bool):
+        raise HintError(f"store: expected true or false, found {_shown(value)}")
+    return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return f"{str(value)[:40]!r} of type {type(value).__name__}"
+
+
+_CHECKS: dict[str, Callable[[Any, int], Any]] = {
+    "checkpoint_at": _positions,
+    "session": _session,
+    "priority": _priority,
+    "retain": _retain,
+    "store": _store,
+}

@@ -46,7 +46,7 @@ COUNTERS = {
         None,
         "Steps that ended at a boundary because a checkpoint was wanted there.",
     ),
-    "refused_hints": (None, "Requests whose hints made no sense and were ignored."),
+    "refused_hints": (None, "Hints that made no sense and were ignored."),
     "stored_bytes": (None, "Bytes copied out of the engine."),
     "stored_seconds": (None, "Seconds of copying out, summed over ranks."),
     "stored_entries": ("kind", "Entries published, by kind."),
@@ -61,6 +61,7 @@ GAUGES = {
     "resident_bytes": ("kind", "Bytes of entries in host memory, by kind."),
     "free_bytes": (None, "Bytes of the budget that hold nothing."),
     "leased_bytes": (None, "Bytes held by transfers under way."),
+    "tenants": (None, "Tenants with entries, if tenant_share is below 1."),
     "metadata_bytes": (None, "Memory of index and policy."),
 }
 
@@ -136,6 +137,7 @@ class Figures:
             interval.gauge("resident_bytes", cache[size], kind)
         interval.gauge("free_bytes", cache["free_slots"] * cache["slot_bytes"])
         interval.gauge("leased_bytes", cache["leased_slots"] * cache["slot_bytes"])
+        interval.gauge("tenants", cache["tenants"])
         interval.gauge("metadata_bytes", cache["metadata_bytes"])
 
     @property

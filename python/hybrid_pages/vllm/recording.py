@@ -4,7 +4,8 @@ Lengths, times and hashes, never a token. A recording's hashes are made with a s
 written, so the file does not tell whether a known text was among the prompts.
 Format: JSON lines; the first names the format and the block size, then one per request, written
 when it ends:
-``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``.
+``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``,
+with those of the hints ``session`` (a hash), ``priority``, ``retain`` and ``store`` that it had.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from hybrid_pages.vllm.hints import RequestHints, session_name
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import SettingsError
@@ -70,6 +72,7 @@ class Recording:
                     "input_length": request.num_prompt_tokens,
                     "output_length": request.num_output_tokens,
                     "hash_ids": [self._hash(tracked.namespace, key) for key in keys],
+                    **self._hints(tracked),
                 }
             )
         except OSError as error:
@@ -77,8 +80,25 @@ class Recording:
             self.figures.count("failures", label="recording")
             self.close()
 
+    def _hints(self, tracked: Tracked) -> dict[str, object]:
+        """What the application said of the request, as far as it differs from saying nothing."""
+        hints, nothing = tracked.hints, RequestHints()
+        found: dict[str, object] = {}
+        if hints.session is not None:
+            name = session_name(hints.session, tracked.request.cache_salt)
+            found["session"] = self._digest(b"session" + name)
+        if hints.priority != nothing.priority:
+            found["priority"] = hints.priority
+        if hints.retain != nothing.retain:
+            found["retain"] = hints.retain
+        if hints.store != nothing.store:
+            found["store"] = hints.store
+        return found
+
     def _hash(self, namespace: int, key: bytes) -> str:
-        message = namespace.to_bytes(4, "little") + key
+        return self._digest(namespace.to_bytes(4, "little") + key)
+
+    def _digest(self, message: bytes) -> str:
         return hashlib.blake2b(message, digest_size=8, key=self._secret).hexdigest()
 
     def _write(self, line: dict[str, object]) -> None:

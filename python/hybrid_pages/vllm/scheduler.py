@@ -25,6 +25,7 @@ from hybrid_pages.vllm.metrics import Figures, HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.store import Stores
+from hybrid_pages.vllm.tenants import namespace_of
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
@@ -99,7 +100,12 @@ class SchedulerHalf:
 
     def _connect(self, plan: Geometry) -> None:
         self.geometry = plan
-        pool = Pool(plan, host_gb=self.settings.host_gb, policy=self.settings.policy)
+        pool = Pool(
+            plan,
+            host_gb=self.settings.host_gb,
+            policy=self.settings.policy,
+            tenant_share=self.settings.tenant_share,
+        )
         self.cache, self.arena = pool.cache, pool.arena
         self.checkpoints = Checkpoints(plan, self.cache, self.grid, self.settings, self.figures)
         self.stores = Stores(plan, self.cache, self.grid, self.checkpoints, self.figures)
@@ -175,7 +181,9 @@ class SchedulerHalf:
         self._follow_engine()
         tracked = self._requests.get(request.request_id)
         reload = self.epochs.reload(request, None if tracked is None else tracked.reload)
-        namespace = self.cache.namespace(self.epochs.identity(request, reload))
+        identity = self.epochs.identity(request, reload)
+        share = self.settings.tenant_share
+        namespace = namespace_of(self.cache, identity, request.cache_salt, share)
         if tracked is not None:
             self.epochs.restarted(tracked, self._keys(tracked))
             tracked.restart()

@@ -23,6 +23,10 @@ class Settings:
     policy: str = "reuse"
     """Which checkpoints deserve room, and which entries stay when the budget is full."""
 
+    tenant_share: float = 1.0
+    """Share of the budget that the entries of one tenant cannot exceed. Requests with one
+    ``cache_salt`` are a tenant, those without a salt another. 1 for no limit."""
+
     checkpoint_mode: CheckpointMode = "adaptive"
     """Where a prompt gets checkpoints. ``adaptive``: where the policy wants one, and where prompts
     fork, for which the engine is asked to end a step. ``align``: where vLLM keeps a state itself.
@@ -62,6 +66,10 @@ class Settings:
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"
+            )
+        if not 0 < self.tenant_share <= 1:
+            raise SettingsError(
+                f"tenant_share: expected a share above 0 and at most 1, found {self.tenant_share}"
             )
         if not 0 <= self.checkpoint_interval < 1 << 32:
             raise SettingsError(

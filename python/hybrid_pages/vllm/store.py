@@ -113,9 +113,10 @@ class Stores:
                 sources |= self._checkpoint(state)
         reach = self._reach(tracked, end)
         sources |= self._pages(tables, tracked.offered_blocks, reach)
-        if tracked.stale:
-            self.figures.count("skipped_entries", len(sources), "stale")
-        job = self._reserve(tracked, sources) if sources and not tracked.stale else None
+        refused = "hint" if not tracked.hints.store else "stale" if tracked.stale else None
+        if refused is not None:
+            self.figures.count("skipped_entries", len(sources), refused)
+        job = self._reserve(tracked, sources) if sources and refused is None else None
         tracked.offered_blocks = max(tracked.offered_blocks, reach)
         return job
 
@@ -155,6 +156,7 @@ class Stores:
             tracked.request.block_hashes,
             list(sources),
             stride=self.grid.stride,
+            hints=tracked.for_policy,
         )
         for reason, count in lease.skipped.items():
             if reason != "resident":

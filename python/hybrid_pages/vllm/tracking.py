@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybrid_pages import ReadLease
+from hybrid_pages import Hints, ReadLease
+from hybrid_pages.vllm.hints import RequestHints
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -66,6 +67,9 @@ class Tracked:
     """The last of them."""
     stops: set[int] = field(default_factory=set)
     """Those of them at which the engine is asked to end a step."""
+    hints: RequestHints = field(default_factory=RequestHints)
+    for_policy: Hints | None = None
+    """The same, as the cache takes them."""
     arrival: float = 0.0
     """When it came, on the monotonic clock, if requests are recorded."""
     skips_loads: bool = False

@@ -129,9 +129,9 @@ READS: dict[str, str] = {
     "vllm.model_executor.layers.mamba.mamba_utils": "get_conv_state_layout",
     # The scheduler's objects.
     "vllm.v1.request.Request": (
-        "block_hashes kv_transfer_params lora_request num_computed_tokens num_output_tokens "
-        "num_prompt_tokens num_tokens request_id shared_prefix_boundary skip_reading_prefix_cache "
-        "status"
+        "block_hashes cache_salt kv_transfer_params lora_request num_computed_tokens "
+        "num_output_tokens num_prompt_tokens num_tokens request_id shared_prefix_boundary "
+        "skip_reading_prefix_cache status"
     ),
     "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",
     "vllm.lora.request.LoRARequest": "load_inplace lora_int_id lora_name lora_path",

@@ -100,3 +100,12 @@ pub struct EntryKey {
 /// A boundary known to the prefix index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
+
+/// Whose share of the room an entry counts against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantId(pub u32);
+
+impl TenantId {
+    /// Of entries that count against no share: there is none.
+    pub const NONE: Self = Self(u32::MAX);
+}

@@ -4,8 +4,8 @@
 //! request's entries enter first, then the policy chooses what goes until the budget holds, the new
 //! ones included. A cache can't do that, since it has no room beyond its slots.
 
-use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{EntryKind, NewEntry, Policy, Request};
+use hybrid_pages::ids::{EntryId, TenantId};
+use hybrid_pages::policy::{EntryKind, Hints, NewEntry, Policy, Request};
 
 use crate::trace::{ROOT, Trace, Visit};
 
@@ -108,6 +108,7 @@ impl<'a> Lab<'a> {
             pages,
             seen: pages,
             free: self.budget - self.taken(),
+            hints: visit.hints,
         };
         self.policy.admit(&request, &mut self.admitted);
         self.admitted.sort_unstable();
@@ -127,9 +128,11 @@ impl<'a> Lab<'a> {
                 self.admitted.retain(|&admitted| admitted != block + 1);
             }
         }
-        self.release(path, resumed);
-        self.policy
-            .finish(&self.names, self.names.len(), visit.output_tokens);
+        self.release(path, resumed, &visit.hints);
+        if visit.hints.store {
+            self.policy
+                .finish(&self.names, self.names.len(), visit.output_tokens);
+        }
         while self.taken() > self.budget {
             let Some(victim) = self.policy.victim() else {
                 break;
@@ -143,19 +146,30 @@ impl<'a> Lab<'a> {
     }
 
     /// Deepest first, a block's checkpoint before its page.
-    fn release(&mut self, path: &[u32], resumed: usize) {
+    fn release(&mut self, path: &[u32], resumed: usize, hints: &Hints) {
         let everything = self.policy.refreshes_path();
+        let reach = self.admitted.last().copied().unwrap_or(0).max(resumed);
         for (block, &at) in path.iter().enumerate().rev() {
             let Cell { page, checkpoint } = self.cells[at as usize];
             let depth = block + 1;
             let used = everything || depth == resumed || self.admitted.contains(&depth);
             if checkpoint != NONE && used {
-                self.policy.release(EntryId(checkpoint));
+                self.let_go(EntryId(checkpoint), hints);
             }
             if page != NONE {
-                self.policy.release(EntryId(page));
+                let hints = if depth <= reach { hints } else { &Hints::NONE };
+                self.let_go(EntryId(page), hints);
             }
         }
+    }
+
+    /// Nobody holds an entry any more that a request with such hints stored or used.
+    fn let_go(&mut self, id: EntryId, hints: &Hints) {
+        if hints.keep() {
+            self.policy.hold(id);
+            self.policy.keep(id, TenantId::NONE, hints);
+        }
+        self.policy.release(id);
     }
 
     fn enter(&mut self, at: u32, kind: EntryKind) {
@@ -186,6 +200,7 @@ impl<'a> Lab<'a> {
             depth: boundary.depth,
             size,
             boundary: boundary.name,
+            tenant: TenantId::NONE,
         });
     }
 

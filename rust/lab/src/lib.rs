@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `replay` | every trace with every policy and budget, over all cores |
 //! | `lab`, `bound` | one replay; the bound |
+//! | `sessions` | session ids derived from chains |
 //! | `trace` | requests as chains of boundaries |
 //! | `row`, `source` | one row of a trace; its bytes, plain or compressed |
 //! | `error` | what can go wrong |
@@ -23,9 +24,11 @@ mod lab;
 
 mod replay;
 mod row;
+mod sessions;
 mod source;
 mod trace;
 
 pub use error::{LabError, Result};
 pub use replay::{BOUND, Budget, Row, replay};
+pub use sessions::Sessions;
 pub use trace::{ReadOptions, Trace};

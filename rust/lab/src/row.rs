@@ -1,5 +1,6 @@
 //! One row of a trace: a request, or a recording's description of itself.
 
+use hybrid_pages::policy::Hints;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -19,13 +20,26 @@ pub(crate) struct TraceRow {
     #[serde(default)]
     pub(crate) output_length: u64,
     pub(crate) hash_ids: Vec<HashId>,
+    #[serde(default)]
+    pub(crate) session: Option<HashId>,
+    #[serde(default)]
+    priority: i8,
+    /// Seconds.
+    #[serde(default)]
+    retain: f64,
+    #[serde(default = "stored")]
+    store: bool,
+}
+
+const fn stored() -> bool {
+    Hints::NONE.store
 }
 
 /// A hash as a number or as text.
 #[derive(Debug, Deserialize, PartialEq, Eq, Hash)]
 #[serde(
     untagged,
-    expecting = "expected hash_ids as integers of 64 bits or as strings"
+    expecting = "expected hash_ids and session as integers of 64 bits or as strings"
 )]
 pub(crate) enum HashId {
     Unsigned(u64),
@@ -60,7 +74,32 @@ impl TraceRow {
                 row.output_length
             ));
         }
+        if !Hints::PRIORITIES.contains(&row.priority) {
+            return Err(format!(
+                "priority: expected {} to {}, found {}",
+                Hints::PRIORITIES.start(),
+                Hints::PRIORITIES.end(),
+                row.priority
+            ));
+        }
+        let most = Hints::MOST_RETAIN / 1000;
+        if !(0.0..=most as f64).contains(&row.retain) {
+            return Err(format!(
+                "retain: expected 0 to {most} seconds, found {}",
+                row.retain
+            ));
+        }
         Ok(row)
+    }
+
+    /// What the application said of it; sessions have names that the reader gives.
+    pub(crate) fn hints(&self, session: Option<u64>) -> Hints {
+        Hints {
+            session,
+            priority: self.priority,
+            retain: (self.retain * 1000.0) as u64,
+            store: self.store,
+        }
     }
 }
 

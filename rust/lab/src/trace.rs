@@ -5,6 +5,7 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 use hybrid_pages::error::Error;
+use hybrid_pages::policy::Hints;
 
 use crate::error::{LabError, Result};
 use crate::row::{self, HashId, MOST_BLOCK_TOKENS, TraceRow};
@@ -40,6 +41,7 @@ pub(crate) struct Visit {
     pub(crate) now: u64,
     pub(crate) tokens: u64,
     pub(crate) output_tokens: u64,
+    pub(crate) hints: Hints,
     /// The first of its boundaries in the trace's paths.
     first: usize,
     blocks: usize,
@@ -132,13 +134,18 @@ impl Trace {
         Ok(trace)
     }
 
-    fn push(&mut self, row: TraceRow, known: &mut Known) -> std::result::Result<(), String> {
+    fn push(&mut self, mut row: TraceRow, known: &mut Known) -> std::result::Result<(), String> {
         let blocks = (row.input_length / self.block_tokens) as usize;
         if self.boundaries.len().saturating_add(blocks) >= ROOT as usize {
             return Err(format!(
                 "expected at most {ROOT} different blocks, found more"
             ));
         }
+        let session = row.session.take().map(|name| {
+            let next = known.sessions.len() as u64;
+            *known.sessions.entry(name).or_insert(next)
+        });
+        let hints = row.hints(session);
         let first = self.paths.len();
         let mut parent = ROOT;
         for hash in row.hash_ids.into_iter().take(blocks) {
@@ -164,6 +171,7 @@ impl Trace {
             now: row.timestamp as u64,
             tokens: row.input_length,
             output_tokens: row.output_length,
+            hints,
             first,
             blocks,
         });
@@ -242,4 +250,5 @@ impl Trace {
 struct Known {
     hashes: HashMap<HashId, u32>,
     chains: HashMap<(u32, u32), u32>,
+    sessions: HashMap<HashId, u64>,
 }

@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
 
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
+use crate::hints::{PyHints, given};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
 
@@ -130,8 +131,19 @@ pub struct PyCache {
 #[pymethods]
 impl PyCache {
     #[new]
-    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru"))]
-    fn new(geometry: &PyGeometry, slot_bytes: Whole, slots: Whole, policy: &str) -> PyResult<Self> {
+    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru", tenant_share = 1.0))]
+    fn new(
+        geometry: &PyGeometry,
+        slot_bytes: Whole,
+        slots: Whole,
+        policy: &str,
+        tenant_share: f64,
+    ) -> PyResult<Self> {
+        if !(tenant_share > 0.0 && tenant_share <= 1.0) {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "tenant_share: expected more than 0 and at most 1, found {tenant_share}"
+            ))));
+        }
         let geometry = &geometry.inner;
         let class = |class: &hybrid_pages::geometry::PageClass| {
             Ok(ClassConfig {
@@ -151,14 +163,24 @@ impl PyCache {
             slots: slots.0,
             slot_bytes: slot_bytes.0,
             policy: policy.to_owned(),
+            tenant_slots: Some((slots.0 as f64 * tenant_share) as usize),
         };
         Ok(Self {
             inner: Cache::new(&config).map_err(to_py)?,
         })
     }
 
-    fn namespace(&self, identity: &Bound<'_, PyBytes>) -> PyResult<u32> {
-        let id = self.inner.namespace(identity.as_bytes()).map_err(to_py)?;
+    #[pyo3(signature = (identity, tenant = None), text_signature = "($self, identity, tenant=b'')")]
+    fn namespace(
+        &self,
+        identity: &Bound<'_, PyBytes>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+    ) -> PyResult<u32> {
+        let tenant = tenant.map_or(&b""[..], |tenant| tenant.as_bytes());
+        let id = self
+            .inner
+            .namespace_of(identity.as_bytes(), tenant)
+            .map_err(to_py)?;
         Ok(id.0)
     }
 
@@ -227,9 +249,10 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, now, tokens, stride = Whole(1), limit = None),
-        text_signature = "($self, namespace, keys, *, now, tokens, stride=1, limit=None)"
+        signature = (namespace, keys, *, now, tokens, stride = Whole(1), limit = None, hints = None),
+        text_signature = "($self, namespace, keys, *, now, tokens, stride=1, limit=None, hints=None)"
     )]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn admit(
         &self,
         namespace: Whole,
@@ -238,12 +261,14 @@ impl PyCache {
         tokens: Whole,
         stride: Whole,
         limit: Option<Whole>,
+        hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<PyAdmission> {
         let keys = block_keys(keys, stride, None)?;
         let arrival = Arrival {
             now: now.0 as u64,
             tokens: tokens.0 as u64,
             limit: limit.map_or(keys.len(), |Whole(limit)| limit),
+            hints: given(hints),
         };
         let Admission { boundaries, fork } = self
             .inner
@@ -276,8 +301,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, entries, *, stride = Whole(1)),
-        text_signature = "($self, namespace, keys, entries, *, stride=1)"
+        signature = (namespace, keys, entries, *, stride = Whole(1), hints = None),
+        text_signature = "($self, namespace, keys, entries, *, stride=1, hints=None)"
     )]
     fn reserve(
         &self,
@@ -286,6 +311,7 @@ impl PyCache {
         keys: &Bound<'_, PyAny>,
         entries: Vec<Place>,
         stride: Whole,
+        hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<PyWriteLease> {
         let keys = block_keys(keys, stride, None)?;
         let entries: Vec<_> = entries
@@ -294,7 +320,7 @@ impl PyCache {
             .collect();
         let lease = self
             .inner
-            .reserve(namespace_id(namespace)?, &keys, &entries)
+            .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
             .map_err(to_py)?;
         PyWriteLease::new(py, lease)
     }

@@ -9,6 +9,7 @@ mod engine;
 mod error;
 mod facts;
 mod geometry;
+mod hints;
 mod layer;
 mod lease;
 mod number;
@@ -30,6 +31,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     running::register(m)?;
     engine::register(m)?;
     cuda::register(m)?;
+    hints::register(m)?;
     cache::register(m)?;
     replay::register(m)?;
     Ok(())

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::policy;
-use hybrid_pages_lab::{Budget, ReadOptions, Result, Row, Trace, replay};
+use hybrid_pages_lab::{Budget, ReadOptions, Result, Row, Sessions, Trace, replay};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -28,22 +28,27 @@ pub struct PyTrace {
 impl PyTrace {
     #[staticmethod]
     #[pyo3(
-        signature = (path, *, block_tokens = None, skip_bad = false),
-        text_signature = "(path, *, block_tokens=None, skip_bad=False)"
+        signature = (path, *, block_tokens = None, skip_bad = false, sessions = "given"),
+        text_signature = "(path, *, block_tokens=None, skip_bad=False, sessions='given')"
     )]
     fn open(
         py: Python<'_>,
         path: PathBuf,
         block_tokens: Option<Whole>,
         skip_bad: bool,
+        sessions: &str,
     ) -> PyResult<Self> {
+        let sessions = sessions_by_name(sessions)?;
         let options = ReadOptions {
             block_tokens: block_tokens.map(|Whole(tokens)| tokens),
             skip_bad,
         };
         let inner = beside(
             py,
-            move |_| Trace::open(&path, options).map(Arc::new),
+            move |_| {
+                let trace = Trace::open(&path, options)?;
+                Ok(Arc::new(trace.with_sessions(sessions)))
+            },
             |()| Ok(()),
         )?;
         Ok(Self { inner })
@@ -84,6 +89,16 @@ impl PyTrace {
             trace.skipped()
         )
     }
+}
+
+fn sessions_by_name(name: &str) -> PyResult<Sessions> {
+    let known = Sessions::NAMES.iter().find(|(known, _)| *known == name);
+    known.map(|&(_, sessions)| sessions).ok_or_else(|| {
+        let names = Sessions::NAMES.map(|(name, _)| name).join(", ");
+        to_py(Error::InvalidArgument(format!(
+            "sessions: expected one of {names}, found '{name}'"
+        )))
+    })
 }
 
 /// The outcome of one policy on one trace with one budget.

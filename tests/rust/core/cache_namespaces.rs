@@ -8,6 +8,7 @@ use cache_support::{CHECKPOINT, PAGE, Small, commit, keys, whole};
 use hybrid_pages::cache::{Arrival, Cache};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::NamespaceId;
+use hybrid_pages::policy::Hints;
 use hybrid_pages::prefix::Hit;
 
 const IDENTITY: &[u8] = b"an adapter";
@@ -157,6 +158,7 @@ fn a_stale_number_is_refused_by_every_method() {
         now: 0,
         tokens: 32,
         limit: 2,
+        hints: Hints::NONE,
     };
     let keys = keys("ab");
     refused(cache.lookup(stale, &keys).map(drop));
@@ -226,6 +228,7 @@ fn a_fork_known_from_keys_is_known_when_its_identity_comes_back() {
             now,
             tokens: 16 * prompt.len() as u64 + 1,
             limit: prompt.len(),
+            hints: Hints::NONE,
         };
         small.cache.admit(namespace, &keys(prompt), arrival)
     };

@@ -12,6 +12,7 @@ pub const NONE_SKIPPED: Skipped = Skipped {
     resident: 0,
     in_writing: 0,
     no_room: 0,
+    tenant_share: 0,
     orphan: 0,
 };
 
@@ -31,6 +32,7 @@ pub fn config(classes: &[ClassConfig], slots: usize) -> CacheConfig {
         slots,
         slot_bytes: 512,
         policy,
+        tenant_slots: None,
     }
 }
 

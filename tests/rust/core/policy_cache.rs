@@ -7,8 +7,8 @@ use std::collections::HashSet;
 
 use hybrid_pages::cache::{Arrival, Cache, ReadLease, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
-use hybrid_pages::policy;
-use live_cache::{Prompt, cache, commit, keys, live, wanted};
+use hybrid_pages::policy::{self, Hints};
+use live_cache::{Prompt, cache, commit, keys, live, shared, wanted};
 use proptest::prelude::*;
 
 use ClassKind::{Attention, Recurrent, Window};
@@ -37,6 +37,24 @@ struct Act {
     steps: usize,
     finishes: bool,
     what: u8,
+    tenant: usize,
+    hints: Hints,
+}
+
+fn hints() -> impl Strategy<Value = Hints> {
+    let said = (
+        prop::option::of(0..3_u64),
+        -10..=10_i8,
+        prop_oneof![Just(0), 1..9_000_u64],
+        any::<bool>(),
+    );
+    let said = said.prop_map(|(session, priority, retain, store)| Hints {
+        session,
+        priority,
+        retain,
+        store,
+    });
+    prop_oneof![Just(Hints::NONE), said]
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -48,31 +66,42 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         0..6_usize,
         any::<bool>(),
         0..12_u8,
+        0..3_usize,
+        hints(),
     )
-        .prop_map(|(letters, asks, step, steps, finishes, what)| Act {
-            letters,
-            asks,
-            step,
-            steps,
-            finishes,
-            what,
-        });
+        .prop_map(
+            |(letters, asks, step, steps, finishes, what, tenant, hints)| Act {
+                letters,
+                asks,
+                step,
+                steps,
+                finishes,
+                what,
+                tenant,
+                hints,
+            },
+        );
     prop::collection::vec(act, 1..60)
 }
 
 proptest! {
     #[test]
     fn whatever_an_engine_does_what_is_held_stays_and_all_room_can_be_had_again(
-        acts in acts(), slots in 8..40_usize, shape in 0..SHAPES.len(),
+        acts in acts(), slots in 8..40_usize, shape in 0..SHAPES.len(), share in 7..60_usize,
     ) {
         for name in policy::NAMES {
             let kinds = SHAPES[shape];
-            let (cache, namespace) = cache(name, kinds, slots);
-            let mut reading: Vec<(Vec<PrefixKey>, ReadLease)> = Vec::new();
+            // Beyond the slots there is no limit, and nobody is counted.
+            let cache = shared(name, kinds, slots, Some(share));
+            let tenants = ["", "a", "b"].map(|tenant| {
+                cache.namespace_of(tenant.as_bytes(), tenant.as_bytes()).unwrap()
+            });
+            let mut reading: Vec<(NamespaceId, Vec<PrefixKey>, ReadLease)> = Vec::new();
             let mut writing: Vec<WriteLease> = Vec::new();
             for (at, act) in acts.iter().enumerate() {
                 let keys = keys(&act.letters);
-                let arrival = Arrival { now: at as u64 * 700, tokens: keys.len() as u64 * 4 + 1, limit: keys.len() };
+                let namespace = tenants[act.tenant];
+                let arrival = Arrival { now: at as u64 * 700, tokens: keys.len() as u64 * 4 + 1, limit: keys.len(), hints: act.hints };
                 let admitted = if act.asks {
                     cache.admit(namespace, &keys, arrival).unwrap().boundaries
                 } else {
@@ -81,12 +110,12 @@ proptest! {
                 let mut done = 0;
                 if let Some(lease) = cache.acquire(namespace, &keys, 0).unwrap() {
                     done = lease.blocks();
-                    reading.push((keys.clone(), lease));
+                    reading.push((namespace, keys.clone(), lease));
                 }
                 for _ in 0..act.steps {
                     let end = (done + act.step).min(keys.len());
                     let entries = wanted(kinds, done, end, &admitted);
-                    let mut lease = cache.reserve(namespace, &keys, &entries).unwrap();
+                    let mut lease = cache.reserve_hinted(namespace, &keys, &entries, &act.hints).unwrap();
                     match act.what {
                         0 => lease.abort(),
                         1..4 => writing.push(lease),
@@ -101,7 +130,7 @@ proptest! {
                     4 => reading.clear(),
                     5 => writing.clear(),
                     6 => writing.iter_mut().for_each(|lease| { commit(lease); }),
-                    7 => if let Some((_, lease)) = reading.pop() {
+                    7 => if let Some((_, _, lease)) = reading.pop() {
                         cache.invalidate(&lease).unwrap();
                         reading.clear();
                     },
@@ -109,15 +138,16 @@ proptest! {
                     _ => {}
                 }
                 writing.retain(|lease| !lease.ended());
-                for (keys, lease) in &reading {
-                    prop_assert!(cache.lookup(namespace, keys).unwrap().blocks >= lease.blocks(), "{}", name);
+                for (namespace, keys, lease) in &reading {
+                    prop_assert!(cache.lookup(*namespace, keys).unwrap().blocks >= lease.blocks(), "{}", name);
                 }
                 prop_assert_eq!(cache.audit(), None, "{}", name);
             }
             drop((reading, writing));
-            // One long prompt of the first kind alone gets everything.
+            // One long prompt of the first kind alone gets everything, or all of its tenant's share.
             let (_, units) = kinds[0];
-            let fresh: Vec<u8> = (0..slots / units).map(|block| block as u8 + 100).collect();
+            let namespace = tenants[0];
+            let fresh: Vec<u8> = (0..slots.min(share) / units).map(|block| block as u8 + 100).collect();
             let entries: Vec<_> = (0..fresh.len()).map(|block| (0, block)).collect();
             if kinds[0].0 != Recurrent || kinds.len() == 1 {
                 let lease = cache.reserve(namespace, &keys(&fresh), &entries).unwrap();
@@ -160,6 +190,7 @@ fn two_prompts(finished: bool) -> (Cache, NamespaceId, Vec<PrefixKey>, Vec<Prefi
             now,
             tokens: 99,
             limit: keys.len(),
+            hints: Hints::NONE,
         };
         cache.admit(namespace, keys, arrival).unwrap();
     };
@@ -216,6 +247,7 @@ fn memory_stays_bounded_when_what_is_admitted_is_never_stored() {
                 now: number * 10,
                 tokens: 600,
                 limit: 1,
+                hints: Hints::NONE,
             };
             cache.admit(namespace, &[key], arrival).unwrap();
             if number >= 40_000 {

@@ -605,6 +605,7 @@ fn more_room_than_names_for_entries_is_rejected() {
         slots: (1 << 30) + 1,
         slot_bytes: 1,
         policy: "lru".into(),
+        tenant_slots: None,
     };
     assert!(matches!(
         Cache::new(&config),

@@ -308,6 +308,7 @@ impl Engine {
             slots,
             slot_bytes: SLOT_BYTES,
             policy: policy.into(),
+            tenant_slots: None,
         };
         let memory: Slots = Arc::new(Mutex::new(vec![[0; SLOT_BYTES]; slots]));
         let tier = |(shelf, size): &(Handle, Size)| -> Box<dyn Below> {

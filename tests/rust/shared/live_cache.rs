@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
+use hybrid_pages::policy::Hints;
 
 pub fn keys(letters: &[u8]) -> Vec<PrefixKey> {
     (1..=letters.len())
@@ -13,22 +14,33 @@ pub fn keys(letters: &[u8]) -> Vec<PrefixKey> {
 }
 
 pub fn cache(name: &str, kinds: &[(ClassKind, usize)], slots: usize) -> (Cache, NamespaceId) {
+    let cache = shared(name, kinds, slots, None);
+    let namespace = cache.namespace(b"x").unwrap();
+    (cache, namespace)
+}
+
+/// A cache in which one tenant may have so many slots.
+pub fn shared(
+    name: &str,
+    kinds: &[(ClassKind, usize)],
+    slots: usize,
+    tenant_slots: Option<usize>,
+) -> Cache {
     let class = |&(kind, slots_per_entry): &(ClassKind, usize)| ClassConfig {
         kind,
         window_blocks: 2,
         slots_per_entry,
     };
     let classes = kinds.iter().map(class).collect();
-    let cache = Cache::new(&CacheConfig {
+    Cache::new(&CacheConfig {
         classes,
         ranks: 1,
         slots,
         slot_bytes: 512,
         policy: name.into(),
+        tenant_slots,
     })
-    .unwrap();
-    let namespace = cache.namespace(b"x").unwrap();
-    (cache, namespace)
+    .unwrap()
 }
 
 pub fn commit(lease: &mut WriteLease) -> usize {
@@ -108,6 +120,7 @@ impl<'a> Engine<'a> {
             now: prompt.now,
             tokens: prompt.tokens,
             limit,
+            hints: Hints::NONE,
         };
         let admitted = self
             .cache

@@ -14,6 +14,7 @@ impl State {
             .audit()
             .or_else(|| self.audit_slots())
             .or_else(|| self.entries.iter().find_map(|(id, _)| self.audit_entry(id)))
+            .or_else(|| self.audit_tenants())
             .or_else(|| self.audit_copies())
             .or_else(|| tiers.into_iter().find_map(|tier| self.audit_tier(tier)))
     }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::ids::ClassKind;
-use crate::policy::Shape;
+use crate::policy::{Hints, Shape};
 use crate::prefix::Roles;
 
 /// One class of entries.
@@ -25,6 +25,8 @@ pub struct Arrival {
     pub tokens: u64,
     /// Deepest boundary, in blocks, from which it could resume.
     pub limit: usize,
+    /// What the application says of it.
+    pub hints: Hints,
 }
 
 /// Boundaries that deserve a checkpoint, in blocks: the answer of [`Cache::admit`](super::Cache::admit).
@@ -51,6 +53,8 @@ pub struct CacheConfig {
     pub slot_bytes: usize,
     /// Name of the policy: see [`crate::policy::NAMES`].
     pub policy: String,
+    /// Slots that the entries of one tenant may take; `None`, and all slots or more, for no limit.
+    pub tenant_slots: Option<usize>,
 }
 
 impl CacheConfig {
@@ -70,6 +74,12 @@ impl CacheConfig {
             window: size(ClassKind::Window),
             checkpoint: size(ClassKind::Recurrent),
         }
+    }
+
+    /// Slots that one tenant may have, if that is less than all.
+    pub(super) fn share(&self) -> Option<u64> {
+        let share = self.tenant_slots.filter(|&slots| slots < self.slots)?;
+        Some(share as u64)
     }
 
     /// The classes by role, if the configuration makes sense.
@@ -124,7 +134,7 @@ impl CacheConfig {
         let slots_of = |class: &ClassConfig| class.slots_per_entry as u128;
         let needed: u128 = self.classes.iter().map(slots_of).sum();
         if self.slots as u128 >= needed {
-            return Ok(());
+            return self.check_share(needed);
         }
         let bytes = |slots: u128| slots * self.slot_bytes as u128;
         Err(Error::Budget(format!(
@@ -134,6 +144,17 @@ impl CacheConfig {
             self.slot_bytes,
             bytes(self.slots as u128),
             self.slots
+        )))
+    }
+
+    /// Refuses a share that can't.
+    fn check_share(&self, needed: u128) -> Result<()> {
+        let Some(share) = self.share().filter(|&share| u128::from(share) < needed) else {
+            return Ok(());
+        };
+        Err(Error::Budget(format!(
+            "tenant_slots: expected room for one entry of each class, {needed} slots, found {share}: raise \
+             the share of a tenant, or the budget"
         )))
     }
 }

@@ -30,7 +30,7 @@ impl State {
         true
     }
 
-    fn evict(&mut self, tier: usize, victim: EntryId) {
+    pub(super) fn evict(&mut self, tier: usize, victim: EntryId) {
         let class = self.entries.get(victim).class;
         let before = self.room(tier).entries();
         let resident = self.take_out(&[victim], Places::of(tier));
@@ -149,12 +149,16 @@ impl State {
             }
             if tiers.in_host() {
                 self.host.room_mut().leave(id, size, held);
+                if !held {
+                    self.tenants.hold(id, size);
+                }
             }
             let entry = self.entries.get_mut(id);
             if held || entry.members.in_host() {
                 continue;
             }
             if let Some(slots) = entry.slots.take() {
+                self.tenants.give(id, slots.len());
                 self.host.give(slots);
             }
             if entry.home.is_none() {

@@ -19,6 +19,7 @@ mod promote;
 mod reserve;
 mod state;
 mod stats;
+mod tenants;
 mod write_behind;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,6 +31,7 @@ pub use stats::{Stats, TierStats};
 
 use crate::error::Result;
 use crate::ids::{NamespaceId, PrefixKey};
+use crate::policy::Hints;
 use crate::prefix::Hit;
 use crate::tier::Below;
 use state::State;
@@ -78,7 +80,17 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) when all 2^32 numbers are given.
     pub fn namespace(&self, identity: &[u8]) -> Result<NamespaceId> {
-        self.shared.lock().namespace(identity)
+        self.namespace_of(identity, b"")
+    }
+
+    /// The same for a tenant other than the nameless one. All that is stored under the namespace counts
+    /// against the tenant's share.
+    ///
+    /// # Errors
+    /// Those of [`namespace`](Self::namespace), and [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an identity that is another
+    /// tenant's.
+    pub fn namespace_of(&self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
+        self.shared.lock().namespace(identity, tenant)
     }
 
     /// Gives back one hold of [`namespace`](Self::namespace). Without that the identity stays known.
@@ -175,7 +187,8 @@ impl Cache {
     ///
     /// Shallow entries get room first; a checkpoint, the pages up to it that are not there yet and the
     /// window pages it needs get room together or not at all, and then nothing deeper does. The prefix
-    /// being extended is never evicted for it, and is refreshed when the lease ends.
+    /// being extended is never evicted for it, and is refreshed when the lease ends. A tenant that has its
+    /// share of the room gets it from its own entries.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, a class or block out of range, and keys
@@ -186,7 +199,23 @@ impl Cache {
         keys: &[PrefixKey],
         entries: &[(usize, usize)],
     ) -> Result<WriteLease> {
-        let reservation = self.shared.lock().reserve(namespace, keys, entries)?;
+        self.reserve_hinted(namespace, keys, entries, &Hints::NONE)
+    }
+
+    /// The same for a request with hints: they say how the entries are kept, and those that they stand on.
+    ///
+    /// # Errors
+    /// Those of [`reserve`](Self::reserve).
+    pub fn reserve_hinted(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        entries: &[(usize, usize)],
+        hints: &Hints,
+    ) -> Result<WriteLease> {
+        let mut state = self.shared.lock();
+        let reservation = state.reserve(namespace, keys, entries, hints)?;
+        drop(state);
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }
 

@@ -5,7 +5,7 @@ use super::state::State;
 use crate::error::Result;
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::prefix::{Cell, boundary_name};
-use crate::slot::{HOST, Places};
+use crate::slot::Places;
 
 impl State {
     /// Takes note of what happened below: copies that ended, and entries that this cache has not put there.
@@ -64,7 +64,7 @@ impl State {
         let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
         let there: Vec<EntryId> = held.iter().copied().filter(in_host).collect();
         self.hold(&there);
-        if !self.make_room(HOST, needed) {
+        if self.make_room_for(namespace, needed).is_err() {
             self.release(&there);
             return Ok(under_way);
         }

@@ -5,10 +5,12 @@ use std::cmp::Reverse;
 use super::entry::{LeaseEntry, Skipped};
 use super::plan::{Wanted, units};
 use super::state::State;
+use super::tenants::Full;
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::policy::Hints;
 use crate::prefix::{Cell, boundary_name};
-use crate::slot::{HOST, Places};
+use crate::slot::Places;
 
 /// The entries that a write lease writes and holds.
 #[derive(Default)]
@@ -30,6 +32,7 @@ impl State {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         entries: &[(usize, usize)],
+        hints: &Hints,
     ) -> Result<Reservation> {
         let seed = self.index.namespaces.seed(namespace)?;
         self.check_wanted(keys.len(), entries)?;
@@ -48,21 +51,27 @@ impl State {
 
         // Making room may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
-        let mut written = self.place(namespace, seed, keys, path, &mut wanted);
+        let (mut written, full) = self.place(namespace, seed, keys, path, &mut wanted);
         self.index.namespaces.let_go(namespace);
-        skipped.no_room = wanted.len() - written.len();
+        let left_out = wanted.len() - written.len();
+        match full {
+            Some(Full::Share) => skipped.tenant_share = left_out,
+            _ => skipped.no_room = left_out,
+        }
         self.writing += written.len() as u64;
         placed.extend_from_slice(&written);
         // The mirror image of the order of writing, so that what hangs from a page goes before it.
         placed.sort_unstable_by_key(|&(at, _)| Reverse(self.write_order(at)));
         written.sort_unstable_by_key(|&(at, _)| self.write_order(at));
+        let held: Vec<EntryId> = placed.into_iter().map(|(_, id)| id).collect();
+        self.keep(&held, hints);
         Ok(Reservation {
             entries: written
                 .iter()
                 .map(|&(at, id)| self.describe(at.block, id))
                 .collect(),
             ids: written.into_iter().map(|(_, id)| id).collect(),
-            held: placed.into_iter().map(|(_, id)| id).collect(),
+            held,
             skipped,
         })
     }
@@ -164,7 +173,7 @@ impl State {
         chain
     }
 
-    /// Gives room to what it can, in order of use, and makes it known as in writing.
+    /// Gives room to what it can, in order of use, and makes it known as in writing. Says why it ended early.
     fn place(
         &mut self,
         namespace: NamespaceId,
@@ -172,14 +181,14 @@ impl State {
         keys: &[PrefixKey],
         mut path: Vec<Option<NodeId>>,
         wanted: &mut [Wanted],
-    ) -> Placed {
+    ) -> (Placed, Option<Full>) {
         let roles = self.index.roles().clone();
         let mut written = Vec::with_capacity(wanted.len());
         for unit in units(&roles, wanted) {
             let slots = |at: &Wanted| u64::from(self.classes[at.class].slots);
             let needed = unit.iter().map(slots).sum();
-            if !self.make_room(HOST, needed) {
-                break;
+            if let Err(full) = self.make_room_for(namespace, needed) {
+                return (written, Some(full));
             }
             for &at in unit {
                 // Without an attention class, making room may have dropped a boundary of this very
@@ -203,7 +212,7 @@ impl State {
                 written.push((at, id));
             }
         }
-        written
+        (written, None)
     }
 
     /// Makes a new entry known; no tier has it yet.

@@ -8,9 +8,10 @@ use super::config::{Admission, Arrival, CacheConfig};
 use super::copies::{Copies, Level};
 use super::entry::LeaseEntry;
 use super::stats::{Class, Stats, TierStats};
+use super::tenants::Tenants;
 use crate::error::{Error, Result};
-use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId};
-use crate::policy::{self, EntryKind, NewEntry, Request, Seen};
+use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId, TenantId};
+use crate::policy::{self, EntryKind, Hints, NewEntry, Request, Seen};
 use crate::prefix::{Cell, Hit, Index, boundary_name};
 use crate::slot::{EntryTable, HOST, Places};
 use crate::tier::{Below, Host, Room, Tier};
@@ -29,6 +30,7 @@ pub(super) struct State {
     pub(super) below: Vec<Level>,
     pub(super) copies: Copies,
     pub(super) seen: Seen,
+    pub(super) tenants: Tenants,
     pub(super) writing: u64,
     pub(super) reclaimed: u64,
 }
@@ -76,6 +78,7 @@ impl State {
             below,
             copies: Copies::default(),
             seen: Seen::new(config.slots.clamp(LEAST_SEEN, MOST_SEEN)),
+            tenants: Tenants::new(config.share()),
             writing: 0,
             reclaimed: 0,
         })
@@ -85,8 +88,8 @@ impl State {
         self.ranks
     }
 
-    pub(super) fn namespace(&mut self, identity: &[u8]) -> Result<NamespaceId> {
-        self.index.namespaces.intern(identity)
+    pub(super) fn namespace(&mut self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
+        self.index.namespaces.intern(identity, tenant)
     }
 
     pub(super) fn release_namespace(&mut self, namespace: NamespaceId) -> Result<()> {
@@ -223,7 +226,13 @@ impl State {
             self.hit_anywhere(namespace, &keys[..limit]).blocks
         };
         let boundaries = boundaries(seed, keys);
-        let seen = self.seen.visit(&boundaries).max(pages);
+        let hints = arrival.hints;
+        let seen = if hints.store {
+            self.seen.visit(&boundaries)
+        } else {
+            self.seen.look(&boundaries)
+        };
+        let seen = seen.max(pages);
         let request = Request {
             now: arrival.now,
             tokens: arrival.tokens,
@@ -233,6 +242,7 @@ impl State {
             pages,
             seen,
             free: 0,
+            hints,
         };
         let mut admitted = self.host.room_mut().admit(&request);
         for level in &mut self.below {
@@ -241,11 +251,38 @@ impl State {
         }
         admitted.sort_unstable();
         admitted.dedup();
-        let fork = seen.min(limit);
+        if hints.retain > 0 {
+            self.retain_hit(namespace, &keys[..resumed], &hints);
+        }
+        let fork = seen.min(if hints.store { limit } else { 0 });
         Ok(Admission {
             boundaries: admitted,
             fork: (fork > resumed).then_some(fork),
         })
+    }
+
+    /// Retains what a request finds in the host.
+    fn retain_hit(&mut self, namespace: NamespaceId, keys: &[PrefixKey], hints: &Hints) {
+        let mut path = Vec::new();
+        let hit = self
+            .index
+            .joint_hit(namespace, keys, Cell::is_in_host, |node| path.push(node));
+        if hit.blocks == 0 {
+            return;
+        }
+        let used = self.stands_on(&path[..hit.blocks]);
+        let ids: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
+        self.hold(&ids);
+        self.keep(&ids, hints);
+        self.release(&ids);
+    }
+
+    /// Tells the policy with which hints entries of the host are stored or used, which are held.
+    pub(super) fn keep(&mut self, ids: &[EntryId], hints: &Hints) {
+        for &id in ids.iter().filter(|_| hints.keep()) {
+            let tenant = self.tenants.owner(id);
+            self.host.room_mut().keep(id, tenant, hints);
+        }
     }
 
     /// Tells the policy how much a request produced, and remembers all its boundaries.
@@ -284,13 +321,21 @@ impl State {
             depth: at.0 as u32 + 1,
             size: self.classes[class].slots,
             boundary: at.1,
+            tenant: TenantId::NONE,
         }
     }
 
     /// Makes an entry, which owns no slots, a member of the host, held once. Room must have been made, and
     /// the page that it hangs from be a member.
     pub(super) fn enter_host(&mut self, id: EntryId, node: NodeId, at: (usize, u64)) {
-        let slots = self.host.enter(&self.as_new(id, node, at));
+        let new = self.as_new(id, node, at);
+        let tenant = if self.tenants.is_counted() {
+            let name = self.index.tenant(node);
+            self.tenants.enter(id, name, new.size)
+        } else {
+            TenantId::NONE
+        };
+        let slots = self.host.enter(&NewEntry { tenant, ..new });
         let entry = self.entries.get_mut(id);
         entry.slots = Some(slots);
         entry.members = entry.members.with(Places::HOST);
@@ -303,6 +348,7 @@ impl State {
             let entry = self.entries.get_mut(id);
             if entry.holds == 0 {
                 self.host.room_mut().hold(id, entry.slots_len());
+                self.tenants.hold(id, entry.slots_len());
             }
             entry.holds += 1;
         }
@@ -319,9 +365,11 @@ impl State {
             }
             if entry.members.in_host() {
                 self.host.room_mut().release(id, entry.slots_len());
+                self.tenants.release(id, entry.slots_len());
                 continue;
             }
             if let Some(slots) = entry.slots.take() {
+                self.tenants.give(id, slots.len());
                 self.host.give(slots);
             }
             if entry.home.is_none() {
@@ -375,6 +423,7 @@ impl State {
             writing_entries: self.writing,
             nodes: self.index.len() as u64,
             reclaimed: self.reclaimed,
+            tenants: self.tenants.len() as u64,
             metadata_bytes: self.metadata_bytes() as u64,
             ..Stats::default()
         };
@@ -394,6 +443,7 @@ impl State {
             + self.entries.bytes()
             + self.host.bytes()
             + self.seen.bytes()
+            + self.tenants.bytes()
             + self.copies.bytes()
             + self.below.iter().map(Level::bytes).sum::<usize>()
     }

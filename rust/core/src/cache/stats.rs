@@ -47,6 +47,8 @@ pub struct Stats {
     pub evicted_windows: u64,
     /// Resident entries dropped since the start because a page before them went.
     pub reclaimed: u64,
+    /// Tenants that have entries, where a tenant's share is less than all.
+    pub tenants: u64,
     /// Bytes of memory that index, policy, tables and pool hold.
     pub metadata_bytes: u64,
 }
@@ -77,7 +79,7 @@ pub struct TierStats {
 impl Stats {
     /// Every count with its name.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 17] {
+    pub fn fields(&self) -> [(&'static str, u64); 18] {
         [
             ("slots", self.slots),
             ("free_slots", self.free_slots),
@@ -95,6 +97,7 @@ impl Stats {
             ("evicted_checkpoints", self.evicted_checkpoints),
             ("evicted_windows", self.evicted_windows),
             ("reclaimed", self.reclaimed),
+            ("tenants", self.tenants),
             ("metadata_bytes", self.metadata_bytes),
         ]
     }

@@ -47,6 +47,17 @@ impl Lists {
         }
     }
 
+    /// At least so many lists.
+    pub(super) fn grow(&mut self, count: usize) {
+        if count > self.ends.len() {
+            let empty = Ends {
+                first: END,
+                last: END,
+            };
+            self.ends.resize(count, empty);
+        }
+    }
+
     #[inline]
     fn join(&mut self, list: u32, before: u32, after: u32) {
         match before {
@@ -102,7 +113,7 @@ impl Lists {
 
     /// First of a list.
     pub(super) fn first(&self, list: usize) -> Option<u32> {
-        let first = self.ends[list].first;
+        let first = self.ends.get(list)?.first;
         (first != END).then_some(first)
     }
 

@@ -1,8 +1,9 @@
 //! Least recently used, with three ways to admit checkpoints.
 
 use super::list::Lists;
-use super::{Policy, Request};
-use crate::ids::EntryId;
+use super::tenants::ByTenant;
+use super::{NewEntry, Policy, Request};
+use crate::ids::{EntryId, TenantId};
 
 /// Where a request's checkpoints go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,9 @@ pub enum Placement {
 impl Placement {
     /// Adds the boundaries of a request that get a checkpoint.
     pub(super) fn admit(self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        if !request.hints.store {
+            return;
+        }
         let (from, end) = (request.resumed, request.blocks());
         match self {
             Self::Every => admitted.extend(from + 1..=end),
@@ -35,6 +39,7 @@ impl Placement {
 #[derive(Debug)]
 pub struct Lru {
     order: Lists,
+    tenants: ByTenant,
     placement: Placement,
     refreshes_path: bool,
 }
@@ -46,6 +51,7 @@ impl Lru {
     pub fn new(placement: Placement, refreshes_path: bool) -> Self {
         Self {
             order: Lists::new(1),
+            tenants: ByTenant::new(1),
             placement,
             refreshes_path,
         }
@@ -61,23 +67,34 @@ impl Policy for Lru {
         self.refreshes_path
     }
 
+    fn enter(&mut self, entry: &NewEntry) {
+        self.tenants.enter(entry);
+    }
+
     fn release(&mut self, id: EntryId) {
         self.order.push(0, id.0);
+        self.tenants.put(id, 0);
     }
 
     fn hold(&mut self, id: EntryId) {
         self.order.remove(id.0);
+        self.tenants.take(id);
     }
 
     fn leave(&mut self, id: EntryId) {
         self.order.remove(id.0);
+        self.tenants.leave(id);
     }
 
     fn victim(&mut self) -> Option<EntryId> {
         self.order.first(0).map(EntryId)
     }
 
+    fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        self.tenants.first(tenant, 0)
+    }
+
     fn bytes(&self) -> usize {
-        self.order.bytes()
+        self.order.bytes() + self.tenants.bytes()
     }
 }

@@ -18,8 +18,9 @@
 use super::list::Lists;
 use super::lru::Placement;
 use super::table::Table;
+use super::tenants::ByTenant;
 use super::{NewEntry, Policy, Request, Shape};
-use crate::ids::EntryId;
+use crate::ids::{EntryId, TenantId};
 
 /// Weight of efficiency against recency.
 const ALPHA: f64 = 0.05;
@@ -38,6 +39,7 @@ struct Score {
 pub struct Marconi {
     scores: Table<Score>,
     lists: Lists,
+    tenants: ByTenant,
     /// Uses so far: the clock of recency.
     clock: u64,
     shape: Shape,
@@ -54,6 +56,7 @@ impl Marconi {
         Self {
             scores: Table::new(Score::default()),
             lists: Lists::new(CLASSES),
+            tenants: ByTenant::new(CLASSES),
             clock: 0,
             shape,
             mean_efficiency: 0.0,
@@ -70,6 +73,18 @@ impl Marconi {
     fn score(&mut self, id: EntryId) -> &mut Score {
         self.scores.reach(id.0);
         &mut self.scores[id.0]
+    }
+
+    /// The stalest of the heads of lists, one a step of efficiency.
+    fn stalest(&self, head: impl Fn(usize) -> Option<u32>) -> Option<EntryId> {
+        let heads = (0..CLASSES).filter_map(|class| {
+            let id = head(class)?;
+            let score = self.scores[id];
+            Some((self.key(score.used, score.class), id))
+        });
+        heads
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .map(|(_, id)| EntryId(id))
     }
 }
 
@@ -89,6 +104,7 @@ impl Policy for Marconi {
 
     fn enter(&mut self, entry: &NewEntry) {
         *self.score(entry.id) = Score::default();
+        self.tenants.enter(entry);
     }
 
     fn release(&mut self, id: EntryId) {
@@ -108,11 +124,13 @@ impl Policy for Marconi {
         score.evictable = true;
         let list = score.class.into();
         self.lists.push(list, id.0);
+        self.tenants.put(id, list);
     }
 
     fn hold(&mut self, id: EntryId) {
         self.score(id).evictable = false;
         self.lists.remove(id.0);
+        self.tenants.take(id);
     }
 
     fn leave(&mut self, id: EntryId) {
@@ -120,20 +138,18 @@ impl Policy for Marconi {
         self.mean_stay += 0.001 * (stayed - self.mean_stay);
         *self.score(id) = Score::default();
         self.lists.remove(id.0);
+        self.tenants.leave(id);
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        let heads = (0..CLASSES).filter_map(|class| {
-            let id = self.lists.first(class)?;
-            let score = self.scores[id];
-            Some((self.key(score.used, score.class), id))
-        });
-        heads
-            .min_by(|a, b| a.0.total_cmp(&b.0))
-            .map(|(_, id)| EntryId(id))
+        self.stalest(|class| self.lists.first(class))
+    }
+
+    fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        self.stalest(|class| self.tenants.first(tenant, class).map(|id| id.0))
     }
 
     fn bytes(&self) -> usize {
-        self.scores.bytes() + self.lists.bytes()
+        self.scores.bytes() + self.lists.bytes() + self.tenants.bytes()
     }
 }

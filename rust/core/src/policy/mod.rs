@@ -10,20 +10,25 @@
 //! | `marconi` | the same | least recency plus efficiency: see [`Marconi`] |
 //! | `reuse` | as many as pay: see [`Reuse`] | least expected saving per room and time |
 
+mod hints;
 mod list;
 mod lru;
 mod marconi;
+mod retain;
 mod reuse;
 mod seen;
 mod table;
+mod tenants;
 
+pub use hints::Hints;
 pub use lru::{Lru, Placement};
 pub use marconi::Marconi;
 pub use reuse::Reuse;
 pub use seen::Seen;
 
 use crate::error::{Error, Result};
-use crate::ids::EntryId;
+use crate::ids::{EntryId, TenantId};
+use retain::Retaining;
 
 /// A request as a policy sees it when it arrives.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +50,8 @@ pub struct Request<'a> {
     pub seen: usize,
     /// Room that nothing takes, as a size.
     pub free: u64,
+    /// What the application says of it.
+    pub hints: Hints,
 }
 
 impl Request<'_> {
@@ -82,6 +89,8 @@ pub struct NewEntry {
     pub size: u32,
     /// Name of its boundary, as in [`Request::boundaries`].
     pub boundary: u64,
+    /// Whose share it counts against.
+    pub tenant: TenantId,
 }
 
 /// Admission and eviction.
@@ -93,7 +102,7 @@ pub struct NewEntry {
 /// Releasing an evictable entry again says that it was used.
 pub trait Policy: Send {
     /// Adds to `admitted` the boundaries, in blocks and deeper than `resumed`, that deserve a
-    /// checkpoint.
+    /// checkpoint: none if nothing of the request is stored.
     fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>);
 
     /// Whether a request uses every checkpoint that it passes, not only the one it resumes from.
@@ -111,6 +120,11 @@ pub trait Policy: Send {
         let _ = entry;
     }
 
+    /// A request with such hints stores or uses the entry, which is held, and all that it stands on.
+    fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
+        let _ = (id, tenant, hints);
+    }
+
     /// Nobody holds the entry: it may be evicted. A resident one was used.
     fn release(&mut self, id: EntryId);
 
@@ -122,6 +136,9 @@ pub trait Policy: Send {
 
     /// The entry to go next; it stays until it leaves.
     fn victim(&mut self) -> Option<EntryId>;
+
+    /// The entry of a tenant to go next, in the policy's order among its own as nearly as is cheap.
+    fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId>;
 
     /// Bytes of memory held.
     fn bytes(&self) -> usize;
@@ -148,6 +165,11 @@ pub struct Shape {
     pub checkpoint: u32,
 }
 
+/// A policy that retains what requests ask to.
+fn retaining(policy: impl Policy + 'static) -> Box<dyn Policy> {
+    Box::new(Retaining::new(policy))
+}
+
 /// Makes the policy of an empty cache. `reuse` weighs checkpoints with the pages above them: where there
 /// are no checkpoints, or window pages without attention pages, it is `junction-lru`.
 ///
@@ -155,15 +177,15 @@ pub struct Shape {
 /// [`Error::InvalidArgument`] for a name that is not in [`NAMES`].
 pub fn by_name(name: &str, shape: Shape) -> Result<Box<dyn Policy>> {
     Ok(match name {
-        "lru" => Box::new(Lru::new(Placement::Every, true)),
-        "page-lru" => Box::new(Lru::new(Placement::Every, false)),
-        "align-lru" => Box::new(Lru::new(Placement::End, false)),
-        "junction-lru" => Box::new(Lru::new(Placement::Fork, false)),
-        "marconi" => Box::new(Marconi::new(shape)),
+        "lru" => retaining(Lru::new(Placement::Every, true)),
+        "page-lru" => retaining(Lru::new(Placement::Every, false)),
+        "align-lru" => retaining(Lru::new(Placement::End, false)),
+        "junction-lru" => retaining(Lru::new(Placement::Fork, false)),
+        "marconi" => retaining(Marconi::new(shape)),
         "reuse" if shape.checkpoint > 0 && (shape.page > 0 || shape.window == 0) => {
-            Box::new(Reuse::new(shape))
+            retaining(Reuse::new(shape))
         }
-        "reuse" => Box::new(Lru::new(Placement::Fork, false)),
+        "reuse" => retaining(Lru::new(Placement::Fork, false)),
         other => {
             return Err(Error::InvalidArgument(format!(
                 "policy: expected one of {}, found '{other}'",

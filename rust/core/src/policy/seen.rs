@@ -21,10 +21,16 @@ impl Seen {
         }
     }
 
-    /// How many leading boundaries an earlier prompt had too. Remembers all of them.
-    pub fn visit(&mut self, boundaries: &[u64]) -> usize {
+    /// How many leading boundaries an earlier prompt had too.
+    #[must_use]
+    pub fn look(&self, boundaries: &[u64]) -> usize {
         let known = |name: &u64| self.young.contains(name) || self.old.contains(name);
-        let seen = boundaries.iter().take_while(|name| known(name)).count();
+        boundaries.iter().take_while(|name| known(name)).count()
+    }
+
+    /// The same, and remembers all of them.
+    pub fn visit(&mut self, boundaries: &[u64]) -> usize {
+        let seen = self.look(boundaries);
         for &name in boundaries {
             if self.young.len() >= self.room && !self.young.contains(&name) {
                 std::mem::swap(&mut self.young, &mut self.old);

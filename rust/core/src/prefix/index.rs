@@ -272,6 +272,12 @@ impl Index {
         }
     }
 
+    /// The tenant whose namespace a boundary is in, as a hash.
+    pub(crate) fn tenant(&self, node: NodeId) -> u64 {
+        let namespace = self.nodes.get(node.0).namespace;
+        self.namespaces.known_tenant(namespace)
+    }
+
     /// Block that a boundary ends, and the policies' name of the boundary.
     pub(crate) fn boundary(&self, node: NodeId) -> (usize, u64) {
         let node = self.nodes.get(node.0);

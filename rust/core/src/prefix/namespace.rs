@@ -17,6 +17,8 @@ const KNOWN: &str = "a namespace is known while it is held or has a boundary";
 struct Record {
     identity: Arc<[u8]>,
     seed: u64,
+    /// A hash of the tenant's name.
+    tenant: u64,
     holds: u64,
     /// Boundaries in the index.
     nodes: usize,
@@ -40,9 +42,17 @@ pub(crate) struct Namespaces {
 }
 
 impl Namespaces {
-    /// The number of an identity, held once more.
-    pub(crate) fn intern(&mut self, identity: &[u8]) -> Result<NamespaceId> {
+    /// The number of an identity, held once more. All that is stored under one identity is one tenant's.
+    pub(crate) fn intern(&mut self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
+        let tenant = xxh3_64(tenant);
         if let Some(&id) = self.ids.get(identity) {
+            if self.known(id).tenant != tenant {
+                return Err(Error::InvalidArgument(
+                    "tenant: expected the one that the identity was first given with, found another: \
+                     put its name into the identity"
+                        .into(),
+                ));
+            }
             self.hold(id);
             return Ok(id);
         }
@@ -55,6 +65,7 @@ impl Namespaces {
         let record = Record {
             identity: Arc::clone(&identity),
             seed: xxh3_64(&identity),
+            tenant,
             holds: 1,
             nodes: 0,
         };
@@ -85,6 +96,11 @@ impl Namespaces {
     /// The [`seed`](Self::seed) of an identity that is known.
     pub(crate) fn known_seed(&self, id: NamespaceId) -> u64 {
         self.known(id).seed
+    }
+
+    /// A hash of the name of the tenant whose an identity is that is known.
+    pub(crate) fn known_tenant(&self, id: NamespaceId) -> u64 {
+        self.known(id).tenant
     }
 
     fn known(&self, id: NamespaceId) -> &Record {
@@ -226,11 +242,11 @@ mod tests {
             given: u64::from(u32::MAX),
             ..Namespaces::default()
         };
-        let last = namespaces.intern(b"last").unwrap();
+        let last = namespaces.intern(b"last", b"").unwrap();
         assert_eq!(last, NamespaceId(u32::MAX));
-        assert_eq!(namespaces.intern(b"last"), Ok(last));
+        assert_eq!(namespaces.intern(b"last", b""), Ok(last));
         for _ in 0..2 {
-            let refused = namespaces.intern(b"one more");
+            let refused = namespaces.intern(b"one more", b"");
             assert!(matches!(refused, Err(Error::InvalidArgument(_))));
         }
         // Not even what was freed is given again.
@@ -238,7 +254,7 @@ mod tests {
             assert_eq!(namespaces.release(last), Ok(()));
         }
         assert!(namespaces.check(last).is_err());
-        assert!(namespaces.intern(b"last").is_err());
+        assert!(namespaces.intern(b"last", b"").is_err());
         assert_eq!(namespaces.audit(&HashMap::new()), None);
     }
 
@@ -246,7 +262,7 @@ mod tests {
     fn what_the_tables_grew_to_is_given_back() {
         let mut namespaces = Namespaces::default();
         let ids: Vec<_> = (0..10_000_u32)
-            .map(|number| namespaces.intern(&number.to_le_bytes()).unwrap())
+            .map(|number| namespaces.intern(&number.to_le_bytes(), b"").unwrap())
             .collect();
         let grown = namespaces.bytes();
         for id in ids {

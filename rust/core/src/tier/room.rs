@@ -1,7 +1,7 @@
 //! The room of a tier: which entries take it, and which leaves next.
 
-use crate::ids::EntryId;
-use crate::policy::{NewEntry, Policy, Request};
+use crate::ids::{EntryId, TenantId};
+use crate::policy::{Hints, NewEntry, Policy, Request};
 
 /// Bounded room and the policy that decides who leaves it. Sizes are in slots of the host.
 ///
@@ -120,6 +120,16 @@ impl Room {
     #[inline]
     pub(crate) fn victim(&mut self) -> Option<EntryId> {
         self.policy.victim()
+    }
+
+    /// The entry of a tenant to go next.
+    pub(crate) fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        self.policy.victim_of(tenant)
+    }
+
+    /// A request with such hints stores or uses the entry, which is held.
+    pub(crate) fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
+        self.policy.keep(id, tenant, hints);
     }
 
     /// Counts entries that left to make room.

@@ -1,6 +1,7 @@
 //! Which boundaries of a request get a checkpoint, and what the request tells about those before it.
 
 use super::Reuse;
+use super::eviction::scale;
 use super::hazard::{Features, Kind, Origin};
 use super::record::CLIMB;
 use crate::policy::Request;
@@ -14,14 +15,19 @@ impl Reuse {
     /// The end of a prompt, the fork and the boundary before the end; more of those before
     /// as their learned worth exceeds that of what is being evicted.
     pub(super) fn choose(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
-        let origin = self.observe(request);
+        let mut origin = self.observe(request);
+        if !request.hints.store {
+            return;
+        }
+        self.follow(request, &mut origin);
+        let priority = request.hints.priority;
         let (from, end, fork) = (
             request.resumed,
             request.blocks(),
             request.seen.min(request.limit),
         );
         let mut add = |this: &mut Self, depth: usize, kind| {
-            this.plan(request.boundaries[depth - 1], depth, kind, origin);
+            this.plan(request.boundaries[depth - 1], depth, kind, origin, priority);
             admitted.extend((depth > from).then_some(depth));
         };
         if end > 0 {
@@ -41,13 +47,14 @@ impl Reuse {
             if step > 0 && pays {
                 let index = self.hazards.index(&Features::new(kind, 0, &origin), 0);
                 let blocks = (end - offset - from) as f32;
-                pays = index * blocks / (self.shape.checkpoint as f32) >= self.threshold;
+                let worth = index * blocks / (self.shape.checkpoint as f32) * scale(priority);
+                pays = worth >= self.threshold;
             }
             if pays {
                 add(self, end - offset, kind);
             } else if sample {
                 let depth = end - offset;
-                self.plan(request.boundaries[depth - 1], depth, kind, origin);
+                self.plan(request.boundaries[depth - 1], depth, kind, origin, priority);
             } else {
                 break;
             }
@@ -83,12 +90,14 @@ impl Reuse {
                 origin.turn = from.turn.saturating_add(1);
                 origin.gap = (self.now - self.records[at].since).clamp(1, u32::MAX.into()) as u32;
             }
+            self.records[at].priority = request.hints.priority;
             let goes_on = request.blocks() > depth;
             self.begin(at, if goes_on { Kind::Continued } else { kind }, from);
         }
         known.retain(|&(depth, at)| {
             let past = &self.records.past[at];
-            let fresh = matches!(past.kind, Kind::End | Kind::Before(_)) && past.hits == 0;
+            let fresh =
+                matches!(past.kind, Kind::End | Kind::Left | Kind::Before(_)) && past.hits == 0;
             if fresh && depth <= reached && Some((depth, at)) != wanted {
                 let from = past.origin;
                 self.conclude(at, false);
@@ -106,10 +115,11 @@ impl Reuse {
     }
 
     /// Notes that a boundary gets a checkpoint of a kind.
-    fn plan(&mut self, boundary: u64, depth: usize, kind: Kind, origin: Origin) {
+    fn plan(&mut self, boundary: u64, depth: usize, kind: Kind, origin: Origin, priority: i8) {
         let Some(at) = self.records.find(boundary) else {
             let at = self.records.add(boundary, depth as u32);
             self.known.push((depth, at));
+            self.records[at].priority = priority;
             self.begin(at, kind, origin);
             return;
         };
@@ -119,11 +129,14 @@ impl Reuse {
         }
         let better = matches!(
             (past.kind, kind),
-            (Kind::Passed, _) | (Kind::End, Kind::End) | (Kind::Before(_), Kind::End | Kind::Fork)
+            (Kind::Passed, _)
+                | (Kind::End | Kind::Left, Kind::End)
+                | (Kind::Before(_), Kind::End | Kind::Fork)
         );
         if better {
             let kind = if past.hits > 0 { Kind::Continued } else { kind };
             self.conclude(at, false);
+            self.records[at].priority = priority;
             self.begin(at, kind, origin);
         }
     }
@@ -156,11 +169,11 @@ impl Reuse {
             self.records.past[upper].running = 0;
         }
         let past = &mut self.records.past[at];
-        if past.kind != Kind::End {
+        if !matches!(past.kind, Kind::End | Kind::Left) {
             return;
         }
         past.origin.output_tokens = output_tokens.min(u32::MAX.into()) as u32;
-        self.records[at].features = Features::new(Kind::End, past.hits, &past.origin);
+        self.records[at].features = Features::new(past.kind, past.hits, &past.origin);
         self.watch(at);
         self.place(at);
     }

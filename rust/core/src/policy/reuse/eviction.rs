@@ -3,9 +3,9 @@
 use super::Reuse;
 use super::ages::Life;
 use super::hazard::{BINS, Features, Kind, Origin};
-use super::order::Order;
+use super::order::{OCTAVES, Order};
 use super::record::CLIMB;
-use crate::ids::EntryId;
+use crate::ids::{EntryId, TenantId};
 
 /// Ages that one request brings up to date at most.
 const UPDATES: usize = 1024;
@@ -17,6 +17,29 @@ const WEIGHING: usize = 8;
 const SAFE: f32 = 8.0;
 /// Of so many times: three bins, and need not be weighed.
 const FAR: f32 = 64.0;
+
+/// What leaves first of a tenant's: pages that are worth nothing, checkpoints by octaves of worth, pages
+/// that wait for their checkpoint.
+pub(super) const SURPLUS: usize = 0;
+pub(super) const WAITING: usize = 1 + OCTAVES;
+pub(super) const RANKS: usize = WAITING + 1;
+
+/// Worth by priority, from the least one on: a step doubles it.
+const SCALES: [f32; 21] = {
+    let mut scales = [1.0; 21];
+    let mut step = 1;
+    while step <= 10 {
+        scales[10 + step] = scales[9 + step] * 2.0;
+        scales[10 - step] = scales[11 - step] / 2.0;
+        step += 1;
+    }
+    scales
+};
+
+/// How much a priority multiplies worth by.
+pub(super) fn scale(priority: i8) -> f32 {
+    SCALES[(i16::from(priority) + 10).clamp(0, 20) as usize]
+}
 
 impl Reuse {
     /// Brings ages up to date: every bin that has passed is learned from and changes the index. From the
@@ -116,7 +139,7 @@ impl Reuse {
     /// Expected saving per room and time.
     fn worth(&self, at: u32) -> f32 {
         let record = &self.records[at];
-        record.index.max(record.inherited) * record.density
+        record.index.max(record.inherited) * record.density * scale(record.priority)
     }
 
     /// Looks at what the eviction of a resident record's checkpoint would free and cost.
@@ -152,13 +175,20 @@ impl Reuse {
         if self.records[at].density == 0.0 {
             self.weigh(at);
         }
-        self.order.put(at, Order::bucket(self.worth(at)));
+        self.list(at, Order::bucket(self.worth(at)));
+    }
+
+    /// Lists an evictable checkpoint by its worth.
+    fn list(&mut self, at: u32, bucket: usize) {
+        self.order.put(at, bucket);
+        let entry = EntryId(self.records[at].entry);
+        self.tenants.put(entry, 1 + Order::octave(bucket));
     }
 
     /// Puts a record where it belongs in the order, if it is there at all.
     pub(super) fn place(&mut self, at: u32) {
         if self.order.has(at) {
-            self.order.put(at, Order::bucket(self.worth(at)));
+            self.list(at, Order::bucket(self.worth(at)));
         }
     }
 
@@ -180,8 +210,26 @@ impl Reuse {
                 self.threshold += 0.02 * (worth - self.threshold);
                 return Some(at);
             }
-            self.order.put(at, now);
+            self.list(at, now);
         }
         self.order.least().map(|(at, _)| at)
+    }
+
+    /// The entry of a tenant that leaves first, to an octave of worth.
+    pub(super) fn least_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        for _ in 0..RESCORES {
+            let (id, rank) = self.tenants.least(tenant)?;
+            if rank == SURPLUS || rank == WAITING {
+                return Some(id);
+            }
+            let at = self.tree.get(id).record();
+            self.weigh(at);
+            let bucket = Order::bucket(self.worth(at));
+            if Order::octave(bucket) < rank {
+                return Some(id);
+            }
+            self.list(at, bucket);
+        }
+        self.tenants.least(tenant).map(|(id, _)| id)
     }
 }

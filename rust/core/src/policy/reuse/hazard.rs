@@ -5,7 +5,9 @@
 //! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
 //! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
 //! the same in every bin, is the scale-free law under which least recently used is right; what two
-//! requests have wanted starts higher.
+//! requests have wanted, and the ends of named sessions, start higher.
+
+use super::sessions::Standing;
 
 /// Age bins: from milliseconds to days.
 pub(super) const BINS: usize = EARLY + 36;
@@ -14,7 +16,7 @@ pub(super) const EARLY: usize = 6;
 /// Factors of a checkpoint.
 const FEATURES: usize = 7;
 /// Places in the table of each factor.
-const SIZES: [u16; FEATURES] = [16 * BINS as u16, 64, 128, 64, 64, 64, 256];
+const SIZES: [u16; FEATURES] = [17 * BINS as u16, 256, 128, 64, 64, 64, 256];
 /// Where the table of each factor begins.
 const OFFSETS: [u16; FEATURES] = {
     let mut offsets = [0; FEATURES];
@@ -34,6 +36,8 @@ const FORK: u16 = 1;
 const BEFORE: u16 = 2;
 const PASSED: u16 = 8;
 const CONTINUED: u16 = 9;
+const NAMED: u16 = 15;
+const LEFT: u16 = 16;
 /// Expected uses in half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
 /// How much likelier it is, at the start, that a checkpoint that was wanted before is wanted again.
@@ -70,6 +74,8 @@ pub(super) enum Kind {
     Passed,
     /// Used; and the requests went on.
     Continued,
+    /// At the end of a prompt, never used, and its session went on elsewhere.
+    Left,
 }
 
 /// Known when a checkpoint is made or used: facts about the request that made it.
@@ -83,6 +89,8 @@ pub(super) struct Origin {
     pub(super) output_tokens: u32,
     /// Milliseconds since the turn before; 0 for a first turn.
     pub(super) gap: u32,
+    /// In its session.
+    pub(super) standing: Standing,
 }
 
 impl Origin {
@@ -92,6 +100,7 @@ impl Origin {
         tokens: 0,
         output_tokens: 0,
         gap: 0,
+        standing: Standing::Unnamed,
     };
 }
 
@@ -120,7 +129,9 @@ impl Features {
     pub(super) fn new(kind: Kind, hits: u16, origin: &Origin) -> Self {
         // The run of the first factor, and the group by which the others are told apart.
         let (run, group) = match kind {
-            Kind::End => (END, 0),
+            Kind::End if origin.standing == Standing::Unnamed => (END, 0),
+            Kind::End => (NAMED, 0),
+            Kind::Left => (LEFT, 0),
             Kind::Fork => (FORK, 1),
             Kind::Before(blocks) => (
                 BEFORE + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
@@ -144,7 +155,7 @@ impl Features {
         };
         let values = [
             run * BINS as u16,
-            origin.turn.min(11) as u16 * 5 + group,
+            (origin.standing as u16 * 12 + origin.turn.min(11) as u16) * 5 + group,
             (octave(origin.added, 11) * 2 + first) * 5 + group,
             pace(origin.output_tokens.saturating_add(8)),
             if origin.gap > 0 {
@@ -181,7 +192,7 @@ impl Features {
     }
 }
 
-/// One scale for all: by how many half octaves an age is beyond a value. Place 0 is for what has no value.
+/// One scale for all: by how many half octaves an age is beyond a value. Standing 0 is for what has no value.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     offset: i32,
@@ -216,7 +227,7 @@ impl Hazards {
         for (place, factor) in factors[..SIZES[0].into()].iter_mut().enumerate() {
             let (run, bin) = ((place / BINS) as u16, place % BINS);
             let octave = if bin < EARLY { 2.0 } else { 1.0 };
-            let wanted = run == FORK || run >= CONTINUED;
+            let wanted = run == FORK || (CONTINUED..=NAMED).contains(&run);
             *factor = PRIOR * octave * if wanted { AGAIN } else { 1.0 };
         }
         let ends: [f64; BINS] =

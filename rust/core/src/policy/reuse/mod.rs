@@ -9,14 +9,18 @@ mod inheritance;
 mod names;
 mod order;
 mod record;
+mod sessions;
 mod tree;
 
-use super::{EntryKind, NewEntry, Policy, Request, Shape};
-use crate::ids::EntryId;
+use super::tenants::ByTenant;
+use super::{EntryKind, Hints, NewEntry, Policy, Request, Shape};
+use crate::ids::{EntryId, TenantId};
 use bare::Bare;
+use eviction::{RANKS, SURPLUS, WAITING};
 use hazard::{Hazards, Kind, Origin};
 use order::Order;
 use record::{NONE, Records};
+use sessions::Sessions;
 use tree::Tree;
 
 /// See the module: hazards of reuse learned by class and age, and the room that each checkpoint owns.
@@ -29,6 +33,8 @@ use tree::Tree;
 ///   that only it needs). The index is Gittins': the most expected uses an expected time held.
 /// - *Inheritance*: what would have resumed at an evicted checkpoint now resumes at the nearest one
 ///   above, which counts for as much until the evicted one's time has passed.
+/// - *Sessions*: where applications name them, the hazards of first turns, next turns and what a session left
+///   behind are learned apart.
 pub struct Reuse {
     shape: Shape,
     hazards: Hazards,
@@ -38,6 +44,9 @@ pub struct Reuse {
     order: Order,
     /// Evictable pages that nothing needs.
     bare: Bare,
+    /// All of these, by tenant.
+    tenants: ByTenant,
+    sessions: Sessions,
     now: u64,
     requests: u64,
     /// Running mean of the worth of what is evicted.
@@ -57,6 +66,8 @@ impl Reuse {
             tree: Tree::new(),
             order: Order::new(),
             bare: Bare::new(),
+            tenants: ByTenant::new(RANKS),
+            sessions: Sessions::default(),
             now: 0,
             requests: 0,
             threshold: 0.0,
@@ -110,15 +121,30 @@ impl Policy for Reuse {
         if let Some(&last) = boundaries[..end].last() {
             self.end(last, output_tokens);
         }
-        self.bare.give_up(boundaries);
+        self.bare.give_up(boundaries, &mut self.tenants);
     }
 
     fn enter(&mut self, entry: &NewEntry) {
         let record = (entry.kind == EntryKind::Checkpoint).then(|| self.wake(entry));
-        let Self { tree, bare, .. } = self;
+        let Self {
+            tree,
+            bare,
+            tenants,
+            ..
+        } = self;
+        tenants.enter(entry);
         tree.add(entry, record, |page| {
-            bare.remove(page);
+            bare.remove(page, tenants);
         });
+    }
+
+    fn keep(&mut self, id: EntryId, _: TenantId, hints: &Hints) {
+        let node = self.tree.get(id);
+        if node.kind == EntryKind::Checkpoint {
+            let at = node.record();
+            self.records[at].priority = hints.priority;
+            self.place(at);
+        }
     }
 
     fn release(&mut self, id: EntryId) {
@@ -130,7 +156,10 @@ impl Policy for Reuse {
             EntryKind::Checkpoint if self.order.has(node.record()) => {}
             EntryKind::Checkpoint => self.offer(node.record()),
             EntryKind::Page if node.is_needed() => {}
-            EntryKind::Page => self.bare.wait(id, node.boundary(), self.requests),
+            EntryKind::Page => {
+                let Self { bare, tenants, .. } = self;
+                bare.wait(id, node.boundary(), self.requests, tenants);
+            }
         }
     }
 
@@ -139,9 +168,12 @@ impl Policy for Reuse {
         let node = self.tree.get(id);
         match node.kind {
             EntryKind::Window => {}
-            EntryKind::Checkpoint => self.order.take(node.record()),
+            EntryKind::Checkpoint => {
+                self.order.take(node.record());
+                self.tenants.take(id);
+            }
             EntryKind::Page if node.is_needed() => {}
-            EntryKind::Page => self.bare.remove(id),
+            EntryKind::Page => self.bare.remove(id, &mut self.tenants),
         }
     }
 
@@ -149,7 +181,7 @@ impl Policy for Reuse {
         if !self.tree.known(id) {
             return;
         }
-        self.bare.remove(id);
+        self.bare.remove(id, &mut self.tenants);
         let node = *self.tree.get(id);
         let gone = (node.kind == EntryKind::Checkpoint).then(|| {
             let at = node.record();
@@ -161,17 +193,19 @@ impl Policy for Reuse {
         let Self {
             tree,
             bare,
+            tenants,
             requests,
             ..
         } = self;
         let above = tree.remove(id, |page| {
             if std::mem::take(&mut goes_on) {
-                bare.wait(page, node.boundary(), *requests);
+                bare.wait(page, node.boundary(), *requests, tenants);
                 return false;
             }
-            bare.leave(page);
+            bare.leave(page, tenants);
             true
         });
+        tenants.leave(id);
         let Some((at, passed)) = gone else { return };
         let heir = above.or(passed).unwrap_or(NONE);
         self.records.sleep(at);
@@ -200,6 +234,15 @@ impl Policy for Reuse {
         }
     }
 
+    fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        let waits = self.tenants.first(tenant, WAITING);
+        if let Some(page) = waits.filter(|&page| self.bare.is_late(page, self.requests)) {
+            let surplus = self.tenants.first(tenant, SURPLUS);
+            return Some(surplus.unwrap_or(page));
+        }
+        self.least_of(tenant)
+    }
+
     fn bytes(&self) -> usize {
         size_of::<Self>()
             + self.hazards.bytes()
@@ -207,6 +250,8 @@ impl Policy for Reuse {
             + self.tree.bytes()
             + self.order.bytes()
             + self.bare.bytes()
+            + self.tenants.bytes()
+            + self.sessions.bytes()
             + self.known.capacity() * size_of::<(usize, u32)>()
     }
 }

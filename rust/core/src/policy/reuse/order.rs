@@ -6,7 +6,8 @@ use crate::policy::list::Lists;
 const STEPS: f32 = 16.0;
 /// Octaves covered, from 2^-64 to 2^32.
 const LOWEST: f32 = -64.0;
-const BUCKETS: usize = 96 * STEPS as usize;
+pub(super) const OCTAVES: usize = 96;
+const BUCKETS: usize = OCTAVES * STEPS as usize;
 
 /// A priority queue that forgets differences below a bucket; within one, first in is first out.
 #[derive(Debug)]
@@ -28,6 +29,11 @@ impl Order {
     pub(super) fn bucket(score: f32) -> usize {
         let steps = (score.max(f32::MIN_POSITIVE).log2() - LOWEST) * STEPS;
         (steps.max(0.0) as usize).min(BUCKETS - 1)
+    }
+
+    /// The octave of a bucket.
+    pub(super) const fn octave(bucket: usize) -> usize {
+        bucket / STEPS as usize
     }
 
     pub(super) fn put(&mut self, item: u32, bucket: usize) {

@@ -31,6 +31,8 @@ pub(super) struct Record {
     pub(super) source: u32,
     /// If it is not resident: who inherited from it.
     pub(super) heir: u32,
+    /// Of the request that stored or last used it.
+    pub(super) priority: i8,
 }
 
 /// The history of one checkpoint, as requests told it.
@@ -55,6 +57,7 @@ const BLANK: Record = Record {
     inherited: 0.0,
     source: NONE,
     heir: NONE,
+    priority: 0,
 };
 
 const NO_PAST: Past = Past {

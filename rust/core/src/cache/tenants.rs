@@ -1,0 +1,208 @@
+//! The share of the host's room that one tenant cannot exceed.
+//!
+//! An entry counts against the tenant of its namespace from when it gets slots until they are free again.
+//! A tenant at its share makes room among its own entries, never among others'. Without a share nothing is
+//! counted.
+
+use hashbrown::HashMap;
+
+use super::state::State;
+use crate::ids::{EntryId, NamespaceId, TenantId};
+use crate::slab::Slab;
+use crate::slot::HOST;
+
+/// One tenant that has slots.
+#[derive(Debug)]
+struct Tenant {
+    name: u64,
+    used: u64,
+    evictable: u64,
+}
+
+/// Why there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Full {
+    /// The host is full of what can't be evicted.
+    Host,
+    /// The tenant's share is.
+    Share,
+}
+
+/// Slots by tenant.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    /// Slots that one of them may have; none if they are not counted.
+    share: Option<u64>,
+    numbers: HashMap<u64, TenantId>,
+    tenants: Slab<Tenant>,
+    owners: Vec<TenantId>,
+}
+
+impl Tenants {
+    pub(super) fn new(share: Option<u64>) -> Self {
+        Self {
+            share,
+            numbers: HashMap::new(),
+            tenants: Slab::new(),
+            owners: Vec::new(),
+        }
+    }
+
+    pub(super) const fn is_counted(&self) -> bool {
+        self.share.is_some()
+    }
+
+    /// Tenants that have slots.
+    pub(super) fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Whose an entry is that has slots.
+    pub(super) fn owner(&self, id: EntryId) -> TenantId {
+        let owner = self.owners.get(id.0 as usize);
+        owner.copied().unwrap_or(TenantId::NONE)
+    }
+
+    fn of(&mut self, id: EntryId) -> Option<&mut Tenant> {
+        let owner = self.owner(id);
+        (owner != TenantId::NONE).then(|| self.tenants.get_mut(owner.0))
+    }
+
+    /// An entry of a tenant got slots, and is held.
+    pub(super) fn enter(&mut self, id: EntryId, name: u64, size: u32) -> TenantId {
+        let owner = *self.numbers.entry(name).or_insert_with(|| {
+            TenantId(self.tenants.insert(Tenant {
+                name,
+                used: 0,
+                evictable: 0,
+            }))
+        });
+        self.tenants.get_mut(owner.0).used += u64::from(size);
+        let at = id.0 as usize;
+        if at >= self.owners.len() {
+            self.owners.resize(at + 1, TenantId::NONE);
+        }
+        self.owners[at] = owner;
+        owner
+    }
+
+    /// An entry is no longer evictable.
+    #[inline]
+    pub(super) fn hold(&mut self, id: EntryId, size: u32) {
+        if let Some(tenant) = self.of(id) {
+            tenant.evictable -= u64::from(size);
+        }
+    }
+
+    /// An entry is evictable.
+    #[inline]
+    pub(super) fn release(&mut self, id: EntryId, size: u32) {
+        if let Some(tenant) = self.of(id) {
+            tenant.evictable += u64::from(size);
+        }
+    }
+
+    /// The slots of an entry are free again.
+    #[inline]
+    pub(super) fn give(&mut self, id: EntryId, size: u32) {
+        let owner = self.owner(id);
+        if owner == TenantId::NONE {
+            return;
+        }
+        self.owners[id.0 as usize] = TenantId::NONE;
+        let tenant = self.tenants.get_mut(owner.0);
+        tenant.used -= u64::from(size);
+        if tenant.used == 0 {
+            self.numbers.remove(&tenant.name);
+            self.tenants.remove(owner.0);
+        }
+    }
+
+    /// How many slots a tenant is to give up before it gets so many, and who it is; `None` if it can't.
+    fn excess(&self, name: u64, slots: u64) -> Option<(u64, TenantId)> {
+        let Some(share) = self.share else {
+            return Some((0, TenantId::NONE));
+        };
+        if slots > share {
+            return None;
+        }
+        let Some(&number) = self.numbers.get(&name) else {
+            return Some((0, TenantId::NONE));
+        };
+        let tenant = self.tenants.get(number.0);
+        let excess = (tenant.used + slots).saturating_sub(share);
+        (excess <= tenant.evictable).then_some((excess, number))
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.numbers.allocation_size()
+            + self.tenants.bytes()
+            + self.owners.capacity() * size_of::<TenantId>()
+    }
+}
+
+impl State {
+    /// Evicts from the host until so many slots are free there for a namespace, within the share of its
+    /// tenant. If that can't be, nothing was evicted, or only of that tenant.
+    pub(super) fn make_room_for(&mut self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
+        if !self.room(HOST).can_hold(slots) {
+            return Err(Full::Host);
+        }
+        if self.tenants.is_counted() {
+            let name = self.index.namespaces.known_tenant(namespace);
+            loop {
+                let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
+                if excess == 0 {
+                    break;
+                }
+                let victim = self.room_mut(HOST).victim_of(tenant);
+                self.evict(HOST, victim.ok_or(Full::Share)?);
+            }
+        }
+        self.make_room(HOST, slots).then_some(()).ok_or(Full::Host)
+    }
+
+    /// Shares are what the entries say, and no tenant has more than its own.
+    pub(super) fn audit_tenants(&self) -> Option<String> {
+        let tenants = &self.tenants;
+        let mut found: HashMap<TenantId, (u64, u64)> = HashMap::new();
+        for (id, entry) in self.entries.iter() {
+            let size = u64::from(entry.slots_len());
+            let owner = tenants.owner(id);
+            if (size > 0 && tenants.is_counted()) != (owner != TenantId::NONE) {
+                return Some(format!(
+                    "entry {} has slots of nobody, or an owner and none",
+                    id.0
+                ));
+            }
+            if let Some(node) = entry.home.filter(|_| owner != TenantId::NONE)
+                && self.index.tenant(node) != tenants.tenants.get(owner.0).name
+            {
+                return Some(format!("entry {} counts against another tenant", id.0));
+            }
+            if size > 0 && tenants.is_counted() {
+                let of = found.entry(owner).or_default();
+                of.0 += size;
+                of.1 += if entry.holds == 0 { size } else { 0 };
+            }
+        }
+        if found.len() != tenants.numbers.len() {
+            return Some("a tenant without slots is kept, or one with slots is not".into());
+        }
+        for (name, number) in &tenants.numbers {
+            let tenant = tenants.tenants.get(number.0);
+            let counted = (tenant.used, tenant.evictable);
+            let has = found.get(number).copied().unwrap_or_default();
+            if tenant.name != *name || has != counted {
+                return Some(format!(
+                    "(used, evictable) of tenant {} are {has:?}, {counted:?} are counted",
+                    number.0
+                ));
+            }
+            if tenants.share.is_some_and(|share| tenant.used > share) {
+                return Some(format!("tenant {} has more than its share", number.0));
+            }
+        }
+        None
+    }
+}

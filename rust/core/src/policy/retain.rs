@@ -1,0 +1,284 @@
+//! Entries that requests asked to retain, around any policy.
+//!
+//! For the policy within, a retained entry is held until its time is over. So it leaves after everything
+//! that is not retained, and the retained leave by priority, then by remaining time: a cache never waits
+//! for them. What stands on an entry never stays longer than the entry: a request retains all that its
+//! deepest entry stands on, and of several requests the longest time and the highest priority count.
+
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+
+use super::{Hints, NewEntry, Policy, Request};
+use crate::ids::{EntryId, TenantId};
+
+/// A retained entry.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    until: u64,
+    priority: i8,
+    tenant: TenantId,
+    /// When it was released, counted in releases from 1; 0 while it is held.
+    turn: u64,
+}
+
+/// What leaves first: the least priority, the least time left, what was released first.
+type Rank = (i8, u64, u64, u32);
+
+impl Kept {
+    const fn rank(&self, id: EntryId) -> Rank {
+        (self.priority, self.until, self.turn, id.0)
+    }
+}
+
+/// A policy, and the entries that it may not give up yet.
+pub(super) struct Retaining<P> {
+    policy: P,
+    now: u64,
+    releases: u64,
+    kept: HashMap<EntryId, Kept>,
+    /// Those that nobody holds, as they leave.
+    order: BTreeSet<Rank>,
+    /// The same by tenant, as far as they have one.
+    of_tenants: BTreeSet<(TenantId, Rank)>,
+    /// The same by the end of their time.
+    ends: BTreeSet<(u64, u64, EntryId)>,
+}
+
+impl<P: Policy> Retaining<P> {
+    pub(super) fn new(policy: P) -> Self {
+        Self {
+            policy,
+            now: 0,
+            releases: 0,
+            kept: HashMap::new(),
+            order: BTreeSet::new(),
+            of_tenants: BTreeSet::new(),
+            ends: BTreeSet::new(),
+        }
+    }
+
+    /// Takes an entry out of the orders, if it is there.
+    fn unlist(&mut self, id: EntryId, kept: &Kept) {
+        if kept.turn > 0 {
+            self.order.remove(&kept.rank(id));
+            self.of_tenants.remove(&(kept.tenant, kept.rank(id)));
+            self.ends.remove(&(kept.until, kept.turn, id));
+        }
+    }
+
+    /// Gives the policy what nobody holds and whose time is over, in the order of releases.
+    fn expire(&mut self) {
+        while let Some(&(until, _, id)) = self.ends.first()
+            && until <= self.now
+        {
+            if let Some(kept) = self.kept.remove(&id) {
+                self.unlist(id, &kept);
+            }
+            self.policy.release(id);
+        }
+    }
+
+    #[cold]
+    fn release_kept(&mut self, id: EntryId, kept: Kept) {
+        self.unlist(id, &kept);
+        if kept.until <= self.now {
+            self.kept.remove(&id);
+            self.policy.release(id);
+            return;
+        }
+        self.releases += 1;
+        let turn = self.releases;
+        let kept = Kept { turn, ..kept };
+        self.kept.insert(id, kept);
+        self.order.insert(kept.rank(id));
+        if kept.tenant != TenantId::NONE {
+            self.of_tenants.insert((kept.tenant, kept.rank(id)));
+        }
+        self.ends.insert((kept.until, turn, id));
+    }
+}
+
+impl<P: Policy> Policy for Retaining<P> {
+    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        self.now = self.now.max(request.now);
+        self.expire();
+        self.policy.admit(request, admitted);
+    }
+
+    fn refreshes_path(&self) -> bool {
+        self.policy.refreshes_path()
+    }
+
+    fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
+        self.policy.finish(boundaries, end, output_tokens);
+    }
+
+    fn enter(&mut self, entry: &NewEntry) {
+        self.policy.enter(entry);
+    }
+
+    fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
+        self.policy.keep(id, tenant, hints);
+        if hints.retain == 0 {
+            return;
+        }
+        let until = self.now + hints.retain.min(Hints::MOST_RETAIN);
+        let kept = self.kept.entry(id).or_insert(Kept {
+            until,
+            priority: hints.priority,
+            tenant,
+            turn: 0,
+        });
+        kept.until = kept.until.max(until);
+        kept.priority = kept.priority.max(hints.priority);
+    }
+
+    fn release(&mut self, id: EntryId) {
+        match self.kept.get(&id) {
+            None => self.policy.release(id),
+            Some(&kept) => self.release_kept(id, kept),
+        }
+    }
+
+    fn hold(&mut self, id: EntryId) {
+        let Some(&kept) = self.kept.get(&id) else {
+            self.policy.hold(id);
+            return;
+        };
+        self.unlist(id, &kept);
+        self.kept.insert(id, Kept { turn: 0, ..kept });
+    }
+
+    fn leave(&mut self, id: EntryId) {
+        if let Some(kept) = self.kept.remove(&id) {
+            self.unlist(id, &kept);
+        }
+        self.policy.leave(id);
+    }
+
+    fn victim(&mut self) -> Option<EntryId> {
+        let retained = |this: &Self| this.order.first().map(|&(.., id)| EntryId(id));
+        self.policy.victim().or_else(|| retained(self))
+    }
+
+    fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        let retained = |this: &Self| {
+            let from = (tenant, (i8::MIN, 0, 0, 0));
+            let (of, (.., id)) = this.of_tenants.range(from..).next()?;
+            (*of == tenant).then_some(EntryId(*id))
+        };
+        self.policy.victim_of(tenant).or_else(|| retained(self))
+    }
+
+    fn bytes(&self) -> usize {
+        // Three trees, whose nodes are at least half full.
+        let listed =
+            size_of::<Rank>() + size_of::<(TenantId, Rank)>() + size_of::<(u64, u64, EntryId)>();
+        self.policy.bytes() + self.kept.allocation_size() + 2 * self.order.len() * listed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{EntryKind, Lru, Placement};
+
+    fn policy() -> Retaining<Lru> {
+        Retaining::new(Lru::new(Placement::Every, false))
+    }
+
+    fn at(policy: &mut Retaining<Lru>, now: u64) {
+        let request = Request {
+            now,
+            tokens: 0,
+            boundaries: &[],
+            limit: 0,
+            resumed: 0,
+            pages: 0,
+            seen: 0,
+            free: 0,
+            hints: Hints::NONE,
+        };
+        policy.admit(&request, &mut Vec::new());
+    }
+
+    fn enter(policy: &mut Retaining<Lru>, id: u32, retain: u64, priority: i8) {
+        policy.enter(&NewEntry {
+            id: EntryId(id),
+            kind: EntryKind::Page,
+            parent: None,
+            depth: 1,
+            size: 1,
+            boundary: u64::from(id),
+            tenant: TenantId::NONE,
+        });
+        let hints = Hints {
+            retain,
+            priority,
+            ..Hints::NONE
+        };
+        policy.keep(EntryId(id), TenantId::NONE, &hints);
+        policy.release(EntryId(id));
+    }
+
+    fn leaves(policy: &mut Retaining<Lru>) -> Vec<u32> {
+        std::iter::from_fn(|| {
+            let victim = policy.victim()?;
+            policy.leave(victim);
+            Some(victim.0)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_retained_leave_last_by_priority_and_time_left_and_all_can_leave() {
+        let mut policy = policy();
+        for (id, retain, priority) in [
+            (1, 5_000, 0),
+            (2, 0, 0),
+            (3, 9_000, -2),
+            (4, 2_000, 0),
+            (5, 0, 10),
+            (6, 1_000, 3),
+        ] {
+            enter(&mut policy, id, retain, priority);
+        }
+        assert_eq!(leaves(&mut policy), [2, 5, 3, 4, 1, 6]);
+        assert!(policy.kept.is_empty() && policy.ends.is_empty());
+    }
+
+    #[test]
+    fn what_was_retained_is_like_the_rest_when_its_time_is_over() {
+        let mut policy = policy();
+        enter(&mut policy, 1, 1_000, 0);
+        enter(&mut policy, 2, 3_000, 0);
+        enter(&mut policy, 3, 0, 0);
+        at(&mut policy, 1_000);
+        enter(&mut policy, 4, 0, 0);
+        // The time of 2 ends while somebody holds it.
+        policy.hold(EntryId(2));
+        at(&mut policy, 3_000);
+        policy.release(EntryId(2));
+        assert!(policy.kept.is_empty());
+        assert_eq!(leaves(&mut policy), [3, 1, 4, 2]);
+    }
+
+    #[test]
+    fn of_two_requests_the_longer_time_and_the_higher_priority_count() {
+        let mut policy = policy();
+        enter(&mut policy, 1, 1_000, 5);
+        enter(&mut policy, 2, 2_000, 4);
+        enter(&mut policy, 3, 9_500, 3);
+        policy.hold(EntryId(1));
+        let hints = Hints {
+            retain: 9_000,
+            priority: -5,
+            ..Hints::NONE
+        };
+        policy.keep(EntryId(1), TenantId::NONE, &hints);
+        policy.release(EntryId(1));
+        at(&mut policy, 5_000);
+        assert_eq!(leaves(&mut policy), [2, 3, 1]);
+    }
+}

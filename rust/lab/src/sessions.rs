@@ -1,0 +1,115 @@
+//! Sessions of a trace: as it names them, or derived from its chains.
+
+use hashbrown::HashMap;
+
+use crate::trace::Trace;
+
+/// Whose session ids a replay shows to the policies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sessions {
+    /// Those that the trace names.
+    #[default]
+    Given,
+    /// None.
+    Ignored,
+    /// Every request's, derived: a request goes on in the session whose last prompt is the longest that its
+    /// own begins with, and begins a session if there is none.
+    Derived,
+    /// The same, for sessions of several requests alone: as if the application told conversations from
+    /// single calls.
+    Returning,
+}
+
+impl Sessions {
+    /// Every way by its name on a command line.
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("given", Self::Given),
+        ("ignore", Self::Ignored),
+        ("derive", Self::Derived),
+        ("returning", Self::Returning),
+    ];
+}
+
+impl Trace {
+    /// The same requests with other session ids.
+    #[must_use]
+    pub fn with_sessions(mut self, sessions: Sessions) -> Self {
+        match sessions {
+            Sessions::Given => {}
+            Sessions::Ignored => self
+                .visits
+                .iter_mut()
+                .for_each(|it| it.hints.session = None),
+            Sessions::Derived | Sessions::Returning => {
+                let (ids, requests) = self.derive();
+                for (visit, id) in self.visits.iter_mut().zip(ids) {
+                    let wanted = |&id: &usize| sessions == Sessions::Derived || requests[id] > 1;
+                    visit.hints.session = id.filter(wanted).map(|id| id as u64);
+                }
+            }
+        }
+        self
+    }
+
+    /// The session of each request that has a full block, and the number of requests of each session.
+    fn derive(&self) -> (Vec<Option<usize>>, Vec<usize>) {
+        let mut ends: HashMap<u32, usize> = HashMap::new();
+        let mut requests = Vec::new();
+        let session_of = |visit| {
+            let path = self.path(visit);
+            let &end = path.last()?;
+            let goes_on = path.iter().rev().find_map(|at| ends.remove(at));
+            let session = goes_on.unwrap_or_else(|| {
+                requests.push(0);
+                requests.len() - 1
+            });
+            requests[session] += 1;
+            ends.insert(end, session);
+            Some(session)
+        };
+        let ids = self.visits.iter().map(session_of).collect();
+        (ids, requests)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::ReadOptions;
+
+    /// Session ids of prompts of whole blocks.
+    fn ids(chains: &[&[u64]], sessions: Sessions) -> Vec<Option<u64>> {
+        let row = |(now, chain): (usize, &&[u64])| {
+            let tokens = chain.len() * 512 + 1;
+            format!(
+                "{{\"timestamp\":{now},\"input_length\":{tokens},\"hash_ids\":{chain:?},\"session\":\"s\"}}\n"
+            )
+        };
+        let text: String = chains.iter().enumerate().map(row).collect();
+        let trace = Trace::read(text.as_bytes(), ReadOptions::default()).unwrap();
+        let trace = trace.with_sessions(sessions);
+        trace.visits.iter().map(|it| it.hints.session).collect()
+    }
+
+    #[test]
+    fn a_prompt_goes_on_in_the_session_whose_last_prompt_is_the_longest_it_begins_with() {
+        let chains: [&[u64]; 8] = [
+            &[1],
+            &[1, 2, 3],
+            &[1, 2, 4],       // [1] has gone on in another prompt.
+            &[1, 2, 3, 5, 6], // Two of the first session's blocks are not its end.
+            &[],
+            &[1, 2, 4], // Asked again.
+            &[1, 2, 4, 7],
+            &[9],
+        ];
+        let some = |ids: &[u64]| -> Vec<_> { ids.iter().map(|&id| Some(id)).collect() };
+        let mut derived = some(&[0, 0, 1, 0, 0, 1, 1, 2]);
+        derived[4] = None;
+        assert_eq!(ids(&chains, Sessions::Derived), derived);
+        derived[7] = None;
+        assert_eq!(ids(&chains, Sessions::Returning), derived);
+        assert_eq!(ids(&chains, Sessions::Ignored), [None; 8]);
+        assert_eq!(ids(&chains, Sessions::Given), [Some(0); 8]);
+    }
+}

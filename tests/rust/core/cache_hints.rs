@@ -1,0 +1,176 @@
+//! Hints in a live cache: what is retained leaves last, what has priority later, what is not to be stored
+//! leaves no trace.
+
+#[path = "../shared/live_cache.rs"]
+mod live_cache;
+
+use hybrid_pages::cache::{Admission, Arrival, Cache};
+use hybrid_pages::ids::{ClassKind, NamespaceId};
+use hybrid_pages::policy::{Hints, NAMES};
+use live_cache::{cache, commit, keys, wanted};
+
+use ClassKind::{Attention, Recurrent};
+
+const KINDS: [(ClassKind, usize); 2] = [(Attention, 1), (Recurrent, 1)];
+/// Slots of a prompt of 4 blocks with its checkpoint.
+const PROMPT: usize = 5;
+
+struct Live {
+    cache: Cache,
+    namespace: NamespaceId,
+    now: u64,
+}
+
+impl Live {
+    fn new(policy: &str, prompts: usize) -> Self {
+        let (cache, namespace) = cache(policy, &KINDS, prompts * PROMPT);
+        Self {
+            cache,
+            namespace,
+            now: 0,
+        }
+    }
+
+    fn admit(&mut self, name: &[u8], hints: Hints) -> Admission {
+        self.now += 1_000;
+        let keys = keys(name);
+        let arrival = Arrival {
+            now: self.now,
+            tokens: keys.len() as u64 * 16 + 1,
+            limit: keys.len(),
+            hints,
+        };
+        self.cache.admit(self.namespace, &keys, arrival).unwrap()
+    }
+
+    /// A request, from its arrival to its end, with a checkpoint at its end.
+    fn run(&mut self, name: &[u8], hints: Hints) {
+        self.admit(name, hints);
+        let keys = keys(name);
+        let entries = wanted(&KINDS, 0, keys.len(), &[keys.len()]);
+        let lease = self
+            .cache
+            .reserve_hinted(self.namespace, &keys, &entries, &hints);
+        commit(&mut lease.unwrap());
+        let finished = self.cache.finish(self.namespace, &keys, keys.len(), 9);
+        finished.unwrap();
+        assert_eq!(self.cache.audit(), None);
+    }
+
+    fn depth(&self, name: &[u8]) -> usize {
+        self.cache
+            .lookup(self.namespace, &keys(name))
+            .unwrap()
+            .blocks
+    }
+
+    fn flood(&mut self, prompts: u8, hints: Hints) {
+        for number in 0..prompts {
+            self.run(&[number; 4], hints);
+        }
+    }
+}
+
+fn retained(seconds: u64) -> Hints {
+    Hints {
+        retain: seconds * 1_000,
+        ..Hints::NONE
+    }
+}
+
+#[test]
+fn what_is_retained_outlasts_a_flood_until_its_time_is_over() {
+    for policy in NAMES {
+        let mut live = Live::new(policy, 3);
+        live.run(b"kept", retained(60));
+        live.run(b"none", Hints::NONE);
+        live.flood(20, Hints::NONE);
+        assert_eq!(
+            (live.depth(b"kept"), live.depth(b"none")),
+            (4, 0),
+            "{policy}"
+        );
+        live.flood(60, Hints::NONE);
+        assert_eq!(live.depth(b"kept"), 0, "{policy}");
+    }
+}
+
+#[test]
+fn what_a_request_uses_is_retained_for_it_too() {
+    for policy in NAMES {
+        let mut live = Live::new(policy, 3);
+        live.run(b"used", Hints::NONE);
+        // It asks for more of what is there, and stores nothing.
+        live.admit(b"used, and more", retained(60));
+        live.flood(20, Hints::NONE);
+        assert_eq!(live.depth(b"used"), 4, "{policy}");
+    }
+}
+
+#[test]
+fn where_everything_is_retained_the_least_priority_and_the_least_time_leave_first() {
+    for policy in NAMES {
+        let mut live = Live::new(policy, 4);
+        let low = Hints {
+            priority: -1,
+            ..retained(3_600)
+        };
+        live.run(b"long", retained(3_600));
+        live.run(b"low.", low);
+        live.run(b"soon", retained(600));
+        live.run(b"rest", retained(1_800));
+        let left = |live: &Live| [b"long", b"low.", b"soon", b"rest"].map(|name| live.depth(name));
+        assert_eq!(left(&live), [4; 4], "{policy}");
+        live.run(b"new1", retained(7_200));
+        assert_eq!(left(&live), [4, 0, 4, 4], "{policy}");
+        live.run(b"new2", retained(7_200));
+        assert_eq!(left(&live), [4, 0, 0, 4], "{policy}");
+        // Requests without a hint find room as well: the cache never waits.
+        live.run(b"new3", Hints::NONE);
+        assert_eq!(left(&live), [4, 0, 0, 0], "{policy}");
+        assert_eq!(live.depth(b"new3"), 4, "{policy}");
+    }
+}
+
+#[test]
+fn a_prompt_that_is_not_to_be_stored_is_admitted_nowhere_and_makes_no_fork_known() {
+    let silent = Hints {
+        store: false,
+        ..Hints::NONE
+    };
+    for policy in NAMES {
+        let mut live = Live::new(policy, 4);
+        let nothing = Admission {
+            boundaries: vec![],
+            fork: None,
+        };
+        for name in [b"secret 1", b"secret 2"] {
+            assert_eq!(live.admit(name, silent), nothing, "{policy}");
+        }
+        assert_eq!(live.admit(b"secret 3", Hints::NONE).fork, None, "{policy}");
+        // Of one that is stored, the next one knows.
+        assert_eq!(
+            live.admit(b"secret 4", Hints::NONE).fork,
+            Some(7),
+            "{policy}"
+        );
+    }
+}
+
+#[test]
+fn a_priority_outweighs_age_and_a_negative_one_yields() {
+    let with = |priority| Hints {
+        priority,
+        ..Hints::NONE
+    };
+    let mut live = Live::new("reuse", 6);
+    live.run(b"high", with(6));
+    live.run(b"zero", with(0));
+    live.flood(12, Hints::NONE);
+    assert_eq!((live.depth(b"high"), live.depth(b"zero")), (4, 0));
+    let mut live = Live::new("reuse", 6);
+    live.run(b"zero", with(0));
+    live.run(b"low.", with(-6));
+    live.flood(5, Hints::NONE);
+    assert_eq!(live.depth(b"low."), 0);
+}
