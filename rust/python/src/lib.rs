@@ -3,6 +3,7 @@
 mod arena;
 mod arrays;
 mod cache;
+mod changes;
 mod cuda;
 mod dlpack;
 mod engine;
@@ -31,6 +32,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     engine::register(m)?;
     cuda::register(m)?;
     cache::register(m)?;
+    changes::register(m)?;
     replay::register(m)?;
     Ok(())
 }

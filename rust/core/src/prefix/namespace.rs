@@ -20,6 +20,8 @@ struct Record {
     holds: u64,
     /// Boundaries in the index.
     nodes: usize,
+    /// Whether nothing of it is announced any more.
+    retired: bool,
 }
 
 impl Record {
@@ -57,6 +59,7 @@ impl Namespaces {
             seed: xxh3_64(&identity),
             holds: 1,
             nodes: 0,
+            retired: false,
         };
         self.ids.insert(identity, id);
         self.records.insert(id, record);
@@ -85,6 +88,15 @@ impl Namespaces {
     /// The [`seed`](Self::seed) of an identity that is known.
     pub(crate) fn known_seed(&self, id: NamespaceId) -> u64 {
         self.known(id).seed
+    }
+
+    /// Notes that nothing of a namespace is announced any more.
+    pub(super) fn retire(&mut self, id: NamespaceId) {
+        self.record(id).retired = true;
+    }
+
+    pub(super) fn is_retired(&self, id: NamespaceId) -> bool {
+        self.known(id).retired
     }
 
     fn known(&self, id: NamespaceId) -> &Record {
