@@ -18,6 +18,11 @@ from hybrid_pages._stubs.cache import (
     ReadLease,
     WriteLease,
 )
+from hybrid_pages._stubs.changes import (
+    Changes,
+    Removed,
+    Span,
+)
 from hybrid_pages._stubs.cuda import (
     CudaDevice,
     CudaEngine,
@@ -64,6 +69,7 @@ __all__ = [
     "ArrayView",
     "BudgetError",
     "Cache",
+    "Changes",
     "Completion",
     "CudaDevice",
     "CudaEngine",
@@ -83,8 +89,10 @@ __all__ = [
     "LeaseError",
     "PageClass",
     "ReadLease",
+    "Removed",
     "ReplayRow",
     "Segment",
+    "Span",
     "Trace",
     "TraceError",
     "TransferError",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import final
 
+from hybrid_pages._stubs.changes import Changes
 from hybrid_pages._stubs.geometry import Geometry
 
 @final
@@ -317,6 +318,36 @@ class Cache:
 
         Namespaces that somebody holds stay.
         """
+
+    def follow(self) -> None:
+        """Follow from now on which blocks are announced, for :meth:`changes`.
+
+        A block is announced while some boundary at its end or deeper can be resumed from by the
+        host alone. Without this call nothing of the kind is kept, and there are no changes.
+
+        Raises InvalidArgumentError for a geometry without attention groups.
+        """
+
+    def unnoted(self, namespace: int, keys: Sequence[bytes], *, stride: int = 1) -> list[int]:
+        """The blocks of a prefix that the cache knows and that have no :meth:`note`."""
+
+    def note(
+        self, namespace: int, keys: Sequence[bytes], notes: dict[int, bytes], *, stride: int = 1
+    ) -> None:
+        """Keep a note with blocks of a prefix, by index, for as long as the cache knows them.
+
+        :meth:`changes` hands them back. What has one keeps it; unknown blocks get none.
+        """
+
+    def changes(self, *, anew: bool = False) -> Changes:
+        """What the follower is to be told since the last call.
+
+        What cancels out is never told. anew: first all that was told is removed, and then all that
+        is announced is told again.
+        """
+
+    def retire(self, namespace: int) -> None:
+        """Announce nothing of a namespace any more, as long as its number is known."""
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes at this moment.

@@ -4,6 +4,7 @@ Contract: ``vllm/distributed/kv_transfer/kv_connector/v1/base.py``. Importing th
 vLLM and torch, but no GPU and no CUDA library.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from hybrid_pages.adapter.errors import EngineError  # noqa: E402
 from hybrid_pages.vllm.engine_cores import EngineCores  # noqa: E402
+from hybrid_pages.vllm.events import event_groups  # noqa: E402
 from hybrid_pages.vllm.grid import block_grid  # noqa: E402
 from hybrid_pages.vllm.layout import (  # noqa: E402
     has_states,
@@ -46,6 +48,7 @@ from hybrid_pages.vllm.worker import WorkerHalf  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
@@ -90,6 +93,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_tokens = vllm_config.cache_config.block_size
         if role == KVConnectorRole.SCHEDULER:
             ranks = vllm_config.parallel_config.tensor_parallel_size
+            publishes = versions.publishes_events(vllm_config)
+            events = event_groups(kv_cache_config) if publishes else None
             self.scheduler = SchedulerHalf(
                 settings,
                 grid,
@@ -99,6 +104,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 stores=transfer.is_kv_producer,
                 loads=transfer.is_kv_consumer,
                 cores=EngineCores.of(vllm_config.parallel_config),
+                event_groups=events,
             )
         else:
             alone = versions.is_outermost(transfer)
@@ -304,6 +310,10 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         """Whether an idle engine has to step on until its stores have ended."""
         return self._scheduler().storing
+
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        """Blocks that a prompt could be resumed behind, and those that it no longer could."""
+        return self._scheduler().take_events()
 
     def reset_cache(self) -> bool | None:
         """Forgets every page and checkpoint."""

@@ -1,7 +1,7 @@
 """The scheduler half: follows requests, plans each step's copies, publishes what was stored."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
 from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
 from hybrid_pages.vllm.epochs import Epochs
+from hybrid_pages.vllm.events import EventGroup, Events
 from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.here import worker_here
 from hybrid_pages.vllm.invalid import InvalidBlocks
@@ -29,6 +30,7 @@ from hybrid_pages.vllm.tenants import namespace_of
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -49,6 +51,7 @@ class SchedulerHalf:
         plan: the planned geometry; None if only the workers know it.
         stores, loads: what this engine does, by its ``kv_role``.
         cores: the engine cores, of which this is one.
+        event_groups: all KV cache groups, if the engine publishes KV events.
 
     Raises:
         BudgetError: ``host_gb`` cannot hold one entry of each kind.
@@ -72,6 +75,7 @@ class SchedulerHalf:
         stores: bool = True,
         loads: bool = True,
         cores: EngineCores = ONLY_ONE,
+        event_groups: Sequence[EventGroup] | None = None,
     ) -> None:
         if not stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
@@ -80,6 +84,8 @@ class SchedulerHalf:
         self._may_store, self._may_load = stores, loads
         self.figures = Figures()
         self.epochs = Epochs()
+        self.events: Events | None = None
+        self._event_groups = event_groups
         self.connected = False
         self.agreement = Agreement(ranks, plan)
         self._stopped = False
@@ -111,8 +117,20 @@ class SchedulerHalf:
         self.stores = Stores(plan, self.cache, self.grid, self.checkpoints, self.figures)
         self.loads = Loads(plan, self.cache, self.grid, self.figures)
         self.stores.pool = self._pool
+        self._follow_cache(plan)
         self.connected = True
         logger.info("%s", self.describe())
+
+    def _follow_cache(self, plan: Geometry) -> None:
+        """Begins to announce blocks, if the engine publishes KV events."""
+        pages = [item for item in plan.classes if item.kind == "attention"]
+        if self._event_groups is not None and pages:
+            groups = [self._event_groups[index] for index in pages[0].groups]
+            self.events = Events(self.cache, self.grid, groups, self.figures)
+
+    def take_events(self) -> "list[KVCacheEvent]":
+        """What routers are to be told since the last call."""
+        return [] if self.events is None else self.events.take(self._pool)
 
     def confirm(self, reports: Iterable[Report]) -> None:
         """Takes the ranks' reports: at startup if vLLM hands them over, and with first metadata.
@@ -198,6 +216,8 @@ class SchedulerHalf:
         tokens = self.loads.match(tracked, local_tokens)
         if tokens is not None:
             self.checkpoints.looked_up(tracked)
+        elif self.events is not None:  # a tier below may have blocks from before this engine
+            self.events.note(tracked)
         return tokens
 
     def allocated(
@@ -249,6 +269,8 @@ class SchedulerHalf:
                 self.figures.count("failures", label="store_plan")
             else:
                 if job is not None:
+                    if self.events is not None:
+                        self.events.note(tracked)
                     yield job
 
     def _scheduled(self, tracked: Tracked, start: int) -> None:
@@ -262,6 +284,8 @@ class SchedulerHalf:
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
         self.epochs.scheduled(tracked, hit, self._requests.values())
+        if self.events is not None:
+            self.events.begins(tracked)
 
     def _taken_back(self, tracked: Tracked, start: int) -> None:
         """Tokens from ``start`` on were taken back: a session that streams its input goes on with
@@ -353,6 +377,8 @@ class SchedulerHalf:
                 self.stores.void({name})
             elif self._may_store and self.serving:
                 self.stores.finish(tracked, tables)
+                if self.events is not None:
+                    self.events.note(tracked)
         except Exception:
             logger.exception("a store of request %s could not be planned", name)
             self.figures.count("failures", label="store_plan")

@@ -21,6 +21,7 @@ from hybrid_pages.adapter.versions import Supported
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, KVTransferConfig, ParallelConfig, VllmConfig
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -64,14 +65,15 @@ READS: dict[str, str] = {
     # Configuration.
     "vllm.config": "get_current_vllm_config_or_none",
     "vllm.config.VllmConfig": (
-        "attention_config cache_config ec_transfer_config kv_transfer_config model_config "
-        "parallel_config scheduler_config speculative_config"
+        "attention_config cache_config ec_transfer_config kv_events_config kv_transfer_config "
+        "model_config parallel_config scheduler_config speculative_config"
     ),
     "vllm.config.AttentionConfig": "backend",
     "vllm.config.CacheConfig": (
         "block_size cache_dtype enable_prefix_caching mamba_cache_mode prefix_caching_hash_algo "
         "use_replayssm"
     ),
+    "vllm.config.kv_events.KVEventsConfig": "enable_kv_cache_events",
     "vllm.config.KVTransferConfig": (
         "enable_permute_local_kv engine_id is_kv_consumer is_kv_producer kv_connector "
         "kv_connector_extra_config"
@@ -125,20 +127,29 @@ READS: dict[str, str] = {
         "FP8_PER_TENSOR FP8_PER_TOKEN_HEAD INT4_PER_TOKEN_HEAD INT8_PER_TOKEN_HEAD NONE NVFP4 "
         "NVFP4_DS_MLA"
     ),
-    _KV: "get_kv_quant_mode",
+    _KV: "get_kv_cache_spec_kind get_kv_quant_mode",
     "vllm.model_executor.layers.mamba.mamba_utils": "get_conv_state_layout",
     # The scheduler's objects.
     "vllm.v1.request.Request": (
-        "block_hashes cache_salt kv_transfer_params lora_request num_computed_tokens "
-        "num_output_tokens num_prompt_tokens num_tokens request_id shared_prefix_boundary "
-        "skip_reading_prefix_cache status"
+        "all_token_ids block_hashes cache_salt kv_transfer_params lora_request "
+        "num_computed_tokens num_output_tokens num_prompt_tokens num_tokens request_id session_id "
+        "shared_prefix_boundary skip_reading_prefix_cache status"
     ),
     "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",
     "vllm.lora.request.LoRARequest": "load_inplace lora_int_id lora_name lora_path",
     "vllm.v1.core.block_pool.BlockPool": (
         "blocks cached_block_hash_to_block evict_blocks free_blocks touch"
     ),
-    "vllm.v1.core.kv_cache_utils": "get_block_hash make_block_hash_with_group_id",
+    "vllm.v1.core.kv_cache_utils": (
+        "generate_block_hash_extra_keys get_block_hash make_block_hash_with_group_id "
+        "maybe_convert_block_hash to_event_extra_keys"
+    ),
+    "vllm.distributed.kv_events": "MEDIUM_CPU",
+    "vllm.distributed.kv_events.BlockRemoved": "block_hashes group_idx medium",
+    "vllm.distributed.kv_events.BlockStored": (
+        "block_hashes block_size extra_keys group_idx kv_cache_spec_kind lora_id lora_name medium "
+        "parent_block_hash session_id token_ids"
+    ),
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id",
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "get_block_ids",
     "vllm.v1.core.kv_cache_manager.KVCacheManager": "free get_block_ids",
@@ -511,3 +522,75 @@ def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
 def unpin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
     """Lets go of pinned blocks."""
     pool.free_blocks(blocks)
+
+
+# ---- events
+
+
+def publishes_events(config: "VllmConfig") -> bool:
+    """Whether the engine publishes KV events."""
+    events = config.kv_events_config
+    return events is not None and bool(events.enable_kv_cache_events)
+
+
+def event_kind(group: "KVCacheGroupSpec") -> str:
+    """The kind of a group as events name it."""
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+    return str(get_kv_cache_spec_kind(group.kv_cache_spec).value)
+
+
+def event_extra_keys(request: "Request", start: int, end: int) -> tuple[object, ...] | None:
+    """What the hash of the block of tokens [start, end) covers beyond tokens, as events say it."""
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
+
+    keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+    said = to_event_extra_keys([keys])
+    return None if said is None else said[0]
+
+
+def block_stored(
+    *,
+    hashes: list[bytes],
+    parent: bytes | None,
+    tokens: list[int],
+    block_tokens: int,
+    lora: tuple[int, str] | None,
+    session: str | None,
+    extra_keys: list[tuple[object, ...] | None],
+    group: int,
+    kind: str,
+) -> "BlockStored":
+    """The event that blocks of a group, one after another, are in host memory.
+
+    ``BlockPool.cache_full_blocks`` makes the same ones for the engine's own memory; a router
+    matches both.
+    """
+    from vllm.distributed.kv_events import MEDIUM_CPU, BlockStored
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    return BlockStored(
+        block_hashes=[maybe_convert_block_hash(each) for each in hashes],
+        parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+        token_ids=tokens,
+        block_size=block_tokens,
+        lora_id=None if lora is None else lora[0],
+        lora_name=None if lora is None else lora[1],
+        medium=MEDIUM_CPU,
+        extra_keys=extra_keys,
+        group_idx=group,
+        kv_cache_spec_kind=kind,
+        session_id=session,
+    )
+
+
+def block_removed(hashes: list[bytes], group: int) -> "BlockRemoved":
+    """The event that blocks of a group are not in host memory any more."""
+    from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    return BlockRemoved(
+        block_hashes=[maybe_convert_block_hash(each) for each in hashes],
+        medium=MEDIUM_CPU,
+        group_idx=group,
+    )

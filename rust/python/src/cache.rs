@@ -8,6 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
 
+use crate::changes::PyChanges;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
@@ -323,6 +324,58 @@ impl PyCache {
             .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
             .map_err(to_py)?;
         PyWriteLease::new(py, lease)
+    }
+
+    fn follow(&self) -> PyResult<()> {
+        self.inner.follow().map_err(to_py)
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1)),
+        text_signature = "($self, namespace, keys, *, stride=1)"
+    )]
+    fn unnoted(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        stride: Whole,
+    ) -> PyResult<Vec<usize>> {
+        let keys = block_keys(keys, stride, None)?;
+        self.inner
+            .unnoted(namespace_id(namespace)?, &keys)
+            .map_err(to_py)
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, notes, *, stride = Whole(1)),
+        text_signature = "($self, namespace, keys, notes, *, stride=1)"
+    )]
+    fn note(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        notes: &Bound<'_, PyDict>,
+        stride: Whole,
+    ) -> PyResult<()> {
+        let keys = block_keys(keys, stride, None)?;
+        let note = |(block, note): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            let bytes: Box<[u8]> = note.cast::<PyBytes>()?.as_bytes().into();
+            Ok((block.extract::<Whole>()?.0, bytes))
+        };
+        let notes: Vec<_> = notes.iter().map(note).collect::<PyResult<_>>()?;
+        self.inner
+            .note(namespace_id(namespace)?, &keys, notes)
+            .map_err(to_py)
+    }
+
+    #[pyo3(signature = (*, anew = false))]
+    fn changes(&self, py: Python<'_>, anew: bool) -> PyResult<PyChanges> {
+        let changes = py.detach(|| self.inner.changes(anew));
+        PyChanges::new(py, &changes)
+    }
+
+    fn retire(&self, namespace: Whole) -> PyResult<()> {
+        self.inner.retire(namespace_id(namespace)?).map_err(to_py)
     }
 
     fn invalidate(&self, py: Python<'_>, lease: &PyReadLease) -> PyResult<usize> {

@@ -3,6 +3,7 @@
 mod arena;
 mod arrays;
 mod cache;
+mod changes;
 mod cuda;
 mod dlpack;
 mod engine;
@@ -33,6 +34,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     cuda::register(m)?;
     hints::register(m)?;
     cache::register(m)?;
+    changes::register(m)?;
     replay::register(m)?;
     Ok(())
 }

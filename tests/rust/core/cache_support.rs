@@ -47,13 +47,18 @@ pub fn keys(prompt: &str) -> Vec<PrefixKey> {
 pub struct Small {
     pub cache: Cache,
     pub namespace: NamespaceId,
+    classes: usize,
 }
 
 impl Small {
     pub fn new(classes: &[ClassConfig], slots: usize) -> Self {
         let cache = Cache::new(&config(classes, slots)).unwrap();
         let namespace = cache.namespace(b"engine").unwrap();
-        Self { cache, namespace }
+        Self {
+            cache,
+            namespace,
+            classes: classes.len(),
+        }
     }
 
     /// Pages and checkpoints of one slot each.
@@ -100,6 +105,11 @@ impl Small {
     /// Stores every page of class 0 and, in class 1, a checkpoint at the prompt's end.
     pub fn store_prompt(&self, prompt: &str) {
         assert_eq!(self.store(prompt, &whole(prompt)), prompt.len() + 1);
+    }
+
+    /// How many classes it has.
+    pub const fn classes(&self) -> usize {
+        self.classes
     }
 
     pub fn stats(&self) -> Stats {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
 from vllm.utils.math_utils import cdiv
@@ -108,6 +108,7 @@ def engine_config(
     async_scheduling: bool,
     connector: dict[str, Any] | None,
     retention: int | None = 0,
+    events: KVEventsConfig | None = None,
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -124,6 +125,7 @@ def engine_config(
     config.scheduler_config.scheduler_cls = None
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
+    config.kv_events_config = events
     if connector is not None:
         config.kv_transfer_config = KVTransferConfig(**{"kv_role": "kv_both", **connector})
     return config

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from vllm.config import KVEventsConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
@@ -121,6 +122,7 @@ class Engine:
         retention: int | None = 0,
         in_process: bool = False,
         data_parallel: tuple[int, int] = (0, 1),
+        events: KVEventsConfig | None = None,
     ) -> None:
         self.shape, self.ranks, self.in_process = shape, ranks, in_process
         self.versions: dict[str, int] = {}
@@ -133,6 +135,7 @@ class Engine:
             async_scheduling=async_scheduling,
             retention=retention,
             connector=transfer,
+            events=events,
         )
         self._place(*data_parallel)
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):

@@ -7,6 +7,7 @@
 //! Leases are about the host: only there do the engine's workers copy. Tiers below it are filled when
 //! entries are published, and read when [`Cache::promote`] asks for what only they have.
 
+mod announce;
 mod audit;
 mod config;
 mod copied;
@@ -32,6 +33,8 @@ pub use stats::{Stats, TierStats};
 use crate::error::Result;
 use crate::ids::{NamespaceId, PrefixKey};
 use crate::policy::Hints;
+pub use crate::prefix::{Changes, Removed, Span};
+
 use crate::prefix::Hit;
 use crate::tier::Below;
 use state::State;

@@ -4,6 +4,7 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 
+use super::announced::Announced;
 use super::{Namespaces, Roles, boundary_name};
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
@@ -92,6 +93,8 @@ pub(crate) struct Index {
     cells: Vec<Cell>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
+    /// What a follower is told, if there is one.
+    pub(super) announced: Option<Box<Announced>>,
 }
 
 impl Index {
@@ -104,6 +107,7 @@ impl Index {
             cells: Vec::new(),
             table: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
+            announced: None,
         }
     }
 
@@ -230,6 +234,7 @@ impl Index {
             let node = nodes.get(at);
             hasher.hash_one((node.namespace, &node.key))
         });
+        self.tell_added(NodeId(at));
         NodeId(at)
     }
 
@@ -258,7 +263,48 @@ impl Index {
     /// Puts an entry's cell in place. Says whether it follows a whole one that went.
     pub(crate) fn set(&mut self, node: NodeId, class: usize, cell: Cell) -> bool {
         let place = &mut self.cells_mut(node)[class];
-        std::mem::replace(place, cell) == Cell::GONE
+        let before = std::mem::replace(place, cell);
+        if before.is_in_host() != cell.is_in_host() {
+            self.tell_flipped(node, class, cell.is_in_host());
+        }
+        before == Cell::GONE
+    }
+
+    /// The boundary before, if the tree has one.
+    pub(super) fn parent(&self, node: NodeId) -> Option<NodeId> {
+        let parent = self.nodes.get(node.0).parent;
+        (parent != NIL).then_some(NodeId(parent))
+    }
+
+    /// The boundaries after.
+    pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+        let some = |at: u32| (at != NIL).then_some(at);
+        let first = some(self.nodes.get(node.0).child);
+        std::iter::successors(first, move |&at| some(self.nodes.get(at).next)).map(NodeId)
+    }
+
+    /// Every boundary.
+    pub(super) fn all(&self) -> impl Iterator<Item = NodeId> {
+        self.nodes.iter().map(|(at, _)| NodeId(at))
+    }
+
+    /// Numbers of boundaries are below this.
+    pub(super) const fn span(&self) -> usize {
+        self.nodes.span()
+    }
+
+    pub(super) fn name(&self, node: NodeId) -> (NamespaceId, PrefixKey) {
+        let node = self.nodes.get(node.0);
+        (node.namespace, node.key)
+    }
+
+    pub(super) fn boundary_block(&self, node: NodeId) -> usize {
+        self.nodes.get(node.0).block as usize
+    }
+
+    /// Whether its namespace was retired.
+    pub(super) fn is_retired(&self, node: NodeId) -> bool {
+        self.namespaces.is_retired(self.nodes.get(node.0).namespace)
     }
 
     /// The name of an entry in any process.
@@ -363,6 +409,7 @@ impl Index {
 
     /// Forgets a boundary; `orphan` if the one before it is forgotten already.
     fn remove(&mut self, at: u32, orphan: bool) {
+        self.tell_removed(NodeId(at));
         let node = self.nodes.remove(at);
         if !orphan {
             if node.prev != NIL {
@@ -388,6 +435,7 @@ impl Index {
             let entries = self.roles.pages_first().map(|class| cells[class].entry());
             gone.extend(entries.flatten());
         }
+        self.tell_cleared();
         self.cells.clear();
         self.nodes = Slab::new();
         self.table.clear();
@@ -402,6 +450,7 @@ impl Index {
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
         self.namespaces.bytes()
+            + self.announced_bytes()
             + self.nodes.bytes()
             + self.cells.capacity() * size_of::<Cell>()
             + self.table.allocation_size()
@@ -430,6 +479,8 @@ impl Index {
         if self.table.len() != self.nodes.len() {
             return Some("the table and the nodes differ".into());
         }
-        self.namespaces.audit(&counts)
+        self.namespaces
+            .audit(&counts)
+            .or_else(|| self.audit_announced())
     }
 }

@@ -5,11 +5,13 @@
 //! leaves a tier takes what is below out of that tier. Without one, boundaries stand alone and are known
 //! while they have any entry. A namespace is known while it is held or a boundary is known under it.
 
+mod announced;
 mod index;
 mod joint;
 mod namespace;
 mod roles;
 
+pub use announced::{Changes, Removed, Span};
 pub(crate) use index::{Cell, Fate, Index};
 pub use joint::{Hit, Missing};
 pub(crate) use namespace::Namespaces;

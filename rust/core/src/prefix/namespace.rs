@@ -22,6 +22,8 @@ struct Record {
     holds: u64,
     /// Boundaries in the index.
     nodes: usize,
+    /// Whether nothing of it is announced any more.
+    retired: bool,
 }
 
 impl Record {
@@ -68,6 +70,7 @@ impl Namespaces {
             tenant,
             holds: 1,
             nodes: 0,
+            retired: false,
         };
         self.ids.insert(identity, id);
         self.records.insert(id, record);
@@ -101,6 +104,15 @@ impl Namespaces {
     /// A hash of the name of the tenant whose an identity is that is known.
     pub(crate) fn known_tenant(&self, id: NamespaceId) -> u64 {
         self.known(id).tenant
+    }
+
+    /// Notes that nothing of a namespace is announced any more.
+    pub(super) fn retire(&mut self, id: NamespaceId) {
+        self.record(id).retired = true;
+    }
+
+    pub(super) fn is_retired(&self, id: NamespaceId) -> bool {
+        self.known(id).retired
     }
 
     fn known(&self, id: NamespaceId) -> &Record {

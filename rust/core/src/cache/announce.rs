@@ -1,0 +1,70 @@
+//! Following what the cache has, to tell others.
+
+use super::{Cache, Changes};
+use crate::error::{Error, Result};
+use crate::ids::{NamespaceId, PrefixKey};
+
+impl Cache {
+    /// Follows from now on which blocks are announced, for [`changes`](Self::changes). Without it nothing
+    /// of the kind is kept, and the other calls of a follower do nothing.
+    ///
+    /// A block is announced while some boundary at its end or deeper can be resumed from by the host alone.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] without a class of attention pages: nothing links the blocks then.
+    pub fn follow(&self) -> Result<()> {
+        let index = &mut self.shared.lock().index;
+        if index.roles().attention.is_none() {
+            return Err(Error::InvalidArgument(
+                "follow: expected a class of attention pages, found none".into(),
+            ));
+        }
+        index.follow();
+        Ok(())
+    }
+
+    /// The blocks of a prefix that the cache knows and that have no [`note`](Self::note).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace.
+    pub fn unnoted(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Vec<usize>> {
+        let index = &self.shared.lock().index;
+        index.namespaces.check(namespace)?;
+        Ok(index.unnoted(namespace, keys))
+    }
+
+    /// Keeps a note with blocks of a prefix, for [`changes`](Self::changes), for as long as they are known.
+    /// What has one keeps it; unknown blocks get none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace.
+    pub fn note(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        notes: impl IntoIterator<Item = (usize, Box<[u8]>)>,
+    ) -> Result<()> {
+        let index = &mut self.shared.lock().index;
+        index.namespaces.check(namespace)?;
+        index.note(namespace, keys, notes.into_iter());
+        Ok(())
+    }
+
+    /// What the follower is to be told since the last call. With `anew`, all that it was told is removed
+    /// first and all that is announced told again: for a follower whose listeners may have lost it.
+    #[must_use]
+    pub fn changes(&self, anew: bool) -> Changes {
+        self.shared.lock().index.take_changes(anew)
+    }
+
+    /// Announces nothing of a namespace any more, as long as its number is known: no request will ask there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown namespace.
+    pub fn retire(&self, namespace: NamespaceId) -> Result<()> {
+        let index = &mut self.shared.lock().index;
+        index.namespaces.check(namespace)?;
+        index.retire(namespace);
+        Ok(())
+    }
+}
