@@ -68,6 +68,10 @@ READS: dict[str, str] = {
         "parallel_config scheduler_config speculative_config"
     ),
     "vllm.config.AttentionConfig": "backend",
+    "vllm.config.SpeculativeConfig": (
+        "method model num_speculative_tokens num_speculative_tokens_per_batch_size "
+        "parallel_drafting quantization revision"
+    ),
     "vllm.config.CacheConfig": (
         "block_size cache_dtype enable_prefix_caching mamba_cache_mode prefix_caching_hash_algo "
         "use_replayssm"
@@ -92,9 +96,7 @@ READS: dict[str, str] = {
     f"{_KV}.KVCacheConfig": (
         "hash_block_size kv_cache_groups kv_cache_layout kv_cache_tensors num_blocks"
     ),
-    f"{_KV}.KVCacheGroupSpec": (
-        "enable_kv_transfer host_resident is_eagle_group kv_cache_spec layer_names"
-    ),
+    f"{_KV}.KVCacheGroupSpec": ("enable_kv_transfer host_resident kv_cache_spec layer_names"),
     f"{_KV}.KVCacheTensor": "block_stride layer_stride layers offset",
     f"{_KV}.KVCacheSpec": "block_size page_size_bytes",
     f"{_KV}.FullAttentionSpec": (
@@ -110,8 +112,8 @@ READS: dict[str, str] = {
         "sliding_window state_content_size_bytes tokens_per_state"
     ),
     f"{_KV}.MambaSpec": (
-        "dtypes mamba_cache_mode mamba_type num_prefill_checkpoint_blocks num_speculative_blocks "
-        "shapes state_content_size_bytes"
+        "dtypes mamba_cache_mode mamba_type num_prefill_checkpoint_blocks shapes "
+        "state_content_size_bytes"
     ),
     f"{_KV}.UniformTypeKVCacheSpecs": "kv_cache_specs",
     f"{_KV}.KVQuantMode": (
