@@ -40,6 +40,7 @@ def speculation(method: str = "mtp", num_speculative_tokens: int | None = 3) -> 
         num_speculative_tokens=num_speculative_tokens,
         num_speculative_tokens_per_batch_size=None,
         parallel_drafting=False,
+        use_multi_module_mtp=lambda: False,
     )
 
 

@@ -63,6 +63,7 @@ def speculation(**changes: Any) -> SimpleNamespace:
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": None,
         "parallel_drafting": False,
+        "use_multi_module_mtp": lambda: False,
     }
     return SimpleNamespace(**(accepted | changes))
 
@@ -86,6 +87,11 @@ def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
         ("speculative_config", speculation(method="medusa"), "method: .*found 'medusa'"),
         ("speculative_config", speculation(num_speculative_tokens=8), "expected 1 to 7, found 8"),
         ("speculative_config", speculation(parallel_drafting=True), "parallel_drafting"),
+        (
+            "speculative_config",
+            speculation(use_multi_module_mtp=lambda: True),
+            "expected one MTP module",
+        ),
         (
             "speculative_config",
             speculation(num_speculative_tokens_per_batch_size=[(1, 4, 3)]),

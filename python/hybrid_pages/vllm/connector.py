@@ -35,6 +35,7 @@ from hybrid_pages.vllm.layout import (  # noqa: E402
     has_states,
     planned_geometry,
     require_groups,
+    with_drafts,
 )
 from hybrid_pages.vllm.log import logger  # noqa: E402
 from hybrid_pages.vllm.messages import Report, StepMetadata  # noqa: E402
@@ -82,7 +83,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         settings = Settings.parse(transfer.kv_connector_extra_config)
         require_groups(kv_cache_config)
         require_config(vllm_config, recurrent=has_states(kv_cache_config))
-        grid = block_grid(kv_cache_config)
+        grid = with_drafts(block_grid(kv_cache_config), vllm_config)
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
         self._cache_config = vllm_config.cache_config

@@ -6,7 +6,7 @@ the tensors it registered (what it allocated). Layout facts: ``vllm/v1/kv_cache_
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +40,13 @@ class BlockGrid:
     exports_states: bool = False
     """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
     state over from inside the step."""
+    drafts: int = 0
+    """Tokens of a step that may be drafts, at most."""
+    lookahead: int = 0
+    """Tokens behind a position that its K/V in draft layers depends on."""
+    drops_last_block: bool = False
+    """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
+    resumes no prompt with drafts from its last matching block."""
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
@@ -65,6 +72,19 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
     recurrent = [spec for spec in _all_specs(config) if versions.kind_of(spec) == "recurrent"]
     exports = bool(recurrent) and all(map(versions.exports_states, recurrent))
     return BlockGrid(block_tokens, block_tokens // hash_tokens, exports)
+
+
+def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
+    """The grid of an engine that may speculate."""
+    found = config.speculative_config
+    if found is None:
+        return grid
+    return replace(
+        grid,
+        drafts=found.num_speculative_tokens,
+        lookahead=config.num_prefill_lookahead_tokens,
+        drops_last_block=found.use_eagle_block_drop(),
+    )
 
 
 def has_states(config: "KVCacheConfig") -> bool:

@@ -30,6 +30,11 @@ def rejected(config: "VllmConfig") -> list[str]:
             f"{drafts}",
         ),
         (
+            found.use_multi_module_mtp(),
+            "speculative_config: expected one MTP module, found several (their pages depend on "
+            "drafts; set num_speculative_tokens to 1)",
+        ),
+        (
             found.parallel_drafting,
             "speculative_config.parallel_drafting: expected false, found true",
         ),

@@ -36,7 +36,7 @@ class Audit:
             half.arena,
             half.cache,
         )
-        self.block_tokens, self.stride = half.grid.block_tokens, half.grid.stride
+        self.block_tokens, self.stride = half.grid.block_tokens, half.loads.keys.stride
         self.checked: set[tuple[int, ...]] = set()
 
     def run(self) -> int:
@@ -49,7 +49,7 @@ class Audit:
             prefix = Prefix(self.engine.origin(request), request.all_token_ids)
             epochs = self.engine.half.epochs
             namespace = self.cache.namespace(epochs.identity(request))
-            keys = request.block_hashes
+            keys = self.engine.keys_of(request)
             for depth in range(1, len(keys) // self.stride + 1):
                 lease = self.cache.acquire(namespace, keys, stride=self.stride, limit=depth)
                 if lease is not None:
@@ -65,22 +65,30 @@ class Audit:
         self.checked.add(tuple(entry.slots))
         size = self.geometry.classes[entry.class_index].entry_bytes
         found = b"".join(self.arena.read(slot) for slot in entry.slots)[:size]
-        if found != self._expected(entry, prefix).tobytes():
+        expected, counts = self._expected(entry, prefix)
+        if not np.array_equal(np.frombuffer(found, np.uint8)[counts], expected[counts]):
             kind = self.geometry.classes[entry.class_index].kind
             raise WrongEntry(f"{kind} entry of block {entry.block_index} of {request_id}")
 
-    def _expected(self, entry: Any, prefix: Prefix) -> Bytes:
+    def _expected(self, entry: Any, prefix: Prefix) -> tuple[Bytes, Bytes]:
+        """The bytes of an entry, and which of them count."""
         first = entry.block_index * self.block_tokens
         last = first + self.block_tokens
         item = self.geometry.classes[entry.class_index]
-        parts = []
+        parts, counts = [], []
         for runner in self.engine.runners:
             for group in item.groups:
                 for layer in runner.memory.groups[group]:
                     if item.kind == "recurrent":
                         digests = [prefix.after(last)]
                     else:
-                        digests = prefix.of_tokens(first, last)
+                        ahead = runner.lookahead * layer.drafts
+                        digests = prefix.of_tokens(first + ahead, last + ahead)
                     content = expand(digests, layer.key, layer.token_bytes)
+                    if layer.form is not None:
+                        content = layer.form.at(prefix, last, layer.key)
+                        counts.append(layer.form.counting)
+                    else:
+                        counts.append(np.ones(content.size, dtype=bool))
                     parts.append(content.reshape(-1)[payload_order(layer)])
-        return np.concatenate(parts)
+        return np.concatenate(parts), np.concatenate(counts)

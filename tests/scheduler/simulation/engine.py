@@ -26,12 +26,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
+from hybrid_pages.vllm.tracking import Tracked
 
 from .audit import Audit
 from .config import engine_config, plan_kv_caches
@@ -39,6 +40,7 @@ from .function import Image, Origin, continuation
 from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
+from .speculation import Speculation
 
 StartEngine = Callable[..., "Engine"]
 
@@ -120,7 +122,11 @@ class Engine:
         match_unit: int | None = None,
         retention: int | None = 0,
         in_process: bool = False,
+        speculation: Speculation | None = None,
     ) -> None:
+        self.speculation = speculation
+        if speculation is not None:
+            shape = speculation.shape(shape)
         self.shape, self.ranks, self.in_process = shape, ranks, in_process
         self.versions: dict[str, int] = {}
         self.config = engine_config(
@@ -132,6 +138,7 @@ class Engine:
             async_scheduling=async_scheduling,
             retention=retention,
             connector=transfer,
+            speculation=speculation,
         )
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
             self._start(runner_version, async_scheduling, match_unit)
@@ -144,6 +151,8 @@ class Engine:
         )
         self.plan = plan
         self._origins: dict[str, Origin] = {}
+        self._external: dict[str, int] = {}
+        self._asynchronous = async_scheduling
         self.runners = [
             self._runner(rank, worker_plan, runner_version)
             for rank, worker_plan in enumerate(worker_plans)
@@ -212,7 +221,16 @@ class Engine:
                 config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
             )
             worker.register_kv_caches(memory.tensors)
-        return Runner(rank, memory, worker, self._origins, version)
+        return Runner(
+            rank,
+            memory,
+            worker,
+            self._origins,
+            version,
+            speculation=self.speculation,
+            asynchronous=self._asynchronous,
+            external=self._external,
+        )
 
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
@@ -230,14 +248,24 @@ class Engine:
             allocated(request, blocks, external_tokens)
             if external_tokens and request.request_id in self.half.loads.in_flight:
                 tables = blocks.get_block_ids()
-                first = max(map(len, tables)) - external_tokens // self.shape.block_tokens
+                n, tracked = self.shape.block_tokens, self.half._requests[request.request_id]
+                first = tracked.lookup.local // n
+                last = first + external_tokens // n
+                self._external[request.request_id] = external_tokens
                 self._loading[request.request_id] = [
-                    (group, block) for group, ids in enumerate(tables) for block in ids[first:]
+                    (group, block) for group, ids in enumerate(tables) for block in ids[first:last]
                 ]
                 for runner in self.runners:  # their bytes are ours from here on
-                    runner.garbage.difference_update(*(ids[first:] for ids in tables))
+                    runner.garbage.difference_update(*(ids[first:last] for ids in tables))
+
+        matched = connector.get_num_new_matched_tokens
+
+        def match(request: Request, local_tokens: int) -> tuple[int | None, bool]:
+            self._external.pop(request.request_id, None)
+            return matched(request, local_tokens)
 
         connector.update_state_after_alloc = note
+        connector.get_num_new_matched_tokens = match
 
     # ---- requests
 
@@ -298,13 +326,17 @@ class Engine:
 
     def depths(self, prompt: Sequence[int]) -> list[int]:
         """Boundaries, in blocks, from which a prompt could be resumed now."""
-        stride, keys = self.half.grid.stride, self._request(prompt).block_hashes
+        stride, keys = self.half.loads.keys.stride, self.keys_of(self._request(prompt))
         namespace = self.cache.namespace(b"")
         return [
             depth
             for depth in range(1, len(keys) // stride + 1)
             if self.cache.lookup(namespace, keys, stride=stride, limit=depth).blocks == depth
         ]
+
+    def keys_of(self, request: Request) -> Sequence[bytes]:
+        """A request's keys, as the connector names them."""
+        return self.half.loads.keys.of(Tracked(request, 0))
 
     def abort(self, result: Result) -> None:
         """The client went away."""
@@ -363,6 +395,9 @@ class Engine:
                 self._take(item)
             if outputs.scheduler_stats is not None:
                 self.statistics.append(outputs.scheduler_stats)
+        if self.speculation is not None and not self._asynchronous and model_output.req_ids:
+            drafts = self.runners[0].take_drafts(model_output.req_ids)
+            self.scheduler.update_draft_token_ids(DraftTokenIds(model_output.req_ids, drafts))
 
     def _take(self, item: Any) -> None:
         result = self.results[item.request_id]

@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
 
 BLOCK_TOKENS = 16
 PAGE_BYTES = 1024
+DRAFT = "draft.layers."
 
 State = tuple[tuple[int, ...], torch.dtype]
 
@@ -169,10 +170,19 @@ class Shape:
     layout: str = "LBNHC"
     kernel_tokens: int = BLOCK_TOKENS
     """Tokens in a kernel block of the attention groups."""
+    draft_layers: tuple[Callable[[], KVCacheSpec], ...] = ()
+    """The layers that make drafts, behind those of the model."""
+    drafts: int = 0
     block_tokens: int = field(default=BLOCK_TOKENS, init=False)
 
     def specs(self) -> dict[str, KVCacheSpec]:
-        return {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
+        specs = {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
+        for i, make in enumerate(self.draft_layers):
+            spec = make()
+            if hasattr(spec, "is_draft"):  # since vLLM 0.33
+                spec = replace(spec, is_draft=True)
+            specs[f"{DRAFT}{i}"] = spec
+        return specs
 
 
 def _hybrid(state: Callable[[], KVCacheSpec], page: Callable[[], KVCacheSpec]) -> tuple:
