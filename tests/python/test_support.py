@@ -38,6 +38,22 @@ def engine(**changes: object) -> SimpleNamespace:
     return config
 
 
+def speculation(method: str = "mtp", num_speculative_tokens: int | None = 3) -> SimpleNamespace:
+    return SimpleNamespace(
+        method=method,
+        num_speculative_tokens=num_speculative_tokens,
+        num_speculative_tokens_per_batch_size=None,
+        parallel_drafting=False,
+        use_multi_module_mtp=lambda: False,
+    )
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "mtp", "eagle", "eagle3", "draft_model"])
+@pytest.mark.parametrize("drafts", [1, 7])
+def test_speculation_of_the_tested_methods_is_accepted(method: str, drafts: int) -> None:
+    support.require_config(engine(speculative_config=speculation(method, drafts)))
+
+
 @pytest.mark.parametrize("version", [*TESTED, f"{TESTED[-1]}.dev4+g1234", f"{TESTED[0]}rc1"])
 def test_a_version_inside_the_window_is_accepted(version: str) -> None:
     support.require_version(version)
@@ -59,7 +75,8 @@ def test_a_plain_configuration_is_accepted() -> None:
     ("change", "said"),
     [
         ({"kv_transfer_config__enable_permute_local_kv": True}, "enable_permute_local_kv"),
-        ({"speculative_config": object()}, "speculative decoding"),
+        ({"speculative_config": speculation(method="suffix")}, "draft_model, found 'suffix'"),
+        ({"speculative_config": speculation(num_speculative_tokens=None)}, "1 to 7, found None"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size: expected 1"),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill_context_parallel_size"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
@@ -104,7 +121,7 @@ def test_who_turned_the_hybrid_manager_off_is_named(beside: list[str], said: str
 
 
 def test_every_refused_feature_is_named_at_once() -> None:
-    config = engine(speculative_config=object(), parallel_config__nnodes=2)
+    config = engine(speculative_config=speculation(method="suffix"), parallel_config__nnodes=2)
     with pytest.raises(support.UnsupportedError) as caught:
         support.require_config(config)
     assert "speculative" in str(caught.value) and "nnodes" in str(caught.value)

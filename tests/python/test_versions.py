@@ -23,6 +23,7 @@ HOLD = {
     "model_config": "ModelConfig",
     "parallel_config": "ParallelConfig",
     "scheduler_config": "SchedulerConfig",
+    "speculative_config": "SpeculativeConfig",
     "lora_request": "LoRARequest",
     "kv_cache_groups": "KVCacheGroupSpec",
     "kv_cache_tensors": "KVCacheTensor",

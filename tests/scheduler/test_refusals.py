@@ -56,6 +56,18 @@ def configuration(shape: Any = GDN, **extra: Any) -> tuple[VllmConfig, KVCacheCo
     return config, plan
 
 
+def speculation(**changes: Any) -> SimpleNamespace:
+    """As vLLM's, of a kind that is accepted but for the changes."""
+    accepted = {
+        "method": "mtp",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": None,
+        "parallel_drafting": False,
+        "use_multi_module_mtp": lambda: False,
+    }
+    return SimpleNamespace(**(accepted | changes))
+
+
 def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
     *parents, name = path.split(".")
 
@@ -72,7 +84,19 @@ def change(path: str, value: Any) -> Callable[[VllmConfig], None]:
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("speculative_config", SimpleNamespace(), "speculative"),
+        ("speculative_config", speculation(method="medusa"), "method: .*found 'medusa'"),
+        ("speculative_config", speculation(num_speculative_tokens=8), "expected 1 to 7, found 8"),
+        ("speculative_config", speculation(parallel_drafting=True), "parallel_drafting"),
+        (
+            "speculative_config",
+            speculation(use_multi_module_mtp=lambda: True),
+            "expected one MTP module",
+        ),
+        (
+            "speculative_config",
+            speculation(num_speculative_tokens_per_batch_size=[(1, 4, 3)]),
+            "num_speculative_tokens_per_batch_size",
+        ),
         ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size"),
         ("parallel_config.prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
         ("parallel_config.decode_context_parallel_size", 2, "decode_context_parallel_size"),
@@ -122,9 +146,9 @@ def test_experts_may_be_spread_over_ranks(role: KVConnectorRole) -> None:
 
 def test_every_refused_feature_is_named_at_once() -> None:
     config, plan = configuration()
-    change("speculative_config", SimpleNamespace())(config)
+    change("speculative_config", speculation(method="suffix"))(config)
     change("parallel_config.pipeline_parallel_size", 4)(config)
-    with pytest.raises(UnsupportedError, match=r"(?s)speculative.*pipeline_parallel_size.*found 4"):
+    with pytest.raises(UnsupportedError, match=r"(?s)pipeline_parallel_size.*found 4.*suffix"):
         HybridPagesConnector(config, KVConnectorRole.SCHEDULER, plan)
 
 
@@ -178,7 +202,6 @@ def group_of(plan: KVCacheConfig, kind: str) -> int:
     [
         ({"mamba_cache_mode": "none"}, "mamba_cache_mode: expected 'align', found 'none'"),
         ({"mamba_cache_mode": "all"}, "mamba_cache_mode: expected 'align', found 'all'"),
-        ({"num_speculative_blocks": 2}, "speculative state blocks: expected 0, found 2"),
         ({"block_size": 2 * N}, "expected states in the smallest blocks"),
     ],
 )

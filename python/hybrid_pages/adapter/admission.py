@@ -34,7 +34,7 @@ class Admissions:
         self, namespace: int, keys: Sequence[bytes], tokens: int, output_tokens: int
     ) -> None:
         """Announces the end of a request. keys: of its prompt of so many tokens and its output."""
-        blocks = tokens // self._block_tokens
+        blocks = min(tokens // self._block_tokens, len(keys) // self._stride)
         if blocks:
             self._cache.finish(
                 namespace, keys, end=blocks, output_tokens=output_tokens, stride=self._stride

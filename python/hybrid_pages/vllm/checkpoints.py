@@ -11,6 +11,7 @@ from hybrid_pages.adapter.admission import Admissions, last_boundary
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.hints import read_hints
+from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import Settings
@@ -30,7 +31,8 @@ class Checkpoints:
         figures: Figures,
     ) -> None:
         self.grid, self.figures = grid, figures
-        self._admissions = Admissions(cache, grid.block_tokens, stride=grid.stride)
+        self.keys = Keys(grid)
+        self._admissions = Admissions(cache, grid.block_tokens, stride=self.keys.stride)
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // grid.block_tokens)
         self._hints_ignored = False
@@ -43,9 +45,11 @@ class Checkpoints:
         request, n = tracked.request, self.grid.block_tokens
         tokens = request.num_prompt_tokens
         last = last_boundary(tokens, n)
+        if self.grid.drops_last_block:
+            last = max(tokens // n - 1, 0)
         self._read_hints(tracked)
         admission = self._admissions.admit(
-            tracked.namespace, request.block_hashes, tokens, tracked.for_policy
+            tracked.namespace, self.keys.of(tracked), tokens, tracked.for_policy
         )
         if not self._steers(tracked):
             return
@@ -121,7 +125,7 @@ class Checkpoints:
         request = tracked.request
         self._admissions.finish(
             tracked.namespace,
-            request.block_hashes,
+            self.keys.of(tracked),
             request.num_prompt_tokens,
             request.num_output_tokens,
         )

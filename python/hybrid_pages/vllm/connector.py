@@ -33,7 +33,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 from hybrid_pages.adapter.errors import EngineError  # noqa: E402
 from hybrid_pages.vllm.engine_cores import EngineCores  # noqa: E402
 from hybrid_pages.vllm.events import event_groups  # noqa: E402
-from hybrid_pages.vllm.grid import block_grid  # noqa: E402
+from hybrid_pages.vllm.grid import block_grid, with_drafts  # noqa: E402
 from hybrid_pages.vllm.layout import (  # noqa: E402
     has_states,
     planned_geometry,
@@ -86,7 +86,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         settings = Settings.parse(transfer.kv_connector_extra_config)
         require_groups(kv_cache_config)
         require_config(vllm_config, recurrent=has_states(kv_cache_config))
-        grid = block_grid(kv_cache_config)
+        grid = with_drafts(block_grid(kv_cache_config), vllm_config)
         self.scheduler: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
         self._cache_config = vllm_config.cache_config

@@ -5,6 +5,7 @@ event classes, hashes and block sizes, so that a router finds it as it finds the
 """
 
 import pickle
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_pages import Cache, InvalidArgumentError, Span
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.layout import BlockGrid
+from hybrid_pages.vllm.grid import BlockGrid
+from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.tracking import Tracked, namespace_identity
@@ -57,6 +59,8 @@ class _Note(NamedTuple):
     """What events need of a block and its hash does not tell; kept in the cache."""
 
     tokens: list[int]
+    key: bytes
+    """vLLM's hash of the block."""
     lora: tuple[int, str] | None
     session: str | None
     parts: dict[int, _Part]
@@ -77,6 +81,9 @@ class Events:
         self, cache: Cache, grid: BlockGrid, groups: Sequence[EventGroup], figures: Figures
     ) -> None:
         self.cache, self.grid, self.groups, self.figures = cache, grid, groups, figures
+        self.keys = Keys(grid)
+        self._announced: Counter[bytes] = Counter()
+        """How often a block is announced, by vLLM's hash: with draft layers, under several keys."""
         self._emptied: object = None
         """vLLM's own prefix cache as of the last events."""
         self._namespaces: dict[bytes, int] = {}
@@ -102,9 +109,9 @@ class Events:
     def note(self, tracked: Tracked) -> None:
         """Describes the blocks of a request that the cache has got to know, before they are
         published."""
-        request, stride = tracked.request, self.grid.stride
+        request, stride = tracked.request, self.keys.stride
         try:
-            keys = request.block_hashes
+            keys = self.keys.of(tracked)
             blocks = self.cache.unnoted(tracked.namespace, keys, stride=stride)
             if blocks:
                 notes = {block: pickle.dumps(self._describe(request, block)) for block in blocks}
@@ -120,6 +127,7 @@ class Events:
             tokens=list(request.all_token_ids[block * n : (block + 1) * n]),
             lora=None if lora is None else (lora.lora_int_id, lora.lora_name),
             session=request.session_id,
+            key=request.block_hashes[(block + 1) * self.grid.stride - 1],
             parts={
                 size: self._part(request, block, size)
                 for size in {group.block_tokens for group in self.groups}
@@ -151,6 +159,7 @@ class Events:
         self._emptied = found
         changes = self.cache.changes(anew=anew)
         gone = [_read(removed.note) for removed in changes.removed if removed.note]
+        gone = [note for note in gone if self._changes(note, -1)]
         events: list[KVCacheEvent] = []
         if gone:
             for group in self.groups:
@@ -167,8 +176,17 @@ class Events:
             if not known:
                 self.figures.count("failures", label="event")
                 continue
-            read = map(_read, notes)
-            yield from (list(piece) for _, piece in groupby(read, key=lambda it: it.session))
+            read = ((note, self._changes(note, 1)) for note in map(_read, notes))
+            pieces = groupby(read, key=lambda it: (it[0].session, it[1]))
+            yield from ([note for note, _ in piece] for (_, new), piece in pieces if new)
+
+    def _changes(self, note: _Note, by: int) -> bool:
+        """Whether a block is announced for the first time now, or no more."""
+        self._announced[note.key] += by
+        left = self._announced[note.key]
+        if not left:
+            del self._announced[note.key]
+        return left == max(by, 0)
 
     def _stored(self, notes: Sequence[_Note], group: EventGroup) -> "KVCacheEvent":
         parts = [note.parts[group.block_tokens] for note in notes]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 Tables = Sequence[Sequence[int]]
@@ -65,6 +66,13 @@ class BlockGrid:
     state over from inside the step."""
     cuts_elsewhere: bool = False
     """vLLM does not end a step of a prefill at its last boundary: its states end at finer ones."""
+    drafts: int = 0
+    """Tokens of a step that may be drafts, at most."""
+    lookahead: int = 0
+    """Tokens behind a position that its K/V in draft layers depends on."""
+    drops_last_block: bool = False
+    """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
+    resumes no prompt with drafts from its last matching block."""
 
     @property
     def hash_tokens(self) -> int:
@@ -122,6 +130,19 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
         groups=tuple(_entry_blocks(spec, table, n) for table, spec in kept),
         exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
         cuts_elsewhere=n != min(sizes),
+    )
+
+
+def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
+    """The grid of an engine that may speculate."""
+    found = config.speculative_config
+    if found is None:
+        return grid
+    return replace(
+        grid,
+        drafts=found.num_speculative_tokens,
+        lookahead=config.num_prefill_lookahead_tokens,
+        drops_last_block=found.use_eagle_block_drop(),
     )
 
 

@@ -16,6 +16,7 @@ from hybrid_pages.adapter.arrays import dtype_name
 from hybrid_pages.adapter.strides import runs
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import BlockGrid, EntryBlocks, all_specs, block_grid
+from hybrid_pages.vllm.speculation import draft_layers
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ def require_groups(config: "KVCacheConfig") -> None:
     for index, group in enumerate(config.kv_cache_groups):
         for name in group.layer_names:
             spec = versions.layer_spec(group, name)
-            if group.is_eagle_group:
-                raise UnsupportedError(f"group {index}, layer {name!r}: draft-model layers")
             if group.host_resident or not group.enable_kv_transfer:
                 raise UnsupportedError(
                     f"group {index}, layer {name!r}: {type(spec).__name__}: HiSparse, whose pages "
@@ -60,11 +59,6 @@ def require_groups(config: "KVCacheConfig") -> None:
                     raise UnsupportedError(
                         f"layer {name!r}: mamba_cache_mode: expected 'align', found "
                         f"{spec.mamba_cache_mode!r} (pass --mamba-cache-mode align)"
-                    )
-                if spec.num_speculative_blocks:
-                    raise UnsupportedError(
-                        f"layer {name!r}: speculative state blocks: expected 0, found "
-                        f"{spec.num_speculative_blocks}"
                     )
             elif kind is not None:
                 if (found := versions.page_format(spec)) not in versions.PAGE_FORMATS:
@@ -242,6 +236,7 @@ def _identity(
         "kernel_block_tokens": ",".join(map(str, kernels)),
         "attention_backend": str(config.attention_config.backend),
         "hash": str(cache.prefix_caching_hash_algo),
+        "draft_layers": draft_layers(config.speculative_config),
     }
 
 

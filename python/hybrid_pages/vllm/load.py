@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hybrid_pages import Cache, Geometry, InvalidArgumentError, PageClass, ReadLease
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
@@ -29,7 +30,7 @@ class Loads:
 
     def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
         self.cache, self.grid, self.figures = cache, grid, figures
-        self.classes = geometry.classes
+        self.classes, self.keys = geometry.classes, Keys(grid)
         self._in_flight: dict[str, ReadLease | None] = {}
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []
@@ -47,7 +48,7 @@ class Loads:
         """
         tracked.drop_lease()
         tracked.lookup = None
-        request, n, stride = tracked.request, self.grid.block_tokens, self.grid.stride
+        request, n, stride = tracked.request, self.grid.block_tokens, self.keys.stride
         if request.skip_reading_prefix_cache and tracked.reads_cache is None:
             return 0
         if local_tokens % n:
@@ -55,7 +56,7 @@ class Loads:
                 f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
             )
         limit = (request.num_tokens - 1) // n
-        keys = request.block_hashes
+        keys = self.keys.of(tracked)
         first = local_tokens // n
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
         if hit.blocks > max(hit.host, first) and self._is_promoted(tracked, first, limit):
@@ -78,7 +79,7 @@ class Loads:
                 tracked.waits_until = -math.inf
                 self.figures.count("failures", label="promotion")
             return False
-        keys, stride = tracked.request.block_hashes, self.grid.stride
+        keys, stride = self.keys.of(tracked), self.keys.stride
         if not self.cache.promote(tracked.namespace, keys, stride=stride, first=first, limit=limit):
             return False
         if tracked.waits_until == math.inf:

@@ -1,6 +1,7 @@
 """The scheduler half: follows requests, plans each step's copies, publishes what was stored."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,13 +258,14 @@ class SchedulerHalf:
             try:
                 if tracked.position is None:
                     self._scheduled(tracked, start)
-                elif start < tracked.position:
+                elif start < tracked.position or self._goes_on(tracked):
                     self._taken_back(tracked, start)
                 self.checkpoints.stepped(tracked, start + new_tokens)
                 if self._may_store:
                     job = self.stores.plan(tracked, new_tokens, state)
                 else:
-                    job, tracked.position = None, start + new_tokens
+                    job = None
+                    self.stores.states.advance(tracked, start, start + new_tokens)
             except Exception:
                 logger.exception("a store of request %s could not be planned", request_id)
                 self.figures.count("failures", label="store_plan")
@@ -281,18 +283,30 @@ class SchedulerHalf:
             tracked.request.skip_reading_prefix_cache = not tracked.reads_cache
             tracked.reads_cache = None
         local_tokens = start - tracked.loaded
+        tracked.prompt_tokens = tracked.request.num_prompt_tokens
+        if self.grid.lookahead:
+            # Nobody knows what came after vLLM's own blocks when their draft layers were computed.
+            tracked.offered_blocks = -(-local_tokens // self.grid.block_tokens)
         keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
         hit = tracked.request.block_hashes[: max(0, keys)]
         self.epochs.scheduled(tracked, hit, self._requests.values())
         if self.events is not None:
             self.events.begins(tracked)
 
+    def _goes_on(self, tracked: Tracked) -> bool:
+        """Whether a session that streams its input has gone on, where draft layers have computed
+        K/V from the token that its new input replaced."""
+        tokens, tracked.prompt_tokens = tracked.prompt_tokens, tracked.request.num_prompt_tokens
+        return bool(self.grid.lookahead) and tokens != tracked.prompt_tokens
+
     def _taken_back(self, tracked: Tracked, start: int) -> None:
         """Tokens from ``start`` on were taken back: a session that streams its input goes on with
-        others. Their pages are written again, but a state that includes them stays wrong."""
-        tracked.offered_blocks = min(tracked.offered_blocks, start // self.grid.block_tokens)
-        if self.checkpoints.recurrent:
-            self.epochs.distrust(tracked, start // self.grid.block_tokens * self.grid.stride)
+        others. Their pages are written again, but a state that includes them stays wrong, and so
+        does what a draft layer has computed from the first of them."""
+        first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
+        tracked.offered_blocks = min(tracked.offered_blocks, first)
+        if self.checkpoints.recurrent or self.grid.lookahead:
+            self.epochs.distrust(tracked, first * self.grid.stride)
 
     def invalid(self, blocks: Iterable[int]) -> None:
         """Another connector could not load these blocks, and a step has gone on from them."""
@@ -304,6 +318,14 @@ class SchedulerHalf:
     def updated(self) -> None:
         """The report of a step has come."""
         self._invalid.updated()
+        if not self.grid.drafts or not self.serving or not self._may_store:
+            return
+        for name, tracked in self._requests.items():
+            try:
+                self.stores.reported(tracked, functools.partial(self._tables, name))
+            except Exception:
+                logger.exception("a store of request %s could not be planned", name)
+                self.figures.count("failures", label="store_plan")
 
     def _keys(self, tracked: Tracked) -> int | None:
         """How many keys a request has of what it has computed in this run."""

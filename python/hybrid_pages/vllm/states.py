@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hybrid_pages import Geometry
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.tracking import Late, Tracked
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class States:
     """Follows the steps of requests and finds the states that they leave behind."""
 
     def __init__(self, geometry: Geometry, grid: BlockGrid) -> None:
-        self.grid = grid
+        self.grid, self.keys = grid, Keys(grid)
         self.groups = [
             group for item in geometry.classes if item.kind == "recurrent" for group in item.groups
         ]
@@ -85,26 +86,42 @@ class States:
         columns = self._columns(tracked, end, tables)
         found = []
         for boundary in sorted({*offered, *columns}):
-            exported = (
-                self.grid.exports_states and start + n <= boundary * n < end <= boundary * n + n
-            )
-            if boundary in tracked.ends or exported:
+            if self._proven(tracked, boundary, start, end):
                 theirs, ours = offered.get(boundary, {}), columns.get(boundary, {})
                 found.append(self._state(boundary, theirs, ours, request, pool))
         return found
 
+    def final(self, tracked: Tracked) -> int | None:
+        """Tokens of an ended request whose pages are filled; None if its blocks prove nothing."""
+        end = tracked.position
+        if end is None or end != tracked.request.num_computed_tokens:
+            return None  # preempted meanwhile, or tokens were taken back
+        return end
+
     def find_late(self, tracked: Tracked, tables: Tables, pool: "BlockPool") -> State | None:
         """The state of a request that has ended before the key of its last boundary was known."""
         late, tracked.late = tracked.late, None
-        if late is None or late.boundary > self._known(tracked) or not self._holds(tables, late):
+        if (
+            late is None
+            or late.boundary > self.keys.known(tracked.request)
+            or not self._holds(tables, late)
+        ):
             return None
         return self._state(late.boundary, {}, late.blocks, tracked.request, pool)
+
+    def _proven(self, tracked: Tracked, boundary: int, start: int, end: int) -> bool:
+        """Whether the step over the tokens [start, end), or an earlier one, made a state there."""
+        n = self.grid.block_tokens
+        furthest = n * (2 if self.grid.drops_last_block else 1)
+        tokens = boundary * n
+        exported = self.grid.exports_states and start + n <= tokens < end <= tokens + furthest
+        return exported or boundary in tracked.ends
 
     def _columns(self, tracked: Tracked, end: int, tables: Tables) -> dict[int, Mapping[int, int]]:
         """Blocks by boundary and group where steps ended: the last step, and an earlier one whose
         boundary had no key then."""
         columns: dict[int, Mapping[int, int]] = {}
-        known, late = self._known(tracked), tracked.late
+        known, late = self.keys.known(tracked.request), tracked.late
         if late is not None:
             if not self._holds(tables, late):
                 tracked.late = None
@@ -136,10 +153,6 @@ class States:
             self._carries(pool, group, block, request, boundary) for group, block in blocks.items()
         )
         return State(boundary, blocks, kept)
-
-    def _known(self, tracked: Tracked) -> int:
-        """Boundaries whose keys are known."""
-        return len(tracked.request.block_hashes) // self.grid.stride
 
     def _carries(
         self, pool: "BlockPool", group: int, block: int, request: "Request", boundary: int

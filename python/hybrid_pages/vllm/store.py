@@ -4,7 +4,7 @@ Blocks fill, their entries are reserved, the engine's source blocks are pinned, 
 the lease commits, the pins go. A failure anywhere costs that store alone.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
+from hybrid_pages.vllm.speculative_states import SpeculativeStates
 from hybrid_pages.vllm.states import State, States
 from hybrid_pages.vllm.tracking import Tracked
 
@@ -51,7 +52,8 @@ class Stores:
     ) -> None:
         self.cache, self.grid, self.figures = cache, grid, figures
         self.checkpoints = checkpoints
-        self.states = States(geometry, grid)
+        self.states = (SpeculativeStates if grid.drafts else States)(geometry, grid)
+        self.keys = self.states.keys
         self.classes, self.ranks = geometry.classes, geometry.ranks
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
@@ -78,22 +80,31 @@ class Stores:
         offers = state.boundary_state_offloads.get(request.request_id, ())
         self.states.advance(tracked, start, end)
         states_due = self.states.due(tracked, end, offers)
-        if not states_due and self._reach(tracked, end) <= tracked.offered_blocks:
+        filled = tracked.position or 0
+        if not states_due and self._reach(tracked, filled) <= tracked.offered_blocks:
             return None  # most decode steps: the block tables are not even resolved
         tables = state.get_block_ids(request.request_id)
         if tables is None:
             return None
         found = self.states.find(tracked, start, end, tables, offers, self._bound())
-        return self._job(tracked, end, tables, found)
+        return self._job(tracked, filled, tables, found)
+
+    def reported(self, tracked: Tracked, tables: Callable[[], Tables]) -> None:
+        """Plans a store of what the drafts that were accepted have completed.
+
+        The job goes with the next step.
+        """
+        if isinstance(self.states, SpeculativeStates) and self.states.reached(tracked):
+            self.finish(tracked, tables())
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
         """Plans a store of the last blocks of a request, whose keys only its end makes known.
 
         The job goes with the next step.
         """
-        end = tracked.position
-        if end is None or end != tracked.request.num_computed_tokens:
-            return  # preempted meanwhile, or tokens were taken back
+        end = self.states.final(tracked)
+        if end is None:
+            return
         late = self.states.find_late(tracked, tables, self._bound())
         job = self._job(tracked, end, tables, [] if late is None else [late])
         if job is not None:
@@ -122,7 +133,7 @@ class Stores:
 
     def _reach(self, tracked: Tracked, end: int) -> int:
         """Leading blocks that are filled after ``end`` tokens, have a key, and are worth a page."""
-        keys = len(tracked.request.block_hashes) // self.grid.stride
+        keys = self.keys.known(tracked.request)
         return self.checkpoints.reach(tracked, min(end // self.grid.block_tokens, keys))
 
     def _pages(self, tables: Tables, first: int, end: int) -> dict[tuple[int, int], list[int]]:
@@ -153,9 +164,9 @@ class Stores:
     ) -> StoreJob | None:
         lease = self.cache.reserve(
             tracked.namespace,
-            tracked.request.block_hashes,
+            self.keys.of(tracked),
             list(sources),
-            stride=self.grid.stride,
+            stride=self.keys.stride,
             hints=tracked.for_policy,
         )
         for reason, count in lease.skipped.items():

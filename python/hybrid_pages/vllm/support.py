@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.adapter.errors import UnsupportedError as UnsupportedError
-from hybrid_pages.vllm import versions
+from hybrid_pages.vllm import speculation, versions
 from hybrid_pages.vllm.versions import SUPPORTED
 
 if TYPE_CHECKING:
@@ -101,10 +101,6 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "enable_permute_local_kv: expected false, found true",
         ),
         (
-            config.speculative_config is not None,
-            "speculative decoding: expected none, found a speculative_config (remove it)",
-        ),
-        (
             parallel.pipeline_parallel_size != 1,
             f"pipeline_parallel_size: expected 1, found {parallel.pipeline_parallel_size}",
         ),
@@ -163,4 +159,4 @@ def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
             "encoder cache transfer: expected none, found an ec_transfer_config",
         ),
     ]
-    return [message for found, message in checks if found]
+    return [message for found, message in checks if found] + speculation.rejected(config)

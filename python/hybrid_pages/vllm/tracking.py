@@ -84,6 +84,14 @@ class Tracked:
     ends: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which a step of this run ended."""
     late: Late | None = None
+    keys: list[bytes] = field(default_factory=list)
+    """Its keys by block, where they are not vLLM's own: see :mod:`hybrid_pages.vllm.keys`."""
+    prompt_tokens: int = 0
+    """Tokens of its prompt, which grows if it is a session that streams its input."""
+    prefilled: int = 0
+    """Tokens after the last step of this run that computed several known tokens; with drafts."""
+    reached: int = 0
+    """The last boundary, in blocks, whose state was looked for; with drafts."""
     stale: bool = False
     """This run goes on from bytes that a reset has declared old, or that are not those of its
     tokens any more: none of it is published."""
@@ -108,6 +116,7 @@ class Tracked:
         """Forgets all that was known of the request's blocks: the engine has freed them."""
         self.offered_blocks = self.loaded = 0
         self.position = self.late = None
+        self.prefilled = self.reached = 0
         self.ends.clear()
         self.stale = self.spoiled = False
 

@@ -66,9 +66,14 @@ READS: dict[str, str] = {
     "vllm.config": "get_current_vllm_config_or_none",
     "vllm.config.VllmConfig": (
         "attention_config cache_config ec_transfer_config kv_events_config kv_transfer_config "
-        "model_config parallel_config scheduler_config speculative_config"
+        "model_config num_prefill_lookahead_tokens parallel_config scheduler_config "
+        "speculative_config"
     ),
     "vllm.config.AttentionConfig": "backend",
+    "vllm.config.SpeculativeConfig": (
+        "method model num_speculative_tokens num_speculative_tokens_per_batch_size "
+        "parallel_drafting quantization revision use_eagle_block_drop use_multi_module_mtp"
+    ),
     "vllm.config.CacheConfig": (
         "block_size cache_dtype enable_prefix_caching mamba_cache_mode prefix_caching_hash_algo "
         "use_replayssm"
@@ -96,9 +101,7 @@ READS: dict[str, str] = {
     f"{_KV}.KVCacheConfig": (
         "hash_block_size kv_cache_groups kv_cache_layout kv_cache_tensors num_blocks"
     ),
-    f"{_KV}.KVCacheGroupSpec": (
-        "enable_kv_transfer host_resident is_eagle_group kv_cache_spec layer_names"
-    ),
+    f"{_KV}.KVCacheGroupSpec": ("enable_kv_transfer host_resident kv_cache_spec layer_names"),
     f"{_KV}.KVCacheTensor": "block_stride layer_stride layers offset",
     f"{_KV}.KVCacheSpec": "block_size page_size_bytes prefix_replay_tokens",
     f"{_KV}.CircularBufferSpec": "block_size",
@@ -119,8 +122,8 @@ READS: dict[str, str] = {
         "sliding_window state_content_size_bytes tokens_per_state"
     ),
     f"{_KV}.MambaSpec": (
-        "dtypes mamba_cache_mode mamba_type num_prefill_checkpoint_blocks num_speculative_blocks "
-        "shapes state_content_size_bytes"
+        "dtypes mamba_cache_mode mamba_type num_prefill_checkpoint_blocks shapes "
+        "state_content_size_bytes"
     ),
     f"{_KV}.UniformTypeKVCacheSpecs": "kv_cache_specs",
     f"{_KV}.KVQuantMode": (
@@ -131,10 +134,13 @@ READS: dict[str, str] = {
     "vllm.model_executor.layers.mamba.mamba_utils": "get_conv_state_layout",
     # The scheduler's objects.
     "vllm.v1.request.Request": (
-        "all_token_ids block_hashes cache_salt kv_transfer_params lora_request "
-        "num_computed_tokens num_output_tokens num_prompt_tokens num_tokens request_id session_id "
-        "shared_prefix_boundary skip_reading_prefix_cache status"
+        "all_token_ids block_hashes cache_salt kv_transfer_params lora_request mm_features "
+        "num_computed_tokens num_in_flight_tokens num_output_tokens num_prompt_tokens num_tokens "
+        "prompt_embeds request_id session_id shared_prefix_boundary skip_reading_prefix_cache "
+        "status"
     ),
+    "vllm.multimodal.inputs.MultiModalFeatureSpec": "identifier mm_position",
+    "vllm.multimodal.inputs.PlaceholderRange": "length offset",
     "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",
     "vllm.lora.request.LoRARequest": "load_inplace lora_int_id lora_name lora_path",
     "vllm.v1.core.block_pool.BlockPool": (
@@ -435,6 +441,22 @@ def conv_state_layout() -> str:
 STEPS_IN_FLIGHT = 2
 """Under asynchronous scheduling a step is planned before the one before it is reported: a step is
 reported by the second update after it was planned, if not by the first."""
+
+
+def processed(request: "Request") -> int:
+    """Tokens that are computed for certain: a step is counted when it is planned, with its drafts,
+    and those that are rejected are taken off when its report comes."""
+    return int(request.num_computed_tokens - request.num_in_flight_tokens)
+
+
+def token_at(request: "Request", position: int) -> bytes:
+    """What a known token is: its id and, in an image, which image and where in it."""
+    named = int(request.all_token_ids[position]).to_bytes(8, "little")
+    for item in request.mm_features:
+        place = item.mm_position
+        if place.offset <= position < place.offset + place.length:
+            named += f"{position - place.offset} {item.identifier}".encode()
+    return named
 
 
 def fork_of(request: "Request") -> int:

@@ -36,7 +36,7 @@ class Audit:
             half.arena,
             half.cache,
         )
-        self.block_tokens, self.stride = half.grid.block_tokens, half.grid.stride
+        self.block_tokens, self.stride = half.grid.block_tokens, half.loads.keys.stride
         self.checked: set[tuple[int, ...]] = set()
 
     def run(self) -> int:
@@ -49,7 +49,7 @@ class Audit:
             prefix = Prefix(self.engine.origin(request), request.all_token_ids)
             epochs = self.engine.half.epochs
             namespace = self.cache.namespace(epochs.identity(request))
-            keys = request.block_hashes
+            keys = self.engine.keys_of(request)
             for depth in range(1, len(keys) // self.stride + 1):
                 lease = self.cache.acquire(namespace, keys, stride=self.stride, limit=depth)
                 if lease is not None:
@@ -65,14 +65,16 @@ class Audit:
         self.checked.add(tuple(entry.slots))
         size = self.geometry.classes[entry.class_index].entry_bytes
         found = b"".join(self.arena.read(slot) for slot in entry.slots)[:size]
-        if found != self._expected(entry, prefix).tobytes():
+        expected, counts = self._expected(entry, prefix)
+        if not np.array_equal(np.frombuffer(found, np.uint8)[counts], expected[counts]):
             kind = self.geometry.classes[entry.class_index].kind
             raise WrongEntry(f"{kind} entry of block {entry.block_index} of {request_id}")
 
-    def _expected(self, entry: Any, prefix: Prefix) -> Bytes:
+    def _expected(self, entry: Any, prefix: Prefix) -> tuple[Bytes, Bytes]:
+        """The bytes of an entry, and which of them count."""
         end = (entry.block_index + 1) * self.block_tokens
         item = self.geometry.classes[entry.class_index]
-        parts = []
+        parts, counts = [], []
         for runner in self.engine.runners:
             memory = runner.memory
             for planned in (self.geometry.groups[group] for group in item.groups):
@@ -83,10 +85,18 @@ class Audit:
                     for layer in memory.groups[group]:
                         if item.kind == "recurrent":
                             digests = [prefix.after(end)]
+                        elif layer.drafts:
+                            ahead = runner.lookahead
+                            digests = prefix.of_tokens(first + ahead, first + n + ahead)
                         else:
                             digests = prefix.of_states(
                                 first // per_state, (first + n) // per_state, per_state
                             )
                         content = expand(digests, layer.key, layer.token_bytes)
+                        if layer.form is not None:
+                            content = layer.form.at(prefix, end, layer.key)
+                            counts.append(layer.form.counting)
+                        else:
+                            counts.append(np.ones(content.size, dtype=bool))
                         parts.append(content.reshape(-1)[payload_order(layer)])
-        return np.concatenate(parts)
+        return np.concatenate(parts), np.concatenate(counts)

@@ -23,6 +23,7 @@ from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from .shapes import Shape
+from .speculation import Speculation, flag_draft_groups
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -109,6 +110,7 @@ def engine_config(
     connector: dict[str, Any] | None,
     retention: int | None = 0,
     events: KVEventsConfig | None = None,
+    speculation: Speculation | None = None,
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -126,6 +128,8 @@ def engine_config(
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
     config.kv_events_config = events
+    if speculation is not None:
+        speculation.configure(config)
     if connector is not None:
         config.kv_transfer_config = KVTransferConfig(**{"kv_role": "kv_both", **connector})
     return config
@@ -137,6 +141,7 @@ def plan_kv_caches(
     """vLLM's plan for the scheduler and for each worker, the block size and the hash size."""
     register_all_kvcache_specs(config)
     groups = planning.get_kv_cache_groups(config, shape.specs())
+    flag_draft_groups(config, groups, shape.specs())
     if len(groups) > 1:  # one group alone has no finer hashes than its blocks
         config.cache_config.prefix_match_unit = match_unit
     page = planning._pool_bytes_per_block(config, groups)

@@ -27,12 +27,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
+from hybrid_pages.vllm.tracking import Tracked
 
 from .audit import Audit
 from .config import engine_config, plan_kv_caches
@@ -40,6 +41,7 @@ from .function import Image, Origin, continuation
 from .memory import Memory, representative
 from .runner import Runner
 from .shapes import GDN, Shape
+from .speculation import Speculation
 
 StartEngine = Callable[..., "Engine"]
 
@@ -123,7 +125,11 @@ class Engine:
         in_process: bool = False,
         data_parallel: tuple[int, int] = (0, 1),
         events: KVEventsConfig | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
+        self.speculation = speculation
+        if speculation is not None:
+            shape = speculation.shape(shape)
         self.shape, self.ranks, self.in_process = shape, ranks, in_process
         self.versions: dict[str, int] = {}
         self.config = engine_config(
@@ -136,6 +142,7 @@ class Engine:
             retention=retention,
             connector=transfer,
             events=events,
+            speculation=speculation,
         )
         self._place(*data_parallel)
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
@@ -157,6 +164,8 @@ class Engine:
         )
         self.plan = plan
         self._origins: dict[str, Origin] = {}
+        self._external: dict[str, int] = {}
+        self._asynchronous = async_scheduling
         self.runners = [
             self._runner(rank, worker_plan, runner_version)
             for rank, worker_plan in enumerate(worker_plans)
@@ -231,7 +240,16 @@ class Engine:
                 config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
             )
             worker.register_kv_caches(memory.tensors)
-        return Runner(rank, memory, worker, self._origins, version)
+        return Runner(
+            rank,
+            memory,
+            worker,
+            self._origins,
+            version,
+            speculation=self.speculation,
+            asynchronous=self._asynchronous,
+            external=self._external,
+        )
 
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
@@ -249,16 +267,26 @@ class Engine:
             allocated(request, blocks, external_tokens)
             if external_tokens and request.request_id in self.half.loads.in_flight:
                 memory, tables = self.runners[0].memory, blocks.get_block_ids()
-                sized = list(zip(tables, memory.block_tokens, memory.rings, strict=True))
-                local = max(len(ids) * n for ids, n, _ in sized) - external_tokens
-                ours = [[] if ring else ids[local // n :] for ids, n, ring in sized]
+                local = self.half._requests[request.request_id].lookup.local
+                self._external[request.request_id] = external_tokens
+                ours = [
+                    [] if ring else ids[local // n : (local + external_tokens) // n]
+                    for ids, n, ring in zip(tables, memory.block_tokens, memory.rings, strict=True)
+                ]
                 self._loading[request.request_id] = [
                     (group, block) for group, ids in enumerate(ours) for block in ids if block
                 ]
                 for runner in self.runners:  # their bytes are ours from here on
                     runner.garbage.difference_update(*ours)
 
+        matched = connector.get_num_new_matched_tokens
+
+        def match(request: Request, local_tokens: int) -> tuple[int | None, bool]:
+            self._external.pop(request.request_id, None)
+            return matched(request, local_tokens)
+
         connector.update_state_after_alloc = note
+        connector.get_num_new_matched_tokens = match
 
     # ---- requests
 
@@ -322,13 +350,17 @@ class Engine:
 
     def depths(self, prompt: Sequence[int]) -> list[int]:
         """Boundaries, in blocks, from which a prompt could be resumed now."""
-        stride, keys = self.half.grid.stride, self._request(prompt).block_hashes
+        stride, keys = self.half.loads.keys.stride, self.keys_of(self._request(prompt))
         namespace = self.cache.namespace(b"")
         return [
             depth
             for depth in range(1, len(keys) // stride + 1)
             if self.cache.lookup(namespace, keys, stride=stride, limit=depth).blocks == depth
         ]
+
+    def keys_of(self, request: Request) -> Sequence[bytes]:
+        """A request's keys, as the connector names them."""
+        return self.half.loads.keys.of(Tracked(request, 0))
 
     def abort(self, result: Result) -> None:
         """The client went away."""
@@ -379,6 +411,9 @@ class Engine:
     def _update(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
         self._received(model_output)
         self._deliver(self.scheduler.update_from_output(output, model_output))
+        if self.speculation is not None and not self._asynchronous and model_output.req_ids:
+            drafts = self.runners[0].take_drafts(model_output.req_ids)
+            self.scheduler.update_draft_token_ids(DraftTokenIds(model_output.req_ids, drafts))
 
     def _received(self, model_output: ModelRunnerOutput) -> None:
         """The bytes of loads that a report calls ended are there."""

@@ -110,6 +110,11 @@ class Prefix:
         self.tokens.append(token)
         self._digests.append(advance(self._digests[-1], seen))
 
+    def copy(self) -> Prefix:
+        twin = Prefix(Origin())
+        twin.tokens, twin._digests, twin._shown = self.tokens[:], self._digests[:], self._shown
+        return twin
+
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
         del self._digests[length + 1 :]

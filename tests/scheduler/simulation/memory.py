@@ -25,6 +25,8 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from .function import Bytes, key_of
+from .shapes import DRAFT
+from .states import Form
 
 POISON = 0xA5
 
@@ -48,6 +50,13 @@ class LayerMemory:
     key: int
     live: npt.NDArray[np.uint8]
     shadow: npt.NDArray[np.uint8]
+    form: Form | None = None
+    """Of a recurrent layer's state, if it verifies drafts."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether this layer makes drafts."""
+        return self.name.startswith(DRAFT)
 
     @property
     def token_bytes(self) -> int:
@@ -79,6 +88,20 @@ class LayerMemory:
         self.live[destination] = self.live[source]
         self.shadow[destination] = self.live[source]
 
+    def move_state(self, table: Sequence[int], source: int, target: int, bias: int) -> None:
+        """Copies a state from one column to another: the convolutions' inputs from row `bias` on,
+        and the temporal state of the draft that was accepted last."""
+        if self.form is None:
+            self.copy_block(table[source], table[target])
+            return
+        moved = self.form.move(
+            self.state(table[source]),
+            bias,
+            self.state(table[source + bias]),
+            self.state(table[target]),
+        )
+        self.write_state(table[target], moved)
+
     def zero(self, blocks: Sequence[int]) -> None:
         self.live[list(blocks)] = 0
         self.shadow[list(blocks)] = 0
@@ -99,7 +122,7 @@ class Memory:
         self._shadow = self._raw.copy()
         self._blocks = config.num_blocks
         self.groups: list[list[LayerMemory]] = [
-            [self._layer(name, rank) for name in group.layer_names]
+            [self._layer(name, rank, group.kv_cache_spec) for name in group.layer_names]
             for group in config.kv_cache_groups
         ]
         specs = [representative(group.kv_cache_spec) for group in config.kv_cache_groups]
@@ -123,7 +146,9 @@ class Memory:
             spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs
         ]
 
-    def _layer(self, name: str, rank: int) -> LayerMemory:
+    def _layer(self, name: str, rank: int, spec: KVCacheSpec) -> LayerMemory:
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            spec = spec.kv_cache_specs[name]
         tensor = self.tensors[name].view(torch.uint8)
         grouped = tensor.unflatten(0, (self._blocks, -1)).permute(0, 1, 3, 2, 4)
         offset = tensor.storage_offset()
@@ -131,7 +156,8 @@ class Memory:
         shadow = np.lib.stride_tricks.as_strided(
             self._shadow[offset:], shape=tuple(grouped.shape), strides=strides
         )
-        return LayerMemory(name, key_of("layer", name, rank), grouped.numpy(), shadow)
+        form = Form.of(spec) if isinstance(spec, MambaSpec) else None
+        return LayerMemory(name, key_of("layer", name, rank), grouped.numpy(), shadow, form)
 
     def group_of(self, name: str) -> int:
         """The group of a layer."""

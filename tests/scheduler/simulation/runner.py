@@ -7,18 +7,22 @@ advance, and only then does the connector load and store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from .drafting import Drafting
 from .function import Origin, Prefix, digest_of, expand, next_token
 from .memory import LayerMemory, Memory
+from .speculation import UNKNOWN, Speculation
 
 NULL_BLOCK = 0
 
@@ -38,6 +42,29 @@ class Running:
     prompt_tokens: int
     state_columns: dict[int, int] | None = None
     """By recurrent group, where its state is."""
+    accepted: int = 1
+    """Tokens of the last step that were kept: the first one, and drafts."""
+    proposed: list[int] = field(default_factory=list)
+    """Drafts for the next step."""
+    local: int = 0
+    """Leading tokens that vLLM's own cache had."""
+
+
+@dataclass
+class Step:
+    """One step of one request."""
+
+    request: Running
+    scheduled: int
+    drafts: list[int]
+    """Its last tokens, which may turn out wrong."""
+    sampled: list[int] = field(default_factory=list)
+    start: int = field(init=False)
+    end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.request.computed
+        self.end = self.start + self.scheduled
 
 
 @dataclass
@@ -50,6 +77,10 @@ class Runner:
     origins: Mapping[str, Origin]
     """Everything that each request's bytes depend on beyond its tokens."""
     version: int = 1
+    speculation: Speculation | None = None
+    asynchronous: bool = False
+    external: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that each request has from the connector."""
     steps: int = 0
     requests: dict[str, Running] = field(default_factory=dict)
     garbage: set[int] = field(default_factory=set)
@@ -63,17 +94,24 @@ class Runner:
         self._prepare_blocks(output)
         self._update_requests(output)
         if self.connector is None:
-            return self._result(self._forward(output), None)
+            return self._result(self._finish(self._forward(output)), None)
         if self.version == 2:
             self.connector.handle_preemptions(output.kv_connector_metadata)
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
         if output.has_sync_kv_loads:
             self.connector.start_load_kv(None)
         self.garbage |= self._invalid()
-        sampled = self._forward(output)
+        steps = self._forward(output)
+        # With drafts, stores start behind drafting. Only the second runner of vLLM 0.32 collects
+        # what has ended after that; the others do so before.
+        late = self.speculation is not None and bool(steps)
+        collects_last = self.version == 2 and vllm.__version__.startswith("0.32.")
+        if late and collects_last:
+            self._finish(steps)
         if not output.has_sync_kv_loads:
             self.connector.start_load_kv(None)
-        self.connector.wait_for_save()
+        if not late or collects_last:
+            self.connector.wait_for_save()
         results = self.connector.get_transfer_results(output.finished_req_ids)
         report = KVConnectorOutput(
             finished_sending=results.finished_sending or None,
@@ -84,8 +122,12 @@ class Runner:
             kv_cache_events=self.connector.get_kv_connector_kv_cache_events(),
             kv_connector_worker_meta=self.connector.build_connector_worker_meta(),
         )
+        if not late or not collects_last:
+            self._finish(steps)
+        if late and not collects_last:
+            self.connector.wait_for_save()
         self.connector.clear_connector_metadata()
-        return self._result(sampled, report)
+        return self._result(steps, report)
 
     def dummy(self) -> None:
         """A pass without requests, for the other ranks of a mixture of experts.
@@ -101,15 +143,22 @@ class Runner:
                 layer.live[NULL_BLOCK] = layer.shadow[NULL_BLOCK] = 0xDD
 
     @staticmethod
-    def _result(
-        sampled: dict[str, list[int]], report: KVConnectorOutput | None
-    ) -> ModelRunnerOutput:
+    def _result(steps: list[Step], report: KVConnectorOutput | None) -> ModelRunnerOutput:
         return ModelRunnerOutput(
-            req_ids=list(sampled),
-            req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},
-            sampled_token_ids=list(sampled.values()),
+            req_ids=[step.request.request_id for step in steps],
+            req_id_to_index={step.request.request_id: i for i, step in enumerate(steps)},
+            sampled_token_ids=[step.sampled for step in steps],
             kv_connector_output=report,
         )
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens behind a position that its K/V in draft layers depends on."""
+        return 0 if self.speculation is None else self.speculation.lookahead
+
+    def take_drafts(self, names: Sequence[str]) -> list[list[int]]:
+        """What the scheduler is told of the drafts, if it plans the next step after this one."""
+        return [list(self.requests[name].proposed) for name in names]
 
     # ---- before the forward pass
 
@@ -124,7 +173,7 @@ class Runner:
             if request_id in output.finished_req_ids or self.version == 2:
                 self.requests.pop(request_id, None)
             elif request_id in self.requests:
-                self.requests[request_id].state_columns = None
+                self._start_anew(self.requests[request_id])
         for new in output.scheduled_new_reqs:
             self._add(new)
         self._continue(output.scheduled_cached_reqs)
@@ -138,22 +187,37 @@ class Runner:
             tables=[list(ids) for ids in new.block_ids],
             computed=new.num_computed_tokens,
             prompt_tokens=len(new.prompt_token_ids),
+            local=new.num_computed_tokens - self.external.get(new.req_id, 0),
         )
+
+    @staticmethod
+    def _start_anew(request: Running) -> None:
+        request.state_columns, request.accepted, request.proposed = None, 1, []
 
     def _continue(self, cached: CachedRequestData) -> None:
         for i, request_id in enumerate(cached.req_ids):
             request = self.requests[request_id]
-            request.computed = cached.num_computed_tokens[i]
+            resumed = request_id in cached.resumed_req_ids
+            self._set_computed(request, cached.num_computed_tokens[i], resumed)
             request.prefix.truncate(request.prompt_tokens + cached.num_output_tokens[i])
             blocks = cached.new_block_ids[i]
-            if request_id in cached.resumed_req_ids:
+            if resumed:
                 known = cached.all_token_ids[request_id]
                 assert known == request.prefix.tokens, f"{request_id} resumes with other tokens"
                 request.tables = [list(ids) for ids in blocks]
-                request.state_columns = None
+                request.local = request.computed - self.external.get(request_id, 0)
+                self._start_anew(request)
             elif blocks is not None:
                 for table, ids in zip(request.tables, blocks, strict=True):
                     table.extend(ids)
+
+    def _set_computed(self, request: Running, told: int, resumed: bool) -> None:
+        """What the scheduler tells is right, but for drafts of a step that it has no report of."""
+        if self.speculation is None or resumed or not self.asynchronous:
+            assert self.speculation is None or resumed or told == request.computed
+            request.computed = told
+        else:
+            assert request.computed <= told, (request.request_id, request.computed, told)
 
     def _invalid(self) -> set[int]:
         """Blocks of this step that siblings of the simulation have failed to load."""
@@ -162,22 +226,62 @@ class Runner:
 
     # ---- the forward pass
 
-    def _forward(self, output: SchedulerOutput) -> dict[str, list[int]]:
-        work = [(self.requests[key], n) for key, n in output.num_scheduled_tokens.items()]
+    def _forward(self, output: SchedulerOutput) -> list[Step]:
+        steps = [
+            self._step(self.requests[key], n, output)
+            for key, n in output.num_scheduled_tokens.items()
+        ]
+        work = [(step.request, step.scheduled) for step in steps]
         wrong = self._spoil(work)
-        for request, scheduled in work:
-            self._move_states(request, scheduled)
+        for step in steps:
+            self._move_states(step.request, step.scheduled)
         for group, layers in enumerate(self.memory.groups):
             for layer in layers:
-                if self.memory.recurrent[group]:
+                if layer.drafts:
+                    continue
+                if not self.memory.recurrent[group]:
+                    self._attend(work, wrong, group, layer, self.memory.windows[group])
+                elif layer.form is None:
                     for request, scheduled in work:
                         self._advance(request, group, layer, scheduled)
                 elif self.memory.rings[group]:
                     for request, scheduled in work:
                         self._turn(request, group, layer, scheduled)
                 else:
-                    self._attend(work, wrong, group, layer, self.memory.windows[group])
-        return {request.request_id: self._sample(request, n) for request, n in work}
+                    for step in steps:
+                        self.drafting.advance(step, group, layer)
+        for step in steps:
+            self._sample(step)
+        return steps
+
+    def _step(self, request: Running, scheduled: int, output: SchedulerOutput) -> Step:
+        """A step of a request; the drafts that it verifies are among its tokens until it ends."""
+        named = output.scheduled_spec_decode_tokens.get(request.request_id, [])
+        drafts = list(named)
+        if self.asynchronous and named:
+            drafts = (request.proposed + [UNKNOWN] * len(named))[: len(named)]
+        for token in drafts:
+            request.prefix.append(token)
+        step = Step(request, scheduled, drafts)
+        assert not drafts or step.end == len(request.prefix), (request.request_id, step.end)
+        return step
+
+    def _finish(self, steps: list[Step]) -> list[Step]:
+        """What comes behind sampling: states move to their boundaries, and drafts are made."""
+        if self.speculation is not None:
+            for step in steps:
+                self.drafting.settle(step)
+            for step in steps:
+                self.drafting.propose(step)
+        return steps
+
+    @functools.cached_property
+    def drops_last_block(self) -> bool:
+        return self.speculation is not None and self.speculation.lookahead > 0
+
+    @functools.cached_property
+    def drafting(self) -> Drafting:
+        return Drafting(self)
 
     def _spoil(self, work: list[tuple[Running, int]]) -> set[str]:
         """Requests that attend to garbage which no other request rewrites in this step; what they
@@ -212,14 +316,16 @@ class Runner:
         if not groups:
             return
         columns, request.state_columns = request.state_columns, {}
+        bias = request.accepted - 1
         for group in groups:
             n, table = self.memory.block_tokens[group], request.tables[group]
             previous = (request.computed - 1) // n if columns is None else columns[group]
             current = -(-(request.computed + scheduled) // n) - 1
             request.state_columns[group] = current
             if previous not in (-1, current):
+                request.accepted = 1
                 for layer in self.memory.groups[group]:
-                    layer.copy_block(table[previous], table[current])
+                    layer.move_state(table, previous, current, bias)
 
     def _attend(
         self,
@@ -311,13 +417,17 @@ class Runner:
             hash_block_size=self.memory.hash_tokens,
             mamba_block_size=self.memory.block_tokens[group],
             checkpoint_alignment=alignment,
-            drop_eagle_block=False,
+            drop_eagle_block=self.drops_last_block,
             cache_hit_alignment_tokens=self.memory.hit_tokens,
         )
         block = request.tables[group][column] if offset else NULL_BLOCK
         if block != NULL_BLOCK:
-            after = request.prefix.after(request.computed + offset)
-            layer.write_state(block, expand([after], layer.key, layer.token_bytes)[0])
+            after = request.computed + offset
+            if layer.form is not None:
+                layer.write_state(block, layer.form.at(request.prefix, after, layer.key))
+                return
+            digest = request.prefix.after(after)
+            layer.write_state(block, expand([digest], layer.key, layer.token_bytes)[0])
 
     def _describe_state(self, request: Running, layer: LayerMemory, found: Any) -> str:
         """Which of this request's states the bytes are, if any."""
@@ -340,26 +450,39 @@ class Runner:
             f"layer {layer.name}: {what}"
         )
 
-    def _sample(self, request: Running, scheduled: int) -> list[int]:
-        """The next token, out of the memory that the step has just written."""
-        end = request.computed + scheduled
-        request.computed = end
-        if end < len(request.prefix):
-            return []
-        token = next_token(self._last_digest(request, end))
-        request.prefix.append(token)
-        return [token]
+    def _sample(self, step: Step) -> None:
+        """The next tokens, out of the memory that the step has just written: one behind the last
+        draft that is right."""
+        request = step.request
+        first = step.end - len(step.drafts)
+        if first == len(request.prefix) - len(step.drafts):
+            for accepted in range(len(step.drafts) + 1):
+                token = next_token(self._last_digest(request, first + accepted))
+                step.sampled.append(token)
+                if accepted == len(step.drafts) or token != step.drafts[accepted]:
+                    break
+            request.prefix.truncate(first + len(step.sampled) - 1)
+            request.prefix.append(step.sampled[-1])
+        request.accepted = max(len(step.sampled), 1)
+        request.computed = first + request.accepted - 1
 
     def _last_digest(self, request: Running, end: int) -> int:
-        memory = self.memory
-        group = max(
-            group
-            for group, states in enumerate(memory.tokens_per_state)
-            if states == 1 and not memory.rings[group]
-        )
-        layer = memory.groups[group][-1]
+        group, layer = self._telling
         n = self.memory.block_tokens[group]
         block = request.tables[group][(end - 1) // n]
         if self.memory.recurrent[group]:
             return digest_of(layer.state(block), layer.key)
         return digest_of(layer.tokens([block])[(end - 1) % n], layer.key)
+
+    @functools.cached_property
+    def _telling(self) -> tuple[int, LayerMemory]:
+        """The last layer of the model that keeps something of each token, which tells the next one;
+        with drafts, one with pages."""
+        memory = self.memory
+        return [
+            (group, layer)
+            for group, layers in enumerate(memory.groups)
+            for layer in layers
+            if memory.tokens_per_state[group] == 1 and not memory.rings[group]
+            if not layer.drafts and (self.speculation is None or not memory.recurrent[group])
+        ][-1]

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 
 BLOCK_TOKENS = 16
 PAGE_BYTES = 1024
+DRAFT = "draft.layers."
 
 State = tuple[tuple[int, ...], torch.dtype]
 
@@ -204,6 +205,9 @@ class Shape:
     layout: str = "LBNHC"
     kernel_tokens: int | None = None
     """Tokens in a kernel block of the attention groups, if blocks are divided."""
+    draft_layers: tuple[Callable[[], KVCacheSpec], ...] = ()
+    """The layers that make drafts, behind those of the model."""
+    drafts: int = 0
     block_tokens: int = field(default=BLOCK_TOKENS, init=False)
     """As ``--block-size`` says; vLLM may choose others."""
 
@@ -212,7 +216,13 @@ class Shape:
         return any(isinstance(spec, SlidingWindowSpec) for spec in self.specs().values())
 
     def specs(self) -> dict[str, KVCacheSpec]:
-        return {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
+        specs = {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
+        for i, make in enumerate(self.draft_layers):
+            spec = make()
+            if hasattr(spec, "is_draft"):  # since vLLM 0.33
+                spec = replace(spec, is_draft=True)
+            specs[f"{DRAFT}{i}"] = spec
+        return specs
 
 
 def _hybrid(state: Callable[[], KVCacheSpec], page: Callable[[], KVCacheSpec]) -> tuple:

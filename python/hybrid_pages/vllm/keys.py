@@ -1,0 +1,46 @@
+"""Keys of a request's prefixes, as this cache names them.
+
+Without draft layers they are vLLM's block hashes. A draft layer (MTP, EAGLE) computes the K/V of a
+position from the token after it as well, so its page of a block depends on the first token of the
+next block, which vLLM's hash of the block does not cover. There a key names that token too: what is
+found under a key was computed before the same next token.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.grid import BlockGrid
+from hybrid_pages.vllm.tracking import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class Keys:
+    """Makes keys. ``stride``: how many of them a block has."""
+
+    def __init__(self, grid: BlockGrid) -> None:
+        self.grid = grid
+        self.stride = 1 if grid.lookahead else grid.stride
+
+    def of(self, tracked: Tracked) -> Sequence[bytes]:
+        """The keys of a request that are known by now; they become more."""
+        if not self.grid.lookahead:
+            return tracked.request.block_hashes
+        request, keys = tracked.request, tracked.keys
+        for block in range(len(keys) + 1, self.known(request) + 1):
+            token = versions.token_at(request, block * self.grid.block_tokens)
+            engine_key = request.block_hashes[block * self.grid.stride - 1]
+            keys.append(hashlib.blake2b(engine_key + token, digest_size=32).digest())
+        return keys
+
+    def known(self, request: "Request") -> int:
+        """Boundaries, in blocks, whose keys are known."""
+        blocks = len(request.block_hashes) // self.grid.stride
+        if not self.grid.lookahead:
+            return blocks
+        if request.prompt_embeds is not None:
+            return 0  # the next token has no id
+        return min(blocks, (request.num_tokens - 1) // self.grid.block_tokens)

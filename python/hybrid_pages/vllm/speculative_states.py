@@ -1,0 +1,87 @@
+"""States of engines that speculate: a step's last tokens may be drafts.
+
+vLLM counts drafts as computed until they are rejected, so the end of a step proves nothing unless
+all its tokens are known. In an answer the worker copies the state of a boundary to the boundary's
+own column when the accepted tokens reach it, after sampling. So a state is taken when the report of
+that step has come: the next step's allocation frees the column. The scratch columns behind the
+running one are never looked at.
+
+Facts: ``vllm/v1/worker/mamba_utils.py``, ``postprocess_mamba_fused_kernel``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.grid import Tables
+from hybrid_pages.vllm.states import Offer, State, States
+from hybrid_pages.vllm.tracking import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+
+
+class SpeculativeStates(States):
+    """Finds states behind tokens that are accepted, and no others."""
+
+    def advance(self, tracked: Tracked, start: int, end: int) -> None:
+        """Notes a step of a request over the tokens [start, end), some of which may be drafts."""
+        known = tracked.request.num_tokens
+        if tracked.position is None:
+            tracked.prefilled = start + 1
+        elif start < tracked.position:
+            tracked.ends.clear()
+        tracked.position = min(end, known)
+        if start < known - 1:
+            tracked.prefilled = tracked.position
+        if self._ends_at_boundary(tracked, end):
+            tracked.ends.add(end // self.grid.block_tokens)
+
+    def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
+        """As in the base class: after most steps there is nothing to find."""
+        return bool(self.groups) and (self._ends_at_boundary(tracked, end) or bool(offers))
+
+    def reached(self, tracked: Tracked) -> int:
+        """The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if
+        none.
+
+        Until ``prefilled`` steps compute several known tokens: they pass boundaries without leaving
+        a state, or leave another one in the column.
+        """
+        boundary = versions.processed(tracked.request) // self.grid.block_tokens
+        new = boundary > tracked.reached and self.groups and tracked.position is not None
+        in_answer = boundary * self.grid.block_tokens >= tracked.prefilled
+        return boundary if new and in_answer else 0
+
+    def final(self, tracked: Tracked) -> int | None:
+        """Tokens of an ended request whose pages are filled; None if its blocks prove nothing."""
+        request, end = tracked.request, tracked.position
+        if end is None or request.num_computed_tokens < end:
+            return None  # preempted meanwhile, or tokens were taken back
+        return max(end, min(versions.processed(request), request.num_tokens))
+
+    def find_late(self, tracked: Tracked, tables: Tables, pool: "BlockPool") -> State | None:
+        """The state of the boundary that accepted tokens have newly reached, if any."""
+        boundary = self.reached(tracked)
+        if not boundary or boundary > self.keys.known(tracked.request):
+            return None
+        tracked.reached = boundary
+        here = {group: self._column(tables, group, boundary) for group in self.groups}
+        return self._state(boundary, {}, here, tracked.request, pool)
+
+    def _proven(self, tracked: Tracked, boundary: int, start: int, end: int) -> bool:
+        tokens = boundary * self.grid.block_tokens
+        accepted = tracked.prefilled <= tokens <= versions.processed(tracked.request)
+        return accepted or super()._proven(tracked, boundary, start, end)
+
+    def _columns(self, tracked: Tracked, end: int, tables: Tables) -> dict[int, Mapping[int, int]]:
+        boundary = end // self.grid.block_tokens
+        known = boundary <= self.keys.known(tracked.request)
+        if not boundary or not known or not self._ends_at_boundary(tracked, end):
+            return {}
+        tracked.reached = max(tracked.reached, boundary)
+        return {boundary: {group: self._column(tables, group, boundary) for group in self.groups}}
+
+    def _ends_at_boundary(self, tracked: Tracked, end: int) -> bool:
+        """Whether a step ends on a boundary and none of its tokens is a draft."""
+        return end % self.grid.block_tokens == 0 and end <= tracked.request.num_tokens
