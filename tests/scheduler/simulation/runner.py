@@ -239,14 +239,14 @@ class Runner:
             for layer in layers:
                 if layer.drafts:
                     continue
-                if not self.memory.recurrent[group]:
+                if self.memory.rings[group]:
+                    for request, scheduled in work:
+                        self._turn(request, group, layer, scheduled)
+                elif not self.memory.recurrent[group]:
                     self._attend(work, wrong, group, layer, self.memory.windows[group])
                 elif layer.form is None:
                     for request, scheduled in work:
                         self._advance(request, group, layer, scheduled)
-                elif self.memory.rings[group]:
-                    for request, scheduled in work:
-                        self._turn(request, group, layer, scheduled)
                 else:
                     for step in steps:
                         self.drafting.advance(step, group, layer)
