@@ -178,8 +178,8 @@ def test_entries_of_several_blocks_per_group_make_the_round_trip() -> None:
     assert (loaded.error, loaded.bytes) == (None, 16)
     expected[:160].reshape(10, 16)[8] = pages[0]
     assert (memory == expected).all()
-    with pytest.raises(InvalidArgumentError, match="a store needs every block"):
-        engine.store([(0, [2], [None, 8, 9])])  # type: ignore[list-item]
+    with pytest.raises(_core.InvalidArgumentError, match="a store needs every block"):
+        engine.store([(0, [2], [None, 8, 9])])
 
     for blocks, message in [
         ([0, 1], r"blocks: expected 3 \(3 of group 0\), found 2"),
