@@ -133,7 +133,7 @@ class Engine:
         self.connector = self.scheduler.connector
         self.worker_connector = get_kv_transfer_group()
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.N: int = self.vllm.vllm_config.cache_config.block_size
+        self.N: int = self.scheduler.block_size
         self._ids = itertools.count()
         self._starts: dict[str, _Start] = {}
         self._done: dict[str, Result] = {}

@@ -172,6 +172,15 @@ def test_entries_of_several_blocks_per_group_make_the_round_trip() -> None:
     expected[160:].reshape(5, 40)[[0, 2]] = states[[4, 1]]
     assert (memory == expected).all()
 
+    part = [(0, [2], [None, 8, None], stored.checksums[0])]
+    assert engine.wait(engine.load(part))
+    (loaded,) = engine.poll()
+    assert (loaded.error, loaded.bytes) == (None, 16)
+    expected[:160].reshape(10, 16)[8] = pages[0]
+    assert (memory == expected).all()
+    with pytest.raises(_core.InvalidArgumentError, match="a store needs every block"):
+        engine.store([(0, [2], [None, 8, 9])])
+
     for blocks, message in [
         ([0, 1], r"blocks: expected 3 \(3 of group 0\), found 2"),
         ([0, 1, 10], "block of group 0: expected below 10, found 10"),

@@ -73,7 +73,7 @@ def scenario(seed: int, name: str, shapes: Iterable[Shape] = SHAPES.values()) ->
     if shape in UNEQUAL:
         extra["host_gb"] = max(0.0001, extra["host_gb"])  # a block is larger
         engine["retention"] = engine["retention"] and 96  # of all blocks a multiple
-    if shape.name in ("attention-only", "heads-differ"):
+    if not shape.thins_out:
         engine["retention"] = 0  # vLLM does not thin out a cache of pages alone
     return Scenario(shape, enough(engine, shape), extra, mix, rng.choice((0, 1, 5, 12)), 0.0, rng)
 

@@ -237,6 +237,14 @@ fn blocks_of_an_entry_are_checked_group_by_group() {
             assert!(why.contains(expected), "{why}");
         }
     }
+    let mut part = entry(0, &[0], &[0, 1, 2, 0, 1]);
+    part.blocks[1] = None;
+    assert_eq!(plan(Direction::Load, std::slice::from_ref(&part)), Ok(()));
+    let why = argument_error(plan(Direction::Store, &[part]));
+    assert!(
+        why.contains("a store needs every block, found one left out"),
+        "{why}"
+    );
     let load = |entries: &[EntryCopy]| plan(Direction::Load, entries);
     assert_eq!(load(&[entry(0, &[0], &[0, 1, 2, 0, 1])]), Ok(()));
     let twice = argument_error(load(&[entry(0, &[0], &[0, 1, 2, 3, 3])]));

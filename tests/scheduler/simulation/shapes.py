@@ -215,6 +215,13 @@ class Shape:
     def has_windows(self) -> bool:
         return any(isinstance(spec, SlidingWindowSpec) for spec in self.specs().values())
 
+    @property
+    def thins_out(self) -> bool:
+        """Whether vLLM's own cache can keep less than everything."""
+        return any(
+            isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in self.specs().values()
+        )
+
     def specs(self) -> dict[str, KVCacheSpec]:
         specs = {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
         for i, make in enumerate(self.draft_layers):
