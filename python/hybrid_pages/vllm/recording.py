@@ -43,7 +43,7 @@ class Recording:
         self._secret = secrets.token_bytes(32)
         self._start = time.monotonic()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        self.path = directory / f"requests-{stamp}-{os.getpid()}-{secrets.token_hex(2)}.jsonl"
+        self.path = directory / f"requests-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file: TextIO | None = self.path.open("x", encoding="ascii", buffering=1)
