@@ -186,6 +186,17 @@ def test_the_third_request_of_the_example_is_restored(served: Server) -> None:
     assert example["main"]([served.base]) >= BLOCK
 
 
+def test_hints_come_in_the_body_of_a_request(served: Server) -> None:
+    served.forget()
+    before = served.metrics()
+    hints = {"hybrid_pages": {"store": False, "retain": "long"}}
+    messages = [{"role": "user", "content": "A secret. " * 3 * BLOCK}]
+    served.chat(messages, extra_body={"kv_transfer_params": hints})
+    after = served.metrics()
+    assert after["refused_hints_total"] == before.get("refused_hints_total", 0) + 1
+    assert after["stored_bytes_total"] == before.get("stored_bytes_total", 0)
+
+
 # ---- afterwards
 
 

@@ -23,14 +23,18 @@ def converse(engine: Engine, salt: str | None) -> list[int]:
 
 
 def flood(engine: Engine, salt: str | None) -> None:
-    for seed in range(1000, 1030):
+    for seed in range(1000, 1016):
         visit(engine, tokens(6 * N + 1, seed), salt=salt)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("policy", ["reuse", "lru"])
-@pytest.mark.parametrize("name", ["gdn", "gdn-window", "attention-only"])
-@pytest.mark.parametrize(("talker", "flooder"), [("a", "b"), (None, "b"), ("a", None)])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("gdn", "reuse"), ("gdn", "lru"), ("gdn-window", "reuse"), ("attention-only", "reuse")],
+)
+@pytest.mark.parametrize(
+    ("talker", "flooder", "asynchronous"),
+    [("a", "b", True), (None, "b", True), ("a", None, False)],
+)
 def test_a_flood_of_one_tenant_does_not_push_the_conversation_of_another_out(
     name: str,
     policy: str,

@@ -141,7 +141,7 @@ def _shown(value: Any) -> str:
 _CHECKS: dict[str, Callable[[Any, int], Any]] = {
     "checkpoint_at": _positions,
     "session": _session,
-    "priority": _priority,
     "retain": _retain,
+    "priority": _priority,
     "store": _store,
 }
