@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from hybrid_pages.vllm.grid import EntryBlocks
 from hybrid_pages.vllm.invalid import spread
 from hybrid_pages.vllm.load import Loads
+from hybrid_pages.vllm.support import UnsupportedError
 from simulation.audit import WrongEntry
 from simulation.copies import Script
-from simulation.engine import Engine, StartEngine
+from simulation.engine import Engine, StartEngine, connector
 from simulation.memory import UnexpectedWrite
 from simulation.runner import Mismatch
-from simulation.shapes import SHAPES, UNEQUAL
+from simulation.shapes import SHAPES, UNEQUAL, Shape, attention, gdn
 
 N = 32
 SMALL = ["gemma4-31b", "gemma4-e4b", "gdn-window-unequal"]
@@ -230,6 +233,28 @@ def test_a_part_of_a_window_that_was_left_out_is_found(
     engine.add(prompt)
     with pytest.raises(Mismatch):
         engine.run()
+
+
+# what is refused, and why
+
+
+def states_in_larger_blocks() -> MambaSpec:
+    return replace(gdn(), block_size=N)
+
+
+def test_vllm_alone_keeps_wrong_states_in_blocks_that_are_larger_than_pages() -> None:
+    """A step that begins amid such a block and ends beyond it leaves its first state there."""
+    shape = Shape("states in larger blocks", (states_in_larger_blocks, attention))
+    with Engine(shape, batched_tokens=2 * N, retention=None) as engine:
+        prompt = tokens(2 * N - 4)
+        engine.add(tokens(N + 18, 1))  # its first step ends after 48 tokens
+        engine.add(prompt)  # its first step has room for 16 tokens
+        engine.run()
+        engine.add(prompt[: N + 8])
+        with pytest.raises(Mismatch, match=r"state after 32 tokens.*found the state after 16"):
+            engine.run()
+    with pytest.raises(UnsupportedError, match="expected states in the smallest blocks"):
+        Engine(shape, transfer=connector())
 
 
 # blocks that another connector could not load
