@@ -31,7 +31,8 @@ from hybrid_pages._core import (
 def test_what_was_committed_is_found_and_loaded() -> None:
     cache, namespace = make(ranks=2)
     lease = cache.reserve(namespace, keys("abc"), whole("abc"))
-    assert lease.skipped == {"resident": 0, "in_writing": 0, "no_room": 0, "orphan": 0}
+    reasons = ("resident", "in_writing", "no_room", "tenant_share", "orphan")
+    assert lease.skipped == dict.fromkeys(reasons, 0)
     written = [(entry.class_index, entry.block_index) for entry in lease.entries]
     assert written == [(PAGE, 0), (PAGE, 1), (PAGE, 2), (CHECKPOINT, 2)]
     assert [len(entry.slots) for entry in lease.entries] == [2, 2, 2, 5]
@@ -161,6 +162,7 @@ def test_stats_name_every_count() -> None:
         "evicted_checkpoints",
         "evicted_windows",
         "reclaimed",
+        "tenants",
     }
 
 

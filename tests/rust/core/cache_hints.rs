@@ -115,20 +115,20 @@ fn where_everything_is_retained_the_least_priority_and_the_least_time_leave_firs
             priority: -1,
             ..retained(3_600)
         };
-        live.run(b"long", retained(3_600));
+        live.run(b"hour", retained(3_600));
         live.run(b"low.", low);
         live.run(b"soon", retained(600));
         live.run(b"rest", retained(1_800));
-        let left = |live: &Live| [b"long", b"low.", b"soon", b"rest"].map(|name| live.depth(name));
+        let left = |live: &Live| [b"hour", b"low.", b"soon", b"rest"].map(|name| live.depth(name));
         assert_eq!(left(&live), [4; 4], "{policy}");
-        live.run(b"new1", retained(7_200));
+        live.run(b"1new", retained(7_200));
         assert_eq!(left(&live), [4, 0, 4, 4], "{policy}");
-        live.run(b"new2", retained(7_200));
+        live.run(b"2new", retained(7_200));
         assert_eq!(left(&live), [4, 0, 0, 4], "{policy}");
         // Requests without a hint find room as well: the cache never waits.
-        live.run(b"new3", Hints::NONE);
+        live.run(b"3new", Hints::NONE);
         assert_eq!(left(&live), [4, 0, 0, 0], "{policy}");
-        assert_eq!(live.depth(b"new3"), 4, "{policy}");
+        assert_eq!(live.depth(b"3new"), 4, "{policy}");
     }
 }
 

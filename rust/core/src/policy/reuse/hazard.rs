@@ -16,7 +16,7 @@ pub(super) const EARLY: usize = 6;
 /// Factors of a checkpoint.
 const FEATURES: usize = 7;
 /// Places in the table of each factor.
-const SIZES: [u16; FEATURES] = [17 * BINS as u16, 256, 128, 64, 64, 64, 256];
+const SIZES: [u16; FEATURES] = [16 * BINS as u16, 300, 128, 64, 64, 64, 256];
 /// Where the table of each factor begins.
 const OFFSETS: [u16; FEATURES] = {
     let mut offsets = [0; FEATURES];
@@ -37,7 +37,8 @@ const BEFORE: u16 = 2;
 const PASSED: u16 = 8;
 const CONTINUED: u16 = 9;
 const NAMED: u16 = 15;
-const LEFT: u16 = 16;
+/// After the standings of requests: of an end whose session went on elsewhere.
+const GONE_ON: u16 = 4;
 /// Expected uses in half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
 /// How much likelier it is, at the start, that a checkpoint that was wanted before is wanted again.
@@ -130,8 +131,7 @@ impl Features {
         // The run of the first factor, and the group by which the others are told apart.
         let (run, group) = match kind {
             Kind::End if origin.standing == Standing::Unnamed => (END, 0),
-            Kind::End => (NAMED, 0),
-            Kind::Left => (LEFT, 0),
+            Kind::End | Kind::Left => (NAMED, 0),
             Kind::Fork => (FORK, 1),
             Kind::Before(blocks) => (
                 BEFORE + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
@@ -144,6 +144,11 @@ impl Features {
             ),
         };
         let first = u16::from(origin.turn > 0);
+        let standing = if kind == Kind::Left {
+            GONE_ON
+        } else {
+            origin.standing as u16
+        };
         let output = octave(origin.output_tokens, 11);
         let is_end = group == 0;
         let pace = |value: u32| {
@@ -155,7 +160,7 @@ impl Features {
         };
         let values = [
             run * BINS as u16,
-            (origin.standing as u16 * 12 + origin.turn.min(11) as u16) * 5 + group,
+            (standing * 12 + origin.turn.min(11) as u16) * 5 + group,
             (octave(origin.added, 11) * 2 + first) * 5 + group,
             pace(origin.output_tokens.saturating_add(8)),
             if origin.gap > 0 {
