@@ -18,6 +18,7 @@ torch nor vLLM.
 from hybrid_pages._core import (
     FORMAT_VERSION,
     POLICIES,
+    ROUTES,
     Admission,
     Arena,
     ArenaError,
@@ -45,6 +46,7 @@ from hybrid_pages._core import (
     ReadLease,
     Removed,
     ReplayRow,
+    RouteRow,
     Segment,
     Span,
     Trace,
@@ -55,11 +57,13 @@ from hybrid_pages._core import (
     checksum,
     cuda_devices,
     replay_traces,
+    route_trace,
 )
 
 __all__ = [
     "FORMAT_VERSION",
     "POLICIES",
+    "ROUTES",
     "Admission",
     "Arena",
     "ArenaError",
@@ -87,6 +91,7 @@ __all__ = [
     "ReadLease",
     "Removed",
     "ReplayRow",
+    "RouteRow",
     "Segment",
     "Span",
     "Trace",
@@ -97,4 +102,5 @@ __all__ = [
     "checksum",
     "cuda_devices",
     "replay_traces",
+    "route_trace",
 ]

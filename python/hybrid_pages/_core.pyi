@@ -48,9 +48,12 @@ from hybrid_pages._stubs.geometry import (
 )
 from hybrid_pages._stubs.lab import (
     POLICIES,
+    ROUTES,
     ReplayRow,
+    RouteRow,
     Trace,
     replay_traces,
+    route_trace,
 )
 from hybrid_pages._stubs.transfer import (
     Completion,
@@ -62,6 +65,7 @@ from hybrid_pages._stubs.transfer import (
 __all__ = [
     "FORMAT_VERSION",
     "POLICIES",
+    "ROUTES",
     "Admission",
     "Arena",
     "ArenaError",
@@ -89,6 +93,7 @@ __all__ = [
     "ReadLease",
     "Removed",
     "ReplayRow",
+    "RouteRow",
     "Segment",
     "Span",
     "Trace",
@@ -99,6 +104,7 @@ __all__ = [
     "checksum",
     "cuda_devices",
     "replay_traces",
+    "route_trace",
 ]
 
 FORMAT_VERSION: int
