@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_route(capsys, trace):
         (["--engines", "0"], "expected a whole number from 1"),
         (["--policy", "bound"], "invalid choice"),
         (["--budget", "64GiB"], "expected shares"),
-        (["--budget", "1%"], "one entry of each class"),
+        (["--budget", "10%"], "one entry of each class"),
     ],
 )
 def test_what_cannot_be_routed_is_refused(capsys, trace, words, reason):
@@ -85,7 +85,7 @@ def test_what_cannot_be_routed_is_refused(capsys, trace, words, reason):
         ({"engines": 0}, InvalidArgumentError),
         ({"ratio": 0}, InvalidArgumentError),
         ({"fraction": -1.0}, InvalidArgumentError),
-        ({"fraction": 0.01}, BudgetError),
+        ({"fraction": 0.1}, BudgetError),
     ],
 )
 def test_a_number_or_name_out_of_range_is_refused(trace, change, error):
