@@ -18,6 +18,7 @@ torch nor vLLM.
 from hybrid_pages._core import (
     FORMAT_VERSION,
     POLICIES,
+    ROUTES,
     Admission,
     Arena,
     ArenaError,
@@ -46,6 +47,7 @@ from hybrid_pages._core import (
     ReadLease,
     Removed,
     ReplayRow,
+    RouteRow,
     Segment,
     Span,
     Trace,
@@ -56,11 +58,13 @@ from hybrid_pages._core import (
     checksum,
     cuda_devices,
     replay_traces,
+    route_trace,
 )
 
 __all__ = [
     "FORMAT_VERSION",
     "POLICIES",
+    "ROUTES",
     "Admission",
     "Arena",
     "ArenaError",
@@ -89,6 +93,7 @@ __all__ = [
     "ReadLease",
     "Removed",
     "ReplayRow",
+    "RouteRow",
     "Segment",
     "Span",
     "Trace",
@@ -99,4 +104,5 @@ __all__ = [
     "checksum",
     "cuda_devices",
     "replay_traces",
+    "route_trace",
 ]

@@ -49,9 +49,12 @@ from hybrid_pages._stubs.geometry import (
 )
 from hybrid_pages._stubs.lab import (
     POLICIES,
+    ROUTES,
     ReplayRow,
+    RouteRow,
     Trace,
     replay_traces,
+    route_trace,
 )
 from hybrid_pages._stubs.transfer import (
     Completion,
@@ -63,6 +66,7 @@ from hybrid_pages._stubs.transfer import (
 __all__ = [
     "FORMAT_VERSION",
     "POLICIES",
+    "ROUTES",
     "Admission",
     "Arena",
     "ArenaError",
@@ -91,6 +95,7 @@ __all__ = [
     "ReadLease",
     "Removed",
     "ReplayRow",
+    "RouteRow",
     "Segment",
     "Span",
     "Trace",
@@ -101,6 +106,7 @@ __all__ = [
     "checksum",
     "cuda_devices",
     "replay_traces",
+    "route_trace",
 ]
 
 FORMAT_VERSION: int

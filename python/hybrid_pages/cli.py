@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "replay", help="compare policies and budgets on a trace of requests"
     )
 
+    route = commands.add_parser("route", help="compare ways to route a trace to several engines")
+
     # Load only the command that runs.
     if words[:1] == ["demo"]:
         from hybrid_pages.demo.main import add_arguments
@@ -56,13 +58,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hybrid_pages.replay.main import add_arguments
 
         add_arguments(replay)
+    elif words[:1] == ["route"]:
+        from hybrid_pages.replay.route import add_arguments
+
+        add_arguments(route)
     args = parser.parse_args(words)
-    commands_by_name = {"demo": _demo, "serve": _serve, "replay": _replay, "info": _info}
+    commands_by_name = {
+        "demo": _demo,
+        "serve": _serve,
+        "replay": _replay,
+        "route": _route,
+        "info": _info,
+    }
     return commands_by_name[args.command](args)
 
 
 def _replay(args: argparse.Namespace) -> int:
     from hybrid_pages.replay.main import run
+
+    return run(args)
+
+
+def _route(args: argparse.Namespace) -> int:
+    from hybrid_pages.replay.route import run
 
     return run(args)
 

@@ -7,6 +7,9 @@ from typing import final
 POLICIES: tuple[str, ...]
 """Names of the policies that `Cache` and `replay_traces` take."""
 
+ROUTES: tuple[str, ...]
+"""Names of the ways to route that `route_trace` takes."""
+
 @final
 class Trace:
     """Requests in order of arrival, each with the hashes of its full blocks."""
@@ -119,4 +122,41 @@ def replay_traces(
     handler raises, the rest is given up at once.
 
     Raises InvalidArgumentError for an unknown policy, a ratio of 0 or a fraction out of range.
+    """
+
+@final
+class RouteRow:
+    """The outcome of one way to route a trace's requests to engines."""
+
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that requests resumed over."""
+
+    @property
+    def hit_rate(self) -> float:
+        """hit_tokens / input_tokens."""
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens that the router took the chosen engines to have."""
+
+    @property
+    def imbalance(self) -> float:
+        """Tokens that the busiest engine computed, over the mean of all engines."""
+
+def route_trace(
+    trace: Trace, *, route: str, engines: int, policy: str, ratio: int, fraction: float
+) -> RouteRow:
+    """Send the requests of a trace to several engines, each with its part of the budget.
+
+    route: one of `ROUTES`. "round-robin"; else to the engine where a request would end first, which
+    has this much more to compute: "load", the whole prompt; "sent", what was never sent there;
+    "events", what the engine does not announce, as :meth:`Cache.changes` tells it. An engine is as
+    fast as it has to be for its part of the trace, without hits. fraction: the budget of all
+    engines together, as a share of the dense footprint.
+
+    Raises InvalidArgumentError for an unknown name or a number out of range; BudgetError if an
+    engine's part cannot hold a page and a checkpoint.
     """

@@ -5,10 +5,11 @@
 //! least one token is computed.
 //!
 //! The lab is a crate of its own, so that the core depends on no decompressor. Of the core it uses ids, the
-//! error and [`policy`](hybrid_pages::policy). Imports point strictly down:
+//! error, [`policy`](hybrid_pages::policy) and, for `route`, the [`cache`](hybrid_pages::cache). Imports point strictly down:
 //!
 //! | modules | |
 //! |---|---|
+//! | `route` | a router in front of several caches |
 //! | `replay` | every trace with every policy and budget, over all cores |
 //! | `lab`, `bound` | one replay; the bound |
 //! | `sessions` | session ids derived from chains |
@@ -23,6 +24,7 @@ mod error;
 mod lab;
 
 mod replay;
+mod route;
 mod row;
 mod sessions;
 mod source;
@@ -30,5 +32,6 @@ mod trace;
 
 pub use error::{LabError, Result};
 pub use replay::{BOUND, Budget, Row, replay};
+pub use route::{Route, Routed, route};
 pub use sessions::Sessions;
 pub use trace::{ReadOptions, Trace};

@@ -28,7 +28,7 @@ pub enum Budget {
 
 impl Budget {
     /// As a size and as a share, for a trace.
-    fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
+    pub(crate) fn resolve(self, footprint: u64) -> Result<(u64, f64)> {
         match self {
             Self::Fraction(share) if share.is_finite() && share >= 0.0 => {
                 // 29 % of 100 is 29, though the nearest float to .29 is less.

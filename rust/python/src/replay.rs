@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::policy;
-use hybrid_pages_lab::{Budget, ReadOptions, Result, Row, Sessions, Trace, replay};
+use hybrid_pages_lab::{Budget, ReadOptions, Result, Route, Row, Sessions, Trace, replay, route};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -168,13 +168,7 @@ fn replay_traces(
         .iter()
         .map(|trace| Arc::clone(&trace.inner))
         .collect();
-    let ratio = u32::try_from(ratio.0).map_err(|_| {
-        to_py(Error::InvalidArgument(format!(
-            "ratio: expected a checkpoint of at most size {}, found {}",
-            u32::MAX,
-            ratio.0
-        )))
-    })?;
+    let ratio = checkpoint_size(ratio)?;
     let budgets: Vec<_> = fractions
         .into_iter()
         .map(Budget::Fraction)
@@ -194,6 +188,67 @@ fn replay_traces(
         None => Ok(()),
     })?;
     Ok(rows.into_iter().map(PyRow::from).collect())
+}
+
+/// The outcome of one way to route a trace's requests to engines.
+#[pyclass(frozen, get_all, name = "RouteRow", module = "hybrid_pages._core")]
+pub struct PyRouteRow {
+    input_tokens: u64,
+    hit_tokens: u64,
+    hit_rate: f64,
+    predicted_tokens: u64,
+    imbalance: f64,
+}
+
+#[pymethods]
+impl PyRouteRow {
+    fn __repr__(&self) -> String {
+        format!(
+            "RouteRow(hit_rate={:.3}, imbalance={:.2})",
+            self.hit_rate, self.imbalance
+        )
+    }
+}
+
+/// Send the requests of a trace to several engines, each with its part of the budget.
+#[pyfunction]
+#[pyo3(
+    signature = (trace, *, route, engines, policy, ratio, fraction),
+    text_signature = "(trace, *, route, engines, policy, ratio, fraction)"
+)]
+fn route_trace(
+    py: Python<'_>,
+    trace: &PyTrace,
+    route: &str,
+    engines: Whole,
+    policy: String,
+    ratio: Whole,
+    fraction: f64,
+) -> PyResult<PyRouteRow> {
+    let way = Route::by_name(route).map_err(lab_to_py)?;
+    let ratio = checkpoint_size(ratio)?;
+    let trace = Arc::clone(&trace.inner);
+    let work = move |_: &(dyn Fn(()) -> ControlFlow<()> + Sync)| {
+        let budget = Budget::Fraction(fraction);
+        self::route(&trace, (&policy, ratio), way, engines.0, budget)
+    };
+    let routed = beside(py, work, |()| Ok(()))?;
+    Ok(PyRouteRow {
+        input_tokens: routed.input_tokens,
+        hit_tokens: routed.hit_tokens,
+        hit_rate: routed.hit_tokens as f64 / routed.input_tokens.max(1) as f64,
+        predicted_tokens: routed.predicted_tokens,
+        imbalance: routed.imbalance,
+    })
+}
+
+fn checkpoint_size(Whole(ratio): Whole) -> PyResult<u32> {
+    u32::try_from(ratio).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "ratio: expected a checkpoint of at most size {}, found {ratio}",
+            u32::MAX
+        )))
+    })
 }
 
 /// Does work on a thread of its own and shows here what it sends, so that signals are handled meanwhile.
@@ -231,5 +286,9 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("POLICIES", PyTuple::new(m.py(), policy::NAMES)?)?;
     m.add_class::<PyTrace>()?;
     m.add_class::<PyRow>()?;
-    m.add_function(wrap_pyfunction!(replay_traces, m)?)
+    let routes: Vec<_> = Route::ALL.iter().map(|(name, _)| name).collect();
+    m.add("ROUTES", PyTuple::new(m.py(), routes)?)?;
+    m.add_class::<PyRouteRow>()?;
+    m.add_function(wrap_pyfunction!(replay_traces, m)?)?;
+    m.add_function(wrap_pyfunction!(route_trace, m)?)
 }

@@ -4,25 +4,11 @@ mod cache_support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cache_support::{CHECKPOINT, PAGE, Small, class, commit, engines, keys, pages, whole};
+use cache_support::{CHECKPOINT, PAGE, Small, class, commit, engines, keys, pages, universe};
 use hybrid_pages::cache::{Cache, Changes, ReadLease, WriteLease};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use proptest::prelude::*;
-
-/// The prompts that the random calls are about.
-fn universe() -> Vec<String> {
-    let mut prompts = vec![String::new()];
-    for at in 0.. {
-        if prompts[at].len() == 6 {
-            break;
-        }
-        for letter in ['a', 'b'] {
-            prompts.push(format!("{}{letter}", prompts[at]));
-        }
-    }
-    prompts.split_off(1)
-}
 
 fn note(prompt: &str) -> Box<[u8]> {
     prompt.as_bytes().into()
@@ -263,7 +249,7 @@ fn removed(changes: &Changes) -> Vec<String> {
 fn what_is_there_when_following_starts_is_announced() {
     let small = Small::hybrid(32);
     small.store_prompt("abc");
-    small.store_prompt("abx");
+    small.store("abx", &[(0, 2), (1, 2)]);
     small.store("xyz", &pages(0..3));
     small.cache.follow().unwrap();
     note_all(&small.cache, small.namespace, "abc");

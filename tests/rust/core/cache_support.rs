@@ -172,3 +172,14 @@ pub fn engines() -> Vec<Vec<ClassConfig>> {
         vec![wide, narrow, checkpoint],
     ]
 }
+
+/// Every prompt of up to six letters, of which there are two.
+pub fn universe() -> Vec<String> {
+    let mut prompts = vec![String::new()];
+    for at in 0..63 {
+        for letter in ['a', 'b'] {
+            prompts.push(format!("{}{letter}", prompts[at]));
+        }
+    }
+    prompts.split_off(1)
+}

@@ -8,9 +8,9 @@ mod tiers_support;
 use std::collections::{HashMap, HashSet};
 
 use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, WriteLease};
-use hybrid_pages::ids::ClassKind;
+use hybrid_pages::ids::{ClassKind, PrefixKey};
 use proptest::prelude::*;
-use tiers_support::cache_support::{engines, keys};
+use tiers_support::cache_support::{engines, keys, universe};
 use tiers_support::{Engine, Handle, Size, gather, scatter, sums};
 
 #[derive(Debug, Clone)]
@@ -44,6 +44,8 @@ struct World {
     /// Bytes that were ever published for an entry since the last clear.
     published: HashMap<(usize, String), HashSet<Vec<u8>>>,
     clears: u64,
+    /// What a follower was told.
+    told: HashSet<PrefixKey>,
 }
 
 impl World {
@@ -63,7 +65,7 @@ impl World {
             .map(|size| (Handle::default(), size))
             .collect();
         tiers.iter().for_each(|(shelf, _)| shelf.pause());
-        Self {
+        let mut world = Self {
             engine: Engine::with_policy(&classes, slots, &tiers, policy),
             classes,
             slots,
@@ -73,7 +75,38 @@ impl World {
             writes: vec![],
             published: HashMap::new(),
             clears: 0,
+            told: HashSet::new(),
+        };
+        world.follow();
+        world
+    }
+
+    /// Has attention pages, without which nothing can be followed.
+    fn is_followed(&self) -> bool {
+        let mut classes = self.classes.iter();
+        classes.any(|class| class.kind == ClassKind::Attention)
+    }
+
+    fn follow(&mut self) {
+        self.told.clear();
+        assert_eq!(self.engine.cache.follow().is_ok(), self.is_followed());
+    }
+
+    /// What the follower was told is what lookups find in the host, wherever entries came from.
+    fn hear(&mut self) {
+        let usable = universe().into_iter().filter(|prompt| {
+            let hit = self.engine.hit(prompt);
+            hit.host == prompt.len()
+        });
+        let expected: HashSet<PrefixKey> = usable.flat_map(|prompt| keys(&prompt)).collect();
+        let changes = self.engine.cache.changes(false);
+        for removed in changes.removed {
+            assert!(self.told.remove(&removed.key));
         }
+        for (key, _) in changes.stored.into_iter().flat_map(|span| span.blocks) {
+            assert!(self.told.insert(key));
+        }
+        assert!(!self.is_followed() || self.told == expected);
     }
 
     fn bytes(&self, entry: &LeaseEntry) -> Vec<u8> {
@@ -94,6 +127,7 @@ impl World {
                 // The host's share is what a lease gives.
                 let lease = self.engine.acquire(&prompt);
                 assert_eq!(lease.map_or(0, |lease| lease.blocks()), hit.host);
+                self.hear();
             }
             Call::Promote(prompt, first) => {
                 let cache = &self.engine.cache;
@@ -183,6 +217,7 @@ impl World {
                 self.engine =
                     Engine::with_policy(&self.classes, self.slots, &self.tiers, self.policy);
                 self.engine.weights = weights;
+                self.follow();
             }
             Call::Commit(..) | Call::Abort(_) | Call::Release(_) | Call::Invalidate(_) => {}
         }
@@ -235,8 +270,10 @@ impl World {
             self.run(Call::Acquire(prompt.into(), 0));
             self.check();
             self.reads.clear();
+            self.hear();
         }
         self.engine.cache.clear();
+        self.hear();
         assert_eq!(self.engine.cache.stats().free_slots as usize, self.slots);
         for tier in self.engine.cache.tiers() {
             assert_eq!(

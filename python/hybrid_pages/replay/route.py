@@ -1,0 +1,91 @@
+"""``hybrid-pages route``: what routers in front of several engines are worth on a trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from hybrid_pages import POLICIES, ROUTES, HybridPagesError, Trace, route_trace
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.arguments import whole
+from hybrid_pages.replay.words import Budget, budgets
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="JSON lines, plain, gzip or zstd")
+    add("--engines", type=_engines, default="2,8", metavar="N[,N...]", help="default %(default)s")
+    add(
+        "--budget",
+        type=budgets,
+        default="1%,5%,10%,20%",
+        metavar="SHARE[,SHARE...]",
+        help="of all engines together, as shares of the room of all pages and checkpoints "
+        "(default %(default)s)",
+    )
+    add("--policy", choices=POLICIES, default="reuse", help="default %(default)s")
+    add("--ratio", type=whole((1 << 20) - 1), default=3, metavar="R", help="default %(default)s")
+    add("--json", action="store_true", help="print a JSON object per route and budget")
+
+
+def _engines(text: str) -> list[int]:
+    return [whole(1024)(word) for word in text.split(",")]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Routes. Exit status 2 if something can't be read or done, 130 when interrupted."""
+    try:
+        lines = [line for count in args.engines for line in _lines(count, args)]
+    except (HybridPagesError, OSError) as error:
+        print(f"hybrid-pages route: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hybrid-pages route: interrupted", file=sys.stderr)
+        return 130
+    print("\n".join(lines))
+    return 0
+
+
+def _lines(engines: int, args: argparse.Namespace) -> list[str]:
+    """The hit rates of every route with so many engines, as a table or as objects."""
+    trace = Trace.open(args.trace)
+    found = []
+    rates = [["hit rate", *(budget.label for budget in args.budget)]]
+    for route in ROUTES:
+        rows = [
+            route_trace(
+                trace,
+                route=route,
+                engines=engines,
+                policy=args.policy,
+                ratio=args.ratio,
+                fraction=_share(budget),
+            )
+            for budget in args.budget
+        ]
+        rates.append([route, *(f"{row.hit_rate:.3f}" for row in rows)])
+        found += [
+            {
+                "engines": engines,
+                "route": route,
+                "budget_fraction": budget.fraction,
+                "input_tokens": row.input_tokens,
+                "hit_tokens": row.hit_tokens,
+                "hit_rate": row.hit_rate,
+                "predicted_tokens": row.predicted_tokens,
+                "imbalance": row.imbalance,
+            }
+            for budget, row in zip(args.budget, rows, strict=True)
+        ]
+    if args.json:
+        return [json.dumps(each) for each in found]
+    table = ["  ".join([row[0].ljust(12), *(cell.rjust(6) for cell in row[1:])]) for row in rates]
+    return [f"{engines} {'engine' if engines == 1 else 'engines'}, {args.policy}", *table, ""]
+
+
+def _share(budget: Budget) -> float:
+    if budget.fraction is None:
+        raise SettingsError(f"--budget: expected shares such as 5%, found {budget.label}")
+    return budget.fraction
