@@ -9,13 +9,13 @@ running one are never looked at.
 Facts: ``vllm/v1/worker/mamba_utils.py``, ``postprocess_mamba_fused_kernel``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.states import Offer, State, States
-from hybrid_pages.vllm.tracking import Tracked
+from hybrid_pages.vllm.tracking import Late, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -39,7 +39,31 @@ class SpeculativeStates(States):
 
     def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
         """As in the base class: after most steps there is nothing to find."""
-        return bool(self.groups) and (self._ends_at_boundary(tracked, end) or bool(offers))
+        found = bool(offers) or self._ends_at_boundary(tracked, end)
+        return bool(self.groups) and (found or self._next(tracked) <= end)
+
+    def find(
+        self,
+        tracked: Tracked,
+        start: int,
+        end: int,
+        tables: Tables,
+        offers: Iterable[Offer],
+        pool: "BlockPool",
+    ) -> list[State]:
+        """As in the base class. If the step may reach a boundary, notes the column that its state
+        will be in: should it be the last step of the request, vLLM frees the column before it tells
+        of the end."""
+        boundary = self._next(tracked) // self.grid.block_tokens
+        if boundary * self.grid.block_tokens <= end:
+            blocks = {group: self._column(tables, group, boundary) for group in self.groups}
+            tracked.late = Late(boundary, blocks)
+        return super().find(tracked, start, end, tables, offers, pool)
+
+    def _next(self, tracked: Tracked) -> int:
+        """The first boundary, in tokens, that is not certainly computed."""
+        n = self.grid.block_tokens
+        return (versions.processed(tracked.request) // n + 1) * n
 
     def reached(self, tracked: Tracked) -> int:
         """The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if
@@ -66,7 +90,13 @@ class SpeculativeStates(States):
         if not boundary or boundary > self.keys.known(tracked.request):
             return None
         tracked.reached = boundary
+        late, tracked.late = tracked.late, None
         here = {group: self._column(tables, group, boundary) for group in self.groups}
+        if late is not None and late.boundary == boundary:
+            for group, block in late.blocks.items():
+                # A column that was freed may be another request's, unless it carries its hash.
+                if not here[group] and self._carries(pool, group, block, tracked.request, boundary):
+                    here[group] = block
         return self._state(boundary, {}, here, tracked.request, pool)
 
     def _proven(self, tracked: Tracked, boundary: int, start: int, end: int) -> bool:
