@@ -289,7 +289,10 @@ class Engine:
             yield
 
     def local_hit(self, prompt: Sequence[int], like: Result, n: int = 4, **kwargs: Any) -> Result:
-        """Runs a prompt on vLLM's own prefix hit at the boundary `like` resumed from."""
+        """Runs a prompt on vLLM's own prefix hit at the boundary `like` resumed from.
+
+        With drafts too, where vLLM goes back by a block from what it has.
+        """
         manager = self.scheduler.kv_cache_manager
         find, lookup = manager.coordinator.find_longest_cache_hit, manager.get_computed_blocks
 
@@ -304,6 +307,7 @@ class Engine:
             self.looking_away(),
             patched(manager.coordinator, "find_longest_cache_hit", capped_find),
             patched(manager, "get_computed_blocks", capped_lookup),
+            whole_hits(manager.coordinator),
         ):
             result = self.run(prompt, n, **kwargs)
         assert result.local == like.resumed, (
@@ -398,6 +402,17 @@ class Engine:
         self.connector.get_num_new_matched_tokens = watched_match
         self.connector.update_state_after_alloc = watched_alloc
         self.scheduler._preempt_request = watched_preempt
+
+
+@contextmanager
+def whole_hits(coordinator: Any) -> Iterator[None]:
+    """vLLM's own hits keep their last block, which it leaves out where drafts are made."""
+    if not coordinator.eagle_group_ids:
+        yield
+        return
+    groups = [group._replace(use_eagle=False) for group in coordinator.attention_groups]
+    with patched(coordinator, "attention_groups", groups):
+        yield
 
 
 @contextmanager
