@@ -7,6 +7,7 @@ models with their own sizes, so that blocks stay small and prompts of several bl
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -194,7 +195,10 @@ def _olmo_hybrid() -> Any:
         linear_value_head_dim=64,
         rope_parameters=_ROPE,
     )
-    return _made(transformers.OlmoHybridForCausalLM(config))
+    model = transformers.OlmoHybridForCausalLM(config)
+    # vLLM knows the weights by the names that they have in this model, not by older ones.
+    model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+    return _made(model)
 
 
 def _deepseek() -> Any:

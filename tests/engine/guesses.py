@@ -69,20 +69,16 @@ def zero_head(engine: Engine, pages: Sequence[int] | None = None) -> None:
 
     pages: counted in the order of blocks; all by default.
     """
-    half = engine.half
-    arena, geometry = half.arena, half.geometry
+    arena, geometry = engine.half.arena, engine.half.geometry
     stored = []
-    with half.cache.acquire(
-        half.cache.namespace(b""), engine.last_hashes, stride=half.grid.stride
-    ) as lease:
-        for entry in sorted(lease.entries, key=lambda entry: entry.block_index):
-            layers = [
-                layer
-                for group in geometry.classes[entry.class_index].groups
-                for layer in geometry.groups[group].layers
-            ]
-            if any(layer.name.startswith(HEAD) for layer in layers):
-                stored.append((layers, list(entry.slots)))
+    for item, slots in engine.entries_of_last():
+        layers = [
+            layer
+            for group in geometry.classes[item].groups
+            for layer in geometry.groups[group].layers
+        ]
+        if any(layer.name.startswith(HEAD) for layer in layers):
+            stored.append((layers, slots))
     assert stored
     for layers, slots in stored if pages is None else [stored[page] for page in pages]:
         whole, at = bytearray().join(arena.read(slot) for slot in slots), 0

@@ -10,34 +10,27 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 import at_once
 from guesses import head_pages, with_guesses, zero_head
-from harness import Engine, tokens
+from harness import Engine, patched, tokens
 from test_detects import zero
 
+MTP = {"method": "mtp"}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
-def mtp(count: int, **settings: object) -> tuple[str, dict, dict]:
-    return "qwen3.5-mtp", {"method": "mtp", "num_speculative_tokens": count}, settings
-
-
-def ngram(count: int) -> tuple[str, dict, dict]:
-    return "qwen3.5", NGRAM | {"num_speculative_tokens": count}, {}
-
-
 ENGINES = {
-    "mtp-1": mtp(1),
-    "mtp-2": mtp(2),
-    "mtp-3": mtp(3),
-    "mtp-2-all": mtp(2, checkpoint_mode="all"),
-    "mtp-2-align": mtp(2, checkpoint_mode="align"),
-    "ngram-3": ngram(3),
+    "mtp-1": ("qwen3.5-mtp", MTP | {"num_speculative_tokens": 1}),
+    "mtp-2": ("qwen3.5-mtp", MTP | {"num_speculative_tokens": 2}),
+    "mtp-3": ("qwen3.5-mtp", MTP | {"num_speculative_tokens": 3}),
+    "ngram-3": ("qwen3.5", NGRAM | {"num_speculative_tokens": 3}),
 }
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request, start):
-    model, speculative, settings = ENGINES[request.param]
-    return start(model, settings, speculative_config=speculative)
+    model, speculation = ENGINES[request.param]
+    # vLLM looks for n-grams between two steps, so one has to end before the next begins.
+    follows = {"async_scheduling": False} if speculation["method"] == "ngram" else {}
+    return start(model, speculative_config=speculation, **follows)
 
 
 @pytest.fixture
@@ -60,8 +53,9 @@ def spoken(seed: object, count: int):
     return new + new[: count // 4]
 
 
-def test_it_is_a_gpus_default_path(engine: Engine):
-    assert type(engine.scheduler) is AsyncScheduler
+def test_engines_are_as_on_a_gpu(engine: Engine):
+    if engine.vllm.vllm_config.speculative_config.method == "mtp":
+        assert type(engine.scheduler) is AsyncScheduler
     runner = engine.core.model_executor.driver_worker.worker.model_runner
     assert type(runner).__module__ == "vllm.v1.worker.cpu.model_runner"
     assert runner.speculator is not None
@@ -77,23 +71,26 @@ def test_some_guesses_are_right_and_some_are_wrong(engine: Engine):
     assert len(guesses) > len(result.tokens) // (count + 1)
 
 
-def test_every_resend_is_what_a_local_hit_gives(engine: Engine):
+@pytest.mark.parametrize("mode", ["adaptive", "align", "all"])
+def test_every_resend_is_what_a_local_hit_gives(engine: Engine, mode):
+    """The first one restores what vLLM would hit, though it goes back by a block for the head."""
     prompt = spoken("resend", 4 * engine.N + 44)
     engine.reset_all()
-    engine.run(prompt)
     restored = []
-    for _ in range(3):
-        engine.reset_local()
-        restored.append(with_guesses(engine, lambda: engine.run(prompt, 12)))
-    print("RESEND", [each[0].host for each in restored])
+    with patched(engine.half.checkpoints, "mode", mode):
+        engine.run(prompt, 1)
+        for _ in range(2):
+            engine.reset_local()
+            restored.append(with_guesses(engine, lambda: engine.run(prompt, 8)))
     engine.reset_all()
     with engine.looking_away():
-        engine.run(prompt)
-    for result, guesses in restored:
-        assert with_guesses(engine, lambda: engine.local_hit(prompt, result, 12)) == (  # noqa: B023
-            result,
-            guesses,
-        )
+        engine.run(prompt, 1)
+        hit = engine.run(prompt, 1).local
+    print("RESEND", mode, hit, [each[0].host for each in restored])
+    assert restored[0][0].host >= hit
+    for found in restored:
+        again = with_guesses(engine, lambda: engine.local_hit(prompt, found[0], 8))  # noqa: B023
+        assert again == found
 
 
 def test_the_next_turn_is_what_a_local_hit_gives(engine: Engine):

@@ -17,7 +17,9 @@ SPECULATION = NGRAM | {"num_speculative_tokens": 2}
 @pytest.fixture(scope="module")
 def engine(start):
     with triton_kernels():
-        yield start("granite4", dtype="float32", speculative_config=SPECULATION)
+        yield start(
+            "granite4", dtype="float32", speculative_config=SPECULATION, async_scheduling=False
+        )
 
 
 def test_every_resend_is_what_a_local_hit_gives_and_zeroed_states_show(engine: Engine):
