@@ -1,4 +1,4 @@
-"""Nine families, scheduled as on a GPU: what vLLM's own cache would hit is restored, bit for bit.
+"""Families of models, scheduled as on a GPU: vLLM's own hits are restored, bit for bit.
 
 Default settings and default engine options. The store has to be ready for the first send after vLLM
 has forgotten everything, wherever a step ended: Mamba-2 exports states from inside a step.
