@@ -17,6 +17,7 @@ from hybrid_pages import POLICIES
 from simulation.copies import Script, random_script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import SHAPES, Shape
+from simulation.speculation import METHODS, Speculation
 from simulation.workload import Mix, Workload
 
 SCENARIOS = int(os.environ.get("HYBRID_PAGES_FUZZ", "16"))
@@ -90,6 +91,15 @@ def enough(engine: dict[str, Any], shape: Shape) -> dict[str, Any]:
     return engine
 
 
+def speculating(seed: int) -> Scenario:
+    """Drafts, in any workload; short convolutions alone tell no token."""
+    chosen = scenario(seed, "speculating")
+    method, drafts = chosen.rng.choice(METHODS), chosen.rng.choice((1, 2, 3, 5, 7))
+    chosen.engine["speculation"] = Speculation(method, drafts)
+    chosen.engine["batched_tokens"] = max(chosen.engine["batched_tokens"], 2 * drafts + 2)
+    return chosen
+
+
 def pressure(seed: int) -> Scenario:
     """Late copies, few blocks, a small budget, and nearly every hit has to be loaded."""
     chosen = scenario(seed, "pressure")
@@ -123,6 +133,13 @@ def play(chosen: Scenario, start: StartEngine, script: Script, **options: Any) -
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCENARIOS))
 def test_any_workload_gives_the_right_text(seed: int, start: StartEngine, script: Script) -> None:
     assert failures(play(scenario(seed, "workload"), start, script)) == 0
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCENARIOS))
+def test_any_workload_with_drafts_gives_the_right_text(
+    seed: int, start: StartEngine, script: Script
+) -> None:
+    assert failures(play(speculating(seed), start, script)) == 0
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SCENARIOS // 2)))

@@ -2,36 +2,331 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
+from hybrid_pages.vllm.connector import HybridPagesConnector
+from hybrid_pages.vllm.keys import Keys
+from hybrid_pages.vllm.speculative_states import SpeculativeStates
+from hybrid_pages.vllm.store import Stores
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from simulation.speculation import METHODS, Speculation
 from test_boundaries import tokens
 from test_checkpoints import visit
+from test_states import talk
 
 ROOM = {"host_gb": 0.02}
+ALL = ROOM | {"checkpoint_mode": "all"}
 SOME = ["gdn", "mamba2", "mamba2-window", "gdn-window", "kda-latent", "attention-only"]
+DRAFTS = [1, 3, 7]
+ENGINES = [(2, True), (2, False), (1, True), (1, False)]
+"""Versions of the model runner, with asynchronous scheduling and without. Both schedulers give both
+runners other work, and only vLLM 0.32's second runner collects results behind the save hook."""
+LENGTHS = (9 * N + 6, 9 * N, 5 * N + 1, 4 * N - 1)
 
 
-@pytest.mark.parametrize("drafts", [1, 3, 7])
+def some_engines(*what: object) -> list[dict[str, Any]]:
+    """What vLLM runs by default, and another one, so that every kind gets each somewhere."""
+    other = ENGINES[1 + sum(map(len, map(str, what))) % 3]
+    return [{"runner_version": v, "async_scheduling": a} for v, a in (ENGINES[0], other)]
+
+
+def natural_end(engine: Engine, length: int) -> int:
+    """The last boundary of a prompt where vLLM itself makes a state."""
+    states = any(engine.runners[0].memory.recurrent)
+    if states and engine.half.grid.drops_last_block:
+        return (length // N - 1) * N
+    return (length - 1) // N * N
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("runner", [1, 2])
 @pytest.mark.parametrize("name", SOME)
-def test_a_prompt_sent_again_is_restored(
-    name: str, runner: int, asynchronous: bool, method: str, drafts: int, start: StartEngine
+def test_the_second_send_restores_all_that_the_first_one_left_a_state_for(
+    name: str, method: str, drafts: int, start: StartEngine
+) -> None:
+    for options in some_engines(name, method, "x" * drafts):
+        engine = start(SHAPES[name], speculation=Speculation(method, drafts), extra=ROOM, **options)
+        for seed, length in enumerate(LENGTHS):
+            prompt = tokens(length, seed)
+            assert visit(engine, prompt) == 0
+            assert visit(engine, prompt) == natural_end(engine, length), length
+        engine.check_idle()
+
+
+@pytest.mark.parametrize("retention", [0, None])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SOME)
+def test_a_next_turn_restores_at_least_what_vllm_would_have_kept(
+    name: str, method: str, retention: int | None, start: StartEngine
+) -> None:
+    for options in some_engines(name, method, retention):
+        options |= {"retention": retention, "speculation": Speculation(method, 3)}
+        with Engine(SHAPES[name], **options) as alone:
+            kept = talk(alone, 3, forget=False)
+        for mode in ("align", "all", "adaptive"):
+            engine = start(SHAPES[name], extra=ROOM | {"checkpoint_mode": mode}, **options)
+            restored = talk(engine, 3, forget=True)
+            assert all(ours >= theirs for ours, theirs in zip(restored, kept, strict=True)), (
+                mode,
+                restored,
+                kept,
+            )
+            engine.check_idle()
+
+
+def boundaries_of_an_answer(engine: Engine) -> list[int]:
+    """Which boundaries of an answer can be resumed from, in blocks."""
+    prompt = tokens(2 * N + 3)
+    result = engine.generate(prompt, 6 * N)
+    engine.check_idle()
+    return [depth for depth in engine.depths(prompt + result.tokens) if depth > 2]
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["gdn", "mamba2", "kda-latent", "two-recurrent-kinds"])
+def test_mode_all_keeps_every_boundary_of_an_answer(
+    name: str, method: str, drafts: int, start: StartEngine
+) -> None:
+    for options in some_engines(name, method, "x" * drafts):
+        engine = start(SHAPES[name], speculation=Speculation(method, drafts), extra=ALL, **options)
+        assert boundaries_of_an_answer(engine) == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("budget", [16, 40, 200])
+@pytest.mark.parametrize("match_unit", [None, 4])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["gdn", "mamba2"])
+def test_finer_hashes_small_steps_and_two_ranks_change_no_byte(
+    name: str, method: str, match_unit: int | None, budget: int, start: StartEngine
 ) -> None:
     engine = start(
         SHAPES[name],
-        runner_version=runner,
-        async_scheduling=asynchronous,
-        speculation=Speculation(method, drafts),
-        extra=ROOM,
+        speculation=Speculation(method, 3),
+        batched_tokens=budget,
+        match_unit=match_unit,
+        ranks=2,
+        extra=ALL,
     )
-    for seed, length in enumerate((9 * N + 6, 9 * N, 5 * N + 1, 4 * N - 1)):
+    for seed, length in enumerate(LENGTHS):
         prompt = tokens(length, seed)
         assert visit(engine, prompt) == 0
-        print(length, visit(engine, prompt))
+        assert visit(engine, prompt) >= natural_end(engine, length)
     engine.check_idle()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_are_accepted_and_rejected(method: str, start: StartEngine) -> None:
+    """Otherwise nothing here would show anything."""
+    engine = start(speculation=Speculation(method, 3), extra=ROOM)
+    engine.generate(tokens(N), 100)
+    seen = [s.spec_decoding_stats for s in engine.statistics if s.spec_decoding_stats is not None]
+    drafted = sum(each.num_draft_tokens for each in seen)
+    accepted = sum(each.num_accepted_tokens for each in seen)
+    assert 20 < accepted < drafted - 20
+
+
+# pages of draft layers
+
+
+@pytest.mark.parametrize("name", ["gdn", "attention-only"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_block_is_restored_before_the_token_that_its_draft_layers_have_read(
+    name: str, method: str, start: StartEngine
+) -> None:
+    """One block further than vLLM, if the next token is the same; no other prompt gets that block,
+    since its last draft K/V depends on that token."""
+    engine = start(SHAPES[name], speculation=Speculation(method, 3), extra=ALL)
+    shared = tokens(4 * N)
+    first = [*shared, 1, *tokens(2 * N, 1)]
+    for end in (5 * N + 3, 4 * N + 9):  # one of them ends a step at 4 N
+        visit(engine, first[:end])
+    same, other = [*shared, 1, *tokens(9, 2)], [*shared, 2, *tokens(9, 3)]
+    assert visit(engine, same) == 4 * N
+    read = method in ("mtp", "eagle3")
+    assert visit(engine, other) == (4 * N if not read else 3 * N)
+    engine.check_idle()
+
+
+def go_on_from_a_block_of_another(engine: Engine) -> None:
+    """vLLM knows a block by its tokens alone: the third prompt gets a block of the first one."""
+    shared = tokens(4 * N)
+    for seed in (1, 2, 2):
+        engine.cache.clear()
+        engine.generate(shared + [seed] * (2 * N + 3))
+    engine.check_idle()
+
+
+def test_pages_of_vllms_own_hits_are_not_stored(start: StartEngine) -> None:
+    engine = start(SHAPES["attention-only"], speculation=Speculation("mtp", 3), extra=ROOM)
+    go_on_from_a_block_of_another(engine)
+
+
+def test_stores_of_an_idle_engine_end(start: StartEngine) -> None:
+    for runner, asynchronous in ENGINES:
+        engine = start(
+            runner_version=runner,
+            async_scheduling=asynchronous,
+            speculation=Speculation("mtp", 3),
+            extra=ALL,
+        )
+        engine.generate(tokens(2 * N), 3 * N)
+        assert not engine.half.storing
+        engine.check_idle()
+
+
+# what the rules are for: each of them broken
+
+
+def everything(start: StartEngine, method: str, name: str = "gdn", **options: Any) -> None:
+    for runner, asynchronous in ENGINES:
+        engine = start(
+            SHAPES[name],
+            runner_version=runner,
+            async_scheduling=asynchronous,
+            speculation=Speculation(method, 3),
+            extra=ALL,
+            **options,
+        )
+        for seed in range(3):
+            prompt = tokens(3 * N + 5 * seed, seed)
+            said = engine.generate(prompt, 5 * N).tokens
+            engine.reset_prefix_cache()
+            engine.generate(prompt + said + tokens(3, 9), 2 * N)
+        engine.check_idle()
+        assert not [key for key in engine.half.stats()["counters"] if key.startswith("failures")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_broken_rules_are_tried_on_is_right(method: str, start: StartEngine) -> None:
+    everything(start, method)
+    everything(start, method, "mamba2", match_unit=4)
+
+
+def shifted(rule: str, columns: int) -> Any:
+    """A rule of the connector that sees every table so many columns further on."""
+    right = getattr(SpeculativeStates, rule)
+
+    def moved(ids: list[int]) -> list[int]:
+        return [*ids[columns:], 0] if columns > 0 else [0, *ids]
+
+    def wrong(self: Any, tracked: Any, *arguments: Any) -> Any:
+        tables = (list(map(moved, a)) if isinstance(a, list | tuple) else a for a in arguments)
+        return right(self, tracked, *tables)
+
+    return wrong
+
+
+@pytest.mark.parametrize("rule", ["find_late", "_columns"])
+def test_a_state_from_a_running_or_a_scratch_column_is_noticed(
+    rule: str, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpeculativeStates, rule, shifted(rule, 1))
+    with pytest.raises(AssertionError):
+        everything(start, "ngram")
+        everything(start, "ngram", "kda-latent")
+
+
+def test_a_column_too_early_has_no_state(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpeculativeStates, "find_late", shifted("find_late", -1))
+    engine = start(speculation=Speculation("mtp", 3), extra=ALL)
+    assert boundaries_of_an_answer(engine) == []
+    assert engine.half.stats()["counters"]["skipped_entries:partial_state"] >= 6
+
+
+def test_a_step_too_late_most_states_are_gone(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the next step is planned, vLLM has freed the column."""
+    report, plan = Stores.reported, Stores.plan
+
+    def late(self: Any, tracked: Any, new_tokens: int, state: Any) -> Any:
+        report(self, tracked, lambda: state.get_block_ids(tracked.request.request_id))
+        return plan(self, tracked, new_tokens, state)
+
+    monkeypatch.setattr(Stores, "reported", lambda *_: None)
+    monkeypatch.setattr(Stores, "plan", late)
+    engine = start(speculation=Speculation("mtp", 7), extra=ALL)
+    assert len(boundaries_of_an_answer(engine)) < 6
+
+
+def test_drafts_have_no_keys(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector that counts drafts as computed would have to store pages without a key."""
+    monkeypatch.setattr(Keys, "known", lambda self, request: request.num_computed_tokens // N)
+    monkeypatch.setattr(
+        SpeculativeStates,
+        "advance",
+        lambda self, tracked, first, end: setattr(tracked, "position", end),
+    )
+    with pytest.raises(AssertionError):
+        everything(start, "ngram", "attention-only")
+
+
+def test_stores_before_drafting_are_noticed(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most runners collect results first: copies must not start there."""
+    save = HybridPagesConnector.wait_for_save
+    collect = HybridPagesConnector.get_transfer_results
+
+    def early(self: Any, finished: set[str]) -> Any:
+        save(self)
+        return collect(self, finished)
+
+    monkeypatch.setattr(HybridPagesConnector, "wait_for_save", lambda self: None)
+    monkeypatch.setattr(HybridPagesConnector, "get_transfer_results", early)
+    with pytest.raises(AssertionError):
+        everything(start, "mtp")
+
+
+def test_keys_without_the_next_token_are_noticed(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Keys.__init__
+    monkeypatch.setattr(
+        Keys, "__init__", lambda self, grid: make(self, dataclasses.replace(grid, lookahead=0))
+    )
+    engine = start(SHAPES["attention-only"], speculation=Speculation("mtp", 3), extra=ROOM)
+    shared = tokens(4 * N)
+    with pytest.raises(AssertionError):
+        for seed in (1, 2, 1):
+            visit(engine, shared + [seed] * (2 * N + 3))
+        engine.check_idle()
+
+
+def test_stores_of_vllms_own_hits_are_noticed(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(SHAPES["attention-only"], speculation=Speculation("mtp", 3), extra=ROOM)
+    scheduled = engine.half._scheduled
+
+    def forgetful(tracked: Any, first: int) -> None:
+        scheduled(tracked, first)
+        tracked.offered_blocks = 0
+
+    monkeypatch.setattr(engine.half, "_scheduled", forgetful)
+    with pytest.raises(AssertionError):
+        go_on_from_a_block_of_another(engine)
+
+
+def test_columns_that_a_prefill_has_passed_are_not_taken(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that export states use a column for whatever boundary they export."""
+    advance = SpeculativeStates.advance
+
+    def careless(self: Any, tracked: Any, first: int, end: int) -> None:
+        advance(self, tracked, first, end)
+        tracked.prefilled = 1
+
+    monkeypatch.setattr(SpeculativeStates, "advance", careless)
+    with pytest.raises(AssertionError):
+        everything(start, "ngram", "mamba2", match_unit=4)
+        everything(start, "mtp", "mamba2")

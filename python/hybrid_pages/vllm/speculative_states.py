@@ -69,6 +69,8 @@ class SpeculativeStates(States):
         return self._state(boundary, {}, here, tracked.request, pool)
 
     def _proven(self, tracked: Tracked, boundary: int, start: int, end: int) -> bool:
+        if boundary > self.keys.known(tracked.request):
+            return False  # the next report makes it known
         tokens = boundary * self.grid.block_tokens
         accepted = tracked.prefilled <= tokens <= versions.processed(tracked.request)
         return accepted or super()._proven(tracked, boundary, start, end)
