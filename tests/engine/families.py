@@ -7,7 +7,6 @@ models with their own sizes, so that blocks stay small and prompts of several bl
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import torch
@@ -185,22 +184,6 @@ def _lfm2_moe() -> Any:
     return _made(transformers.Lfm2MoeForCausalLM(config))
 
 
-def _olmo_hybrid() -> Any:
-    config = transformers.OlmoHybridConfig(
-        **_COMMON | {"num_key_value_heads": 2},
-        layer_types=["linear_attention"] * 3 + ["full_attention"],
-        linear_num_key_heads=1,
-        linear_num_value_heads=1,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        rope_parameters=_ROPE,
-    )
-    model = transformers.OlmoHybridForCausalLM(config)
-    # vLLM knows the weights by the names that they have in this model, not by older ones.
-    model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
-    return _made(model)
-
-
 def _deepseek() -> Any:
     config = transformers.DeepseekV2Config(
         **_COMMON | {"num_key_value_heads": 2, "num_hidden_layers": 2},
@@ -273,7 +256,6 @@ MODELS: dict[str, demo.Maker] = {
     "llama": _llama,
     "gpt-oss": _gpt_oss,
     "lfm2-moe": _lfm2_moe,
-    "olmo-hybrid": _olmo_hybrid,
     # Latent attention.
     "deepseek": _deepseek,
     # Kimi Delta Attention beside latent attention.

@@ -134,7 +134,7 @@ class Engine:
         self.connector = self.scheduler.connector
         self.worker_connector = get_kv_transfer_group()
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.N: int = self.half.grid.block_tokens
+        self.N: int = self.scheduler.block_size
         self._ids = itertools.count()
         self._starts: dict[str, _Start] = {}
         self._done: dict[str, Result] = {}

@@ -1,7 +1,7 @@
-"""Delta rules whose kernels are all Triton's, Kimi's and OLMo's: the recurrence itself, in torch.
+"""Kimi Delta Attention, whose kernels are all Triton's: the recurrence itself, in torch.
 
-Kimi-Linear is the model that vLLM has for AMD's GPUs: its latent attention is the shared one, which
-has a CPU kernel.
+The model is the one that vLLM has for AMD's GPUs: its latent attention is the shared one, which has
+a CPU kernel.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch.nn.functional import normalize, silu, softplus
 
 
 def install() -> None:
-    """Registers models that bring the stand-ins when they are loaded."""
+    """Registers the model, which brings the stand-ins when it is loaded."""
     from vllm.model_executor.models.registry import ModelRegistry
 
-    for name in ("KimiLinearForCausalLM", "OlmoHybridForCausalLM"):
-        ModelRegistry.register_model(name, f"gpu_path.delta_models:{name}")
+    name = "KimiLinearForCausalLM"
+    ModelRegistry.register_model(name, f"gpu_path.delta_model:{name}")
 
 
 def convolve(
@@ -52,10 +52,10 @@ def update_convolution(
     conv_states: torch.Tensor,
     weight: torch.Tensor,
     bias: None,
-    activation: str,
     *,
+    activation: str,
     conv_state_indices: torch.Tensor,
-    out: torch.Tensor | None = None,
+    out: torch.Tensor,
     validate_data: bool,
 ) -> torch.Tensor:
     """The same of one token each: ``[tokens, channels]``."""
@@ -64,7 +64,6 @@ def update_convolution(
     past = conv_states[conv_state_indices, :, :wide].to(x.dtype)
     seen = torch.cat([past, x[:, :, None]], 2)
     conv_states[conv_state_indices, :, :wide] = seen[:, :, 1:].to(conv_states.dtype)
-    out = torch.empty_like(x) if out is None else out
     return out.copy_(torch.stack([_taps(each, weight)[:, 0] for each in seen]))
 
 
@@ -86,7 +85,7 @@ def run(
 
     Args:
         q, k, v: by token and head.
-        kept: how much of a state each token leaves, by head and column or one for all columns.
+        kept: how much of a state each token leaves, by head and column.
         written: how much of its value each token writes, by head.
     """
     q = normalize(q.float(), dim=-1) * q.size(-1) ** -0.5
@@ -99,9 +98,6 @@ def run(
         out[t] = (state * q[t, :, None]).sum(-1)
 
 
-# ---- Kimi Delta Attention
-
-
 def gather_initial_states(
     states: torch.Tensor, blocks: torch.Tensor, known: torch.Tensor
 ) -> torch.Tensor:
@@ -109,7 +105,7 @@ def gather_initial_states(
     return torch.where(known.view(-1, *[1] * (states.dim() - 1)), states[blocks], 0)
 
 
-def kimi_prefill(
+def prefill(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -124,14 +120,14 @@ def kimi_prefill(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences one after another; gives their last states too."""
-    gates = _kimi_gates(raw_g[0], raw_beta[0], A_log, g_bias, lower_bound)
+    gates = _gates(raw_g[0], raw_beta[0], A_log, g_bias, lower_bound)
     out, states, starts = torch.empty_like(v), initial_state.float().clone(), cu_seqlens.tolist()
     for row, state in enumerate(states):
         run(q[0], k[0], v[0], *gates, state, range(starts[row], starts[row + 1]), out[0])
     return out, states.to(initial_state.dtype)
 
 
-def kimi_decode(
+def decode(
     mixed_qkv: torch.Tensor,
     raw_g: torch.Tensor,
     raw_beta: torch.Tensor,
@@ -145,7 +141,7 @@ def kimi_decode(
     """One token each, on states in their blocks."""
     count, heads, size = mixed_qkv.size(0), *initial_state.shape[1:3]
     q, k, v = mixed_qkv.view(count, 3, heads, size).unbind(1)
-    gates = _kimi_gates(raw_g[0], raw_beta[0], A_log, dt_bias, lower_bound)
+    gates = _gates(raw_g[0], raw_beta[0], A_log, dt_bias, lower_bound)
     out = torch.zeros(1, count, heads, size, dtype=mixed_qkv.dtype)
     for t, block in enumerate(state_indices.tolist()):
         if block > 0:  # no block: padding
@@ -155,59 +151,9 @@ def kimi_decode(
     return out, initial_state
 
 
-def _kimi_gates(
+def _gates(
     raw: torch.Tensor, written: torch.Tensor, A_log: torch.Tensor, bias: torch.Tensor, bound: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     assert bound is None
     rate, step = A_log.float().exp()[:, None], softplus(raw.float() + bias.view(raw.shape[1:]))
     return (-rate * step).exp(), written.float().sigmoid()
-
-
-# ---- OLMo's Gated DeltaNet
-
-
-def olmo_gates(
-    A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dt_bias: torch.Tensor, negative: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logarithm of how much is kept, and how much is written, by token and head."""
-    kept = -A_log.float().exp() * softplus(a.float() + dt_bias.float())
-    return kept[None], b.float().sigmoid()[None] * (1 + negative)
-
-
-def olmo_prefill(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    initial_state: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    **_: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences one after another; gives their last states too."""
-    out, states, starts = torch.empty_like(v), initial_state.float().clone(), cu_seqlens.tolist()
-    for row, state in enumerate(states):
-        part = range(starts[row], starts[row + 1])
-        run(q[0], k[0], v[0], g[0, :, :, None].exp(), beta[0], state, part, out[0])
-    return out, states
-
-
-def olmo_decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    *,
-    initial_state: torch.Tensor,
-    ssm_state_indices: torch.Tensor,
-    **_: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token each, on states in their blocks."""
-    out = torch.zeros_like(v)
-    for t, block in enumerate(ssm_state_indices[: v.size(1)].tolist()):
-        state = initial_state[block].float()
-        run(q[0], k[0], v[0], g[0, :, :, None].exp(), beta[0], state, (t,), out[0])
-        initial_state[block] = state.to(initial_state.dtype)
-    return out, initial_state
