@@ -60,7 +60,7 @@ def test_the_second_send_restores_all_that_the_first_one_left_a_state_for(
 
 @pytest.mark.parametrize("retention", [0, None])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", ["gdn", "mamba2-window"])
 def test_a_next_turn_restores_at_least_what_vllm_would_have_kept(
     name: str, method: str, retention: int | None, start: StartEngine
 ) -> None:
@@ -89,7 +89,7 @@ def boundaries_of_an_answer(engine: Engine) -> list[int]:
 
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["gdn", "mamba2", "kda-latent", "two-recurrent-kinds"])
+@pytest.mark.parametrize("name", ["gdn", "mamba2"])
 def test_mode_all_keeps_every_boundary_of_an_answer(
     name: str, method: str, drafts: int, start: StartEngine
 ) -> None:
@@ -98,8 +98,7 @@ def test_mode_all_keeps_every_boundary_of_an_answer(
         assert boundaries_of_an_answer(engine) == [3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("budget", [16, 40, 200])
-@pytest.mark.parametrize("match_unit", [None, 4])
+@pytest.mark.parametrize(("budget", "match_unit"), [(16, None), (40, 4), (200, 4)])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["gdn", "mamba2"])
 def test_finer_hashes_small_steps_and_two_ranks_change_no_byte(

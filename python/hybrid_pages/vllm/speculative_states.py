@@ -9,12 +9,12 @@ running one are never looked at.
 Facts: ``vllm/v1/worker/mamba_utils.py``, ``postprocess_mamba_fused_kernel``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.states import Offer, State, States, Tables
-from hybrid_pages.vllm.tracking import Tracked
+from hybrid_pages.vllm.tracking import Late, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -38,7 +38,31 @@ class SpeculativeStates(States):
 
     def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
         """As in the base class: after most steps there is nothing to find."""
-        return bool(self.groups) and (self._ends_at_boundary(tracked, end) or bool(offers))
+        found = bool(offers) or self._ends_at_boundary(tracked, end)
+        return bool(self.groups) and (found or self._next(tracked) <= end)
+
+    def find(
+        self,
+        tracked: Tracked,
+        start: int,
+        end: int,
+        tables: Tables,
+        offers: Iterable[Offer],
+        pool: "BlockPool",
+    ) -> list[State]:
+        """As in the base class. If the step may reach a boundary, notes the column that its state
+        will be in: should it be the last step of the request, vLLM frees the column before it tells
+        of the end."""
+        boundary = self._next(tracked) // self.grid.block_tokens
+        if boundary * self.grid.block_tokens <= end:
+            blocks = {group: tables[group][boundary - 1] for group in self.groups}
+            tracked.late = Late(boundary, blocks)
+        return super().find(tracked, start, end, tables, offers, pool)
+
+    def _next(self, tracked: Tracked) -> int:
+        """The first boundary, in tokens, that is not certainly computed."""
+        n = self.grid.block_tokens
+        return (versions.processed(tracked.request) // n + 1) * n
 
     def reached(self, tracked: Tracked) -> int:
         """The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if
@@ -65,7 +89,9 @@ class SpeculativeStates(States):
         if not boundary or boundary > self.keys.known(tracked.request):
             return None
         tracked.reached = boundary
-        here = {group: tables[group][boundary - 1] for group in self.groups}
+        late, tracked.late = tracked.late, None
+        awaited = late.blocks if late is not None and late.boundary == boundary else {}
+        here = {g: tables[g][boundary - 1] or awaited.get(g, 0) for g in self.groups}
         return self._state(boundary, {}, here, tracked.request, pool)
 
     def _proven(self, tracked: Tracked, boundary: int, start: int, end: int) -> bool:
