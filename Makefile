@@ -213,17 +213,17 @@ test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on 
 
 .PHONY: test-engine
 test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU
-	@$(SAY) "testing on real vLLM engines (about 12 minutes)"
+	@$(SAY) "testing on real vLLM engines (about 14 minutes)"
 	@$(PYTEST) tests/engine
 
 .PHONY: test-engine-long
-test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, by Triton's interpreter (about 12 minutes)
-	@$(SAY) "testing on vLLM's second model runner (about 12 minutes)"
-	@$(PYTEST) tests/engine_long/test_v2_runner.py
-	@$(PYTEST) tests/engine_long/test_mamba_kernels.py
+test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter (about 30 minutes)
+	@$(SAY) "testing on vLLM's second model runner (about 30 minutes)"
+	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba,\
+	    $(PYTEST) tests/engine_long/$(file).py &&) true
 
 .PHONY: test-long
-test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 45 minutes)
+test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about an hour)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)

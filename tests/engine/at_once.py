@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness import Engine, Prompt, Result, patched
+from harness import Engine, Prompt, Result, patched, whole_hits
 
 # Steps before the first load has ended.
 LEAD = 2
@@ -85,6 +85,7 @@ def local_hits(engine: Engine, prompts: Sequence[Prompt], like: Batch, n: int = 
         _scheduled(engine) as log,
         patched(manager.coordinator, "find_longest_cache_hit", capped_find),
         patched(manager, "get_computed_blocks", capped_lookup),
+        whole_hits(manager.coordinator),
         _known_states_at_once(engine),
     ):
         submit(loaded=False)

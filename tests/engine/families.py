@@ -1,4 +1,4 @@
-"""Tiny models of the Mamba families, which vLLM runs on a CPU only with `gpu_path`.
+"""Tiny models of further families, most of which vLLM runs on a CPU only with `gpu_path`.
 
 The sizes make a recurrent state fit into an attention page of 32 tokens, as it does in the real
 models with their own sizes, so that blocks stay small and prompts of several blocks cheap.
@@ -6,14 +6,13 @@ models with their own sizes, so that blocks stay small and prompts of several bl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import Any
 
+import torch
 import transformers
 
 from hybrid_pages.demo import models as demo
-
-if TYPE_CHECKING:
-    import torch
 
 _COMMON = demo.COMMON | dict(
     num_attention_heads=2, intermediate_size=128, num_hidden_layers=4, initializer_range=0.1
@@ -117,6 +116,31 @@ def _jamba() -> Any:
     return _made(transformers.JambaForCausalLM(config), **_LOUD_ATTENTION)
 
 
+def _qwen35_mtp() -> Any:
+    """Qwen3.5 with a head that guesses the token after next, right more often than not.
+
+    The head passes on the last token's embedding, which often decides the next one; what it adds
+    from its own attention and from the model's last state makes its pages matter to its guesses.
+    """
+    model, extra = demo.MODELS["qwen3.5"]()
+    config = model.config
+    last = config.layer_types.index("full_attention")
+    layer = copy.deepcopy(model.model.layers[last])
+    layer.self_attn.o_proj.weight.normal_(0, 0.1)
+    layer.mlp.down_proj.weight.zero_()
+    head = torch.nn.Module()
+    head.layers = torch.nn.ModuleList([layer])
+    head.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+    head.fc.weight.copy_(torch.cat([torch.eye(config.hidden_size)] * 2, 1))
+    head.fc.weight[:, config.hidden_size :] *= 0.1
+    head.norm = copy.deepcopy(model.model.norm)
+    head.pre_fc_norm_hidden = copy.deepcopy(model.model.norm)
+    head.pre_fc_norm_embedding = copy.deepcopy(model.model.norm)
+    model.mtp = head
+    model.model.embed_tokens.weight.mul_(60)
+    return model, extra | {"mtp_num_hidden_layers": 1}
+
+
 def _llama() -> Any:
     config = transformers.LlamaConfig(**_COMMON, rope_parameters=_ROPE)
     return _made(transformers.LlamaForCausalLM(config))
@@ -146,8 +170,83 @@ def _gpt_oss() -> Any:
     return _made(transformers.GptOssForCausalLM(config))
 
 
+def _lfm2_moe() -> Any:
+    config = transformers.Lfm2MoeConfig(
+        **_COMMON,
+        layer_types=["conv", "full_attention"] * 2,
+        conv_L_cache=3,
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        rope_parameters=_ROPE,
+    )
+    return _made(transformers.Lfm2MoeForCausalLM(config))
+
+
+def _deepseek() -> Any:
+    config = transformers.DeepseekV2Config(
+        **_COMMON | {"num_key_value_heads": 2, "num_hidden_layers": 2},
+        # The only size that vLLM's CPU kernel has.
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        q_lora_rank=None,
+        qk_nope_head_dim=64,
+        v_head_dim=64,
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        rope_parameters=_ROPE,
+    )
+    return _made(transformers.DeepseekV2ForCausalLM(config))
+
+
+def _kimi_linear() -> Any:
+    config = transformers.KimiLinearConfig(
+        **_COMMON | {"num_key_value_heads": 2},
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        mlp_layer_types=["sparse"] * 4,
+        linear_head_dim=64,
+        linear_num_heads=2,
+        # The only size that vLLM's CPU kernel has.
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=64,
+        v_head_dim=64,
+        moe_intermediate_size=64,
+        num_local_experts=4,
+        num_experts_per_tok=4,
+    )
+    model, extra = _made(transformers.KimiLinearForCausalLM(config))
+    sizes = {
+        "head_dim": 64,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+    }
+    own = {"mla_use_nope": True, "linear_attn_config": sizes}
+    return model, extra | own
+
+
+def _gemma4(full_head: int) -> Any:
+    config = transformers.Gemma4TextConfig(
+        **_COMMON | {"intermediate_size": 256},
+        head_dim=64,
+        global_head_dim=full_head,
+        sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+        vocab_size_per_layer_input=demo.VOCAB,
+    )
+    return _made(transformers.Gemma4ForCausalLM(config))
+
+
 MODELS: dict[str, demo.Maker] = {
     **demo.MODELS,
+    "qwen3.5-mtp": _qwen35_mtp,
     "granite4": _granite4,
     "nemotron-h": _nemotron_h,
     # Attention and recurrence in one layer.
@@ -156,6 +255,14 @@ MODELS: dict[str, demo.Maker] = {
     # Attention alone; windows and learnt sinks beside it.
     "llama": _llama,
     "gpt-oss": _gpt_oss,
+    "lfm2-moe": _lfm2_moe,
+    # Latent attention.
+    "deepseek": _deepseek,
+    # Kimi Delta Attention beside latent attention.
+    "kimi-linear": _kimi_linear,
+    # Windows of blocks half as long as those of full attention, and twice as long.
+    "gemma4": lambda: _gemma4(full_head=32),
+    "gemma4-e4b": lambda: _gemma4(full_head=128),
     # Mamba-1.
     "jamba": _jamba,
 }

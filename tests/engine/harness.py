@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -141,6 +142,7 @@ class Engine:
         self._preemptions: dict[str, int] = {}
         self._away = False
         self.last_hashes: list[bytes] = []
+        self._last_keys: list[bytes] = []
         self._watch()
 
     @property
@@ -268,17 +270,20 @@ class Engine:
             if value != before.get(key, 0):
                 delta[key] = value - before.get(key, 0)
 
-    def slots_of_last(self, kind: str) -> list[list[int]]:
-        """Arena slots of the entries that a resend of the last request would load, by block."""
-        half = self.half
-        with half.cache.acquire(
-            half.cache.namespace(b""), self.last_hashes, stride=half.grid.stride
-        ) as lease:
+    def entries_of_last(self) -> list[tuple[int, list[int]]]:
+        """Class and arena slots of the entries that a resend of the last request would load, by
+        block."""
+        cache, stride = self.half.cache, self.half.loads.keys.stride
+        with cache.acquire(cache.namespace(b""), self._last_keys, stride=stride) as lease:
             return [
-                list(entry.slots)
+                (entry.class_index, list(entry.slots))
                 for entry in sorted(lease.entries, key=lambda entry: entry.block_index)
-                if half.geometry.classes[entry.class_index].kind == kind
             ]
+
+    def slots_of_last(self, kind: str) -> list[list[int]]:
+        """Arena slots of those of one kind."""
+        classes = self.half.geometry.classes
+        return [slots for item, slots in self.entries_of_last() if classes[item].kind == kind]
 
     # ---- the reference
 
@@ -289,7 +294,10 @@ class Engine:
             yield
 
     def local_hit(self, prompt: Sequence[int], like: Result, n: int = 4, **kwargs: Any) -> Result:
-        """Runs a prompt on vLLM's own prefix hit at the boundary `like` resumed from."""
+        """Runs a prompt on vLLM's own prefix hit at the boundary `like` resumed from.
+
+        With drafts too, where vLLM goes back by a block from what it has.
+        """
         manager = self.scheduler.kv_cache_manager
         find, lookup = manager.coordinator.find_longest_cache_hit, manager.get_computed_blocks
 
@@ -304,6 +312,7 @@ class Engine:
             self.looking_away(),
             patched(manager.coordinator, "find_longest_cache_hit", capped_find),
             patched(manager, "get_computed_blocks", capped_lookup),
+            whole_hits(manager.coordinator),
         ):
             result = self.run(prompt, n, **kwargs)
         assert result.local == like.resumed, (
@@ -374,6 +383,8 @@ class Engine:
         def watched_match(request: Any, local: int) -> Any:
             local_hits[request.request_id] = local
             self.last_hashes = list(request.block_hashes)
+            of_request = SimpleNamespace(request=request, keys=[])
+            self._last_keys = list(self.half.loads.keys.of(of_request))
             if self._away:
                 if not request.shared_prefix_boundary and request.num_tokens % self.N == 0:
                     # vLLM drops the state at the very end of a prompt, where a step ends anyway;
@@ -398,6 +409,17 @@ class Engine:
         self.connector.get_num_new_matched_tokens = watched_match
         self.connector.update_state_after_alloc = watched_alloc
         self.scheduler._preempt_request = watched_preempt
+
+
+@contextmanager
+def whole_hits(coordinator: Any) -> Iterator[None]:
+    """vLLM's own hits keep their last block, which it leaves out where drafts are made."""
+    if not coordinator.eagle_group_ids:
+        yield
+        return
+    groups = [group._replace(use_eagle=False) for group in coordinator.attention_groups]
+    with patched(coordinator, "attention_groups", groups):
+        yield
 
 
 @contextmanager

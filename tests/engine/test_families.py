@@ -1,4 +1,4 @@
-"""Nine families, scheduled as on a GPU: what vLLM's own cache would hit is restored, bit for bit.
+"""Families of models, scheduled as on a GPU: vLLM's own hits are restored, bit for bit.
 
 Default settings and default engine options. The store has to be ready for the first send after vLLM
 has forgotten everything, wherever a step ended: Mamba-2 exports states from inside a step.
@@ -10,15 +10,27 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from harness import Engine, tokens
 from test_detects import zero
 
-HYBRID = ["qwen3.5", "lfm2", "jamba", "granite4", "nemotron-h", "falcon-h1", "zamba2"]
-# Windows and sinks beside full attention, and full attention alone.
-ATTENTION = ["gpt-oss", "llama"]
+HYBRID = [
+    "qwen3.5",
+    "qwen3-next",
+    "kimi-linear",
+    "lfm2",
+    "lfm2-moe",
+    "jamba",
+    "granite4",
+    "nemotron-h",
+    "falcon-h1",
+    "zamba2",
+]
+# Windows beside full attention, of which vLLM keeps few pages for its own hits unless told to.
+WINDOWS = ["gpt-oss", "gemma3"]
+# Full attention alone, plain and latent.
+ATTENTION = ["llama", "deepseek"]
 
 
-@pytest.fixture(scope="module", params=HYBRID + ATTENTION)
+@pytest.fixture(scope="module", params=HYBRID + WINDOWS + ATTENTION)
 def engine(request, start):
-    # vLLM keeps few pages of a window for its own hits unless asked for more.
-    dense = {"prefix_cache_retention_interval": 32} if request.param == "gpt-oss" else {}
+    dense = {"prefix_cache_retention_interval": 32} if request.param in WINDOWS else {}
     return start(request.param, **dense)
 
 

@@ -162,6 +162,16 @@ def test_every_metric_is_listed_with_its_label():
     assert listed == {name: label for name, (label, _) in metrics.items()}
 
 
+def test_the_families_that_are_said_to_run_on_an_engine_do():
+    module = "tests/engine/test_families.py"
+    run = {model for kind in ("HYBRID", "WINDOWS", "ATTENTION") for model in literal(module, kind)}
+    rows = table("docs/families.md", "Model families")
+    said = [(row[3], names(row[4])) for row in rows]
+    assert {how for how, _ in said} == {"engine", "simulation", "reading"}
+    assert {model for how, models in said if how == "engine" for model in models} == run
+    assert [bool(models) for _, models in said] == [how == "engine" for how, _ in said]
+
+
 def test_the_checkpoint_modes_are_as_the_bench_found_them():
     found = {row[0]: row for row in table("benches/README.md", "live_policies.py")}
     modes = ("none", "align", "all", "adaptive (the default)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 def install() -> None:
     """Puts everything in place that needs no Triton."""
-    from gpu_path import mamba, scheduling, start, strides
+    from gpu_path import delta, latent, mamba, scheduling, start, strides
 
-    for each in (scheduling, mamba, strides, start):
+    for each in (scheduling, mamba, delta, latent, strides, start):
         each.install()

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling, which GPUs run by default."""
+"""How requests are scheduled on GPUs by default."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ from typing import Any
 
 
 def install() -> None:
-    """Keeps what was asked for: vLLM's CPU platform switches asynchronous scheduling off."""
+    """Keeps what was asked for: vLLM's CPU platform switches asynchronous scheduling off, and for
+    latent attention prefix caching and prefills in chunks, which its kernels can do as well."""
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config.__func__
 
     def checked(cls: type[CpuPlatform], config: Any) -> None:
-        asked = config.scheduler_config.async_scheduling
+        kept = [
+            (part, name, getattr(part, name))
+            for part, names in (
+                (
+                    config.scheduler_config,
+                    ("async_scheduling", "enable_chunked_prefill", "max_num_batched_tokens"),
+                ),
+                (config.cache_config, ("enable_prefix_caching",)),
+            )
+            for name in names
+        ]
         check(cls, config)
-        config.scheduler_config.async_scheduling = asked
+        for part, name, value in kept:
+            setattr(part, name, value)
 
     CpuPlatform.check_and_update_config = classmethod(checked)
