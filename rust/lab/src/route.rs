@@ -89,6 +89,7 @@ impl Engine {
             slots,
             slot_bytes: 1,
             policy: policy.to_owned(),
+            tenant_slots: None,
         })?;
         cache.follow()?;
         Ok(Self {
@@ -108,6 +109,7 @@ impl Engine {
             now: visit.now,
             tokens: visit.tokens,
             limit,
+            hints: visit.hints,
         };
         let admitted = self.cache.admit(self.namespace, keys, arrival)?.boundaries;
         let within = &keys[..limit.min(keys.len())];
