@@ -11,7 +11,7 @@ from simulation.shapes import SHAPES
 from test_boundaries import tokens
 from test_checkpoints import counters, visit
 
-SMALL = {"host_gb": 0.0002}
+SMALL = {"host_gb": 0.00012}
 
 
 def converse(engine: Engine, salt: str | None) -> list[int]:
@@ -23,7 +23,7 @@ def converse(engine: Engine, salt: str | None) -> list[int]:
 
 
 def flood(engine: Engine, salt: str | None) -> None:
-    for seed in range(1000, 1016):
+    for seed in range(1000, 1040):
         visit(engine, tokens(6 * N + 1, seed), salt=salt)
 
 

@@ -82,13 +82,6 @@ class Workload:
             end = len(prompt)
             positions = [rng.randint(1, end) for _ in range(rng.randint(0, 3))]
             hints = rng.choice(({"checkpoint_at": positions}, {"checkpoint_at": [end + 1]}, "x"))
-        elif rng.random() < mix.hints:
-            hints = {
-                "session": f"s{rng.randint(0, 3)}",
-                "retain": rng.choice((0, 0.5, 60)),
-                "priority": rng.randint(-10, 10),
-                "store": rng.random() < 0.8,
-            }
         images = []
         if rng.random() < mix.images and len(prompt) > 4 * BLOCK_TOKENS:
             name = rng.choice("ab")  # the tokens that an image takes do not change
