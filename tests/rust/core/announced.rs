@@ -312,6 +312,19 @@ fn pages_that_are_published_before_those_they_hang_from_are_announced_later() {
 }
 
 #[test]
+fn a_window_page_counts_for_the_boundaries_behind_it() {
+    let small = Small::new(&[PAGE, CHECKPOINT, class(ClassKind::Window, 2, 1)], 64);
+    small.cache.follow().unwrap();
+    let mut first = small.reserve("ab", &[pages(0..2), vec![(2, 1)]].concat());
+    let mut second = small.reserve("abc", &[pages(2..3), vec![(1, 2), (2, 2)]].concat());
+    note_all(&small.cache, small.namespace, "abc");
+    commit(&mut second);
+    assert_eq!(small.cache.changes(false), Changes::default());
+    commit(&mut first);
+    assert_eq!(stored(&small.cache.changes(false)), ["abc"]);
+}
+
+#[test]
 fn what_cancels_out_is_never_told() {
     let small = followed(32);
     for _ in 0..3 {
