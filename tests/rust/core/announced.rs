@@ -132,6 +132,7 @@ impl Run {
             }
             Call::Hear(anew) => {
                 let changes = cache.changes(anew);
+                assert!(!anew || changes.removed.len() == self.listener.0.len());
                 self.listener.hear(changes);
                 self.check();
             }
@@ -298,6 +299,29 @@ fn an_evicted_checkpoint_removes_what_only_it_made_reachable() {
     let gone = removed(&small.cache.changes(false));
     assert_eq!(gone, ["abcde", "abcd"]);
     assert_eq!(small.depth("abcde"), 3);
+}
+
+#[test]
+fn pages_that_are_published_before_those_they_hang_from_are_announced_later() {
+    let small = followed(32);
+    let mut first = small.reserve("ab", &pages(0..2));
+    store(&small, "abcd", &[4]);
+    assert_eq!(small.cache.changes(false), Changes::default());
+    commit(&mut first);
+    assert_eq!(stored(&small.cache.changes(false)), ["abcd"]);
+}
+
+#[test]
+fn a_window_page_counts_for_the_boundaries_behind_it() {
+    let small = Small::new(&[PAGE, CHECKPOINT, class(ClassKind::Window, 2, 1)], 64);
+    small.cache.follow().unwrap();
+    let mut first = small.reserve("ab", &[pages(0..2), vec![(2, 1)]].concat());
+    let mut second = small.reserve("abc", &[pages(2..3), vec![(1, 2), (2, 2)]].concat());
+    note_all(&small.cache, small.namespace, "abc");
+    commit(&mut second);
+    assert_eq!(small.cache.changes(false), Changes::default());
+    commit(&mut first);
+    assert_eq!(stored(&small.cache.changes(false)), ["abc"]);
 }
 
 #[test]
