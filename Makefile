@@ -221,6 +221,7 @@ test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second mo
 	@$(SAY) "testing on vLLM's second model runner (about 12 minutes)"
 	@$(PYTEST) tests/engine_long/test_v2_runner.py
 	@$(PYTEST) tests/engine_long/test_mamba_kernels.py
+	@$(PYTEST) tests/engine_long/test_parallel_server.py
 
 .PHONY: test-long
 test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about 45 minutes)
