@@ -219,7 +219,7 @@ test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchron
 .PHONY: test-engine-long
 test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter (about 30 minutes)
 	@$(SAY) "testing on vLLM's second model runner (about 30 minutes)"
-	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba,\
+	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server,\
 	    $(PYTEST) tests/engine_long/$(file).py &&) true
 
 .PHONY: test-long
