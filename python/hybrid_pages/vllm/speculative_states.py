@@ -26,6 +26,7 @@ class SpeculativeStates(States):
     def advance(self, tracked: Tracked, start: int, end: int) -> None:
         """Notes a step of a request over the tokens [start, end), some of which may be drafts."""
         known = tracked.request.num_tokens
+        tracked.late = None  # this step's allocation may have freed it
         if tracked.position is None:
             tracked.prefilled = start + 1
         elif start < tracked.position:
