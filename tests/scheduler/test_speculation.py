@@ -9,9 +9,13 @@ import pytest
 
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.keys import Keys
+from hybrid_pages.vllm.scheduler import SchedulerHalf
 from hybrid_pages.vllm.speculative_states import SpeculativeStates
 from hybrid_pages.vllm.store import Stores
+from simulation.audit import WrongEntry
+from simulation.config import MAX_MODEL_LEN
 from simulation.engine import Engine, StartEngine
+from simulation.runner import Mismatch
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
 from simulation.speculation import METHODS, Speculation
@@ -80,9 +84,12 @@ def test_a_next_turn_restores_at_least_what_vllm_would_have_kept(
 
 
 def boundaries_of_an_answer(engine: Engine) -> list[int]:
-    """Which boundaries of an answer can be resumed from, in blocks."""
+    """Which boundaries of an answer can be resumed from, in blocks.
+
+    Its last step reaches none of them: such a state is stored only if vLLM keeps it.
+    """
     prompt = tokens(2 * N + 3)
-    result = engine.generate(prompt, 6 * N)
+    result = engine.generate(prompt, 6 * N + 9)
     engine.check_idle()
     return [depth for depth in engine.depths(prompt + result.tokens) if depth > 2]
 
@@ -98,7 +105,7 @@ def test_mode_all_keeps_every_boundary_of_an_answer(
         assert boundaries_of_an_answer(engine) == [3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(("budget", "match_unit"), [(16, None), (40, 4), (200, 4)])
+@pytest.mark.parametrize(("budget", "match_unit"), [(17, None), (40, 4), (200, 4)])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["gdn", "mamba2"])
 def test_finer_hashes_small_steps_and_two_ranks_change_no_byte(
@@ -143,7 +150,7 @@ def test_a_block_is_restored_before_the_token_that_its_draft_layers_have_read(
     engine = start(SHAPES[name], speculation=Speculation(method, 3), extra=ALL)
     shared = tokens(4 * N)
     first = [*shared, 1, *tokens(2 * N, 1)]
-    for end in (5 * N + 3, 4 * N + 9):  # one of them ends a step at 4 N
+    for end in (4 * N + 9, 5 * N + 3):  # with MTP, steps end at 3 N and 4 N
         visit(engine, first[:end])
     same, other = [*shared, 1, *tokens(9, 2)], [*shared, 2, *tokens(9, 3)]
     assert visit(engine, same) == 4 * N
@@ -215,6 +222,7 @@ def shifted(rule: str, columns: int) -> Any:
         return [*ids[columns:], 0] if columns > 0 else [0, *ids]
 
     def wrong(self: Any, tracked: Any, *arguments: Any) -> Any:
+        tracked.late = None  # nor has it noted the right one
         tables = (list(map(moved, a)) if isinstance(a, list | tuple) else a for a in arguments)
         return right(self, tracked, *tables)
 
@@ -247,8 +255,9 @@ def test_a_step_too_late_most_states_are_gone(
     report, plan = Stores.reported, Stores.plan
 
     def late(self: Any, tracked: Any, new_tokens: int, state: Any) -> Any:
+        job = plan(self, tracked, new_tokens, state)
         report(self, tracked, lambda: state.get_block_ids(tracked.request.request_id))
-        return plan(self, tracked, new_tokens, state)
+        return job
 
     monkeypatch.setattr(Stores, "reported", lambda *_: None)
     monkeypatch.setattr(Stores, "plan", late)
@@ -329,3 +338,38 @@ def test_columns_that_a_prefill_has_passed_are_not_taken(
     with pytest.raises(AssertionError):
         everything(start, "ngram", "mamba2", match_unit=4)
         everything(start, "mtp", "mamba2")
+
+
+# draft layers that vLLM leaves out
+
+
+def beside_the_longest(engine: Engine) -> list[int]:
+    """Two requests run beside one that ends at the longest sequence."""
+    longest = engine.add(tokens(MAX_MODEL_LEN - 2 * N, 1), 2 * N)
+    others = [engine.add(tokens(3 * N + seed, seed), 4 * N) for seed in (2, 3)]
+    engine.run()
+    for result in (longest, *others):
+        result.check()
+    engine.check_idle()
+    return [len(engine.depths(each.request.all_token_ids)) for each in (longest, *others)]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("method", ["mtp", "draft_model"])
+def test_what_draft_layers_have_left_out_is_not_stored(
+    method: str, asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "speculation": Speculation(method, 3),
+        "async_scheduling": asynchronous,
+        "extra": ALL,
+    }
+    whole = beside_the_longest(start(runner_version=2, **options))
+    engine = start(runner_version=1, **options)
+    found = beside_the_longest(engine)
+    assert all(0 < less <= all_of_it for less, all_of_it in zip(found, whole, strict=True))
+    assert sum(found) < sum(whole)
+    assert engine.half.stats()["counters"]["skipped_entries:stale"]
+    monkeypatch.setattr(SchedulerHalf, "_distrust_undrafted", lambda *_: None)
+    with pytest.raises((WrongEntry, Mismatch)):
+        beside_the_longest(start(runner_version=1, **options))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.speculation import draft_limit
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class BlockGrid:
     """Tokens of a step that may be drafts, at most."""
     lookahead: int = 0
     """Tokens behind a position that its K/V in draft layers depends on."""
+    draft_limit: int | None = None
+    """Draft layers compute nothing in a step that takes a sequence beyond so many tokens."""
     drops_last_block: bool = False
     """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
     resumes no prompt with drafts from its last matching block."""
@@ -142,6 +145,7 @@ def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
         grid,
         drafts=found.num_speculative_tokens,
         lookahead=config.num_prefill_lookahead_tokens,
+        draft_limit=draft_limit(config),
         drops_last_block=found.use_eagle_block_drop(),
     )
 

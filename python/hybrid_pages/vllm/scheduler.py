@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,6 +246,8 @@ class SchedulerHalf:
         state = output.kv_connector_block_state
         if state is None:
             return
+        if self.grid.draft_limit is not None:
+            self._distrust_undrafted(output.num_scheduled_tokens, self.grid.draft_limit)
         # A hand-over may come for a request that is not scheduled in this step.
         for request_id in {**output.num_scheduled_tokens, **state.boundary_state_offloads}:
             tracked = self._requests.get(request_id)
@@ -274,6 +276,18 @@ class SchedulerHalf:
                     if self.events is not None:
                         self.events.note(tracked)
                     yield job
+
+    def _distrust_undrafted(self, scheduled: Mapping[str, int], limit: int) -> None:
+        """If draft layers write nothing in this step, the pages that it fills are not stored."""
+        step = [
+            (tracked, tracked.request.num_computed_tokens, count)
+            for request_id, count in scheduled.items()
+            if (tracked := self._requests.get(request_id)) is not None
+        ]
+        if any(start + count > limit for _, start, count in step):
+            for tracked, start, _ in step:
+                first = start // self.grid.block_tokens * self.grid.stride
+                self.epochs.distrust(tracked, first)
 
     def _scheduled(self, tracked: Tracked, start: int) -> None:
         """A run of a request begins, behind ``start`` tokens."""

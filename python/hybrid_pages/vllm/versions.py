@@ -67,11 +67,12 @@ READS: dict[str, str] = {
     "vllm.config.VllmConfig": (
         "attention_config cache_config ec_transfer_config kv_events_config kv_transfer_config "
         "model_config num_prefill_lookahead_tokens parallel_config scheduler_config "
-        "speculative_config"
+        "speculative_config use_v2_model_runner"
     ),
     "vllm.config.AttentionConfig": "backend",
     "vllm.config.SpeculativeConfig": (
-        "method model num_speculative_tokens num_speculative_tokens_per_batch_size "
+        "draft_model_config method model num_speculative_tokens "
+        "num_speculative_tokens_per_batch_size "
         "parallel_drafting quantization revision use_eagle_block_drop use_multi_module_mtp"
     ),
     "vllm.config.CacheConfig": (
@@ -84,7 +85,7 @@ READS: dict[str, str] = {
         "kv_connector_extra_config"
     ),
     "vllm.config.ModelConfig": (
-        "dtype is_diffusion is_encoder_decoder is_hybrid model quantization revision"
+        "dtype is_diffusion is_encoder_decoder is_hybrid max_model_len model quantization revision"
     ),
     "vllm.config.ParallelConfig": (
         "data_parallel_index data_parallel_size data_parallel_size_local "

@@ -23,6 +23,8 @@ class Drafting:
         assert runner.speculation is not None
         self.runner, self.memory = runner, runner.memory
         self.speculation = runner.speculation
+        self.unwritten: set[tuple[int, int, int]] = set()
+        """Places, as (group, block, offset), that draft layers have left out."""
 
     # ---- states
 
@@ -80,6 +82,32 @@ class Drafting:
 
     # ---- draft layers
 
+    def skips(self, steps: list[Step]) -> bool:
+        """As `_input_fits_in_drafter` of vLLM's first runner: one sequence is too long."""
+        ends = [step.end + self.speculation.drafts for step in steps]
+        return self.runner.version == 1 and max(ends, default=0) > MAX_MODEL_LEN
+
+    def skip(self, step: Step) -> None:
+        """Nothing is written, and all drafts are zeros."""
+        request = step.request
+        request.proposed = [0] * self.speculation.drafts if step.sampled else []
+        for group in self._groups:
+            n, table = self.memory.block_tokens[group], request.tables[group]
+            self.unwritten |= {
+                (group, table[position // n], position % n)
+                for position in range(step.start, request.computed)
+            }
+
+    def loaded(self, tables: list[list[int]]) -> None:
+        """The connector writes these blocks, by group."""
+        self.unwritten = {place for place in self.unwritten if place[1] not in tables[place[0]]}
+
+    @property
+    def _groups(self) -> list[int]:
+        """Groups with draft layers."""
+        groups = enumerate(self.memory.groups)
+        return [group for group, layers in groups if any(layer.drafts for layer in layers)]
+
     def propose(self, step: Step) -> None:
         """The draft layers take in what was accepted, and write drafts behind it."""
         request = step.request
@@ -116,6 +144,8 @@ class Drafting:
         for position, block in zip(positions, blocks, strict=True):
             self._require(request, layer, block, int(position) // n)
         layer.write_tokens(blocks, positions % n, data)
+        places = zip(blocks, (positions % n).tolist(), strict=True)
+        self.unwritten -= {(group, block, offset) for block, offset in places}
 
     def _check(self, request: Running, group: int, layer: LayerMemory) -> None:
         """All that a draft layer reads. vLLM's own cache knows a block by its tokens alone: there
@@ -130,6 +160,9 @@ class Drafting:
         expected = expand(digests, layer.key, layer.token_bytes)
         for row in np.flatnonzero((found != expected).any(axis=1)):
             position = first + int(row)
+            block = request.tables[group][position // n]
+            if (group, block, position % n) in self.unwritten:
+                continue  # vLLM's own loss
             hashed = (position + 1) % (self.memory.hash_tokens or n) == 0
             if ahead and hashed and position < request.local:
                 other = expand([digest_of(found[row], layer.key)], layer.key, layer.token_bytes)

@@ -278,6 +278,8 @@ class Engine:
                 ]
                 for runner in self.runners:  # their bytes are ours from here on
                     runner.garbage.difference_update(*ours)
+                    if self.speculation is not None:
+                        runner.drafting.loaded(ours)
 
         matched = connector.get_num_new_matched_tokens
 

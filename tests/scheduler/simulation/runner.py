@@ -271,8 +271,9 @@ class Runner:
         if self.speculation is not None:
             for step in steps:
                 self.drafting.settle(step)
+            drafts = self.drafting.skip if self.drafting.skips(steps) else self.drafting.propose
             for step in steps:
-                self.drafting.propose(step)
+                drafts(step)
         return steps
 
     @functools.cached_property

@@ -67,6 +67,8 @@ class Speculation:
         found = copy.copy(found)
         object.__setattr__(found, "method", self.method)
         object.__setattr__(found, "draft_model_config", None)
+        if hasattr(found, "disable_lookahead_block_hashes"):  # vLLM 0.33, which does so beside
+            object.__setattr__(found, "disable_lookahead_block_hashes", True)  # any connector
         config.speculative_config = found
 
     def propose(self, prefix: Prefix, *, padded: bool) -> list[int]:
