@@ -23,7 +23,7 @@ HYBRID = [
     "zamba2",
 ]
 # Windows beside full attention, of which vLLM keeps few pages for its own hits unless told to.
-WINDOWS = ["gpt-oss", "gemma3"]
+WINDOWS = ["gpt-oss", "gemma3", "gemma4", "gemma4-e4b"]
 # Full attention alone, plain and latent.
 ATTENTION = ["llama", "deepseek"]
 
