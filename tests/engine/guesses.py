@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-from harness import Engine, patched, whole_hits
+from harness import Engine, patched
 
 Guesses = dict[str, list[list[int]]]
 HEAD = "mtp."
@@ -44,24 +42,6 @@ def with_guesses(engine: Engine, run: Callable[[], Any]) -> tuple[Any, list[list
     with guessing(engine) as noted:
         result = run()
     return result, list(noted.values())
-
-
-def head_pages(engine: Engine, tokens: int) -> torch.Tensor:
-    """The pages that vLLM has of the head's layers for the beginning of the last request."""
-    manager = engine.scheduler.kv_cache_manager
-    with whole_hits(manager.coordinator):
-        blocks, *_ = manager.coordinator.find_longest_cache_hit(engine.last_hashes, tokens)
-    layers = engine.vllm.vllm_config.compilation_config.static_forward_context
-    (pages,) = [
-        [block.block_id for block in found]
-        for group, found in zip(
-            engine.scheduler.kv_cache_config.kv_cache_groups, blocks, strict=True
-        )
-        if any(name.startswith(HEAD) for name in group.layer_names)
-    ]
-    assert len(pages) * engine.N == tokens
-    caches = [layers[name].kv_cache for name in sorted(layers) if name.startswith(HEAD)]
-    return torch.stack([cache[pages] for cache in caches])
 
 
 def zero_head(engine: Engine, pages: Sequence[int] | None = None) -> None:
