@@ -22,15 +22,16 @@ HYBRID = [
     "falcon-h1",
     "zamba2",
 ]
-# Windows beside full attention, of which vLLM keeps few pages for its own hits unless told to.
-WINDOWS = ["gpt-oss", "gemma3"]
+# Windows beside full attention, of which vLLM keeps few pages for its own hits unless told to: N.
+WINDOWS = {"gpt-oss": 32, "gemma3": 32, "gemma4": 64, "gemma4-e4b": 64}
 # Full attention alone, plain and latent.
 ATTENTION = ["llama", "deepseek"]
 
 
-@pytest.fixture(scope="module", params=HYBRID + WINDOWS + ATTENTION)
+@pytest.fixture(scope="module", params=[*HYBRID, *WINDOWS, *ATTENTION])
 def engine(request, start):
-    dense = {"prefix_cache_retention_interval": 32} if request.param in WINDOWS else {}
+    n = WINDOWS.get(request.param)
+    dense = {} if n is None else {"prefix_cache_retention_interval": n}
     return start(request.param, **dense)
 
 
