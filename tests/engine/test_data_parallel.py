@@ -84,8 +84,8 @@ def test_metrics_tell_the_engine_cores_apart(parallel):
 def test_each_start_line_says_what_the_machine_needs(parallel):
     _, said = parallel
     lines = re.findall(
-        r"EngineCore_DP(\d).*hybrid-pages: engine core (\d) of 0 to 1, this machine needs "
-        r"2 x 0\.1 GiB = 0\.2 GiB; N=128",
+        r"EngineCore_DP(\d).*hybrid-pages: engine core (\d) \(of 2, from 0 on\), this machine "
+        r"needs 2 x 0\.1 GiB = 0\.2 GiB; N=128",
         said,
     )
     assert sorted(lines) == [("0", "0"), ("1", "1")]

@@ -165,5 +165,5 @@ def test_each_engine_core_restores_through_any_api_server(server: Server) -> Non
 
 def test_each_start_line_says_what_the_machine_needs(server: Server) -> None:
     for core in range(2):
-        line = f"engine core {core} of 0 to 1, this machine needs 2 x 0.1 GiB = 0.2 GiB"
+        line = f"engine core {core} (of 2, from 0 on), this machine needs 2 x 0.1 GiB = 0.2 GiB"
         assert server.said().count(line) == 1

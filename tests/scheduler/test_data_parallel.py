@@ -233,7 +233,10 @@ def test_the_start_line_names_the_engine_core_and_what_the_machine_needs(
 ) -> None:
     lines = [rank.half.describe() for rank in start_ranks(extra={"host_gb": 0.005}).ranks]
     for index, line in enumerate(lines):
-        assert f"engine core {index} of 0 to 1, this machine needs 2 x 0.005 GiB = 0.01 GiB" in line
+        assert (
+            f"engine core {index} (of 2, from 0 on), this machine needs 2 x 0.005 GiB = 0.01 GiB"
+            in line
+        )
 
 
 def test_ranks_record_to_files_of_their_own(start_ranks: StartRanks, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from vllm.config import VllmConfig
+from vllm.config.utils import replace
 from vllm.engine.arg_utils import EngineArgs
 
 from hybrid_pages import BudgetError
@@ -179,13 +180,14 @@ def test_a_dense_model_s_engine_cores_know_of_each_other(model: Path) -> None:
     cores = EngineCores.of(parallel)
     assert cores == EngineCores(1, 4, 2)
     assert cores.describe(0.5) == (
-        "engine core 1 of 0 to 3, this machine needs 2 x 0.5 GiB = 1 GiB"
+        "engine core 1 (of 4, from 0 on), this machine needs 2 x 0.5 GiB = 1 GiB"
     )
 
 
 def test_one_engine_core_says_nothing_of_others(model: Path) -> None:
-    config = configure(model, ours(host_gb=0.5))
-    assert EngineCores.of(config.parallel_config).describe(0.5) == ""
+    parallel = configure(model, ours(host_gb=0.5)).parallel_config
+    assert EngineCores.of(parallel).describe(0.5) == ""
+    assert replace(parallel, rank=0) == parallel  # nothing is noted that vLLM does not know
 
 
 def test_the_connector_that_turned_the_hybrid_manager_off_is_named(model: Path) -> None:

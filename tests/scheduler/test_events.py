@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
+from hybrid_pages.vllm.scheduler import SchedulerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.function import VOCABULARY
 from simulation.router import Block, Router, attention
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
+from simulation.speculation import METHODS, Speculation
 from simulation.workload import Mix, Workload
 from test_boundaries import tokens
 from test_counts import counters
@@ -196,6 +198,48 @@ def test_an_adapter_that_is_loaded_again_removes_what_was_stored_with_its_old_we
     assert router.blocks["CPU", group].keys() > old.keys()
 
 
+def test_a_tenants_adapter_is_no_reload_of_anothers(start: StartEngine, router: Router) -> None:
+    engine = start(events=router.config, extra={"tenant_share": 0.5})
+    lora = LoRARequest("a", 1, "/a/1")
+    [group] = attention(engine)
+    for seed, salt in enumerate((None, "a", "b", "a", None, "b")):
+        engine.generate(tokens(4 * N + 3, seed), lora=lora, salt=salt)
+        router.hear(engine)
+        router.check()
+        assert len(router.blocks["CPU", group]) == 4 * (seed + 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["gdn", "attention-only"])
+def test_what_accepted_drafts_complete_is_described(
+    start: StartEngine, router: Router, name: str, method: str
+) -> None:
+    engine = start(
+        SHAPES[name],
+        events=router.config,
+        speculation=Speculation(method, 3),
+        extra={"host_gb": 0.01, "checkpoint_mode": "all"},
+    )
+    [group, *_] = attention(engine)
+    for seed in range(3):
+        answer = engine.generate(tokens(3 * N + 5 + seed, seed), 5 * N)
+        router.hear(engine)
+        router.check()
+        assert len(answer.tokens) == 5 * N
+        assert len(router.blocks["CPU", group]) >= 6 * (seed + 1)
+    assert "failures:event" not in counters(engine)
+
+
+def test_before_the_ranks_have_agreed_nothing_is_announced(
+    start: StartEngine, router: Router
+) -> None:
+    engine = start(events=router.config)
+    half = engine.half
+    fresh = SchedulerHalf(half.settings, half.grid, half.ranks, event_groups=half._event_groups)
+    assert not fresh.connected
+    assert fresh.take_events() == []
+
+
 def test_without_events_nothing_is_followed(start: StartEngine) -> None:
     engine = start()
     engine.generate(tokens(4 * N + 3))
@@ -208,6 +252,7 @@ def test_a_block_that_cannot_be_described_is_counted_and_costs_nothing_else(
     start: StartEngine, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(events=router.config)
+    describe = engine.half.events._describe
     monkeypatch.setattr(engine.half.events, "_describe", lambda *_: 1 / 0)
     prompt = tokens(4 * N + 3)
     engine.generate(prompt)
@@ -216,3 +261,13 @@ def test_a_block_that_cannot_be_described_is_counted_and_costs_nothing_else(
     router.hear(engine)
     assert router.predict(engine, engine._request(prompt)) == 0
     assert counters(engine)["failures:event"]
+    # Described later and removed, it is announced when it is stored again.
+    monkeypatch.setattr(engine.half.events, "_describe", describe)
+    engine.generate(prompt)
+    router.hear(engine)
+    for _ in range(2):
+        assert engine.reset_prefix_cache(reset_connector=True)
+        engine.generate(prompt)
+        router.hear(engine)
+        router.check()
+        assert router.predict(engine, engine._request(prompt)) == 4 * N

@@ -19,6 +19,13 @@ from test_checkpoints import LARGE, counters, visit
 
 SMALL = {"host_gb": 0.0001}
 
+HUGE = 10**5000
+"""Python refuses to print it."""
+DEEP: list[Any] = []
+"""Python cannot print it."""
+for _ in range(100_000):
+    DEEP = [DEEP]
+
 
 def flood(engine: Engine, count: int = 12, **more: Any) -> None:
     """One-shot prompts that together need several times the room of :data:`SMALL`."""
@@ -87,6 +94,15 @@ def test_of_a_request_that_is_not_to_be_stored_nothing_is(
         ({"priority": 1.5}, {"retain": 0.5}),
         ({"priority": False}, {"retain": 60}),
         ({"priority": 2**80}, {"retain": 60}),
+        ({"priority": HUGE}, {"retain": 60}),
+        ({"retain": HUGE}, {"session": "a"}),
+        ({"retain": float("inf")}, {"session": "a"}),
+        ({"checkpoint_at": [HUGE]}, {"retain": 60}),
+        ({"checkpoint_at": [DEEP]}, {"retain": 60}),
+        ({"checkpoint_at": [True]}, {"retain": 60}),
+        ({"session": DEEP}, {"retain": 60}),
+        ({HUGE: 60}, {"retain": 60}),
+        ({"k" * 10**6: 60}, {"retain": 60}),
         ({"session": ""}, {"retain": 60}),
         ({"session": "s" * 257}, {"retain": 60}),
         ({"session": 7}, {"retain": 60}),
@@ -105,6 +121,13 @@ def test_a_wrong_hint_is_ignored_alone(bad: dict[Any, Any], good: dict[str, Any]
     assert found == alone != read_hints(None, 64)
     assert len(found.errors) == 1 + len(unknown)
     assert "expected" in str(found.errors[0]) and "found" in str(found.errors[0])
+    assert len(str(found.errors[0])) < 200
+
+
+def test_a_mapping_of_very_many_keys_is_one_wrong_hint() -> None:
+    found = read_hints({"hybrid_pages": {"retain": 60} | {f"k{n}": 1 for n in range(1000)}}, 64)
+    assert found == read_hints(None, 64)
+    assert "found 1001" in str(found.errors[0]) and len(found.errors) == 1
 
 
 def test_each_wrong_hint_is_counted(start: StartEngine) -> None:

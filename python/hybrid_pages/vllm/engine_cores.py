@@ -41,16 +41,17 @@ class EngineCores:
         return cls(parallel.data_parallel_index, total, here)
 
     def note(self, parallel: "ParallelConfig") -> None:
-        """Notes them for the engine cores, which get this configuration."""
-        versions.note_engine_cores(parallel, self.total, self.here)
+        """Notes them for the engine cores, which get this configuration, if there are several."""
+        if self.total > 1:
+            versions.note_engine_cores(parallel, self.total, self.here)
 
     def describe(self, host_gb: float) -> str:
         """Which one this is, and what the machine needs for all; empty for the only one."""
         if self.total == 1:
             return ""
         return (
-            f"engine core {self.index} of 0 to {self.total - 1}, this machine needs {self.here} x "
-            f"{host_gb:g} GiB = {self.here * host_gb:g} GiB"
+            f"engine core {self.index} (of {self.total}, from 0 on), this machine needs "
+            f"{self.here} x {host_gb:g} GiB = {self.here * host_gb:g} GiB"
         )
 
 

@@ -17,6 +17,7 @@ from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.tenants import tenant_of
 from hybrid_pages.vllm.tracking import Tracked, namespace_identity
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _MOST_ADAPTERS = 4096
-"""Adapters whose last namespace is remembered."""
+"""Adapters, of each tenant, whose last namespace is remembered."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,26 @@ class Events:
         grid: how vLLM cuts sequences into blocks and hashes.
         groups: the attention groups.
         figures: count what goes wrong.
+        share: of the budget that one tenant cannot exceed.
     """
 
     def __init__(
-        self, cache: Cache, grid: BlockGrid, groups: Sequence[EventGroup], figures: Figures
+        self,
+        cache: Cache,
+        grid: BlockGrid,
+        groups: Sequence[EventGroup],
+        figures: Figures,
+        share: float = 1.0,
     ) -> None:
         self.cache, self.grid, self.groups, self.figures = cache, grid, groups, figures
+        self.share = share
         self.keys = Keys(grid)
         self._announced: Counter[bytes] = Counter()
         """How often a block is announced, by vLLM's hash: with draft layers, under several keys."""
         self._emptied: object = None
         """vLLM's own prefix cache as of the last events."""
-        self._namespaces: dict[bytes, int] = {}
-        """The last namespace of each adapter, the last used one last."""
+        self._namespaces: dict[tuple[bytes, bytes], int] = {}
+        """The last namespace of each adapter and tenant, the last used one last."""
         cache.follow()
 
     def begins(self, tracked: Tracked) -> None:
@@ -95,7 +103,8 @@ class Events:
         the old weights is not found any more."""
         if tracked.request.lora_request is None:
             return
-        name = namespace_identity(tracked.request)
+        tenant = tenant_of(tracked.request.cache_salt, self.share)
+        name = namespace_identity(tracked.request), tenant
         before = self._namespaces.pop(name, None)
         self._namespaces[name] = tracked.namespace
         if len(self._namespaces) > _MOST_ADAPTERS:
@@ -182,6 +191,8 @@ class Events:
 
     def _changes(self, note: _Note, by: int) -> bool:
         """Whether a block is announced for the first time now, or no more."""
+        if by < 0 and note.key not in self._announced:
+            return False  # it was announced before it could be described
         self._announced[note.key] += by
         left = self._announced[note.key]
         if not left:

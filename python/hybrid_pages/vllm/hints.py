@@ -13,6 +13,7 @@ from typing import Any
 from hybrid_pages import Hints, HybridPagesError
 
 KEY = "hybrid_pages"
+MOST_KEYS = 64
 MOST_POSITIONS = 64
 MOST_SESSION = 256
 MOST_PRIORITY = 10
@@ -64,13 +65,18 @@ def read_hints(params: Mapping[str, Any] | None, tokens: int) -> RequestHints:
     if not isinstance(given, Mapping):
         error = HintError(f"{KEY}: expected a mapping, found {type(given).__name__}")
         return RequestHints(errors=(error,))
+    if len(given) > MOST_KEYS:
+        error = HintError(f"{KEY}: expected at most {MOST_KEYS} keys, found {len(given)}")
+        return RequestHints(errors=(error,))
     values: dict[str, Any] = {}
     errors = []
     for key, value in given.items():
         try:
             check = _CHECKS.get(key) if isinstance(key, str) else None
             if check is None:
-                raise HintError(f"{KEY}: expected some of {', '.join(_CHECKS)}, found {key!r}")
+                raise HintError(
+                    f"{KEY}: expected some of {', '.join(_CHECKS)}, found {_shown(key)}"
+                )
             values[key] = check(value, tokens)
         except HintError as error:
             errors.append(error)
@@ -88,14 +94,11 @@ def _positions(value: Any, tokens: int) -> tuple[int, ...]:
         )
     for position in value:
         if not _is_whole(position):
-            raise HintError(
-                f"checkpoint_at: expected whole numbers, found {position!r} of type "
-                f"{type(position).__name__}"
-            )
+            raise HintError(f"checkpoint_at: expected whole numbers, found {_shown(position)}")
         if not 0 < position <= tokens:
             raise HintError(
                 f"checkpoint_at: expected positions from 1 to {tokens}, the length of the prompt, "
-                f"found {position}"
+                f"found {_shown(position)}"
             )
     return tuple(value)
 
@@ -135,7 +138,13 @@ def _is_whole(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return f"{str(value)[:40]!r} of type {type(value).__name__}"
+    """A value that may be long, deeply nested or an integer too large to print, in a few words."""
+    kind = type(value).__name__
+    if isinstance(value, str):
+        return f"{value[:40]!r} of type {kind}"
+    if isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= 64):
+        return f"{value!r} of type {kind}"
+    return f"one of type {kind}"
 
 
 _CHECKS: dict[str, Callable[[Any, int], Any]] = {

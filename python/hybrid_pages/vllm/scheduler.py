@@ -127,7 +127,9 @@ class SchedulerHalf:
         pages = [item for item in plan.classes if item.kind == "attention"]
         if self._event_groups is not None and pages:
             groups = [self._event_groups[index] for index in pages[0].groups]
-            self.events = Events(self.cache, self.grid, groups, self.figures)
+            self.events = Events(
+                self.cache, self.grid, groups, self.figures, self.settings.tenant_share
+            )
 
     def take_events(self) -> "list[KVCacheEvent]":
         """What routers are to be told since the last call."""
@@ -336,10 +338,13 @@ class SchedulerHalf:
             return
         for name, tracked in self._requests.items():
             try:
-                self.stores.reported(tracked, functools.partial(self._tables, name))
+                planned = self.stores.reported(tracked, functools.partial(self._tables, name))
             except Exception:
                 logger.exception("a store of request %s could not be planned", name)
                 self.figures.count("failures", label="store_plan")
+            else:
+                if planned and self.events is not None:
+                    self.events.note(tracked)
 
     def _keys(self, tracked: Tracked) -> int | None:
         """How many keys a request has of what it has computed in this run."""

@@ -89,13 +89,15 @@ class Stores:
         found = self.states.find(tracked, start, end, tables, offers, self._bound())
         return self._job(tracked, filled, tables, found)
 
-    def reported(self, tracked: Tracked, tables: Callable[[], Tables]) -> None:
+    def reported(self, tracked: Tracked, tables: Callable[[], Tables]) -> bool:
         """Plans a store of what the drafts that were accepted have completed.
 
-        The job goes with the next step.
+        The job goes with the next step. Returns whether there may be one.
         """
-        if isinstance(self.states, SpeculativeStates) and self.states.reached(tracked):
-            self.finish(tracked, tables())
+        if not isinstance(self.states, SpeculativeStates) or not self.states.reached(tracked):
+            return False
+        self.finish(tracked, tables())
+        return True
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
         """Plans a store of the last blocks of a request, whose keys only its end makes known.

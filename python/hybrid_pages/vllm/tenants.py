@@ -3,6 +3,11 @@
 from hybrid_pages import Cache
 
 
+def tenant_of(salt: str | None, share: float) -> bytes:
+    """The name of the tenant with a salt; empty for all of them where nothing limits a tenant."""
+    return b"" if share >= 1 or not salt else salt.encode("utf-8", "surrogatepass")
+
+
 def namespace_of(cache: Cache, identity: bytes, salt: str | None, share: float) -> int:
     """The number of a request's namespace, held once; see :meth:`Cache.namespace`.
 
@@ -15,8 +20,8 @@ def namespace_of(cache: Cache, identity: bytes, salt: str | None, share: float) 
         salt: of the request.
         share: that one tenant cannot exceed.
     """
-    if share >= 1 or not salt:
+    tenant = tenant_of(salt, share)
+    if not tenant:
         return cache.namespace(identity)
-    tenant = salt.encode("utf-8", "surrogatepass")
     own = b"tenant" + len(tenant).to_bytes(8, "little") + tenant + identity
     return cache.namespace(own, tenant)

@@ -280,7 +280,9 @@ def note_engine_cores(parallel: "ParallelConfig", total: int, here: int) -> None
     """Notes how many engine cores there are, in all and on this machine.
 
     The engine cores get a pickled copy of the configuration. A dense model's set what it says of
-    the others to 1, and leave alone what vLLM does not know.
+    the others to 1, and leave alone what vLLM does not know. ``vllm.config.utils.replace`` refuses
+    a configuration with such a note: vLLM uses that on this one for its weight cache's daemon, and
+    for methods of speculation that are rejected.
     """
     object.__setattr__(parallel, _ENGINE_CORES, (total, here))
 

@@ -302,13 +302,23 @@ impl Engine {
         below: &[(Handle, Size)],
         policy: &str,
     ) -> Self {
+        Self::with_share(classes, slots, below, policy, None)
+    }
+
+    pub fn with_share(
+        classes: &[ClassConfig],
+        slots: usize,
+        below: &[(Handle, Size)],
+        policy: &str,
+        tenant_slots: Option<usize>,
+    ) -> Self {
         let config = CacheConfig {
             classes: classes.to_vec(),
             ranks: RANKS,
             slots,
             slot_bytes: SLOT_BYTES,
             policy: policy.into(),
-            tenant_slots: None,
+            tenant_slots,
         };
         let memory: Slots = Arc::new(Mutex::new(vec![[0; SLOT_BYTES]; slots]));
         let tier = |(shelf, size): &(Handle, Size)| -> Box<dyn Below> {

@@ -12,6 +12,9 @@ use hashbrown::HashMap;
 use super::{Hints, NewEntry, Policy, Request};
 use crate::ids::{EntryId, TenantId};
 
+/// Entries whose time is over that one request frees at most: after an idle hour there may be very many.
+const EXPIRIES: usize = 4096;
+
 /// A retained entry.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
@@ -67,11 +70,16 @@ impl<P: Policy> Retaining<P> {
         }
     }
 
-    /// Gives the policy what nobody holds and whose time is over, in the order of releases.
+    /// Gives the policy what nobody holds and whose time is over, in the order of releases. What it leaves
+    /// for the next request is retained until then.
     fn expire(&mut self) {
-        while let Some(&(until, _, id)) = self.ends.first()
-            && until <= self.now
-        {
+        for _ in 0..EXPIRIES {
+            let Some(&(until, _, id)) = self.ends.first() else {
+                return;
+            };
+            if until > self.now {
+                return;
+            }
             if let Some(kept) = self.kept.remove(&id) {
                 self.unlist(id, &kept);
             }
@@ -262,6 +270,18 @@ mod tests {
         policy.release(EntryId(2));
         assert!(policy.kept.is_empty());
         assert_eq!(leaves(&mut policy), [3, 1, 4, 2]);
+    }
+
+    #[test]
+    fn of_very_many_whose_time_is_over_each_request_frees_some() {
+        let mut policy = policy();
+        let many = 2 * EXPIRIES as u32 + 1;
+        (0..many).for_each(|id| enter(&mut policy, id, 1_000, 0));
+        for left in [EXPIRIES + 1, 1, 0, 0] {
+            at(&mut policy, 1_000);
+            assert_eq!((policy.kept.len(), policy.ends.len()), (left, left));
+        }
+        assert_eq!(leaves(&mut policy), (0..many).collect::<Vec<_>>());
     }
 
     #[test]
