@@ -258,7 +258,7 @@ class SchedulerHalf:
             try:
                 if tracked.position is None:
                     self._scheduled(tracked, start)
-                elif start < tracked.position or self._goes_on(tracked):
+                elif start < tracked.position or self.stores.keys.changed(tracked):
                     self._taken_back(tracked, start)
                 self.checkpoints.stepped(tracked, start + new_tokens)
                 if self._may_store:
@@ -293,16 +293,12 @@ class SchedulerHalf:
         if self.events is not None:
             self.events.begins(tracked)
 
-    def _goes_on(self, tracked: Tracked) -> bool:
-        """Whether a session that streams its input has gone on, where draft layers have computed
-        K/V from the token that its new input replaced."""
-        tokens, tracked.prompt_tokens = tracked.prompt_tokens, tracked.request.num_prompt_tokens
-        return bool(self.grid.lookahead) and tokens != tracked.prompt_tokens
-
     def _taken_back(self, tracked: Tracked, start: int) -> None:
         """Tokens from ``start`` on were taken back: a session that streams its input goes on with
         others. Their pages are written again, but a state that includes them stays wrong, and so
         does what a draft layer has computed from the first of them."""
+        tracked.prompt_tokens = tracked.request.num_prompt_tokens
+        tracked.keys.clear()
         first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
         tracked.offered_blocks = min(tracked.offered_blocks, first)
         if self.checkpoints.recurrent or self.grid.lookahead:

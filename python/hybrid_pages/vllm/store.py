@@ -103,7 +103,7 @@ class Stores:
         The job goes with the next step.
         """
         end = self.states.final(tracked)
-        if end is None:
+        if end is None or self.keys.changed(tracked):
             return
         late = self.states.find_late(tracked, tables, self._bound())
         job = self._job(tracked, end, tables, [] if late is None else [late])
