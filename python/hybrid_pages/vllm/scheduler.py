@@ -246,6 +246,7 @@ class SchedulerHalf:
         state = output.kv_connector_block_state
         if state is None:
             return
+        drafted = self._drafted(output)
         # A hand-over may come for a request that is not scheduled in this step.
         for request_id in {**output.num_scheduled_tokens, **state.boundary_state_offloads}:
             tracked = self._requests.get(request_id)
@@ -260,6 +261,8 @@ class SchedulerHalf:
                     self._scheduled(tracked, start)
                 elif start < tracked.position or self.stores.keys.changed(tracked):
                     self._taken_back(tracked, start)
+                if new_tokens and not drafted:
+                    self.epochs.distrust(tracked, start // self.grid.hash_tokens)
                 self.checkpoints.stepped(tracked, start + new_tokens)
                 if self._may_store:
                     job = self.stores.plan(tracked, new_tokens, state)
@@ -274,6 +277,16 @@ class SchedulerHalf:
                     if self.events is not None:
                         self.events.note(tracked)
                     yield job
+
+    def _drafted(self, output: "SchedulerOutput") -> bool:
+        """Whether a step computes its draft layers, if there are any: the worker leaves them out
+        for all of its requests if one is too long for them."""
+        longest = self.grid.drafter_tokens
+        return longest is None or all(
+            tracked.request.num_computed_tokens + new_tokens <= longest
+            for request_id, new_tokens in output.num_scheduled_tokens.items()
+            if (tracked := self._requests.get(request_id)) is not None
+        )
 
     def _scheduled(self, tracked: Tracked, start: int) -> None:
         """A run of a request begins, behind ``start`` tokens."""

@@ -55,6 +55,7 @@ class Stores:
         self.states = (SpeculativeStates if grid.drafts else States)(geometry, grid)
         self.keys = self.states.keys
         self.classes, self.ranks = geometry.classes, geometry.ranks
+        self._narrow = any(each.is_narrow for each in grid.groups)
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
         self._unsent: list[StoreJob] = []
@@ -92,9 +93,16 @@ class Stores:
     def reported(self, tracked: Tracked, tables: Callable[[], Tables]) -> None:
         """Plans a store of what the drafts that were accepted have completed.
 
-        The job goes with the next step.
+        The job goes with the next step, whose allocation frees the blocks of a window that is
+        narrower than a block of ours.
         """
-        if isinstance(self.states, SpeculativeStates) and self.states.reached(tracked):
+        if not isinstance(self.states, SpeculativeStates):
+            return
+        due = self.states.reached(tracked) > 0
+        if self._narrow and not due:
+            end = self.states.final(tracked)
+            due = end is not None and self._reach(tracked, end) > tracked.offered_blocks
+        if due:
             self.finish(tracked, tables())
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:

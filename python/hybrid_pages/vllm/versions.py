@@ -67,11 +67,12 @@ READS: dict[str, str] = {
     "vllm.config.VllmConfig": (
         "attention_config cache_config ec_transfer_config kv_events_config kv_transfer_config "
         "model_config num_prefill_lookahead_tokens parallel_config scheduler_config "
-        "speculative_config"
+        "speculative_config use_v2_model_runner"
     ),
     "vllm.config.AttentionConfig": "backend",
     "vllm.config.SpeculativeConfig": (
-        "method model num_speculative_tokens num_speculative_tokens_per_batch_size "
+        "draft_model_config method model num_speculative_tokens "
+        "num_speculative_tokens_per_batch_size "
         "parallel_drafting quantization revision use_eagle_block_drop use_multi_module_mtp"
     ),
     "vllm.config.CacheConfig": (
@@ -84,7 +85,7 @@ READS: dict[str, str] = {
         "kv_connector_extra_config"
     ),
     "vllm.config.ModelConfig": (
-        "dtype is_diffusion is_encoder_decoder is_hybrid model quantization revision"
+        "dtype is_diffusion is_encoder_decoder is_hybrid max_model_len model quantization revision"
     ),
     "vllm.config.ParallelConfig": (
         "data_parallel_index data_parallel_size data_parallel_size_local "
@@ -457,6 +458,20 @@ def token_at(request: "Request", position: int) -> bytes:
         if place.offset <= position < place.offset + place.length:
             named += f"{position - place.offset} {item.identifier}".encode()
     return named
+
+
+def drafter_tokens(config: "VllmConfig", drafts: int) -> int | None:
+    """The longest that a request may be after a step with draft layers; None for any length.
+
+    The first runner leaves the draft layers out of a step, for all of its requests, if one of them
+    is longer (``GPUModelRunner._input_fits_in_drafter``). Their pages then keep what was there.
+    """
+    found = config.speculative_config
+    if found is None or config.use_v2_model_runner:
+        return None
+    model = found.draft_model_config
+    longest = None if model is None else model.max_model_len
+    return int(longest or config.model_config.max_model_len) - drafts
 
 
 def fork_of(request: "Request") -> int:
