@@ -102,8 +102,8 @@ def is_conv(spec: MambaSpec, index: int) -> bool:
 
 def widened(spec: KVCacheSpec, drafts: int) -> Any:
     """A recurrent layer that verifies drafts: a scratch block for each, and convolution states that
-    remember as many inputs more. Fewer channels, so that they fit in a page of the same size. A ring
-    has room for the drafts behind the tokens that are not yet compressed."""
+    remember as many inputs more. Fewer channels, so that they fit in a page of the same size.
+    A ring has room for the drafts behind the tokens that are not yet compressed."""
     if isinstance(spec, CircularBufferSpec):
         room = 1 << (spec.block_size + drafts - 1).bit_length()
         return replace(spec, block_size=room, head_size=spec.head_size * spec.block_size // room)
