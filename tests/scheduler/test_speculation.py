@@ -370,6 +370,6 @@ def test_what_draft_layers_have_left_out_is_not_stored(
     assert all(0 < less <= all_of_it for less, all_of_it in zip(found, whole, strict=True))
     assert sum(found) < sum(whole)
     assert engine.half.stats()["counters"]["skipped_entries:stale"]
-    monkeypatch.setattr(SchedulerHalf, "_distrust_undrafted", lambda *_: None)
+    monkeypatch.setattr(SchedulerHalf, "_drafted", lambda *_: True)
     with pytest.raises((WrongEntry, Mismatch)):
         beside_the_longest(start(runner_version=1, **options))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.speculation import draft_limit
+from hybrid_pages.vllm.speculation import draft_layers
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class EntryBlocks:
     count: int
     """Those of them that an entry has."""
     window_tokens: int | None = None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is a window that is narrower than a block."""
+        return self.window_tokens is not None and self.count < self.per_block
 
     def columns(self, block: int) -> range:
         """Where the block table names the engine blocks of a block."""
@@ -71,11 +76,11 @@ class BlockGrid:
     """Tokens of a step that may be drafts, at most."""
     lookahead: int = 0
     """Tokens behind a position that its K/V in draft layers depends on."""
-    draft_limit: int | None = None
-    """Draft layers compute nothing in a step that takes a sequence beyond so many tokens."""
     drops_last_block: bool = False
     """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
     resumes no prompt with drafts from its last matching block."""
+    drafter_tokens: int | None = None
+    """The longest that a request may be after a step with draft layers; None for any length."""
 
     @property
     def hash_tokens(self) -> int:
@@ -141,11 +146,12 @@ def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
     found = config.speculative_config
     if found is None:
         return grid
+    drafts = found.num_speculative_tokens
     return replace(
         grid,
-        drafts=found.num_speculative_tokens,
+        drafts=drafts,
+        drafter_tokens=versions.drafter_tokens(config, drafts) if draft_layers(found) else None,
         lookahead=config.num_prefill_lookahead_tokens,
-        draft_limit=draft_limit(config),
         drops_last_block=found.use_eagle_block_drop(),
     )
 

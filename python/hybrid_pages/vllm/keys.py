@@ -44,3 +44,9 @@ class Keys:
         if request.prompt_embeds is not None:
             return 0  # the next token has no id
         return min(blocks, (request.num_tokens - 1) // self.grid.block_tokens)
+
+    def changed(self, tracked: Tracked) -> bool:
+        """Whether a session that streams its input has gone on since its last step, where draft
+        layers have computed K/V from the token that its new input replaced."""
+        replaced = tracked.prompt_tokens != tracked.request.num_prompt_tokens
+        return bool(self.grid.lookahead) and replaced

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -248,8 +248,7 @@ class SchedulerHalf:
         state = output.kv_connector_block_state
         if state is None:
             return
-        if self.grid.draft_limit is not None:
-            self._distrust_undrafted(output.num_scheduled_tokens, self.grid.draft_limit)
+        drafted = self._drafted(output)
         # A hand-over may come for a request that is not scheduled in this step.
         for request_id in {**output.num_scheduled_tokens, **state.boundary_state_offloads}:
             tracked = self._requests.get(request_id)
@@ -262,8 +261,10 @@ class SchedulerHalf:
             try:
                 if tracked.position is None:
                     self._scheduled(tracked, start)
-                elif start < tracked.position or self._goes_on(tracked):
+                elif start < tracked.position or self.stores.keys.changed(tracked):
                     self._taken_back(tracked, start)
+                if new_tokens and not drafted:
+                    self.epochs.distrust(tracked, start // self.grid.hash_tokens)
                 self.checkpoints.stepped(tracked, start + new_tokens)
                 if self._may_store:
                     job = self.stores.plan(tracked, new_tokens, state)
@@ -279,17 +280,15 @@ class SchedulerHalf:
                         self.events.note(tracked)
                     yield job
 
-    def _distrust_undrafted(self, scheduled: Mapping[str, int], limit: int) -> None:
-        """If draft layers write nothing in this step, the pages that it fills are not stored."""
-        step = [
-            (tracked, tracked.request.num_computed_tokens, count)
-            for request_id, count in scheduled.items()
+    def _drafted(self, output: "SchedulerOutput") -> bool:
+        """Whether a step computes its draft layers, if there are any: the worker leaves them out
+        for all of its requests if one is too long for them."""
+        longest = self.grid.drafter_tokens
+        return longest is None or all(
+            tracked.request.num_computed_tokens + new_tokens <= longest
+            for request_id, new_tokens in output.num_scheduled_tokens.items()
             if (tracked := self._requests.get(request_id)) is not None
-        ]
-        if any(start + count > limit for _, start, count in step):
-            for tracked, start, _ in step:
-                first = start // self.grid.block_tokens * self.grid.stride
-                self.epochs.distrust(tracked, first)
+        )
 
     def _scheduled(self, tracked: Tracked, start: int) -> None:
         """A run of a request begins, behind ``start`` tokens."""
@@ -309,16 +308,12 @@ class SchedulerHalf:
         if self.events is not None:
             self.events.begins(tracked)
 
-    def _goes_on(self, tracked: Tracked) -> bool:
-        """Whether a session that streams its input has gone on, where draft layers have computed
-        K/V from the token that its new input replaced."""
-        tokens, tracked.prompt_tokens = tracked.prompt_tokens, tracked.request.num_prompt_tokens
-        return bool(self.grid.lookahead) and tokens != tracked.prompt_tokens
-
     def _taken_back(self, tracked: Tracked, start: int) -> None:
         """Tokens from ``start`` on were taken back: a session that streams its input goes on with
         others. Their pages are written again, but a state that includes them stays wrong, and so
         does what a draft layer has computed from the first of them."""
+        tracked.prompt_tokens = tracked.request.num_prompt_tokens
+        tracked.keys.clear()
         first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
         tracked.offered_blocks = min(tracked.offered_blocks, first)
         if self.checkpoints.recurrent or self.grid.lookahead:

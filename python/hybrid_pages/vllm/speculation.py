@@ -52,20 +52,3 @@ def draft_layers(found: "SpeculativeConfig | None") -> str:
     if found is None or found.method not in WITH_LAYERS:
         return ""
     return f"{found.method} {found.model} {found.revision} {found.quantization}"
-
-
-def draft_limit(config: "VllmConfig") -> int | None:
-    """The longest sequence, in tokens, that a step may hold for draft layers to compute in it; None
-    if they always do.
-
-    vLLM's first model runner makes no drafts in a step in which one is longer, and then the draft
-    layers write nothing for any request (``GPUModelRunner._input_fits_in_drafter``).
-    """
-    found = config.speculative_config
-    if found is None or found.method not in WITH_LAYERS or config.use_v2_model_runner:
-        return None
-    draft = found.draft_model_config
-    longest = config.model_config.max_model_len
-    if draft is not None and draft.max_model_len is not None:
-        longest = draft.max_model_len
-    return int(longest - found.num_speculative_tokens)

@@ -55,6 +55,7 @@ class Stores:
         self.states = (SpeculativeStates if grid.drafts else States)(geometry, grid)
         self.keys = self.states.keys
         self.classes, self.ranks = geometry.classes, geometry.ranks
+        self._narrow = any(each.is_narrow for each in grid.groups)
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
         self._unsent: list[StoreJob] = []
@@ -92,12 +93,18 @@ class Stores:
     def reported(self, tracked: Tracked, tables: Callable[[], Tables]) -> bool:
         """Plans a store of what the drafts that were accepted have completed.
 
-        The job goes with the next step. Returns whether there may be one.
+        The job goes with the next step, whose allocation frees the blocks of a window that is
+        narrower than a block of ours. Returns whether there may be one.
         """
-        if not isinstance(self.states, SpeculativeStates) or not self.states.reached(tracked):
+        if not isinstance(self.states, SpeculativeStates):
             return False
-        self.finish(tracked, tables())
-        return True
+        due = self.states.reached(tracked) > 0
+        if self._narrow and not due:
+            end = self.states.final(tracked)
+            due = end is not None and self._reach(tracked, end) > tracked.offered_blocks
+        if due:
+            self.finish(tracked, tables())
+        return due
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
         """Plans a store of the last blocks of a request, whose keys only its end makes known.
@@ -105,7 +112,7 @@ class Stores:
         The job goes with the next step.
         """
         end = self.states.final(tracked)
-        if end is None:
+        if end is None or self.keys.changed(tracked):
             return
         late = self.states.find_late(tracked, tables, self._bound())
         job = self._job(tracked, end, tables, [] if late is None else [late])

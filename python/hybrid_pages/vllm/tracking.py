@@ -118,6 +118,7 @@ class Tracked:
         self.position = self.late = None
         self.prefilled = self.reached = 0
         self.ends.clear()
+        self.keys.clear()
         self.stale = self.spoiled = False
 
     def drop_lease(self) -> None:

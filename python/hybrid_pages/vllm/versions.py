@@ -462,6 +462,20 @@ def token_at(request: "Request", position: int) -> bytes:
     return named
 
 
+def drafter_tokens(config: "VllmConfig", drafts: int) -> int | None:
+    """The longest that a request may be after a step with draft layers; None for any length.
+
+    The first runner leaves the draft layers out of a step, for all of its requests, if one of them
+    is longer (``GPUModelRunner._input_fits_in_drafter``). Their pages then keep what was there.
+    """
+    found = config.speculative_config
+    if found is None or config.use_v2_model_runner:
+        return None
+    model = found.draft_model_config
+    longest = None if model is None else model.max_model_len
+    return int(longest or config.model_config.max_model_len) - drafts
+
+
 def fork_of(request: "Request") -> int:
     """Where vLLM itself ends a step of a prompt, in tokens: a shared prefix ends there. 0 if
     nowhere."""

@@ -377,9 +377,10 @@ class Runner:
         (block,), n = request.tables[group], self.memory.block_tokens[group]
         self._require_blocks(request, layer, [block], 0)
         start, end = request.computed, request.computed + scheduled
-        pending = np.arange(start // n * n, start)
+        compressed = start // (states := max(self.memory.tokens_per_state)) * states
+        pending = np.arange(compressed, start)
         found = layer.tokens([block])[pending % n]
-        digests = request.prefix.of_tokens(start // n * n, start)
+        digests = request.prefix.of_tokens(compressed, start)
         if not np.array_equal(found, expand(digests, layer.key, layer.token_bytes)):
             self._mismatch(request, layer, f"the tokens of a ring before token {start}")
         written = np.arange(max(start, end - n), end)

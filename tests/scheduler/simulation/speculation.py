@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
-from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheSpec, MambaSpec
 
 from .function import VOCABULARY, Prefix, key_of, next_token
 from .shapes import Shape, bf16
@@ -46,7 +46,8 @@ class Speculation:
         def wide(make: Callable[[], KVCacheSpec]) -> Callable[[], KVCacheSpec]:
             return lambda: widened(make(), self.drafts)
 
-        pages = [make for make in shape.layers if not isinstance(make(), MambaSpec)]
+        others = (MambaSpec, CircularBufferSpec)
+        pages = [make for make in shape.layers if not isinstance(make(), others)]
         return replace(
             shape,
             layers=tuple(map(wide, shape.layers)),
@@ -103,7 +104,11 @@ def is_conv(spec: MambaSpec, index: int) -> bool:
 
 def widened(spec: KVCacheSpec, drafts: int) -> Any:
     """A recurrent layer that verifies drafts: a scratch block for each, and convolution states that
-    remember as many inputs more. Fewer channels, so that they fit in a page of the same size."""
+    remember as many inputs more. Fewer channels, so that they fit in a page of the same size.
+    A ring has room for the drafts behind the tokens that are not yet compressed."""
+    if isinstance(spec, CircularBufferSpec):
+        room = 1 << (spec.block_size + drafts - 1).bit_length()
+        return replace(spec, block_size=room, head_size=spec.head_size * spec.block_size // room)
     if not isinstance(spec, MambaSpec):
         return spec
     axis, shapes = conv_axis(spec), list(spec.shapes)
