@@ -11,11 +11,9 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages.vllm.keys import Keys
-from hybrid_pages.vllm.scheduler import SchedulerHalf
 from hybrid_pages.vllm.tracking import Tracked
 from simulation.audit import WrongEntry
 from simulation.config import MAX_MODEL_LEN
-from simulation.drafting import Drafting
 from simulation.engine import Engine, Result, StartEngine, origin_of
 from simulation.function import continuation
 from simulation.router import Router, attention
@@ -94,57 +92,6 @@ def test_keys_follow_a_token_that_was_replaced(start: StartEngine) -> None:
 
 
 # steps without draft layers
-
-
-def run_beside_a_long_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first runner leaves the draft layers out for all requests if one of them is too long."""
-    fill, left_out = Drafting._fill, []
-
-    def unless_too_long(self: Drafting, step: Any, group: int, layer: Any) -> None:
-        longest = max(each.computed for each in self.runner.requests.values())
-        if longest + 3 > MAX_MODEL_LEN:
-            left_out.append(step.start)
-        else:
-            fill(self, step, group, layer)
-
-    monkeypatch.setattr(Drafting, "_fill", unless_too_long)
-    monkeypatch.setattr(Drafting, "_check", lambda *_: None)  # vLLM's own pages are wrong there
-    engine.add(tokens(MAX_MODEL_LEN - 12), 12)
-    short = [engine.add(tokens(N + i, i + 1), 7 * N) for i in range(3)]
-    engine.run()
-    assert left_out
-    assert all(len(result.tokens) == 7 * N for result in short)
-    engine.check_idle()
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("method", ["mtp", "draft_model"])
-@pytest.mark.parametrize("name", ["attention-only", "gdn"])
-def test_pages_of_steps_without_draft_layers_are_not_stored(
-    name: str,
-    method: str,
-    asynchronous: bool,
-    start: StartEngine,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = start(
-        SHAPES[name],
-        runner_version=1,
-        async_scheduling=asynchronous,
-        speculation=Speculation(method, 3),
-        extra=ALL,
-    )
-    run_beside_a_long_request(engine, monkeypatch)
-    assert engine.half.stats()["counters"]["skipped_entries:stale"]
-
-
-def test_stores_of_steps_without_draft_layers_are_noticed(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SchedulerHalf, "_drafted", lambda *_: True)
-    engine = start(runner_version=1, speculation=Speculation("mtp", 3), extra=ALL)
-    with pytest.raises(WrongEntry):
-        run_beside_a_long_request(engine, monkeypatch)
 
 
 @pytest.mark.parametrize(("method", "runner"), [("ngram", 1), ("mtp", 2)])

@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from hybrid_pages import BudgetError
 from hybrid_pages.adapter import pool
-from hybrid_pages.vllm import CONNECTOR, register
+from hybrid_pages.vllm import CONNECTOR, register, versions
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.settings import SettingsError
 from hybrid_pages.vllm.support import UnsupportedError
@@ -231,3 +231,13 @@ def test_a_refusal_is_the_last_line_that_a_user_sees(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("hybrid_pages.adapter.errors.SettingsError: host_gb: expected"), last
     assert "Loading" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("platform", ["rocm", "xpu"])
+def test_other_platforms_are_rejected_by_name(
+    platform: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(model, ours(host_gb=0.01))
+    monkeypatch.setattr(versions, "platform", lambda: platform)
+    with pytest.raises(UnsupportedError, match=f"expected cpu or cuda.*found {platform}"):
+        configure(model, ours(host_gb=0.01))

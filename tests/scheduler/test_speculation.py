@@ -356,10 +356,16 @@ def beside_the_longest(engine: Engine) -> list[int]:
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
+@pytest.mark.parametrize("name", ["attention-only", "gdn"])
 def test_what_draft_layers_have_left_out_is_not_stored(
-    method: str, asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    method: str,
+    asynchronous: bool,
+    start: StartEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options: dict[str, Any] = {
+        "shape": SHAPES[name],
         "speculation": Speculation(method, 3),
         "async_scheduling": asynchronous,
         "extra": ALL,

@@ -13,7 +13,13 @@ from hybrid_pages.adapter.pool import require_memory
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.settings import Settings
-from hybrid_pages.vllm.support import reject, require_config, require_reads, require_version
+from hybrid_pages.vllm.support import (
+    reject,
+    require_config,
+    require_platform,
+    require_reads,
+    require_version,
+)
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
@@ -40,6 +46,7 @@ def check(config: "VllmConfig", connector: str) -> None:
     for transfer in _ours(config.kv_transfer_config, connector):
         require_version(versions.installed())
         require_reads()
+        require_platform()
         host_gb += Settings.parse(transfer.kv_connector_extra_config).host_gb
         require_memory(host_gb, cores.here)
         beside = _without_hybrid_manager(config.kv_transfer_config)

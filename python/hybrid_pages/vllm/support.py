@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
 
 
+PLATFORMS = ("cpu", "cuda")
+"""What the copy engines are for, as vLLM names it; not ``rocm``, ``xpu`` or ``tpu``."""
+
+
 def supported_range() -> str:
     """The supported versions as a requirement: ``>=0.32,<0.34``."""
     return SUPPORTED.range
@@ -41,6 +45,19 @@ def require_reads() -> None:
             f"hybrid-pages does not fit vllm {versions.installed()}: install the latest release of "
             f"vllm{supported_range()}, or start without HybridPagesConnector:\n  "
             + "\n  ".join(missing)
+        )
+
+
+def require_platform() -> None:
+    """Rejects devices that this package cannot copy from.
+
+    Raises:
+        UnsupportedError: names the platform.
+    """
+    if (found := versions.platform()) not in PLATFORMS:
+        raise UnsupportedError(
+            f"platform: expected {' or '.join(PLATFORMS)} (an NVIDIA GPU), found {found}: start "
+            "without HybridPagesConnector"
         )
 
 

@@ -62,6 +62,8 @@ _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector"
 READS: dict[str, str] = {
     "vllm.version": "__version__",
     "vllm.logger": "init_logger",
+    "vllm.platforms": "current_platform",
+    "vllm.platforms.cpu.CpuPlatform": "device_name",
     # Configuration.
     "vllm.config": "get_current_vllm_config_or_none",
     "vllm.config.VllmConfig": (
@@ -184,6 +186,13 @@ def installed() -> str:
     from vllm.version import __version__ as version
 
     return version
+
+
+def platform() -> str:
+    """The kind of device that vLLM runs on: ``cpu``, ``cuda``, ``rocm``, ``xpu`` and so on."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_name)
 
 
 def missing(reads: dict[str, str] = READS) -> list[str]:
