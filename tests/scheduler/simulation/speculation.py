@@ -47,7 +47,8 @@ class Speculation:
             return lambda: widened(make(), self.drafts)
 
         others = (MambaSpec, CircularBufferSpec)
-        pages = [make for make in shape.layers if not isinstance(make(), others)]
+        kept = [make for make in shape.layers if not isinstance(make(), others)]
+        pages = [make for make in kept if make().tokens_per_state == 1]
         return replace(
             shape,
             layers=tuple(map(wide, shape.layers)),
