@@ -56,8 +56,7 @@ class SpeculativeStates(States):
         of the end."""
         boundary = self._next(tracked) // self.grid.block_tokens
         if boundary * self.grid.block_tokens <= end:
-            blocks = {group: self._column(tables, group, boundary) for group in self.groups}
-            tracked.late = Late(boundary, blocks)
+            tracked.late = Late(boundary, self._here(tables, boundary))
         return super().find(tracked, start, end, tables, offers, pool)
 
     def _next(self, tracked: Tracked) -> int:
@@ -91,7 +90,7 @@ class SpeculativeStates(States):
             return None
         tracked.reached = boundary
         late, tracked.late = tracked.late, None
-        here = {group: self._column(tables, group, boundary) for group in self.groups}
+        here = self._here(tables, boundary)
         if late is not None and late.boundary == boundary:
             for group, block in late.blocks.items():
                 # A column that was freed may be another request's, unless it carries its hash.
@@ -112,7 +111,7 @@ class SpeculativeStates(States):
         if not boundary or not known or not self._ends_at_boundary(tracked, end):
             return {}
         tracked.reached = max(tracked.reached, boundary)
-        return {boundary: {group: self._column(tables, group, boundary) for group in self.groups}}
+        return {boundary: self._here(tables, boundary)}
 
     def _ends_at_boundary(self, tracked: Tracked, end: int) -> bool:
         """Whether a step ends on a boundary and none of its tokens is a draft."""

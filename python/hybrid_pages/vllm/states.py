@@ -129,7 +129,7 @@ class States:
                 columns[late.boundary], tracked.late = late.blocks, None
         boundary, rest = divmod(end, self.grid.block_tokens)
         if boundary and not rest:
-            here = {group: self._column(tables, group, boundary) for group in self.groups}
+            here = self._here(tables, boundary)
             if boundary <= known:
                 columns[boundary] = here
             else:
@@ -167,6 +167,10 @@ class States:
     def _column(self, tables: Tables, group: int, boundary: int) -> int:
         """The block that a table has where the state of a boundary belongs; 0 is none."""
         return self.grid.groups[group].ids(tables, boundary - 1)[0]
+
+    def _here(self, tables: Tables, boundary: int) -> dict[int, int]:
+        """The blocks that the tables have where the state of a boundary belongs, by group."""
+        return {group: self._column(tables, group, boundary) for group in self.groups}
 
     def _holds(self, tables: Tables, late: Late) -> bool:
         """Whether a request still has the blocks where it had reached a boundary."""

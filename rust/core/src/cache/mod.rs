@@ -30,11 +30,11 @@ pub use entry::{LeaseEntry, Skipped};
 pub use lease::{ReadLease, WriteLease};
 pub use stats::{Stats, TierStats};
 
+pub use crate::prefix::{Changes, Removed, Span};
+
 use crate::error::Result;
 use crate::ids::{NamespaceId, PrefixKey};
 use crate::policy::Hints;
-pub use crate::prefix::{Changes, Removed, Span};
-
 use crate::prefix::Hit;
 use crate::tier::Below;
 use state::State;
