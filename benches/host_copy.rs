@@ -118,7 +118,7 @@ fn host_copy(c: &mut Criterion) {
     let slots = 2 * geometry.slots_per_entry(1, slot_bytes).unwrap();
     let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
     let layout = layout(&geometry, &mut memory);
-    let engine = HostEngine::new(layout, arena.memory(), THREADS).unwrap();
+    let engine = HostEngine::new(layout, arena.memory(0).unwrap(), THREADS).unwrap();
 
     let cases = [
         ("page", &[0][..]),

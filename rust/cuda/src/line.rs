@@ -79,7 +79,7 @@ impl Line {
             line.strided
                 .extend(patterns.filter_map(|p| p.at(entry, start)));
             line.partial |= entry.blocks.contains(&None);
-            let stretches = plan.stretches(layout, memory, index, 0..bytes);
+            let stretches = plan.stretches(memory, index, 0..bytes);
             line.packed.extend(stretches.map(|stretch| Packed {
                 position: start + stretch.position as u64,
                 address: stretch.arena.addr() as u64,

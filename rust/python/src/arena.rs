@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use hybrid_pages::tier::Arena;
+use hybrid_pages::error::Error;
+use hybrid_pages::tier::{Arena, PlaneOptions};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyList};
 
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::{Whole, slot};
 
-/// Slots in shared memory. Nothing is left behind when the processes that map it are gone.
+/// Slots in shared memory, a plane per rank. Nothing is left behind when the processes that map it are gone.
 #[pyclass(frozen, name = "Arena", module = "hybrid_pages._core")]
 pub struct PyArena {
     pub inner: Arc<Arena>,
@@ -19,25 +20,68 @@ pub struct PyArena {
 #[pymethods]
 impl PyArena {
     #[staticmethod]
-    #[pyo3(signature = (geometry, *, slot_bytes, slots))]
-    fn create(geometry: &PyGeometry, slot_bytes: Whole, slots: Whole) -> PyResult<Self> {
-        let inner = Arena::create(&geometry.inner, slot_bytes.0, slots.0).map_err(to_py)?;
+    #[pyo3(signature = (geometry, *, slot_bytes, slots, rank = None, huge_pages = None, numa_node = None))]
+    fn create(
+        geometry: &PyGeometry,
+        slot_bytes: Whole,
+        slots: Whole,
+        rank: Option<Whole>,
+        huge_pages: Option<&str>,
+        numa_node: Option<u32>,
+    ) -> PyResult<Self> {
+        let options = PlaneOptions {
+            huge_pages: parse_huge_pages(huge_pages)?,
+            numa_node,
+        };
+        let (geometry, slot_bytes, slots) = (&geometry.inner, slot_bytes.0, slots.0);
+        let inner = match rank {
+            None => Arena::create_with(geometry, slot_bytes, slots, options),
+            Some(rank) => Arena::create_plane(geometry, rank.0, slot_bytes, slots, options),
+        };
         Ok(Self {
-            inner: Arc::new(inner),
+            inner: Arc::new(inner.map_err(to_py)?),
         })
     }
 
     #[staticmethod]
-    fn open(path: &str, geometry: &PyGeometry) -> PyResult<Self> {
-        let inner = Arena::open(path, &geometry.inner).map_err(to_py)?;
+    fn open(paths: Paths, geometry: &PyGeometry) -> PyResult<Self> {
+        let paths = match paths {
+            Paths::One(path) => vec![path],
+            Paths::Several(paths) => paths,
+        };
+        let inner = Arena::open(&paths, &geometry.inner).map_err(to_py)?;
         Ok(Self {
             inner: Arc::new(inner),
         })
     }
 
     #[getter]
-    fn path(&self) -> &str {
-        self.inner.path()
+    fn path(&self) -> PyResult<&str> {
+        match self.inner.planes() {
+            [plane] => Ok(plane.path()),
+            planes => Err(to_py(Error::Arena(format!(
+                "path: expected an arena of one plane, found {}: use paths",
+                planes.len()
+            )))),
+        }
+    }
+
+    #[getter]
+    fn paths(&self) -> Vec<&str> {
+        self.inner
+            .planes()
+            .iter()
+            .map(|plane| plane.path())
+            .collect()
+    }
+
+    #[getter]
+    fn ranks(&self) -> Vec<usize> {
+        self.inner
+            .planes()
+            .iter()
+            .map(|plane| plane.rank())
+            .collect()
     }
 
     #[getter]
@@ -69,11 +113,28 @@ impl PyArena {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let path = PyString::new(py, self.inner.path()).repr()?;
+        let paths = PyList::new(py, self.paths())?.repr()?;
         let (slots, slot_bytes) = (self.inner.slots(), self.inner.slot_bytes());
         Ok(format!(
-            "Arena(path={path}, slots={slots}, slot_bytes={slot_bytes})"
+            "Arena(paths={paths}, slots={slots}, slot_bytes={slot_bytes})"
         ))
+    }
+}
+
+/// One path or several.
+#[derive(FromPyObject)]
+enum Paths {
+    One(String),
+    Several(Vec<String>),
+}
+
+fn parse_huge_pages(size: Option<&str>) -> PyResult<bool> {
+    match size {
+        None => Ok(false),
+        Some("2M") => Ok(true),
+        Some(other) => Err(to_py(Error::InvalidArgument(format!(
+            "huge_pages: expected '2M', found '{other}'"
+        )))),
     }
 }
 

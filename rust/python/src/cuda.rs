@@ -98,8 +98,9 @@ impl PyCudaEngine {
         method: &str,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
+        let memory = arena.inner.memory(rank.0).map_err(to_py);
         let layout = layout(geometry, rank, num_blocks, &layers)?;
-        let memory = arena.inner.memory();
+        let memory = memory?;
         let usual = Options::default();
         let options = Options {
             device,

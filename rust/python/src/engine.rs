@@ -33,8 +33,9 @@ impl PyHostEngine {
         #[pyo3(from_py_with = whole)] threads: usize,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
+        let memory = arena.inner.memory(rank.0).map_err(to_py);
         let layout = layout(geometry, rank, num_blocks, &layers)?;
-        let engine = HostEngine::new(layout, arena.inner.memory(), threads).map_err(to_py)?;
+        let engine = HostEngine::new(layout, memory?, threads).map_err(to_py)?;
         let base = PyEngine::new(Arc::new(engine), owners);
         Ok(PyClassInitializer::from(base).add_subclass(Self))
     }

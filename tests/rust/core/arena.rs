@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::Arena;
+use hybrid_pages::tier::{Arena, PlaneOptions};
 
 fn geometry(bytes: usize) -> Geometry {
     let segment = Segment::new("data", Dtype::Uint8, vec![bytes]).unwrap();
@@ -18,13 +18,21 @@ fn geometry(bytes: usize) -> Geometry {
     Geometry::new(16, vec![group], 1, BTreeMap::new()).unwrap()
 }
 
+/// The path of an arena's only plane.
+fn path_of(arena: &Arena) -> &str {
+    let [plane] = arena.planes() else {
+        panic!("expected one plane, found {:?}", arena.planes());
+    };
+    plane.path()
+}
+
 /// A copy of an arena in an ordinary file, removed in the end.
 struct Copy(PathBuf);
 
 impl Copy {
     fn of(arena: &Arena, name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("hybrid-pages-{}-{name}", std::process::id()));
-        fs::write(&path, fs::read(arena.path()).unwrap()).unwrap();
+        fs::write(&path, fs::read(path_of(arena)).unwrap()).unwrap();
         Self(path)
     }
 
@@ -34,7 +42,7 @@ impl Copy {
     }
 
     fn open(&self) -> Result<Arena> {
-        Arena::open(self.0.to_str().unwrap(), &geometry(8))
+        Arena::open(&[self.0.to_str().unwrap()], &geometry(8))
     }
 
     fn arena_error(&self) -> String {
@@ -61,7 +69,7 @@ impl Drop for Copy {
 #[test]
 fn what_one_mapping_writes_the_other_reads() {
     let ours = Arena::create(&geometry(8), 100, 3).unwrap();
-    let theirs = Arena::open(ours.path(), &geometry(8)).unwrap();
+    let theirs = Arena::open(&[path_of(&ours)], &geometry(8)).unwrap();
     assert_eq!(
         (theirs.slots(), theirs.slot_bytes(), theirs.nbytes()),
         (3, 100, 300)
@@ -78,21 +86,21 @@ fn what_one_mapping_writes_the_other_reads() {
 #[test]
 fn slots_start_on_a_page() {
     let arena = Arena::create(&geometry(8), 4096, 2).unwrap();
-    assert_eq!(arena.region().address().addr().get() % 4096, 0);
-    assert_eq!(arena.region().nbytes(), 8192);
+    assert_eq!(arena.planes()[0].region().address().addr().get() % 4096, 0);
+    assert_eq!(arena.planes()[0].region().nbytes(), 8192);
 }
 
 #[test]
 fn a_mapping_outlives_its_creator_but_a_path_does_not() {
     let ours = Arena::create(&geometry(77), 100, 3).unwrap();
-    let path = ours.path().to_owned();
-    let theirs = Arena::open(&path, &geometry(77)).unwrap();
+    let path = path_of(&ours).to_owned();
+    let theirs = Arena::open(&[&path], &geometry(77)).unwrap();
     ours.write(SlotId(0), b"still here").unwrap();
     drop(ours);
     assert_eq!(&theirs.read(SlotId(0)).unwrap()[..10], b"still here");
     // Another test may have taken over the descriptor's number: not with this geometry.
-    assert!(Arena::open(&path, &geometry(77)).is_err());
-    let gone = Arena::open("/proc/0/fd/3", &geometry(77));
+    assert!(Arena::open(&[&path], &geometry(77)).is_err());
+    let gone = Arena::open(&["/proc/0/fd/3"], &geometry(77));
     assert!(matches!(gone, Err(Error::Arena(why)) if why.contains("has its creator ended?")));
 }
 
@@ -126,7 +134,7 @@ fn slots_that_do_not_exist_and_data_that_exceed_one_are_refused() {
 fn an_arena_of_another_geometry_is_foreign() {
     let arena = Arena::create(&geometry(8), 100, 3).unwrap();
     let (ours, other) = (geometry(8), geometry(9));
-    match Arena::open(arena.path(), &other) {
+    match Arena::open(&[path_of(&arena)], &other) {
         Err(Error::Foreign(why)) => {
             assert!(why.contains(&ours.fingerprint().to_string()), "{why}");
             assert!(why.contains(&other.fingerprint().to_string()), "{why}");
@@ -142,7 +150,7 @@ fn another_format_is_foreign() {
     copy.patch(8, &9_u32.to_le_bytes());
     assert!(
         copy.foreign_error()
-            .contains("expected format version 1, found 9")
+            .contains("expected format version 2, found 9")
     );
     copy.patch(0, b"NOTPAGES");
     assert!(copy.foreign_error().contains("found NOTPAGES"));
@@ -158,8 +166,8 @@ fn a_truncated_arena_is_refused() {
     let why = copy.arena_error();
     assert!(why.contains("expected 3 slots of 100 bytes"), "{why}");
     assert!(why.contains(&format!("found {} bytes", size - 1)), "{why}");
-    file.set_len(63).unwrap();
-    assert!(copy.arena_error().contains("found 63 bytes"));
+    file.set_len(71).unwrap();
+    assert!(copy.arena_error().contains("found 71 bytes"));
 }
 
 #[test]
@@ -185,7 +193,10 @@ fn a_file_that_could_shrink_is_refused() {
 #[test]
 fn nobody_can_resize_an_arena() {
     let arena = Arena::create(&geometry(8), 100, 3).unwrap();
-    let file = OpenOptions::new().write(true).open(arena.path()).unwrap();
+    let file = OpenOptions::new()
+        .write(true)
+        .open(path_of(&arena))
+        .unwrap();
     let size = file.metadata().unwrap().len();
     assert!(file.set_len(0).is_err());
     assert!(file.set_len(size + 1).is_err());
@@ -194,10 +205,133 @@ fn nobody_can_resize_an_arena() {
 #[test]
 fn what_is_no_file_is_refused_without_waiting_for_it() {
     for path in ["/dev/null", "/proc/self", "/nowhere/at/all", "", "\0"] {
-        let opened = Arena::open(path, &geometry(8));
+        let opened = Arena::open(&[path], &geometry(8));
         assert!(
             matches!(opened, Err(Error::Arena(_))),
             "{path:?}: {opened:?}"
         );
+    }
+}
+
+/// The same on several ranks.
+fn on_ranks(ranks: usize) -> Geometry {
+    let one = geometry(8);
+    Geometry::new(16, one.groups().to_vec(), ranks, BTreeMap::new()).unwrap()
+}
+
+fn plane(rank: usize, slot_bytes: usize, slots: usize) -> Arena {
+    Arena::create_plane(
+        &on_ranks(3),
+        rank,
+        slot_bytes,
+        slots,
+        PlaneOptions::default(),
+    )
+    .unwrap()
+}
+
+#[test]
+fn planes_of_several_processes_make_one_arena() {
+    let workers = [plane(2, 30, 4), plane(0, 30, 4), plane(1, 30, 4)];
+    let paths: Vec<&str> = workers.iter().map(path_of).collect();
+    let all = Arena::open(&paths, &on_ranks(3)).unwrap();
+    let ranks: Vec<_> = all.planes().iter().map(|plane| plane.rank()).collect();
+    assert_eq!(ranks, [0, 1, 2]);
+    assert_eq!((all.slots(), all.slot_bytes(), all.nbytes()), (4, 30, 120));
+    assert_eq!(all.planes()[1].slot_bytes(), 10);
+    let bytes: Vec<u8> = (0..30).collect();
+    all.write(SlotId(3), &bytes).unwrap();
+    assert_eq!(all.read(SlotId(3)).unwrap(), bytes);
+    for (worker, rank) in workers.iter().zip([2_usize, 0, 1]) {
+        let memory = worker.memory(rank).unwrap();
+        assert_eq!((memory.slot_bytes(), memory.slots()), (10, 4));
+        // SAFETY: the plane has four slots of ten bytes, which nobody writes now.
+        let slots = unsafe { std::slice::from_raw_parts(memory.region().address().as_ptr(), 40) };
+        assert_eq!(slots[30..], bytes[rank * 10..][..10]);
+    }
+}
+
+#[test]
+fn a_process_with_one_plane_has_no_other() {
+    let one = plane(1, 30, 4);
+    assert!(one.memory(1).is_ok());
+    let why = one.memory(0).unwrap_err().to_string();
+    assert!(
+        why.contains("expected the plane of rank 0, found those of [1]"),
+        "{why}"
+    );
+    assert!(one.read(SlotId(0)).is_err() && one.write(SlotId(0), b"x").is_err());
+}
+
+#[test]
+fn planes_that_do_not_belong_together_are_refused() {
+    let refused = |planes: &[Arena]| {
+        let paths: Vec<&str> = planes.iter().map(path_of).collect();
+        Arena::open(&paths, &on_ranks(3)).unwrap_err().to_string()
+    };
+    assert!(refused(&[plane(0, 30, 4), plane(0, 30, 4)]).contains("for rank 0"));
+    assert!(refused(&[plane(0, 30, 4), plane(1, 30, 5)]).contains("expected 4 slots of 10 bytes"));
+    assert!(refused(&[plane(0, 30, 4), plane(1, 60, 4)]).contains("found 4 of 20"));
+    assert!(refused(&[]).contains("found none"));
+    let two = Arena::create(&on_ranks(2), 30, 4).unwrap();
+    let paths: Vec<&str> = two.planes().iter().map(|plane| plane.path()).collect();
+    assert!(matches!(
+        Arena::open(&paths, &on_ranks(3)),
+        Err(Error::Foreign(_))
+    ));
+}
+
+#[test]
+fn slots_that_ranks_cannot_share_and_ranks_that_do_not_exist_are_refused() {
+    let refused = |arena: Result<Arena>| match arena {
+        Err(Error::InvalidArgument(why)) => why,
+        other => panic!("expected a refusal, found {other:?}"),
+    };
+    let why = refused(Arena::create(&on_ranks(3), 31, 4));
+    assert!(
+        why.contains("a multiple of the number of ranks, 3, found 31"),
+        "{why}"
+    );
+    let usual = PlaneOptions::default();
+    let why = refused(Arena::create_plane(&on_ranks(3), 3, 30, 4, usual));
+    assert!(why.contains("expected a rank below 3, found 3"), "{why}");
+}
+
+#[test]
+fn huge_pages_are_used_or_refused_with_a_remedy() {
+    let options = PlaneOptions {
+        huge_pages: true,
+        numa_node: None,
+    };
+    match Arena::create_with(&geometry(8), 3 << 20, 3, options) {
+        Ok(arena) => {
+            let region = arena.planes()[0].region();
+            assert_eq!(region.address().addr().get() % (2 << 20), 0);
+            arena.write(SlotId(2), b"here").unwrap();
+            let other = Arena::open(&[path_of(&arena)], &geometry(8)).unwrap();
+            assert_eq!(&other.read(SlotId(2)).unwrap()[..4], b"here");
+        }
+        Err(Error::Budget(why)) => {
+            assert!(why.contains("expected 6 free ones of 2 MiB"), "{why}");
+            assert!(why.contains("sysctl -w vm.nr_hugepages=6"), "{why}");
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn memory_is_taken_from_a_node_that_exists() {
+    let on = |node| {
+        let options = PlaneOptions {
+            huge_pages: false,
+            numa_node: Some(node),
+        };
+        Arena::create_with(&geometry(8), 100, 3, options)
+    };
+    let arena = on(0).unwrap();
+    arena.write(SlotId(1), b"there").unwrap();
+    for node in [4095, 4096, u32::MAX] {
+        let why = on(node).unwrap_err().to_string();
+        assert!(why.contains("a NUMA binding"), "{why}");
     }
 }

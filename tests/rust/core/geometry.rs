@@ -136,7 +136,11 @@ fn a_group_of_several_blocks_per_entry_counts_them_all() {
         .map(|class| (class.rank_bytes, class.entry_bytes))
         .collect();
     assert_eq!(sizes, [(50, 100), (200, 400)]);
-    assert_eq!(geometry.slots_per_entry(0, 30), Ok(4));
+    assert_eq!(geometry.slots_per_entry(0, 60), Ok(2));
+    assert!(matches!(
+        geometry.slots_per_entry(0, 31),
+        Err(Error::InvalidArgument(why)) if why.contains("a multiple of the number of ranks, 2, found 31")
+    ));
     let first = &geometry.groups()[0];
     assert_eq!((first.blocks_per_entry(), first.bytes()), (3, 30));
     assert_eq!(first.layers()[0].bytes(), 10);
@@ -176,7 +180,7 @@ fn a_fingerprint_without_blocks_per_entry_is_what_it_was() {
     let made = |blocks| Geometry::new(16, groups(blocks), 2, identity()).unwrap();
     assert_eq!(
         made(1).fingerprint().to_string(),
-        "56217251ca04c3257b5b8e87ec11a9a44048feb61452ba071a06ef654079e6a7"
+        "616a958e80c30abb0aa84844da86200fd157f7994b6e1997757fc191ad0dc92d"
     );
     assert!(!made(1).to_json().contains("blocks_per_entry"));
     assert_ne!(made(2).fingerprint(), made(1).fingerprint());
@@ -200,7 +204,7 @@ fn canonical_json_is_sorted_and_dense() {
     let geometry = geometry(vec![windowed]);
     assert_eq!(
         geometry.to_json(),
-        r#"{"block_tokens":16,"format_version":1,"groups":[{"kind":"window","layers":[{"name":"l0","segments":[{"dtype":"uint8","name":"data","shape":[8]}]}],"window_tokens":4}],"identity":{"model":"tiny"},"ranks":1}"#
+        r#"{"block_tokens":16,"format_version":2,"groups":[{"kind":"window","layers":[{"name":"l0","segments":[{"dtype":"uint8","name":"data","shape":[8]}]}],"window_tokens":4}],"identity":{"model":"tiny"},"ranks":1}"#
     );
     assert_eq!(
         geometry.fingerprint().to_string(),
@@ -228,8 +232,8 @@ fn malformed_json_is_a_geometry_error_and_another_version_is_foreign() {
     for text in ["", "[]", "{}", "null", &json[1..], &format!("{json}x")] {
         refused(reads(text));
     }
-    let other = json.replace("\"format_version\":1", "\"format_version\":2,\"unknown\":3");
-    let expected = format!("expected format version {FORMAT_VERSION}, found 2");
+    let other = json.replace("\"format_version\":2", "\"format_version\":3,\"unknown\":3");
+    let expected = format!("expected format version {FORMAT_VERSION}, found 3");
     assert!(matches!(reads(&other), Err(Error::Foreign(why)) if why.contains(&expected)));
 }
 
@@ -416,13 +420,14 @@ proptest! {
     #[test]
     fn the_suggested_slot_is_the_largest_that_wastes_little(geometry in any_geometry()) {
         let classes = geometry.classes();
-        let used: usize = classes.iter().map(|c| c.entry_bytes).sum();
+        let ranks = geometry.ranks();
+        let used: usize = classes.iter().map(|c| c.rank_bytes).sum();
         let fits = |slot: &usize| {
-            let taken = |c: usize| geometry.slots_per_entry(c, *slot).unwrap() * slot;
+            let taken = |c: usize| geometry.slots_per_entry(c, *slot * ranks).unwrap() * slot;
             let taken: usize = (0..classes.len()).map(taken).sum();
             (taken - used) * 64 <= used
         };
         let best = (9..=21).rev().map(|power| 1_usize << power).find(fits).unwrap_or(512);
-        prop_assert_eq!(geometry.suggest_slot_bytes(), best);
+        prop_assert_eq!(geometry.suggest_slot_bytes(), best * ranks);
     }
 }

@@ -55,7 +55,7 @@ impl Plain {
         let maps = [map(0, 0, memory.region(), bytes, &[(0, bytes)])];
         let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
         let layout = Layout::new(geometry, 0, &[Self::BLOCKS], &maps).unwrap();
-        let engine = HostEngine::new(layout, arena.memory(), threads).unwrap();
+        let engine = HostEngine::new(layout, arena.memory(0).unwrap(), threads).unwrap();
         Self {
             engine,
             arena,
@@ -163,7 +163,7 @@ fn an_entry_of_several_blocks_per_group_lies_block_after_block() {
     ];
     let arena = Arc::new(Arena::create(&geometry, 23, 2).unwrap());
     let layout = Layout::new(Arc::clone(&geometry), 0, &[10, 6], &maps).unwrap();
-    let engine = HostEngine::new(layout, arena.memory(), 2).unwrap();
+    let engine = HostEngine::new(layout, arena.memory(0).unwrap(), 2).unwrap();
     let stored = run(
         &engine,
         Direction::Store,
@@ -204,7 +204,7 @@ fn blocks_of_an_entry_are_checked_group_by_group() {
         map(1, 0, memory.region(), 4, &[(0, 4)]),
     ];
     let arena = Arc::new(Arena::create(&geometry, 14, 2).unwrap());
-    let slots = arena.memory();
+    let slots = arena.memory(0).unwrap();
     let layout = Layout::new(Arc::clone(&geometry), 0, &[10, 5], &maps).unwrap();
     let plan = |direction, entries: &[EntryCopy]| {
         Plan::new(&layout, &slots, direction, entries.to_vec()).map(drop)
@@ -309,7 +309,7 @@ fn an_arena_of_another_geometry_is_refused() {
     let arena = Arc::new(Arena::create(&other, 8, 4).unwrap());
     let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
     let layout = Layout::new(Arc::clone(&ours), 0, &[4], &maps).unwrap();
-    match HostEngine::new(layout, arena.memory(), 1).map(drop) {
+    match HostEngine::new(layout, arena.memory(0).unwrap(), 1).map(drop) {
         Err(Error::Foreign(why)) => assert!(why.contains(&ours.fingerprint().to_string())),
         found => panic!("expected foreign bytes, found {found:?}"),
     }
@@ -323,7 +323,7 @@ fn impossible_thread_counts_are_refused() {
     for threads in [0, HostEngine::MAX_THREADS + 1] {
         let maps = [map(0, 0, memory.region(), 16, &[(0, 8)])];
         let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
-        argument_error(HostEngine::new(layout, arena.memory(), threads).map(drop));
+        argument_error(HostEngine::new(layout, arena.memory(0).unwrap(), threads).map(drop));
     }
 }
 
@@ -400,7 +400,7 @@ fn one_slot_may_be_loaded_into_two_blocks() {
 fn adjacent_runs_and_slots_are_copied_in_one_go() {
     let geometry = geometry(&[(ATTENTION, &[8, 8, 8])], 1);
     let arena = Arc::new(Arena::create(&geometry, 4, 16).unwrap());
-    let slots = arena.memory();
+    let slots = arena.memory(0).unwrap();
     let memory = Memory::new(vec![0; 256]);
     let region = memory.region();
     let lengths = |maps: &[LayerMap], entry: EntryCopy| -> Vec<usize> {
@@ -442,7 +442,9 @@ fn adjacent_runs_and_slots_are_copied_in_one_go() {
 fn adjacent_bytes_of_two_groups_blocks_or_regions_are_copied_apart() {
     let memory = Memory::new((0..64).collect());
     let lengths = |geometry: &Arc<Geometry>, blocks: &[usize], maps: &[LayerMap], entry| {
-        let slots = Arc::new(Arena::create(geometry, 16, 1).unwrap()).memory();
+        let slots = Arc::new(Arena::create(geometry, 16, 1).unwrap())
+            .memory(0)
+            .unwrap();
         let layout = Layout::new(Arc::clone(geometry), 0, blocks, maps).unwrap();
         let plan = Plan::new(&layout, &slots, Direction::Store, vec![entry]).unwrap();
         let pieces = plan.pieces(&layout, &slots, 0, 0..16);

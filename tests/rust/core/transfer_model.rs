@@ -20,12 +20,12 @@ prop_compose! {
             1_usize..4,
         ), 1..5),
         ranks in 1_usize..4,
-        slot_bytes in 1_usize..120,
+        rank_slot_bytes in 1_usize..120,
         entries in 0_usize..6,
         overlaid in any::<bool>(),
         seed in any::<u64>(),
     ) -> Case {
-        Case { groups, ranks, slot_bytes, entries, overlaid, seed }
+        Case { groups, ranks, rank_slot_bytes, entries, overlaid, seed }
     }
 }
 

@@ -47,7 +47,7 @@ fn random_case(seed: u64) -> Case {
     Case {
         groups,
         ranks: 1 + dice.roll(2),
-        slot_bytes: most / 4 + 1 + dice.roll(2 * most),
+        rank_slot_bytes: most / 4 + 1 + dice.roll(2 * most),
         entries: dice.roll(6),
         overlaid: dice.roll(2) == 0,
         seed,
@@ -148,7 +148,7 @@ fn nested_and_transposed_runs_come_back_whole() {
             .collect();
         let arena = Arc::new(Arena::create(&geometry, layers * bytes, blocks).unwrap());
         let layout = Layout::new(Arc::clone(&geometry), 0, &[blocks], &maps).unwrap();
-        let engine = CudaEngine::new(layout, arena.memory(), &options(method)).unwrap();
+        let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options(method)).unwrap();
         let payload = |block: usize| -> Vec<u8> {
             let all = memory.bytes();
             let runs = maps.iter().flat_map(|map| &map.runs);

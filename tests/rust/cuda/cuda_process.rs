@@ -84,11 +84,11 @@ fn engines_on_two_devices_share_an_arena_that_is_pinned_once() {
 fn an_arena_that_somebody_else_has_pinned_stays_theirs() {
     let mock = Mock::new();
     let bench = Bench::new(&mock);
-    assert!(mock.pin(bench.arena.region()));
+    assert!(mock.pin(bench.arena.planes()[0].region()));
     let plain = bench.engine(&options(Some(Method::Kernel))).unwrap();
     plain.round_trip(&mock.stream()).unwrap();
     drop(plain);
-    assert!(mock.unpin(bench.arena.region()), "still pinned");
+    assert!(mock.unpin(bench.arena.planes()[0].region()), "still pinned");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn impossible_options_are_refused() {
     let other = transfer_support::geometry(&[(hybrid_pages::ids::ClassKind::Window, &[8])], 1);
     let arena = Arc::new(hybrid_pages::tier::Arena::create(&other, 8, 4).unwrap());
     let layout = Plain::layout(&bench.geometry, &bench.memory);
-    match CudaEngine::new(layout, arena.memory(), &options(None)).map(drop) {
+    match CudaEngine::new(layout, arena.memory(0).unwrap(), &options(None)).map(drop) {
         Err(CudaError::Core(Error::Foreign(_))) => {}
         other => panic!("expected a foreign arena, found {other:?}"),
     }

@@ -70,7 +70,7 @@ impl Bench {
     pub fn engine(&self, options: &Options) -> Result<Plain> {
         let layout = Plain::layout(&self.geometry, &self.memory);
         Ok(Plain {
-            engine: CudaEngine::new(layout, self.arena.memory(), options)?,
+            engine: CudaEngine::new(layout, self.arena.memory(0).unwrap(), options)?,
             arena: Arc::clone(&self.arena),
             memory: Arc::clone(&self.memory),
         })

@@ -235,7 +235,8 @@ pub struct Case {
     /// Kind, bytes of the layers, blocks per entry.
     pub groups: Vec<(ClassKind, Vec<usize>, usize)>,
     pub ranks: usize,
-    pub slot_bytes: usize,
+    /// In each rank's plane.
+    pub rank_slot_bytes: usize,
     pub entries: usize,
     pub overlaid: bool,
     pub seed: u64,
@@ -257,24 +258,28 @@ pub fn check<E: Engine>(
     let classes: Vec<usize> = (0..case.entries)
         .map(|_| dice.roll(geometry.classes().len()))
         .collect();
-    let needed = |class: &usize| geometry.slots_per_entry(*class, case.slot_bytes).unwrap();
+    let slot_bytes = case.rank_slot_bytes * case.ranks;
+    let needed = |class: &usize| geometry.slots_per_entry(*class, slot_bytes).unwrap();
     let slots = classes.iter().map(needed).sum::<usize>() + 1 + dice.roll(3);
-    let arena = Arc::new(Arena::create(&geometry, case.slot_bytes, slots).unwrap());
+    let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
     for slot in 0..slots as u32 {
-        arena
-            .write(SlotId(slot), &dice.bytes(case.slot_bytes))
-            .unwrap();
+        arena.write(SlotId(slot), &dice.bytes(slot_bytes)).unwrap();
     }
     let mut expected = contents(&arena);
     let blocks = random_blocks(&mut dice, &geometry, case.overlaid, case.entries);
     let mut entries = random_entries(&mut dice, &geometry, &arena, &classes);
     place(&mut dice, &geometry, &blocks, case.overlaid, &mut entries);
     let in_arena = |entry: &EntryCopy, rank: usize, index: usize| {
-        let at = rank * geometry.classes()[entry.class].rank_bytes + index;
-        entry.slots[at / case.slot_bytes].0 as usize * case.slot_bytes + at % case.slot_bytes
+        let part = case.rank_slot_bytes;
+        entry.slots[index / part].0 as usize * slot_bytes + rank * part + index % part
     };
 
-    let start = |of: &Rank, rank| engine(of.layout(&geometry, rank, &blocks), arena.memory());
+    let start = |of: &Rank, rank| {
+        engine(
+            of.layout(&geometry, rank, &blocks),
+            arena.memory(rank).unwrap(),
+        )
+    };
 
     let mut sums = Vec::new();
     for rank in 0..case.ranks {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Version of every format this crate writes: arena, payload order, checksums.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// BLAKE3 of a geometry's canonical JSON: format version, geometry and identity. Bytes stored
 /// under one fingerprint mean nothing under another.

@@ -37,9 +37,9 @@ impl Geometry {
     pub const MAX_GROUPS: usize = 64;
     /// Most tensor-parallel ranks.
     pub const MAX_RANKS: usize = 1024;
-    /// Smallest slot that [`Geometry::suggest_slot_bytes`] proposes.
+    /// Smallest part of a slot, in a rank's plane, that [`Geometry::suggest_slot_bytes`] proposes.
     pub const MIN_SUGGESTED_SLOT: usize = 512;
-    /// Largest slot that [`Geometry::suggest_slot_bytes`] proposes.
+    /// Largest part of a slot that it proposes.
     pub const MAX_SUGGESTED_SLOT: usize = 2 << 20;
 
     /// A geometry whose layers' names are unique. `identity` names whatever else the bytes
@@ -150,40 +150,45 @@ impl Geometry {
         difference::difference(self, other)
     }
 
+    /// Of a slot of `slot_bytes`, the bytes in each rank's plane.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on empty slots, or slots that the ranks can't share equally.
+    pub fn rank_slot_bytes(&self, slot_bytes: usize) -> Result<usize> {
+        if slot_bytes == 0 || slot_bytes % self.ranks != 0 {
+            return Err(Error::InvalidArgument(format!(
+                "slot_bytes: expected a multiple of the number of ranks, {}, found {slot_bytes}",
+                self.ranks
+            )));
+        }
+        Ok(slot_bytes / self.ranks)
+    }
+
     /// Slots that one entry of a class takes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on an unknown class or empty slots.
+    /// [`Error::InvalidArgument`] on an unknown class, empty slots, or slots that the ranks can't share
+    /// equally.
     pub fn slots_per_entry(&self, class_index: usize, slot_bytes: usize) -> Result<usize> {
         let class = self.class(class_index)?;
-        if slot_bytes == 0 {
-            return Err(Error::InvalidArgument(
-                "slot_bytes: expected at least 1, found 0".into(),
-            ));
-        }
-        Ok(class.entry_bytes.div_ceil(slot_bytes))
+        Ok(class.rank_bytes.div_ceil(self.rank_slot_bytes(slot_bytes)?))
     }
 
-    /// The largest power of two whose rounding wastes at most 1/64 of one entry of each class.
+    /// In each rank's plane, the largest power of two whose rounding wastes at most 1/64 of one entry of each
+    /// class; for all ranks.
     #[must_use]
     pub fn suggest_slot_bytes(&self) -> usize {
-        let used: u128 = self
-            .classes
-            .iter()
-            .map(|class| class.entry_bytes as u128)
-            .sum();
+        let shards = || self.classes.iter().map(|class| class.rank_bytes);
+        let used: u128 = shards().map(|bytes| bytes as u128).sum();
         let wasted = |slot: usize| -> u128 {
-            let rounding = |bytes: usize| bytes.next_multiple_of(slot) - bytes;
-            self.classes
-                .iter()
-                .map(|class| rounding(class.entry_bytes) as u128)
-                .sum()
+            let rounding = |bytes: usize| (bytes.next_multiple_of(slot) - bytes) as u128;
+            shards().map(rounding).sum()
         };
         let mut slot = Self::MAX_SUGGESTED_SLOT;
         while slot > Self::MIN_SUGGESTED_SLOT && wasted(slot) * 64 > used {
             slot /= 2;
         }
-        slot
+        slot * self.ranks
     }
 }
 

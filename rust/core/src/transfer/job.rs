@@ -262,9 +262,7 @@ impl Job {
         let transfers = &self.shared.transfers;
         let start = tile * TILE_BYTES;
         let range = start..(start + TILE_BYTES).min(self.shard_bytes(entry));
-        let stretches = self
-            .plan
-            .stretches(transfers.layout(), transfers.memory(), entry, range);
+        let stretches = self.plan.stretches(transfers.memory(), entry, range);
         digest_parts(stretches.map(|stretch| {
             // SAFETY: the plan keeps stretches inside the arena, and its slots belong to this
             // transfer: those of a store were written by this thread in the same step, those of a

@@ -110,7 +110,7 @@ impl Plan {
         let blocks = &self.entries[entry].blocks;
         let spans = layout.spans(self.entries[entry].class);
         let mut current = spans.partition_point(|span| span.end() <= range.start);
-        let mut stretches = self.stretches(layout, memory, entry, range);
+        let mut stretches = self.stretches(memory, entry, range);
         let mut rest = Stretch {
             position: 0,
             arena: std::ptr::null_mut(),
@@ -143,14 +143,11 @@ impl Plan {
     /// each other are one stretch.
     pub fn stretches<'a>(
         &'a self,
-        layout: &'a Layout,
         memory: &'a SlotMemory,
         entry: usize,
         range: Range<usize>,
     ) -> impl Iterator<Item = Stretch> + 'a {
         let slots = &self.entries[entry].slots;
-        let rank_bytes = layout.geometry().classes()[self.entries[entry].class].rank_bytes;
-        let first = layout.rank() * rank_bytes;
         let slot_bytes = memory.slot_bytes();
         let mut position = range.start;
         std::iter::from_fn(move || {
@@ -158,10 +155,7 @@ impl Plan {
                 return None;
             }
             let needed = range.end - position;
-            let (mut slot, skip) = (
-                (first + position) / slot_bytes,
-                (first + position) % slot_bytes,
-            );
+            let (mut slot, skip) = (position / slot_bytes, position % slot_bytes);
             let offset = slots[slot].0 as usize * slot_bytes + skip;
             let mut length = slot_bytes - skip;
             while length < needed && slots[slot + 1].0.checked_sub(1) == Some(slots[slot].0) {
@@ -202,9 +196,7 @@ fn check(
 ) -> Result<()> {
     let reject = |what: String| Err(Error::InvalidArgument(what));
     let class = layout.geometry().class(entry.class)?;
-    let needed = layout
-        .geometry()
-        .slots_per_entry(entry.class, memory.slot_bytes())?;
+    let needed = class.rank_bytes.div_ceil(memory.slot_bytes());
     if entry.slots.len() != needed {
         return reject(format!(
             "slots: expected {needed}, found {}",

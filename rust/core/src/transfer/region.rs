@@ -60,7 +60,7 @@ impl Region {
     }
 }
 
-/// The slots of an arena, as an engine sees them, and what keeps them mapped.
+/// One rank's part of the slots of an arena, as its engine sees them, and what keeps them mapped.
 #[derive(Clone)]
 pub struct SlotMemory {
     region: Region,
@@ -104,7 +104,7 @@ impl SlotMemory {
         self.region
     }
 
-    /// Bytes of one slot.
+    /// Bytes of one slot, in this rank's plane.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes

@@ -1,153 +1,228 @@
-//! The arena: fixed-size slots in memory that the processes of a node share.
+//! The arena: slots of a fixed size, cut into one plane per rank.
+//!
+//! ```text
+//! slot        0      1      2   ...
+//! plane 0  [ s/R ][ s/R ][ s/R ]        the shards of rank 0: made, bound and pinned by its worker
+//! plane 1  [ s/R ][ s/R ][ s/R ]        the shards of rank 1
+//! ```
+//! A slot of `s` bytes has `s/R` in each of the `R` planes. A shard fills its slots' parts in its own
+//! plane, in order.
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::geometry::{Fingerprint, Geometry};
 use crate::ids::SlotId;
-use crate::transfer::{Region, SlotMemory};
+use crate::transfer::SlotMemory;
 
-use super::header::Header;
-use super::mapping::{self, Mapping};
+use super::mapping;
+use super::plane::{Plane, PlaneOptions};
 
-/// Slots in shared memory. Nothing is left behind when the processes that map it are gone.
-///
-/// Memory is taken from the system slot by slot, when a slot is first written.
+/// The planes of an arena that this process has, ordered by rank: all of them, or some.
 #[derive(Debug)]
 pub struct Arena {
-    mapping: Mapping,
-    header: Header,
-    region: Region,
+    planes: Vec<Arc<Plane>>,
+    ranks: usize,
 }
 
 impl Arena {
     /// Most slots: a [`SlotId`] names each.
     pub const MAX_SLOTS: usize = u32::MAX as usize;
 
-    /// New slots, all zero.
+    /// New slots, all zero, with the planes of all ranks. `slot_bytes` are those of a slot in all planes
+    /// together.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on no slots or too many, [`Error::Budget`] on more than the
-    /// machine's memory, [`Error::Arena`] if the system refuses.
+    /// [`Error::InvalidArgument`] on no slots or too many, and on slots that can't be cut into equal parts;
+    /// [`Error::Budget`] on more than the machine's memory; [`Error::Arena`] if the system refuses.
     pub fn create(geometry: &Geometry, slot_bytes: usize, slots: usize) -> Result<Self> {
+        Self::create_with(geometry, slot_bytes, slots, PlaneOptions::default())
+    }
+
+    /// As [`create`](Self::create), of such memory.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and [`Error::Budget`] if the system lacks huge pages.
+    pub fn create_with(
+        geometry: &Geometry,
+        slot_bytes: usize,
+        slots: usize,
+        options: PlaneOptions,
+    ) -> Result<Self> {
+        let ranks: Vec<usize> = (0..geometry.ranks()).collect();
+        Self::of_ranks(geometry, &ranks, slot_bytes, slots, options)
+    }
+
+    /// As [`create_with`](Self::create_with), with the plane of one rank alone.
+    ///
+    /// # Errors
+    /// As [`create_with`](Self::create_with), and [`Error::InvalidArgument`] if the geometry has no such rank.
+    pub fn create_plane(
+        geometry: &Geometry,
+        rank: usize,
+        slot_bytes: usize,
+        slots: usize,
+        options: PlaneOptions,
+    ) -> Result<Self> {
+        if rank >= geometry.ranks() {
+            return Err(Error::InvalidArgument(format!(
+                "arena: expected a rank below {}, found {rank}",
+                geometry.ranks()
+            )));
+        }
+        Self::of_ranks(geometry, &[rank], slot_bytes, slots, options)
+    }
+
+    fn of_ranks(
+        geometry: &Geometry,
+        ranks: &[usize],
+        slot_bytes: usize,
+        slots: usize,
+        options: PlaneOptions,
+    ) -> Result<Self> {
         if slot_bytes == 0 || !(1..=Self::MAX_SLOTS).contains(&slots) {
             return Err(Error::InvalidArgument(format!(
                 "arena: expected 1 to {} slots of at least 1 byte, found {slots} of {slot_bytes}",
                 Self::MAX_SLOTS
             )));
         }
+        let part = geometry.rank_slot_bytes(slot_bytes)?;
         let physical = mapping::physical_memory();
-        if slot_bytes
+        let total = part
             .checked_mul(slots)
-            .is_none_or(|bytes| bytes > physical)
-        {
+            .and_then(|n| n.checked_mul(ranks.len()));
+        if total.is_none_or(|bytes| bytes > physical) {
             return Err(Error::Budget(format!(
                 "arena: expected at most this machine's memory, {physical} bytes, found {slots} \
                  slots of {slot_bytes} bytes"
             )));
         }
-        let header_bytes = mapping::page_bytes().max(Header::ENCODED_BYTES);
-        let fingerprint = *geometry.fingerprint();
-        let header = Header {
-            header_bytes,
-            slot_bytes,
-            slots,
-            fingerprint,
-        };
-        Self::over(Mapping::create(&header)?, header)
-    }
-
-    /// Maps the slots that another process (or this one) created, by their path.
-    ///
-    /// # Errors
-    /// [`Error::Foreign`] if it was made for another geometry or by another format version,
-    /// [`Error::Arena`] if it is no arena, or no longer there.
-    pub fn open(path: &str, geometry: &Geometry) -> Result<Self> {
-        let (mapping, header) = Mapping::open(path, geometry)?;
-        Self::over(mapping, header)
-    }
-
-    fn over(mapping: Mapping, header: Header) -> Result<Self> {
-        let first = mapping.address().as_ptr().wrapping_add(header.header_bytes);
-        // SAFETY: the mapping covers header and slots, stays where it is while the arena lives
-        // (`memory` hands the arena along as the owner) and cannot be truncated: it is sealed.
-        let region = unsafe { Region::new(first, header.slots * header.slot_bytes)? };
+        let planes = ranks
+            .iter()
+            .map(|&rank| Plane::create(geometry, rank, part, slots, options))
+            .collect::<Result<_>>()?;
         Ok(Self {
-            mapping,
-            header,
-            region,
+            planes,
+            ranks: geometry.ranks(),
         })
     }
 
-    /// Where other processes of the same user open it, as long as its creator lives.
+    /// Maps planes that other processes (or this one) created, by their paths.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if one was made for another geometry or by another format version,
+    /// [`Error::Arena`] if one is no plane, or no longer there, or if they do not belong together.
+    pub fn open<P: AsRef<str>>(paths: &[P], geometry: &Geometry) -> Result<Self> {
+        let open = |path: &P| Plane::open(path.as_ref(), geometry);
+        let mut planes = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
+        planes.sort_unstable_by_key(|plane| plane.rank());
+        let Some(first) = planes.first() else {
+            return Err(Error::Arena(
+                "expected at least one plane, found none".into(),
+            ));
+        };
+        for pair in planes.windows(2) {
+            if pair[0].rank() == pair[1].rank() {
+                return Err(Error::Arena(format!(
+                    "expected one plane per rank, found {} and {} for rank {}",
+                    pair[0].path(),
+                    pair[1].path(),
+                    pair[0].rank()
+                )));
+            }
+        }
+        let size = |plane: &Plane| (plane.slots(), plane.slot_bytes());
+        if let Some(other) = planes.iter().find(|plane| size(plane) != size(first)) {
+            return Err(Error::Arena(format!(
+                "{}: expected {} slots of {} bytes as in {}, found {} of {}",
+                other.path(),
+                first.slots(),
+                first.slot_bytes(),
+                first.path(),
+                other.slots(),
+                other.slot_bytes()
+            )));
+        }
+        Ok(Self {
+            planes,
+            ranks: geometry.ranks(),
+        })
+    }
+
+    /// The planes that this process has, by rank.
     #[must_use]
-    pub fn path(&self) -> &str {
-        self.mapping.path()
+    pub fn planes(&self) -> &[Arc<Plane>] {
+        &self.planes
+    }
+
+    /// The plane of a rank.
+    ///
+    /// # Errors
+    /// [`Error::Arena`] if this process does not have it.
+    pub fn plane(&self, rank: usize) -> Result<&Arc<Plane>> {
+        let mut planes = self.planes.iter();
+        planes.find(|plane| plane.rank() == rank).ok_or_else(|| {
+            let found: Vec<_> = self.planes.iter().map(|plane| plane.rank()).collect();
+            Error::Arena(format!(
+                "expected the plane of rank {rank}, found those of {found:?}"
+            ))
+        })
+    }
+
+    /// A rank's part of the slots, for its engine, which keeps the plane mapped.
+    ///
+    /// # Errors
+    /// [`Error::Arena`] if this process does not have its plane.
+    pub fn memory(&self, rank: usize) -> Result<SlotMemory> {
+        self.plane(rank).map(Plane::memory)
     }
 
     /// Number of slots.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.header.slots
+        self.planes[0].slots()
     }
 
-    /// Bytes of one slot.
+    /// Bytes of one slot, in all planes together.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
-        self.header.slot_bytes
+        self.planes[0].slot_bytes() * self.ranks
     }
 
-    /// Bytes of all slots.
+    /// Bytes of all slots, in all planes together.
     #[must_use]
     pub fn nbytes(&self) -> usize {
-        self.region.nbytes()
+        self.slots() * self.slot_bytes()
     }
 
     /// Of the geometry it was made for.
     #[must_use]
     pub fn fingerprint(&self) -> &Fingerprint {
-        &self.header.fingerprint
+        self.planes[0].fingerprint()
     }
 
-    /// The slots for an engine, which keeps the arena mapped.
-    #[must_use]
-    pub fn memory(self: &Arc<Self>) -> SlotMemory {
-        let owner = Arc::clone(self);
-        SlotMemory::new(
-            self.region,
-            self.slot_bytes(),
-            self.slots(),
-            *self.fingerprint(),
-            owner,
-        )
-        .expect("slots fill their region")
-    }
-
-    /// All slots as one region: what a device pins. It is gone with the arena.
-    #[must_use]
-    pub fn region(&self) -> Region {
-        self.region
-    }
-
-    /// A copy of one slot's bytes. For tools and tests: nobody may be writing the slot.
+    /// A copy of one slot's bytes, rank after rank. For tools and tests: nobody may be writing the slot.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such slot.
+    /// [`Error::InvalidArgument`] if there is no such slot, [`Error::Arena`] if a plane is missing.
     pub fn read(&self, slot: SlotId) -> Result<Vec<u8>> {
+        self.check(slot)?;
         let mut data = vec![0; self.slot_bytes()];
-        let address = self.address_of(slot)?;
-        // SAFETY: the slot lies inside the mapping, whose bytes are always initialised, and `data`
-        // is as long.
-        unsafe { address.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) };
+        let parts = data.chunks_mut(self.planes[0].slot_bytes());
+        for (plane, part) in self.planes.iter().zip(parts) {
+            plane.read(slot, part);
+        }
         Ok(data)
     }
 
-    /// Writes the first bytes of one slot. For tools and tests: nobody else may be using it.
+    /// Writes the first bytes of one slot, rank after rank. For tools and tests: nobody else may be using
+    /// it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such slot or the data exceed it.
+    /// [`Error::InvalidArgument`] if there is no such slot or the data exceed it, [`Error::Arena`] if a
+    /// plane is missing.
     pub fn write(&self, slot: SlotId, data: &[u8]) -> Result<()> {
-        let address = self.address_of(slot)?;
+        self.check(slot)?;
         if data.len() > self.slot_bytes() {
             return Err(Error::InvalidArgument(format!(
                 "slot {}: expected at most {} bytes, found {}",
@@ -156,13 +231,14 @@ impl Arena {
                 data.len()
             )));
         }
-        // SAFETY: the slot lies inside the mapping and is at least as long as `data`, which is a
-        // slice of other memory.
-        unsafe { address.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        let parts = data.chunks(self.planes[0].slot_bytes());
+        for (plane, part) in self.planes.iter().zip(parts) {
+            plane.write(slot, part);
+        }
         Ok(())
     }
 
-    fn address_of(&self, slot: SlotId) -> Result<*mut u8> {
+    fn check(&self, slot: SlotId) -> Result<()> {
         let index = slot.0 as usize;
         if index >= self.slots() {
             return Err(Error::InvalidArgument(format!(
@@ -170,10 +246,6 @@ impl Arena {
                 self.slots()
             )));
         }
-        Ok(self
-            .region
-            .address()
-            .as_ptr()
-            .wrapping_add(index * self.slot_bytes()))
+        (0..self.ranks).try_for_each(|rank| self.plane(rank).map(drop))
     }
 }

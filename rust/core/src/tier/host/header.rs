@@ -1,10 +1,11 @@
-//! The first bytes of an arena: what its slots hold and how they are cut.
+//! The first bytes of a plane: what its slots hold and how they are cut.
 //!
 //! ```text
-//! 0        8         12             16           24      32            64      header_bytes
-//! | magic  | version | header_bytes | slot_bytes | slots | fingerprint | zeros | slot 0 | slot 1 ...
+//! 0        8         12             16           24      32            64     68      72      header_bytes
+//! | magic  | version | header_bytes | slot_bytes | slots | fingerprint | rank | ranks | zeros | slot 0 ...
 //! ```
-//! Integers are little-endian; the header fills whole pages, so that slots start on one.
+//! Integers are little-endian; the header fills whole pages, so that slots start on one. `slot_bytes` are
+//! those of a slot in this plane.
 
 use crate::error::{Error, Result};
 use crate::geometry::{FORMAT_VERSION, Fingerprint, Geometry};
@@ -18,15 +19,18 @@ pub(super) struct Header {
     pub(super) slot_bytes: usize,
     pub(super) slots: usize,
     pub(super) fingerprint: Fingerprint,
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
 }
 
 impl Header {
-    pub(super) const ENCODED_BYTES: usize = 64;
+    pub(super) const ENCODED_BYTES: usize = 72;
 
-    /// Size of an arena with this header, unless it exceeds memory.
+    /// Size of a plane with this header, in whole pages, unless it exceeds memory.
     pub(super) fn total_bytes(&self) -> Option<usize> {
         let slots = self.slots.checked_mul(self.slot_bytes)?;
         let total = slots.checked_add(self.header_bytes)?;
+        let total = total.checked_next_multiple_of(self.header_bytes)?;
         isize::try_from(total).is_ok().then_some(total)
     }
 
@@ -37,7 +41,9 @@ impl Header {
         bytes[12..16].copy_from_slice(&(self.header_bytes as u32).to_le_bytes());
         bytes[16..24].copy_from_slice(&(self.slot_bytes as u64).to_le_bytes());
         bytes[24..32].copy_from_slice(&(self.slots as u64).to_le_bytes());
-        bytes[32..].copy_from_slice(self.fingerprint.as_bytes());
+        bytes[32..64].copy_from_slice(self.fingerprint.as_bytes());
+        bytes[64..68].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes[68..].copy_from_slice(&(self.ranks as u32).to_le_bytes());
         bytes
     }
 
@@ -71,12 +77,18 @@ impl Header {
                 slot_bytes: word(16..24)?,
                 slots: word(24..32)?,
                 fingerprint,
+                rank: word(64..68)?,
+                ranks: word(68..72)?,
             })
         };
         header()
             .filter(|h| h.header_bytes >= Self::ENCODED_BYTES && h.slot_bytes > 0 && h.slots > 0)
+            .filter(|h| h.rank < h.ranks && h.ranks == geometry.ranks())
             .ok_or_else(|| {
-                Error::Arena("header: expected slots of at least 1 byte, found none".into())
+                Error::Arena(format!(
+                    "header: expected slots of at least 1 byte, of one of {} ranks, found none",
+                    geometry.ranks()
+                ))
             })
     }
 }

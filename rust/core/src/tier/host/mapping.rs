@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 
 use super::header::Header;
+use super::plane::PlaneOptions;
+use super::{huge_pages, numa};
 
 /// A mapped file. Its creator keeps the descriptor open: that is what its path names.
 #[derive(Debug)]
@@ -28,21 +30,34 @@ pub(super) struct Mapping {
 
 impl Mapping {
     /// A new file of the header's size, all zeros after the header.
-    pub(super) fn create(header: &Header) -> Result<Self> {
+    pub(super) fn create(header: &Header, options: PlaneOptions) -> Result<Self> {
         let total = header.total_bytes().ok_or_else(|| {
             Error::Arena("create: expected a size that fits memory, found a larger one".into())
         })?;
+        if options.huge_pages {
+            huge_pages::require(total)?;
+        }
         let failed = |what: &str, error: io::Error| {
             Error::Arena(format!("create: {what} of {total} bytes failed: {error}"))
         };
-        let file = anonymous_file().map_err(|error| failed("shared memory", error))?;
+        let file =
+            anonymous_file(options.huge_pages).map_err(|error| failed("shared memory", error))?;
         file.set_len(total as u64)
             .map_err(|error| failed("shared memory", error))?;
-        file.write_all_at(&header.encode(), 0)
-            .map_err(|error| failed("the header", error))?;
         rustix::fs::fcntl_add_seals(&file, seals())
             .map_err(|error| failed("sealing", error.into()))?;
         let memory = MmapRaw::map_raw(&file).map_err(|error| failed("a mapping", error))?;
+        if let Some(node) = options.numa_node {
+            numa::prefer(&memory, node).map_err(|error| failed("a NUMA binding", error))?;
+        }
+        let encoded = header.encode();
+        // SAFETY: the mapping is new, longer than a header, and nobody else has its path yet. A file of
+        // huge pages can't be written otherwise.
+        unsafe {
+            memory
+                .as_mut_ptr()
+                .copy_from(encoded.as_ptr(), encoded.len())
+        };
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         Ok(Self {
             memory,
@@ -55,10 +70,12 @@ impl Mapping {
     pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(Self, Header)> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Arena(format!(
-                "{path}: expected the path of a living process's arena, found nothing: has its \
+                "{path}: expected the path of a living process's plane, found nothing: has its \
                  creator ended?"
             )),
-            _ => Error::Arena(format!("{path}: expected an arena, found {error}")),
+            _ => Error::Arena(format!(
+                "{path}: expected a plane of an arena, found {error}"
+            )),
         };
         // Whatever has taken over the descriptor's number, opening it must not block.
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -72,7 +89,7 @@ impl Mapping {
         let size = metadata.len();
         if !metadata.is_file() || size < Header::ENCODED_BYTES as u64 {
             return Err(Error::Arena(format!(
-                "{path}: expected an arena with its header, found {}",
+                "{path}: expected a plane with its header, found {}",
                 if metadata.is_file() {
                     format!("{size} bytes")
                 } else {
@@ -118,8 +135,11 @@ impl Mapping {
 }
 
 /// Never to be executed, where the kernel knows of that (6.3) and may insist on it.
-fn anonymous_file() -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+fn anonymous_file(huge_pages: bool) -> io::Result<File> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if huge_pages {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
     let create = |flags| rustix::fs::memfd_create("hybrid-pages", flags);
     let file = match create(flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => create(flags)?,
@@ -133,8 +153,12 @@ fn seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
 }
 
-pub(super) fn page_bytes() -> usize {
-    rustix::param::page_size()
+pub(super) fn page_bytes(huge_pages: bool) -> usize {
+    if huge_pages {
+        huge_pages::BYTES
+    } else {
+        rustix::param::page_size()
+    }
 }
 
 /// Bytes of memory in this machine.

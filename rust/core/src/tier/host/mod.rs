@@ -2,10 +2,16 @@
 
 mod arena;
 mod header;
+#[cfg(target_os = "linux")]
+mod huge_pages;
 #[cfg_attr(not(target_os = "linux"), path = "unsupported.rs")]
 mod mapping;
+#[cfg(target_os = "linux")]
+mod numa;
+mod plane;
 
 pub use arena::Arena;
+pub use plane::{Plane, PlaneOptions};
 
 use super::{Room, Tier};
 use crate::error::Result;

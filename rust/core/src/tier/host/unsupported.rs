@@ -6,13 +6,14 @@ use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 
 use super::header::Header;
+use super::plane::PlaneOptions;
 
 /// Cannot be made here.
 #[derive(Debug)]
 pub(super) enum Mapping {}
 
 impl Mapping {
-    pub(super) fn create(_: &Header) -> Result<Self> {
+    pub(super) fn create(_: &Header, _: PlaneOptions) -> Result<Self> {
         Err(unsupported())
     }
 
@@ -29,7 +30,7 @@ impl Mapping {
     }
 }
 
-pub(super) fn page_bytes() -> usize {
+pub(super) fn page_bytes(_: bool) -> usize {
     4096
 }
 

@@ -1,0 +1,34 @@
+//! Pages of 2 MiB: fewer entries in the tables of a CPU and of a device. The system must have reserved them.
+
+use std::fs;
+
+use crate::error::{Error, Result};
+
+/// Size of a huge page.
+pub(super) const BYTES: usize = 2 << 20;
+
+/// Where Linux says how many nobody uses.
+const FREE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+
+/// Refuses a size for which the system has too few.
+pub(super) fn require(bytes: usize) -> Result<()> {
+    let (needed, free) = (bytes.div_ceil(BYTES), free());
+    if free >= needed {
+        return Ok(());
+    }
+    Err(Error::Budget(format!(
+        "huge pages: expected {needed} free ones of 2 MiB ({bytes} bytes), found {free}: reserve them with \
+         `sysctl -w vm.nr_hugepages={needed}` (more if others use some; soon after boot, while memory is in \
+         one piece), lower the budget, or leave the setting out"
+    )))
+}
+
+/// Free huge pages that no mapping has a claim to.
+fn free() -> usize {
+    let number = |path: &str| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.trim().parse::<usize>().unwrap_or(0)
+    };
+    let reserved = number("/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages");
+    number(FREE).saturating_sub(reserved)
+}

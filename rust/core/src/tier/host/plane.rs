@@ -1,0 +1,145 @@
+//! A plane: one rank's part of every slot, in memory that the processes of a node share.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::geometry::{Fingerprint, Geometry};
+use crate::ids::SlotId;
+use crate::transfer::{Region, SlotMemory};
+
+use super::header::Header;
+use super::mapping::{self, Mapping};
+
+/// What the memory of a plane is made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PlaneOptions {
+    /// Pages of 2 MiB, which the system must have reserved.
+    pub huge_pages: bool,
+    /// The NUMA node whose memory is preferred.
+    pub numa_node: Option<u32>,
+}
+
+/// One rank's part of every slot. Nothing is left behind when the processes that map it are gone.
+///
+/// Memory is taken from the system slot by slot, when a slot is first written; huge pages are taken at once.
+#[derive(Debug)]
+pub struct Plane {
+    mapping: Mapping,
+    header: Header,
+    region: Region,
+}
+
+impl Plane {
+    /// New slots, all zero. `slot_bytes` are those of a slot in this plane.
+    pub(super) fn create(
+        geometry: &Geometry,
+        rank: usize,
+        slot_bytes: usize,
+        slots: usize,
+        options: PlaneOptions,
+    ) -> Result<Arc<Self>> {
+        let page = mapping::page_bytes(options.huge_pages);
+        let header = Header {
+            header_bytes: page.max(Header::ENCODED_BYTES),
+            slot_bytes,
+            slots,
+            fingerprint: *geometry.fingerprint(),
+            rank,
+            ranks: geometry.ranks(),
+        };
+        Self::over(Mapping::create(&header, options)?, header)
+    }
+
+    /// The slots that another process (or this one) created.
+    pub(super) fn open(path: &str, geometry: &Geometry) -> Result<Arc<Self>> {
+        let (mapping, header) = Mapping::open(path, geometry)?;
+        Self::over(mapping, header)
+    }
+
+    fn over(mapping: Mapping, header: Header) -> Result<Arc<Self>> {
+        let first = mapping.address().as_ptr().wrapping_add(header.header_bytes);
+        // SAFETY: the mapping covers header and slots, stays where it is while the plane lives
+        // (`memory` hands the plane along as the owner) and cannot be truncated: it is sealed.
+        let region = unsafe { Region::new(first, header.slots * header.slot_bytes)? };
+        Ok(Arc::new(Self {
+            mapping,
+            header,
+            region,
+        }))
+    }
+
+    /// Where other processes of the same user open it, as long as its creator lives.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        self.mapping.path()
+    }
+
+    /// The rank whose shards lie here.
+    #[must_use]
+    pub const fn rank(&self) -> usize {
+        self.header.rank
+    }
+
+    /// Number of slots.
+    #[must_use]
+    pub const fn slots(&self) -> usize {
+        self.header.slots
+    }
+
+    /// Bytes of one slot in this plane.
+    #[must_use]
+    pub const fn slot_bytes(&self) -> usize {
+        self.header.slot_bytes
+    }
+
+    /// Of the geometry it was made for.
+    #[must_use]
+    pub const fn fingerprint(&self) -> &Fingerprint {
+        &self.header.fingerprint
+    }
+
+    /// The slots for an engine, which keeps the plane mapped.
+    #[must_use]
+    pub fn memory(self: &Arc<Self>) -> SlotMemory {
+        let owner = Arc::clone(self);
+        SlotMemory::new(
+            self.region,
+            self.slot_bytes(),
+            self.slots(),
+            *self.fingerprint(),
+            owner,
+        )
+        .expect("slots fill their region")
+    }
+
+    /// All slots as one region: what a device pins. It is gone with the plane.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        self.region
+    }
+
+    /// A copy of one slot's bytes; the caller has checked that there is such a slot.
+    pub(super) fn read(&self, slot: SlotId, data: &mut [u8]) {
+        let address = self.address_of(slot);
+        assert!(data.len() <= self.slot_bytes());
+        // SAFETY: the slot lies inside the mapping, whose bytes are always initialised, and is at
+        // least as long as `data`, which is a slice of other memory.
+        unsafe { address.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) };
+    }
+
+    /// Writes the first bytes of one slot; the caller has checked that there is such a slot.
+    pub(super) fn write(&self, slot: SlotId, data: &[u8]) {
+        let address = self.address_of(slot);
+        assert!(data.len() <= self.slot_bytes());
+        // SAFETY: the slot lies inside the mapping and is at least as long as `data`, which is a
+        // slice of other memory.
+        unsafe { address.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+    }
+
+    fn address_of(&self, slot: SlotId) -> *mut u8 {
+        let index = slot.0 as usize;
+        assert!(index < self.slots());
+        let first = self.region.address().as_ptr();
+        first.wrapping_add(index * self.slot_bytes())
+    }
+}
