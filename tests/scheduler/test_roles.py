@@ -46,10 +46,10 @@ def test_a_producer_only_stores(start_as: Any, script: Script, name: str) -> Non
 def test_a_consumer_only_loads(start_as: Any, script: Script, name: str) -> None:
     engine = start_as("kv_consumer", name)
     prompt, other = tokens(4 * N + 3), tokens(4 * N + 3, 1)
-    engine.half._may_store = True  # as if another engine had filled it
+    engine.half.may_store = True  # as if another engine had filled it
     engine.half.checkpoints.mode = "adaptive"
     engine.generate(prompt)
-    engine.half._may_store = False
+    engine.half.may_store = False
     stored = len(script.of("store"))
     for _ in range(3):
         engine.forget_local()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from hybrid_pages.vllm.connector import HybridPagesConnector
+from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.keys import Keys
-from hybrid_pages.vllm.scheduler import SchedulerHalf
 from hybrid_pages.vllm.speculative_states import SpeculativeStates
+from hybrid_pages.vllm.steps import Steps
 from hybrid_pages.vllm.store import Stores
 from simulation.audit import WrongEntry
 from simulation.config import MAX_MODEL_LEN
@@ -298,9 +299,12 @@ def test_keys_without_the_next_token_are_noticed(
     start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = Keys.__init__
-    monkeypatch.setattr(
-        Keys, "__init__", lambda self, grid: make(self, dataclasses.replace(grid, lookahead=0))
-    )
+
+    def blind(self: Keys, grid: BlockGrid) -> None:
+        make(self, dataclasses.replace(grid, lookahead=0))
+        self.grid = grid
+
+    monkeypatch.setattr(Keys, "__init__", blind)
     engine = start(SHAPES["attention-only"], speculation=Speculation("mtp", 3), extra=ROOM)
     shared = tokens(4 * N)
     with pytest.raises(AssertionError):
@@ -313,13 +317,13 @@ def test_stores_of_vllms_own_hits_are_noticed(
     start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(SHAPES["attention-only"], speculation=Speculation("mtp", 3), extra=ROOM)
-    scheduled = engine.half._scheduled
+    scheduled = engine.half._steps._scheduled
 
     def forgetful(tracked: Any, first: int) -> None:
         scheduled(tracked, first)
         tracked.offered_blocks = 0
 
-    monkeypatch.setattr(engine.half, "_scheduled", forgetful)
+    monkeypatch.setattr(engine.half._steps, "_scheduled", forgetful)
     with pytest.raises(AssertionError):
         go_on_from_a_block_of_another(engine)
 
@@ -376,6 +380,6 @@ def test_what_draft_layers_have_left_out_is_not_stored(
     assert all(0 < less <= all_of_it for less, all_of_it in zip(found, whole, strict=True))
     assert sum(found) < sum(whole)
     assert engine.half.stats()["counters"]["skipped_entries:stale"]
-    monkeypatch.setattr(SchedulerHalf, "_drafted", lambda *_: True)
+    monkeypatch.setattr(Steps, "_drafted", lambda *_: True)
     with pytest.raises((WrongEntry, Mismatch)):
         beside_the_longest(start(runner_version=1, **options))

@@ -9,7 +9,6 @@ every boundary that needs one.
 from hybrid_pages import Cache, Geometry
 from hybrid_pages.adapter.admission import Admissions, last_boundary
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.hints import read_hints
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
@@ -26,15 +25,14 @@ class Checkpoints:
         self,
         geometry: Geometry,
         cache: Cache,
-        grid: BlockGrid,
+        keys: Keys,
         settings: Settings,
         figures: Figures,
     ) -> None:
-        self.grid, self.figures = grid, figures
-        self.keys = Keys(grid)
-        self._admissions = Admissions(cache, grid.block_tokens, stride=self.keys.stride)
+        self.keys, self.grid, self.figures = keys, keys.grid, figures
+        self._admissions = Admissions(cache, self.grid.block_tokens, stride=keys.stride)
         self.mode = settings.checkpoint_mode
-        self.interval = -(-settings.checkpoint_interval // grid.block_tokens)
+        self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
         self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_pages import Cache, InvalidArgumentError, Span
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
@@ -73,7 +72,7 @@ class Events:
 
     Args:
         cache: with a class of attention pages; follows it from now on.
-        grid: how vLLM cuts sequences into blocks and hashes.
+        keys: of the engine's requests.
         groups: the attention groups.
         figures: count what goes wrong.
         share: of the budget that one tenant cannot exceed.
@@ -82,14 +81,13 @@ class Events:
     def __init__(
         self,
         cache: Cache,
-        grid: BlockGrid,
+        keys: Keys,
         groups: Sequence[EventGroup],
         figures: Figures,
         share: float = 1.0,
     ) -> None:
-        self.cache, self.grid, self.groups, self.figures = cache, grid, groups, figures
-        self.share = share
-        self.keys = Keys(grid)
+        self.cache, self.keys, self.grid = cache, keys, keys.grid
+        self.groups, self.figures, self.share = groups, figures, share
         self._announced: Counter[bytes] = Counter()
         """How often a block is announced, by vLLM's hash: with draft layers, under several keys."""
         self._emptied: object = None

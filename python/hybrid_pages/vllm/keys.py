@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """Makes keys. ``stride``: how many of them a block has."""
+    """Makes keys; one object makes all of an engine's. ``stride``: how many of them a block has."""
 
     def __init__(self, grid: BlockGrid) -> None:
         self.grid = grid
-        self.stride = 1 if grid.lookahead else grid.stride
+        self._names_next = grid.lookahead > 0
+        self.stride = 1 if self._names_next else grid.stride
 
     def of(self, tracked: Tracked) -> Sequence[bytes]:
         """The keys of a request that are known by now; they become more."""
-        if not self.grid.lookahead:
+        if not self._names_next:
             return tracked.request.block_hashes
         request, keys = tracked.request, tracked.keys
         for block in range(len(keys) + 1, self.known(request) + 1):
@@ -39,7 +40,7 @@ class Keys:
     def known(self, request: "Request") -> int:
         """Boundaries, in blocks, whose keys are known."""
         blocks = len(request.block_hashes) // self.grid.stride
-        if not self.grid.lookahead:
+        if not self._names_next:
             return blocks
         if request.prompt_embeds is not None:
             return 0  # the next token has no id
@@ -48,5 +49,6 @@ class Keys:
     def changed(self, tracked: Tracked) -> bool:
         """Whether a session that streams its input has gone on since its last step, where draft
         layers have computed K/V from the token that its new input replaced."""
-        replaced = tracked.prompt_tokens != tracked.request.num_prompt_tokens
-        return bool(self.grid.lookahead) and replaced
+        if not self._names_next:
+            return False
+        return tracked.prompt_tokens != tracked.request.num_prompt_tokens

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, InvalidArgumentError, PageClass, ReadLease
 from hybrid_pages.adapter.errors import EngineError
-from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
@@ -28,9 +28,9 @@ PROMOTION_SECONDS = 2.0
 class Loads:
     """Looks prefixes up, plans their loads and ends them."""
 
-    def __init__(self, geometry: Geometry, cache: Cache, grid: BlockGrid, figures: Figures) -> None:
-        self.cache, self.grid, self.figures = cache, grid, figures
-        self.classes, self.keys = geometry.classes, Keys(grid)
+    def __init__(self, geometry: Geometry, cache: Cache, keys: Keys, figures: Figures) -> None:
+        self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
+        self.classes = geometry.classes
         self._in_flight: dict[str, ReadLease | None] = {}
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []

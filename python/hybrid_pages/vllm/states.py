@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_pages import Geometry
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.tracking import Late, Tracked
 
@@ -40,12 +40,12 @@ class State:
 class States:
     """Follows the steps of requests and finds the states that they leave behind."""
 
-    def __init__(self, geometry: Geometry, grid: BlockGrid) -> None:
-        self.grid, self.keys = grid, Keys(grid)
+    def __init__(self, geometry: Geometry, keys: Keys) -> None:
+        self.keys, self.grid = keys, keys.grid
         self.groups = [
             group for item in geometry.classes if item.kind == "recurrent" for group in item.groups
         ]
-        self._of_table = {grid.groups[group].table: group for group in self.groups}
+        self._of_table = {self.grid.groups[group].table: group for group in self.groups}
 
     def advance(self, tracked: Tracked, start: int, end: int) -> None:
         """Notes a step of a request over the tokens [start, end)."""

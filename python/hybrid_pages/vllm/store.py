@@ -12,7 +12,8 @@ from hybrid_pages import Cache, Geometry, WriteLease
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.checkpoints import Checkpoints
-from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.grid import Tables
+from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
@@ -46,16 +47,15 @@ class Stores:
         self,
         geometry: Geometry,
         cache: Cache,
-        grid: BlockGrid,
+        keys: Keys,
         checkpoints: Checkpoints,
         figures: Figures,
     ) -> None:
-        self.cache, self.grid, self.figures = cache, grid, figures
+        self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.checkpoints = checkpoints
-        self.states = (SpeculativeStates if grid.drafts else States)(geometry, grid)
-        self.keys = self.states.keys
+        self.states = (SpeculativeStates if self.grid.drafts else States)(geometry, keys)
         self.classes, self.ranks = geometry.classes, geometry.ranks
-        self._narrow = any(each.is_narrow for each in grid.groups)
+        self._narrow = any(each.is_narrow for each in self.grid.groups)
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
         self._unsent: list[StoreJob] = []

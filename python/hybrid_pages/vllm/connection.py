@@ -1,0 +1,164 @@
+"""What the scheduler half has once the plan is known: a cache, its arena, stores and loads.
+
+Nothing is published before every rank has reported the same plan and equal tensors.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hybrid_pages import Arena, Cache, Geometry
+from hybrid_pages.adapter.pool import Pool
+from hybrid_pages.vllm.agreement import Agreement
+from hybrid_pages.vllm.checkpoints import Checkpoints
+from hybrid_pages.vllm.describe import describe
+from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
+from hybrid_pages.vllm.events import EventGroup, Events
+from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.keys import Keys
+from hybrid_pages.vllm.load import Loads
+from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.messages import Report
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.store import Stores
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+class Connection:
+    """One engine's cache and arena, made for the planned geometry, and what vLLM has bound to it.
+
+    Args:
+        settings: checked settings.
+        grid: how vLLM cuts sequences into blocks and hashes.
+        ranks: tensor-parallel workers; a boundary is published when all of them have copied.
+        plan: the planned geometry; None if only the workers know it.
+        stores, loads: what this engine does, by its ``kv_role``.
+        cores: the engine cores, of which this is one.
+        event_groups: all KV cache groups, if the engine publishes KV events.
+
+    Raises:
+        BudgetError: ``host_gb`` cannot hold one entry of each kind.
+    """
+
+    geometry: Geometry
+    arena: Arena
+    cache: Cache
+    checkpoints: Checkpoints
+    stores: Stores
+    loads: Loads
+
+    def __init__(
+        self,
+        settings: Settings,
+        grid: BlockGrid,
+        ranks: int,
+        plan: Geometry | None = None,
+        *,
+        stores: bool = True,
+        loads: bool = True,
+        cores: EngineCores = ONLY_ONE,
+        event_groups: Sequence[EventGroup] | None = None,
+    ) -> None:
+        if not stores:  # no step has to end for a checkpoint
+            settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
+        self.settings, self.grid, self.ranks, self.cores = settings, grid, ranks, cores
+        self.may_store, self.may_load = stores, loads
+        self.figures, self.keys = Figures(), Keys(grid)
+        self.events: Events | None = None
+        self._event_groups = event_groups
+        self.connected = self.stopped = False
+        self.agreement = Agreement(ranks, plan)
+        self.manager: KVCacheManager | None = None
+        self.pool: BlockPool | None = None
+        if plan is not None:
+            self._connect(plan)
+
+    # ---- start
+
+    def _connect(self, plan: Geometry) -> None:
+        self.geometry = plan
+        pool = Pool(
+            plan,
+            host_gb=self.settings.host_gb,
+            policy=self.settings.policy,
+            tenant_share=self.settings.tenant_share,
+        )
+        self.cache, self.arena = pool.cache, pool.arena
+        self.checkpoints = Checkpoints(plan, self.cache, self.keys, self.settings, self.figures)
+        self.stores = Stores(plan, self.cache, self.keys, self.checkpoints, self.figures)
+        self.loads = Loads(plan, self.cache, self.keys, self.figures)
+        self.stores.pool = self.pool
+        self._follow_cache(plan)
+        self.connected = True
+        logger.info("%s", self.describe())
+
+    def _follow_cache(self, plan: Geometry) -> None:
+        """Begins to announce blocks, if the engine publishes KV events."""
+        pages = [item for item in plan.classes if item.kind == "attention"]
+        if self._event_groups is not None and pages:
+            groups = [self._event_groups[index] for index in pages[0].groups]
+            self.events = Events(
+                self.cache, self.keys, groups, self.figures, self.settings.tenant_share
+            )
+
+    def confirm(self, reports: Iterable[Report]) -> None:
+        """Takes the ranks' reports: at startup if vLLM hands them over, and with first metadata.
+
+        Raises:
+            BudgetError: ``host_gb`` cannot hold one entry of each kind.
+            GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
+            UnsupportedError: a rank on another machine.
+        """
+        agreed = self.agreement.take(reports)
+        if self.agreement.plan is not None and not self.connected:
+            self._connect(self.agreement.plan)
+        if agreed and self.agreement.geometry is not None:
+            self.geometry = self.agreement.geometry
+            logger.info(
+                "hybrid-pages: all %d ranks hold what was planned, fingerprint %s",
+                self.ranks,
+                self.geometry.fingerprint.hex()[:12],
+            )
+
+    @property
+    def serving(self) -> bool:
+        """Whether there is a cache, and the workers are as planned, as far as known."""
+        return self.connected and not self.stopped
+
+    def describe(self) -> str:
+        """One line: the geometry, and what the budget holds."""
+        return describe(
+            self.geometry,
+            self.arena,
+            self.grid,
+            cores=self.cores,
+            host_gb=self.settings.host_gb,
+        )
+
+    def take_events(self) -> "list[KVCacheEvent]":
+        """What routers are to be told since the last call."""
+        return [] if self.events is None else self.events.take(self.pool)
+
+    def bind_manager(self, manager: "KVCacheManager") -> None:
+        """Takes vLLM's cache manager, which knows a request's blocks."""
+        self.manager = manager
+
+    def bind_pool(self, pool: "BlockPool") -> None:
+        """Takes vLLM's block pool, which pins source blocks while they are copied."""
+        self.pool = pool
+        if self.connected:
+            self.stores.pool = pool
+
+    def tables(self, request_id: str) -> Tables:
+        """All blocks that vLLM holds for a request, including those not reported as computed."""
+        return () if self.manager is None else self.manager.get_block_ids(request_id)
+
+    @property
+    def storing(self) -> bool:
+        """Whether source blocks are pinned by copies that have not ended."""
+        return self.connected and bool(self.stores)

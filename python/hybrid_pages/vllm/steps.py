@@ -1,0 +1,125 @@
+"""A step of the engine: what it completes of each request, and the stores of that."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from hybrid_pages.vllm.connection import Connection
+from hybrid_pages.vllm.epochs import Epochs
+from hybrid_pages.vllm.invalid import InvalidBlocks
+from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.messages import StoreJob
+from hybrid_pages.vllm.tracking import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+
+class Steps:
+    """Follows requests from step to step.
+
+    Args:
+        half: cache, stores and loads.
+        requests: those that have not ended, by id.
+        epochs: told what each run goes on from.
+        invalid: told when a run goes on from what another connector has loaded.
+    """
+
+    def __init__(
+        self,
+        half: Connection,
+        requests: Mapping[str, Tracked],
+        epochs: Epochs,
+        invalid: InvalidBlocks,
+    ) -> None:
+        self.half, self.requests, self.epochs, self.invalid = half, requests, epochs, invalid
+        self.grid, self.figures = half.grid, half.figures
+
+    def stores(self, output: "SchedulerOutput") -> Iterable[StoreJob]:
+        """The stores of everything that a step completes."""
+        state = output.kv_connector_block_state
+        if state is None:
+            return
+        drafted = self._drafted(output)
+        # A hand-over may come for a request that is not scheduled in this step.
+        for request_id in {**output.num_scheduled_tokens, **state.boundary_state_offloads}:
+            tracked = self.requests.get(request_id)
+            if tracked is None:
+                continue
+            new_tokens = output.num_scheduled_tokens.get(request_id, 0)
+            if tracked.position is None and not new_tokens:
+                continue  # what is handed over was loaded, and the request waits
+            start = tracked.request.num_computed_tokens
+            try:
+                if tracked.position is None:
+                    self._scheduled(tracked, start)
+                elif start < tracked.position or self.half.stores.keys.changed(tracked):
+                    self._taken_back(tracked, start)
+                if new_tokens and not drafted:
+                    self.epochs.distrust(tracked, start // self.grid.hash_tokens)
+                self.half.checkpoints.stepped(tracked, start + new_tokens)
+                if self.half.may_store:
+                    job = self.half.stores.plan(tracked, new_tokens, state)
+                else:
+                    job = None
+                    self.half.stores.states.advance(tracked, start, start + new_tokens)
+            except Exception:
+                logger.exception("a store of request %s could not be planned", request_id)
+                self.figures.count("failures", label="store_plan")
+            else:
+                if job is not None:
+                    if self.half.events is not None:
+                        self.half.events.note(tracked)
+                    yield job
+
+    def _drafted(self, output: "SchedulerOutput") -> bool:
+        """Whether a step computes its draft layers, if there are any: the worker leaves them out
+        for all of its requests if one is too long for them."""
+        longest = self.grid.drafter_tokens
+        return longest is None or all(
+            tracked.request.num_computed_tokens + new_tokens <= longest
+            for request_id, new_tokens in output.num_scheduled_tokens.items()
+            if (tracked := self.requests.get(request_id)) is not None
+        )
+
+    def _scheduled(self, tracked: Tracked, start: int) -> None:
+        """A run of a request begins, behind ``start`` tokens."""
+        if self.half.loads.scheduled(tracked, start):
+            self.invalid.expect()
+        if tracked.reads_cache is not None:
+            tracked.request.skip_reading_prefix_cache = not tracked.reads_cache
+            tracked.reads_cache = None
+        local_tokens = start - tracked.loaded
+        tracked.prompt_tokens = tracked.request.num_prompt_tokens
+        if self.grid.lookahead:
+            # Nobody knows what came after vLLM's own blocks when their draft layers were computed.
+            tracked.offered_blocks = -(-local_tokens // self.grid.block_tokens)
+        keys = -(-local_tokens * self.grid.stride // self.grid.block_tokens)
+        hit = tracked.request.block_hashes[: max(0, keys)]
+        self.epochs.scheduled(tracked, hit, self.requests.values())
+        if self.half.events is not None:
+            self.half.events.begins(tracked)
+
+    def _taken_back(self, tracked: Tracked, start: int) -> None:
+        """Tokens from ``start`` on were taken back: a session that streams its input goes on with
+        others. Their pages are written again, but a state that includes them stays wrong, and so
+        does what a draft layer has computed from the first of them."""
+        tracked.prompt_tokens = tracked.request.num_prompt_tokens
+        tracked.keys.clear()
+        first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
+        tracked.offered_blocks = min(tracked.offered_blocks, first)
+        if self.half.checkpoints.recurrent or self.grid.lookahead:
+            self.epochs.distrust(tracked, first * self.grid.stride)
+
+    def reported(self) -> None:
+        """The report of a step has come: plans stores of what accepted drafts have completed."""
+        for name, tracked in self.requests.items():
+            try:
+                tables = functools.partial(self.half.tables, name)
+                planned = self.half.stores.reported(tracked, tables)
+            except Exception:
+                logger.exception("a store of request %s could not be planned", name)
+                self.figures.count("failures", label="store_plan")
+            else:
+                if planned and self.half.events is not None:
+                    self.half.events.note(tracked)
