@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Callable
 
-from hybrid_pages.adapter.pool import GIB, memory_bytes
+from hybrid_pages.adapter.memory import GIB, memory_bytes
 
 
 def whole(most: int) -> Callable[[str], int]:

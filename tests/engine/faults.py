@@ -60,13 +60,13 @@ def lease_that_cannot_commit(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def arena_that_cannot_be_opened(engine: Engine) -> Iterator[None]:
-    """A worker that has not mapped the arena yet, and cannot."""
-    import hybrid_pages.vllm.worker as module
-
+def no_engine(engine: Engine) -> Iterator[None]:
+    """A worker whose caches are not registered."""
     engine.worker.unregister()
-    with patched(module, "Arena", SimpleNamespace(open=fail)):
+    try:
         yield
+    finally:
+        engine.worker.restore()
 
 
 def bad(done: Any) -> Any:
@@ -111,14 +111,14 @@ LOOKUP = {
 STORE = {
     "reserve raises": (_broken(lambda e: e.half.stores, "cache", "reserve"), "store_plan"),
     "pinning raises": (_broken(lambda e: e.half.stores, "pool", "touch"), "store_plan"),
-    "the arena cannot be opened": (arena_that_cannot_be_opened, "store_start"),
+    "there is no engine": (no_engine, "store_start"),
     "submitting raises": (_broken(lambda e: e.worker, "engine", "store"), "store_start"),
     "the copy fails": (copies_that_fail, "store"),
     "commit raises": (lease_that_cannot_commit, "publish"),
     "a worker reports nonsense": (foreign_worker_metadata, "worker_metadata"),
 }
 LOAD = {
-    "the arena cannot be opened": (arena_that_cannot_be_opened, "load_start"),
+    "there is no engine": (no_engine, "load_start"),
     "submitting raises": (_broken(lambda e: e.worker, "engine", "load"), "load_start"),
     "the copy fails": (copies_that_fail, "load"),
 }

@@ -80,7 +80,7 @@ def test_each_rank_restores_what_it_has_stored_and_nothing_of_others(
     assert [result.restored_tokens for result in results] == [4 * N, 5 * N]
     group.check_idle()
     halves = [rank.half for rank in group.ranks]
-    assert [half.engine_id for half in halves] == ["engine_dp0", "engine_dp1"]
+    assert len({half.name for half in halves}) == 2
     assert len({half.arena.path for half in halves}) == 2
 
 

@@ -16,7 +16,7 @@ from vllm.config.utils import replace
 from vllm.engine.arg_utils import EngineArgs
 
 from hybrid_pages import BudgetError
-from hybrid_pages.adapter import pool
+from hybrid_pages.adapter import memory
 from hybrid_pages.vllm import CONNECTOR, register, versions
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.settings import SettingsError
@@ -121,7 +121,8 @@ OF_FOUR = {"data_parallel_size": 4, "data_parallel_size_local": 2}
 @pytest.fixture
 def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of 10 GiB."""
-    monkeypatch.setattr(pool, "memory_bytes", lambda: 10 * pool.GIB)
+    free = memory.Free(10 * memory.GIB, "this machine's memory")
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,18 @@ def test_an_engine_core_that_is_started_alone_is_counted_alone(
     assert configure(tmp_path, ours(host_gb=10), **options)
     with pytest.raises(BudgetError, match=r"10.0 GiB, found 11 GiB: lower it$"):
         configure(tmp_path, ours(host_gb=11), **options)
+
+
+@pytest.mark.parametrize("wrap", [lambda child: child, multi])
+def test_an_automatic_budget_is_found_out_once_for_all_engine_cores(
+    model: Path, ten_gib: None, wrap: Any
+) -> None:
+    config = configure(model, wrap(ours(host_gb="auto")), data_parallel_size=2)
+    outer = config.kv_transfer_config
+    (transfer,) = [
+        one for one in (outer, *versions.children(outer)) if one.kv_connector == CONNECTOR
+    ]
+    assert transfer.kv_connector_extra_config["host_gb"] == 2.5
 
 
 def test_a_machine_without_engine_cores_needs_no_memory(model: Path, ten_gib: None) -> None:

@@ -254,14 +254,14 @@ class CacheOfBrokenLeases:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_worker_that_cannot_open_the_arena_costs_no_text(
+def test_a_worker_without_an_engine_costs_no_text(
     ranks: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(ranks=ranks)
     worker = engine.runners[-1].connector.worker
 
-    def fail(path: str | None) -> None:
-        raise OSError(f"injected: no {path}")
+    def fail() -> None:
+        raise OSError("injected: no engine")
 
     with monkeypatch.context() as patch:
         patch.setattr(worker, "_open", fail)

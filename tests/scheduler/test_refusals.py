@@ -168,7 +168,9 @@ def test_a_vllm_outside_the_window_is_refused_when_the_connector_is_imported(
     [
         ({"host_gib": 1}, "did you mean 'host_gb'"),
         ({"host_gb": -1}, "host_gb: expected a size above 0"),
-        ({"host_gb": "4"}, "host_gb: expected float, found '4'"),
+        ({"host_gb": "4"}, "host_gb: expected a number of GiB or 'auto', found '4'"),
+        ({"host_gb": True}, "host_gb: expected a number of GiB or 'auto', found True"),
+        ({"huge_pages": "1G"}, "huge_pages: expected one of '', '2M', found '1G'"),
         ({"store_mode": "backgruond"}, "did you mean 'background'"),
         ({"copy_threads": 0}, "copy_threads: expected 1 to 256"),
         ({"verify_on_load": 1}, "verify_on_load: expected bool"),
@@ -333,18 +335,50 @@ def test_a_worker_on_another_machine_is_refused() -> None:
         scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): report})
 
 
-def test_a_worker_opens_no_arena_of_another_machine() -> None:
+def test_a_plane_that_the_scheduler_cannot_open_is_refused() -> None:
+    """As from a worker in another container."""
     config, plan = configuration()
     scheduler = scheduler_of(config, plan)
+    report = replace(reports(config, plan, GDN), plane="/proc/0/fd/7")
+    with pytest.raises(UnsupportedError, match=r"(?s)rank 0.*/proc/0/fd/7.*one container"):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): report})
+
+
+def test_a_plane_of_another_budget_is_refused() -> None:
+    config, plan = configuration()
+    other, _ = configuration(host_gb=0.25)
+    worker = registered(other, plan)
+    with pytest.raises(UnsupportedError, match=r"(?s)rank 0: expected a plane of \d+ slots.*same"):
+        scheduler_of(config, plan).set_xfer_handshake_metadata_pp_aware({(0, 0): worker.report})
+    worker.shutdown()
+
+
+def test_a_rank_whose_plane_is_another_one_later_is_refused() -> None:
+    config, plan = configuration()
+    scheduler = scheduler_of(config, plan)
+    first, second = registered(config, plan), registered(config, plan)
+    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): first.report})
+    with pytest.raises(GeometryError, match=r"(?s)its plane of the arena at .*what was stored"):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): second.report})
+    first.shutdown()
+    second.shutdown()
+
+
+def test_a_plane_stays_where_it_is_while_the_engine_sleeps() -> None:
+    config, plan = configuration()
+    worker = registered(config, plan)
+    before = worker.report
+    worker.unregister()
+    worker.restore()
+    assert worker.report == before
+    worker.shutdown()
+
+
+def registered(config: Any, plan: Any) -> Any:
+    """A worker half with caches."""
     worker = HybridPagesConnector(config, KVConnectorRole.WORKER, plan)
     worker.register_kv_caches(Memory(plan, GDN.layout, [N] * 4, 0).tensors)
-    step = StepMetadata(scheduler.scheduler.arena.path, "another boot id", stores=[StoreJob(7, [])])
-    worker.bind_connector_metadata(step)
-    worker.wait_for_save()
-    ((outcome,),) = worker.build_connector_worker_meta().stores.values()
-    assert "another boot id" in outcome.error
-    assert outcome.reason == "store_start"
-    worker.shutdown()
+    return worker.worker
 
 
 def test_payloads_of_other_connectors_are_left_alone() -> None:

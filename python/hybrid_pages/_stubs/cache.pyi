@@ -92,7 +92,8 @@ class LeaseEntry:
     def block_index(self) -> int: ...
     @property
     def slots(self) -> list[int]:
-        """Where its payload lies: byte `p` in `slots[p // slot_bytes]` at `p % slot_bytes`."""
+        """Where its payload lies: byte `p` of a rank's shard in `slots[p // part]` at `p % part` of that
+        rank's plane, which has `part = slot_bytes // ranks` bytes of each slot."""
 
     @property
     def checksums(self) -> list[int]:

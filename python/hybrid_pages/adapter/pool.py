@@ -1,109 +1,115 @@
 """Host memory for a geometry: a budget, the slots that it buys, and the cache over them."""
 
 import math
-import os
+from dataclasses import dataclass
 
 from hybrid_pages._core import Arena, BudgetError, Cache, Geometry
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.memory import GIB, auto_host_gb, memory_bytes, require_memory
 from hybrid_pages.adapter.policies import require_policy
 
-GIB = 1 << 30
 
+@dataclass(frozen=True)
+class Slots:
+    """The slots that a budget buys."""
 
-class Pool:
-    """A cache, and the arena that its slots lie in.
+    slot_bytes: int
+    """Of a slot in the planes of all ranks together."""
+    count: int
 
-    Args:
-        geometry: of the entries.
-        host_gb: the budget in GiB.
-        policy: name of the policy that the cache asks.
-        tenant_share: the share of the budget that one tenant cannot exceed.
+    @classmethod
+    def of(cls, host_gb: float, geometry: Geometry) -> "Slots":
+        """Those of a budget in GiB, for all ranks together.
 
-    Raises:
-        BudgetError: the budget, or a tenant's share of it, cannot hold one entry of each class, or
-            the budget exceeds this machine's memory.
-        SettingsError: an unknown policy.
-    """
-
-    def __init__(
-        self, geometry: Geometry, *, host_gb: float, policy: str, tenant_share: float = 1.0
-    ) -> None:
-        require_policy(policy)
+        Raises:
+            BudgetError: it cannot hold one entry of each class, or exceeds this machine's memory.
+        """
+        if not 0 < host_gb * GIB <= memory_bytes():
+            raise BudgetError(
+                "host_gb: expected more than 0 and at most this machine's memory, "
+                f"{memory_bytes() / GIB:.1f} GiB, found {host_gb:g} GiB"
+            )
         slot_bytes = geometry.suggest_slot_bytes()
-        slots = slots_of(host_gb, geometry, slot_bytes)
-        require_share(tenant_share, geometry, slot_bytes, slots)
-        self.geometry = geometry
-        self.cache = Cache(
+        slots = cls(slot_bytes, int(host_gb * GIB) // slot_bytes)
+        needed = slots.least(geometry)
+        if slots.count < needed:
+            least = math.ceil(needed * slot_bytes / GIB * 1e4) / 1e4
+            raise BudgetError(
+                f"host_gb: expected at least {least:g} GiB ({needed * slot_bytes} bytes), which "
+                f"hold one block of {geometry.block_tokens} tokens with its states, found "
+                f"{host_gb:g} GiB: raise it (a useful cache takes some hundred times as much)"
+            )
+        return slots
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slot_bytes * self.count
+
+    def least(self, geometry: Geometry) -> int:
+        """Slots of one entry of each class."""
+        needs = (geometry.slots_per_entry(i.index, self.slot_bytes) for i in geometry.classes)
+        return sum(needs)
+
+    def cache(self, geometry: Geometry, *, policy: str, tenant_share: float = 1.0) -> Cache:
+        """An empty cache over these slots.
+
+        Raises:
+            BudgetError: a tenant's share of them cannot hold one entry of each class.
+            SettingsError: an unknown policy.
+        """
+        require_policy(policy)
+        needed = self.least(geometry)
+        if int(self.count * tenant_share) < needed:
+            raise BudgetError(
+                f"tenant_share: expected at least {needed / self.count:.4f} of these {self.count} "
+                "slots, so that a tenant can have one entry of each kind, found "
+                f"{tenant_share:g}: raise it, or host_gb"
+            )
+        return Cache(
             geometry,
-            slot_bytes=slot_bytes,
-            slots=slots,
+            slot_bytes=self.slot_bytes,
+            slots=self.count,
             policy=policy,
             tenant_share=tenant_share,
         )
-        self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=slots)
 
 
-def memory_bytes() -> int:
-    """The memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def require_memory(host_gb: float, engine_cores: int = 1) -> None:
-    """Rejects a budget that is not above 0, or budgets that exceed this machine's memory together.
+class Pool:
+    """A cache, and the arena that its slots lie in, with the planes of all ranks.
 
     Args:
-        host_gb: the budget of each engine core, in GiB.
-        engine_cores: how many of them this machine has.
+        geometry: of the entries.
+        host_gb: the budget in GiB, or ``"auto"`` for a safe share of the free memory.
+        policy: name of the policy that the cache asks.
 
     Raises:
-        BudgetError: names ``host_gb``.
+        BudgetError: the budget cannot hold one entry of each class, or exceeds the memory that is
+            free here.
+        SettingsError: an unknown policy.
     """
-    if not host_gb > 0:
-        raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
-    memory, total = memory_bytes() / GIB, host_gb * engine_cores
-    if total > memory:
-        found, remedy = f"{host_gb:g} GiB", "lower it"
-        if engine_cores > 1:
-            found = f"{engine_cores} engine cores x {found} = {total:g} GiB"
-            remedy = f"lower it to less than {memory / engine_cores:.1f} GiB each"
-        raise BudgetError(
-            f"host_gb: expected at most this machine's memory, {memory:.1f} GiB, found {found}: "
-            f"{remedy}"
-        )
+
+    def __init__(self, geometry: Geometry, *, host_gb: float | str, policy: str) -> None:
+        require_policy(policy)
+        budget = budget_of(host_gb)
+        require_memory(budget)
+        slots = Slots.of(budget, geometry)
+        self.geometry = geometry
+        self.cache = slots.cache(geometry, policy=policy)
+        self.arena = Arena.create(geometry, slot_bytes=slots.slot_bytes, slots=slots.count)
 
 
-def slots_of(host_gb: float, geometry: Geometry, slot_bytes: int) -> int:
-    """How many slots of ``slot_bytes`` the budget buys.
+def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:
+    """A budget in GiB: the number, or what ``"auto"`` stands for now with so many engine cores.
 
     Raises:
-        BudgetError: it cannot hold one entry of each class, or exceeds this machine's memory.
+        SettingsError: anything else.
     """
-    require_memory(host_gb)
-    slots = int(host_gb * GIB) // slot_bytes
-    needed = _least_slots(geometry, slot_bytes)
-    if slots < needed:
-        least = math.ceil(needed * slot_bytes / GIB * 1e4) / 1e4
-        raise BudgetError(
-            f"host_gb: expected at least {least:g} GiB ({needed * slot_bytes} bytes), which hold "
-            f"one block of {geometry.block_tokens} tokens with its states, found {host_gb:g} GiB: "
-            "raise it (a useful cache takes some hundred times as much)"
+    if host_gb == "auto":
+        return auto_host_gb(engine_cores)
+    if isinstance(host_gb, bool) or not isinstance(host_gb, (int, float)):
+        raise SettingsError(
+            f"host_gb: expected a number of GiB or 'auto', found {host_gb!r} of type "
+            f"{type(host_gb).__name__}"
         )
-    return slots
-
-
-def require_share(share: float, geometry: Geometry, slot_bytes: int, slots: int) -> None:
-    """Rejects a tenant's share of so many slots that cannot hold one entry of each class.
-
-    Raises:
-        BudgetError: names ``tenant_share``.
-    """
-    needed = _least_slots(geometry, slot_bytes)
-    if int(slots * share) < needed:
-        raise BudgetError(
-            f"tenant_share: expected at least {needed / slots:.4f} of these {slots} slots, so that "
-            f"a tenant can have one entry of each kind, found {share:g}: raise it, or host_gb"
-        )
-
-
-def _least_slots(geometry: Geometry, slot_bytes: int) -> int:
-    """Slots of one entry of each class."""
-    return sum(geometry.slots_per_entry(item.index, slot_bytes) for item in geometry.classes)
+    return host_gb

@@ -78,7 +78,7 @@ class PrefixCache(Closing):
 
     Args:
         model: a causal language model with attention layers, in evaluation mode, on its device.
-        host_gb: host memory for pages and checkpoints, in GiB.
+        host_gb: host memory for pages and checkpoints, in GiB; ``"auto"`` for half of what is free.
         block_tokens: tokens per block; prompts are restored in whole blocks. A sliding window has
             to be wider.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
@@ -99,7 +99,7 @@ class PrefixCache(Closing):
         self,
         model: Any,
         *,
-        host_gb: float = 4.0,
+        host_gb: float | str = 4.0,
         block_tokens: int = 64,
         policy: str = "reuse",
         weights: WeightsDigest = "sampled",

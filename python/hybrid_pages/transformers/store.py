@@ -13,7 +13,8 @@ from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
 from hybrid_pages.adapter.entries import Checksums, Entries
 from hybrid_pages.adapter.keys import Prefix, holding, identity
-from hybrid_pages.adapter.pool import Pool, require_memory
+from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.pool import Pool, budget_of
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, model_identity
 from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
@@ -39,7 +40,7 @@ class CacheStore(Closing):
     Args:
         model: a causal language model, on the device that its caches will be on. Two tokens are run
             through it to see what its caches are made of.
-        host_gb: host memory for pages and checkpoints, in GiB.
+        host_gb: host memory for pages and checkpoints, in GiB; ``"auto"`` for half of what is free.
         block_tokens: tokens per block; prefixes are cut into blocks.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
         weights: how the model's weights enter the geometry's identity: "sampled" digests 64
@@ -55,13 +56,14 @@ class CacheStore(Closing):
         self,
         model: Any,
         *,
-        host_gb: float = 4.0,
+        host_gb: float | str = 4.0,
         block_tokens: int = 64,
         policy: str = "reuse",
         weights: WeightsDigest = "sampled",
         verify_on_load: bool = False,
     ) -> None:
         require_model(model)
+        host_gb = budget_of(host_gb)
         require_memory(host_gb)
         self.layout = read_layout(model, block_tokens, model_identity(model, weights))
         pool = Pool(self.layout.geometry, host_gb=host_gb, policy=policy)

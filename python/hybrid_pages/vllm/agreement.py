@@ -1,14 +1,16 @@
 """Agreement of all ranks on one geometry, before anything is published.
 
-The scheduler half makes cache and arena for the planned geometry. Each rank plans on its own, reads
-its tensors, and reports both.
+The scheduler half makes a cache for the planned geometry. Each rank plans on its own, makes its
+plane of the arena, reads its tensors, and reports all three.
 """
 
 from collections.abc import Iterable
 
-from hybrid_pages import Geometry, GeometryError
+from hybrid_pages import Arena, Geometry, GeometryError, HybridPagesError
+from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm.machine import boot_id, require_machine
 from hybrid_pages.vllm.messages import Report
+from hybrid_pages.vllm.support import UnsupportedError
 
 
 class Agreement:
@@ -53,8 +55,39 @@ class Agreement:
                 raise GeometryError(
                     f"rank {report.rank} plans another cache than the scheduler: {difference}"
                 )
+            before = self.reports.get(report.rank, report)
+            if before.plane != report.plane:
+                raise GeometryError(
+                    f"rank {report.rank}: expected its plane of the arena at {before.plane}, found "
+                    f"it at {report.plane}: what was stored is gone"
+                )
             self.reports[report.rank] = report
         return bool(news) and self._compare()
+
+    def open_arena(self, slots: Slots) -> Arena:
+        """The planes of all ranks, which must have so many slots.
+
+        Raises:
+            UnsupportedError: this process can't open one; names it and its rank.
+        """
+        if self.plan is None:
+            raise GeometryError("expected a plan before the arena, found none")
+        for rank, report in sorted(self.reports.items()):
+            try:
+                plane = Arena.open(report.plane, self.plan)
+            except HybridPagesError as error:
+                raise UnsupportedError(
+                    f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, found "
+                    f"{error}: run an engine's scheduler and workers in one container and as one "
+                    "user (containers of one pod: with a shared process namespace)"
+                ) from error
+            if (plane.slots, plane.slot_bytes) != (slots.count, slots.slot_bytes):
+                raise UnsupportedError(
+                    f"rank {rank}: expected a plane of {slots.count} slots of {slots.slot_bytes} "
+                    f"bytes, found {plane.slots} of {plane.slot_bytes}: give scheduler and workers "
+                    "the same host_gb, as a number"
+                )
+        return Arena.open([report.plane for report in self.reports.values()], self.plan)
 
     def _compare(self) -> bool:
         found = {rank: Geometry.from_json(report.geometry) for rank, report in self.reports.items()}

@@ -1,4 +1,4 @@
-"""What the scheduler half has once the plan is known: a cache, its arena, stores and loads.
+"""What the scheduler half has once the plan is known: a cache over its slots, stores and loads.
 
 Nothing is published before every rank has reported the same plan and equal tensors.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Geometry
-from hybrid_pages.adapter.pool import Pool
+from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm.agreement import Agreement
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """One engine's cache and arena, made for the planned geometry, and what vLLM has bound to it.
+    """One engine's cache, made for the planned geometry, and what vLLM has bound to it.
 
     Args:
         settings: checked settings.
@@ -46,7 +46,9 @@ class Connection:
     """
 
     geometry: Geometry
+    slots: Slots
     arena: Arena
+    """The planes of all ranks, from the time when all have reported."""
     cache: Cache
     checkpoints: Checkpoints
     stores: Stores
@@ -82,13 +84,10 @@ class Connection:
 
     def _connect(self, plan: Geometry) -> None:
         self.geometry = plan
-        pool = Pool(
-            plan,
-            host_gb=self.settings.host_gb,
-            policy=self.settings.policy,
-            tenant_share=self.settings.tenant_share,
+        self.slots = Slots.of(self.settings.host_gb, plan)
+        self.cache = self.slots.cache(
+            plan, policy=self.settings.policy, tenant_share=self.settings.tenant_share
         )
-        self.cache, self.arena = pool.cache, pool.arena
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, self.settings, self.figures)
         self.stores = Stores(plan, self.cache, self.keys, self.checkpoints, self.figures)
         self.loads = Loads(plan, self.cache, self.keys, self.figures)
@@ -112,12 +111,13 @@ class Connection:
         Raises:
             BudgetError: ``host_gb`` cannot hold one entry of each kind.
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
-            UnsupportedError: a rank on another machine.
+            UnsupportedError: a rank on another machine, or whose plane can't be opened here.
         """
         agreed = self.agreement.take(reports)
         if self.agreement.plan is not None and not self.connected:
             self._connect(self.agreement.plan)
         if agreed and self.agreement.geometry is not None:
+            self.arena = self.agreement.open_arena(self.slots)
             self.geometry = self.agreement.geometry
             logger.info(
                 "hybrid-pages: all %d ranks hold what was planned, fingerprint %s",
@@ -134,7 +134,7 @@ class Connection:
         """One line: the geometry, and what the budget holds."""
         return describe(
             self.geometry,
-            self.arena,
+            self.slots,
             self.grid,
             cores=self.cores,
             host_gb=self.settings.host_gb,

@@ -43,7 +43,7 @@ from hybrid_pages.vllm.log import logger  # noqa: E402
 from hybrid_pages.vllm.messages import Report, StepMetadata  # noqa: E402
 from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
 from hybrid_pages.vllm.scheduler import SchedulerHalf  # noqa: E402
-from hybrid_pages.vllm.settings import Settings  # noqa: E402
+from hybrid_pages.vllm.settings import Settings, fix_budget  # noqa: E402
 from hybrid_pages.vllm.worker import WorkerHalf  # noqa: E402
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         transfer = vllm_config.kv_transfer_config
+        cores = EngineCores.of(vllm_config.parallel_config)
+        fix_budget(transfer.kv_connector_extra_config, cores.here)
         settings = Settings.parse(transfer.kv_connector_extra_config)
         require_groups(kv_cache_config)
         require_config(vllm_config, recurrent=has_states(kv_cache_config))
@@ -99,11 +101,10 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 settings,
                 grid,
                 ranks,
-                transfer.engine_id,
                 planned_geometry(vllm_config, kv_cache_config),
                 stores=transfer.is_kv_producer,
                 loads=transfer.is_kv_consumer,
-                cores=EngineCores.of(vllm_config.parallel_config),
+                cores=cores,
                 event_groups=events,
             )
         else:

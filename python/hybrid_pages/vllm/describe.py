@@ -1,20 +1,21 @@
 """The connector in one line of the log: the geometry, and what the budget holds."""
 
-from hybrid_pages import Arena, Geometry
-from hybrid_pages.adapter.pool import GIB
+from hybrid_pages import Geometry
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.metrics import KINDS
 
 
 def describe(
-    geometry: Geometry, arena: Arena, grid: BlockGrid, *, cores: EngineCores, host_gb: float
+    geometry: Geometry, slots: Slots, grid: BlockGrid, *, cores: EngineCores, host_gb: float
 ) -> str:
     """Names block size, groups, sizes and budget.
 
     Args:
         geometry: planned, or found in the tensors.
-        arena: made for it.
+        slots: what the budget buys.
         grid: how vLLM cuts sequences into blocks, and whether kernels export states from inside a
             step.
         cores: the engine cores; each has such a cache.
@@ -26,7 +27,7 @@ def describe(
     counts = {kind: sum(group.kind == kind for group in geometry.groups) for kind in KINDS}
     groups = " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     page = sizes["attention"] + sizes["window"]
-    tokens = arena.nbytes // (page + sizes["recurrent"]) * geometry.block_tokens
+    tokens = slots.nbytes // (page + sizes["recurrent"]) * geometry.block_tokens
     engine_blocks = sorted({blocks.tokens for blocks in grid.groups})
     if len(engine_blocks) > 1:
         groups += f" (engine blocks of {' and '.join(map(str, engine_blocks))} tokens)"
@@ -38,8 +39,8 @@ def describe(
     return (
         f"hybrid-pages: {which}N={geometry.block_tokens} tokens per block, groups: {groups}, "
         f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {geometry.ranks}, page "
-        f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(arena.nbytes)} "
-        f"= {arena.slots} slots of {_size(arena.slot_bytes)}, holds at least {tokens} tokens (with "
+        f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(slots.nbytes)} "
+        f"= {slots.count} slots of {_size(slots.slot_bytes)}, holds at least {tokens} tokens (with "
         "a checkpoint at every boundary)"
     )
 

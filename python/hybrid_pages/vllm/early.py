@@ -1,18 +1,18 @@
 """Checks before the model loads.
 
 vLLM makes its connectors when the model is loaded, in processes whose errors end up far above the
-last line of the log. The plugin therefore checks each configuration where vLLM makes it, and
-changes nothing in it.
+last line of the log. The plugin therefore checks each configuration where vLLM makes it. It changes
+nothing in it, but for a budget of "auto": what is free is found out once, for all processes.
 """
 
 import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hybrid_pages.adapter.pool import require_memory
+from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
-from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.settings import Settings, fix_budget
 from hybrid_pages.vllm.support import (
     reject,
     require_config,
@@ -43,10 +43,12 @@ def check(config: "VllmConfig", connector: str) -> None:
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
     host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
-    for transfer in _ours(config.kv_transfer_config, connector):
+    ours = list(_ours(config.kv_transfer_config, connector))
+    for transfer in ours:
         require_version(versions.installed())
         require_reads()
         require_platform()
+        fix_budget(transfer.kv_connector_extra_config, cores.here * len(ours))
         host_gb += Settings.parse(transfer.kv_connector_extra_config).host_gb
         require_memory(host_gb, cores.here)
         beside = _without_hybrid_manager(config.kv_transfer_config)

@@ -13,18 +13,15 @@ class StoresEnder(Protocol):
         """Starts more stores and waits for all; returns the outcomes that were not reported yet."""
 
 
-_HERE: "weakref.WeakValueDictionary[tuple[str | None, str], StoresEnder]"
+_HERE: "weakref.WeakValueDictionary[str, StoresEnder]"
 _HERE = weakref.WeakValueDictionary()
 
 
-def worker_here(engine_id: str | None, arena: str) -> StoresEnder | None:
-    """The worker half that works on an engine's arena, if it lives in this process.
-
-    Two engines may have one id, and each has an arena of its own.
-    """
-    return _HERE.get((engine_id, arena))
+def worker_here(half: str) -> StoresEnder | None:
+    """The worker half that works for a scheduler half, by its name, if it lives in this process."""
+    return _HERE.get(half)
 
 
-def note_worker(engine_id: str | None, arena: str, worker: StoresEnder) -> None:
-    """Notes the worker half that works on an arena."""
-    _HERE[engine_id, arena] = worker
+def note_worker(half: str, worker: StoresEnder) -> None:
+    """Notes the worker half that works for a scheduler half."""
+    _HERE[half] = worker

@@ -30,6 +30,8 @@ class Report(KVConnectorHandshakeMetadata):
     """The geometry found in the tensors, in canonical JSON."""
     machine: str
     """The boot id of the worker's machine; empty if the system names none."""
+    plane: str
+    """Path of this rank's plane of the arena."""
     alone: bool = False
     """Whether there is certainly no other connector beside."""
 
@@ -56,9 +58,8 @@ class LoadJob:
 class StepMetadata(KVConnectorMetadata):
     """One step's work for the workers."""
 
-    arena: str | None = None
-    machine: str = ""
-    """The boot id of the machine that the arena is on."""
+    half: str | None = None
+    """Names the scheduler half that planned it; None if that has no cache."""
     stores: list[StoreJob] = field(default_factory=list)
     loads: list[LoadJob] = field(default_factory=list)
     idle: bool = False

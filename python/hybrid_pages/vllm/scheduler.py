@@ -1,5 +1,6 @@
 """The scheduler half: vLLM's calls, from the arrival of a request to its end."""
 
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.here import worker_here
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.machine import boot_id
 from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
 from hybrid_pages.vllm.metrics import HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 class SchedulerHalf(Connection):
     """One engine's cache, stores and loads. Lives in the scheduler's process.
 
-    Args:
-        engine_id: vLLM's name of this engine, by which a worker in the same process is found.
-
-    The others, and what is raised, as of :class:`~hybrid_pages.vllm.connection.Connection`.
+    Arguments, and what is raised, as of :class:`~hybrid_pages.vllm.connection.Connection`.
     """
 
     def __init__(
@@ -44,7 +41,6 @@ class SchedulerHalf(Connection):
         settings: Settings,
         grid: BlockGrid,
         ranks: int,
-        engine_id: str | None = None,
         plan: Geometry | None = None,
         *,
         stores: bool = True,
@@ -62,7 +58,8 @@ class SchedulerHalf(Connection):
             cores=cores,
             event_groups=event_groups,
         )
-        self.engine_id = engine_id
+        self.name = uuid.uuid4().hex
+        """By which a worker in the same process is found."""
         self.epochs = Epochs()
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
@@ -127,8 +124,7 @@ class SchedulerHalf(Connection):
             return StepMetadata()
         self._follow_engine()
         return StepMetadata(
-            arena=self.arena.path,
-            machine=boot_id(),
+            half=self.name,
             stores=[*self._steps.stores(output), *self.stores.take_unsent()],
             loads=self.loads.take_planned(),
             idle=not output.total_num_scheduled_tokens,
@@ -246,13 +242,11 @@ class SchedulerHalf(Connection):
         """
         if self.ranks != 1 or not self.storing or self._invalid.expected:
             return
-        worker = worker_here(self.engine_id, self.arena.path)
+        worker = worker_here(self.name)
         if worker is None:
             return
         try:
-            unsent = StepMetadata(
-                arena=self.arena.path, machine=boot_id(), stores=self.stores.take_unsent()
-            )
+            unsent = StepMetadata(half=self.name, stores=self.stores.take_unsent())
             self.finished(worker.end_stores(unsent), ())
         except Exception:
             logger.exception("the stores of an idle engine could not be ended")

@@ -8,9 +8,11 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
+from hybrid_pages.adapter.pool import budget_of
 
 StoreMode = Literal["auto", "step", "background"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
+HugePages = Literal["", "2M"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,13 @@ class Settings:
     """Settings of the connector; every field has a default that works."""
 
     host_gb: float = 4.0
-    """Host memory for pages and checkpoints of all ranks of one engine core, in GiB."""
+    """Host memory for pages and checkpoints of all ranks of one engine core, in GiB. ``"auto"`` in
+    the configuration: half of the memory that is free when vLLM starts, for all engine cores of the
+    machine together."""
+
+    huge_pages: HugePages = ""
+    """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in the
+    page tables of a large budget. Empty for pages of the usual size."""
 
     policy: str = "reuse"
     """Which checkpoints deserve room, and which entries stay when the budget is full."""
@@ -96,7 +104,22 @@ class Settings:
                     f"kv_connector_extra_config has the unknown key {key!r}: {hint}"
                     f"valid keys are {', '.join(sorted(known))}"
                 )
-        return cls(**extra_config)
+        settings = dict(extra_config)
+        if "host_gb" in settings:
+            settings["host_gb"] = budget_of(settings["host_gb"])
+        return cls(**settings)
+
+
+def fix_budget(extra_config: dict[str, Any], engine_cores: int) -> None:
+    """Puts a size in the place of ``host_gb: "auto"``: all processes that get this configuration
+    have to agree on it.
+
+    Args:
+        extra_config: ``kv_connector_extra_config``, which is changed.
+        engine_cores: how many of them share this machine.
+    """
+    if extra_config.get("host_gb") == "auto":
+        extra_config["host_gb"] = budget_of("auto", engine_cores)
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The worker half: one rank's KV buffers, and the copies between them and the arena.
+"""The worker half: one rank's KV buffers, its plane of the arena, and the copies between them.
 
 It decides nothing: every job names slots and blocks. A job that fails is reported with its
 reason and leaves the engine running.
@@ -21,12 +21,13 @@ from hybrid_pages import (
     LayerMap,
     TransferError,
 )
-from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.here import note_worker
 from hybrid_pages.vllm.layout import planned_geometry, read_layout, require_sizes
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.machine import boot_id, require_machine
+from hybrid_pages.vllm.machine import boot_id
 from hybrid_pages.vllm.messages import (
     LoadJob,
     Outcome,
@@ -81,10 +82,11 @@ class WorkerHalf:
         self.engine: engines.CopyEngine | None = None
         self._device = torch.device("cpu")
         self._unfenced: str | None = None
-        self._failed_arena: tuple[str, str] | None = None
+        self._no_engine = ""
+        """Why there is no engine."""
+        self._arena: Arena | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
-        self._arena_path: str | None = None
         self._stores: dict[int, int] = {}
         self._loads: dict[int, str] = {}
         self._results = _Results()
@@ -95,6 +97,8 @@ class WorkerHalf:
         """Reads the geometry out of the registered tensors.
 
         Raises:
+            BudgetError: ``host_gb`` is more than the memory that is free, or there are not enough
+                huge pages.
             GeometryError: a tensor that does not match its spec.
             UnsupportedError: a cache this connector does not handle, or a device without a driver.
         """
@@ -109,39 +113,22 @@ class WorkerHalf:
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
+        if self._arena is None:
+            self._arena = self._make_plane(self.plan)
         self.report = Report(
-            self.rank, self.plan.to_json(), self.geometry.to_json(), boot_id(), self.alone
+            self.rank,
+            self.plan.to_json(),
+            self.geometry.to_json(),
+            boot_id(),
+            self._arena.path,
+            self.alone,
         )
         self._results.metadata.reports = [self.report]
-
-    def unregister(self) -> None:
-        """Ends every copy and leaves the buffers alone until :meth:`restore`."""
-        if self.engine is not None:
-            self.engine.close()
-            self._collect()
-            self.engine = None
-        self._arena_path = self._failed_arena = None
-
-    def restore(self) -> None:
-        """Reads the buffers anew after wake-up."""
-        if self._kv_caches:
-            self.register(self._kv_caches)
-
-    def _open(self, step: StepMetadata) -> engines.CopyEngine:
-        path = step.arena
-        if self.engine is not None and path == self._arena_path:
-            return self.engine
-        if path is None or self.plan is None:
-            raise EngineError("expected an arena and registered KV caches, found none")
-        if self._failed_arena is not None and self._failed_arena[0] == path:
-            raise TransferError(self._failed_arena[1])
-        require_machine("the arena", step.machine, boot_id())
-        arena = Arena.open(path, self.plan)
         try:
             self.engine = engines.make_engine(
                 self._device,
                 self.plan,
-                arena,
+                self._arena,
                 rank=self.rank,
                 num_blocks=self._kv_cache_config.num_blocks,
                 layers=self._maps,
@@ -149,10 +136,37 @@ class WorkerHalf:
                 owners=self._kv_caches,
             )
         except CudaError as error:
-            # Pinning the arena anew in every step would cost more than the cache is worth.
-            self._failed_arena = path, str(error)
-            raise
-        self._arena_path = path
+            logger.exception("rank %d stores and loads nothing", self.rank)
+            self._no_engine = str(error)
+
+    def _make_plane(self, plan: Geometry) -> Arena:
+        """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
+        slots = Slots.of(self.settings.host_gb, plan)
+        if not self.settings.huge_pages:
+            require_memory(self.settings.host_gb / plan.ranks)
+        return Arena.create(
+            plan,
+            slot_bytes=slots.slot_bytes,
+            slots=slots.count,
+            rank=self.rank,
+            huge_pages=self.settings.huge_pages or None,
+        )
+
+    def unregister(self) -> None:
+        """Ends every copy and leaves the buffers alone until :meth:`restore`."""
+        if self.engine is not None:
+            self.engine.close()
+            self._collect()
+        self.engine, self._no_engine = None, "expected registered KV caches, found none"
+
+    def restore(self) -> None:
+        """Reads the buffers anew after wake-up."""
+        if self._kv_caches:
+            self.register(self._kv_caches)
+
+    def _open(self) -> engines.CopyEngine:
+        if self.engine is None:
+            raise TransferError(self._no_engine)
         return self.engine
 
     # ---- a step
@@ -163,15 +177,13 @@ class WorkerHalf:
         This step's loads wait for what the device was given until here, and not for the pass. On a
         CPU there is nothing to wait for.
         """
-        if step.arena is not None and self._config.kv_transfer_config is not None:
-            note_worker(self._config.kv_transfer_config.engine_id, step.arena, self)
+        if step.half is not None:
+            note_worker(step.half, self)
         before, self._unfenced = self._unfenced, None
-        if self._device.type == "cpu" or step.arena is None:
+        if not step.loads or not isinstance(self.engine, engines.StreamEngine):
             return
         try:
-            engine = self._open(step)
-            if step.loads and isinstance(engine, engines.StreamEngine):
-                engine.fence()
+            self.engine.fence()
         except Exception as error:
             self._unfenced = str(error)
             if self._unfenced != before:
@@ -181,19 +193,19 @@ class WorkerHalf:
         """Starts this step's loads; each ends in a later :meth:`collect`."""
         for job in step.loads:
             try:
-                self._loads[self._submit_load(step, job)] = job.request
+                self._loads[self._submit_load(job)] = job.request
             except Exception as error:
                 logger.exception("load of request %s could not start", job.request)
                 reason = "load_plan" if job.rejected else "load_start"
                 self._end_load(job.request, Outcome(self.rank, str(error), reason))
 
-    def _submit_load(self, step: StepMetadata, job: LoadJob) -> int:
+    def _submit_load(self, job: LoadJob) -> int:
         if job.rejected is not None:
             raise InvalidArgumentError(job.rejected)
         if self._unfenced is not None:
             raise TransferError(self._unfenced)
         verify = self.settings.verify_on_load
-        return self._open(step).load(
+        return self._open().load(
             [
                 (item, slots, blocks, checksums[self.rank] if verify else None)
                 for item, slots, blocks, checksums in job.entries
@@ -204,7 +216,7 @@ class WorkerHalf:
         """Starts this step's stores, after its forward pass."""
         for job in step.stores:
             try:
-                self._stores[self._submit_store(step, job)] = job.job
+                self._stores[self._submit_store(job)] = job.job
             except Exception as error:
                 logger.exception("store %d could not start", job.job)
                 self._end_store(job.job, Outcome(self.rank, str(error), "store_start"))
@@ -216,8 +228,8 @@ class WorkerHalf:
             for ticket in self._stores:
                 self.engine.wait(ticket)
 
-    def _submit_store(self, step: StepMetadata, job: StoreJob) -> int:
-        return self._open(step).store(job.entries)
+    def _submit_store(self, job: StoreJob) -> int:
+        return self._open().store(job.entries)
 
     @property
     def _stores_end_with_the_step(self) -> bool:

@@ -98,7 +98,7 @@ impl PyCudaEngine {
         method: &str,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let memory = arena.inner.memory(rank.0).map_err(to_py);
+        let memory = arena.inner.memory(rank.0).map_err(crate::error::to_py);
         let layout = layout(geometry, rank, num_blocks, &layers)?;
         let memory = memory?;
         let usual = Options::default();

@@ -63,8 +63,13 @@ class Audit:
         if tuple(entry.slots) in self.checked:
             return
         self.checked.add(tuple(entry.slots))
-        size = self.geometry.classes[entry.class_index].entry_bytes
-        found = b"".join(self.arena.read(slot) for slot in entry.slots)[:size]
+        size = self.geometry.classes[entry.class_index].rank_bytes
+        held = [self.arena.read(slot) for slot in entry.slots]
+        part = self.arena.slot_bytes // self.geometry.ranks
+        found = b"".join(
+            b"".join(slot[rank * part : (rank + 1) * part] for slot in held)[:size]
+            for rank in range(self.geometry.ranks)
+        )
         expected, counts = self._expected(entry, prefix)
         if not np.array_equal(np.frombuffer(found, np.uint8)[counts], expected[counts]):
             kind = self.geometry.classes[entry.class_index].kind
