@@ -4,7 +4,7 @@ Nothing is published before every rank has reported the same plan and equal tens
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Geometry
@@ -40,6 +40,7 @@ class Connection:
         stores, loads: what this engine does, by its ``kv_role``.
         cores: the engine cores, of which this is one.
         event_groups: all KV cache groups, if the engine publishes KV events.
+        pins: whether the workers get their memory ready for a device before it is used.
 
     Raises:
         BudgetError: ``host_gb`` cannot hold one entry of each kind.
@@ -65,6 +66,7 @@ class Connection:
         loads: bool = True,
         cores: EngineCores = ONLY_ONE,
         event_groups: Sequence[EventGroup] | None = None,
+        pins: bool = False,
     ) -> None:
         if not stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
@@ -73,6 +75,7 @@ class Connection:
         self.figures, self.keys = Figures(), Keys(grid)
         self.events: Events | None = None
         self._event_groups = event_groups
+        self._ready: dict[int, int] | None = {} if pins else None
         self.connected = self.stopped = False
         self.agreement = Agreement(ranks, plan)
         self.manager: KVCacheManager | None = None
@@ -88,6 +91,8 @@ class Connection:
         self.cache = self.slots.cache(
             plan, policy=self.settings.policy, tenant_share=self.settings.tenant_share
         )
+        if self._ready is not None:
+            self.cache.set_ready_slots(0)
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, self.settings, self.figures)
         self.stores = Stores(plan, self.cache, self.keys, self.checkpoints, self.figures)
         self.loads = Loads(plan, self.cache, self.keys, self.figures)
@@ -124,6 +129,14 @@ class Connection:
                 self.ranks,
                 self.geometry.fingerprint.hex()[:12],
             )
+
+    def got_ready(self, slots: Mapping[int, int]) -> None:
+        """Ranks have so many slots ready now: what all of them have may be used."""
+        if self._ready is None or not slots:
+            return
+        self._ready |= slots
+        if self.connected and len(self._ready) == self.ranks:
+            self.cache.set_ready_slots(min(self._ready.values()))
 
     @property
     def serving(self) -> bool:

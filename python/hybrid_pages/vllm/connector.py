@@ -106,6 +106,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 loads=transfer.is_kv_consumer,
                 cores=cores,
                 event_groups=events,
+                pins=versions.pins_memory(),
             )
         else:
             alone = versions.is_outermost(transfer)

@@ -43,12 +43,14 @@ def check(config: "VllmConfig", connector: str) -> None:
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
     host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
-    ours = list(_ours(config.kv_transfer_config, connector))
-    for transfer in ours:
+    if config.kv_transfer_config is not None:
+        settings = list(versions.extra_configs(config.kv_transfer_config, connector))
+        for extra in settings:
+            fix_budget(extra, cores.here * len(settings))
+    for transfer in _ours(config.kv_transfer_config, connector):
         require_version(versions.installed())
         require_reads()
         require_platform()
-        fix_budget(transfer.kv_connector_extra_config, cores.here * len(ours))
         host_gb += Settings.parse(transfer.kv_connector_extra_config).host_gb
         require_memory(host_gb, cores.here)
         beside = _without_hybrid_manager(config.kv_transfer_config)

@@ -5,7 +5,16 @@ from typing import TypeAlias
 
 import torch
 
-from hybrid_pages import Arena, Completion, CudaEngine, Geometry, HostEngine, LayerMap
+from hybrid_pages import (
+    Arena,
+    Completion,
+    CudaEngine,
+    Geometry,
+    HostEngine,
+    LayerMap,
+    Pinning,
+    device_numa_node,
+)
 from hybrid_pages.adapter import devices
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntryOfRank, StoreEntry
@@ -89,6 +98,23 @@ def require_driver(device: torch.device) -> None:
         raise UnsupportedError(f"KV caches on {device}: {reason}")
 
 
+def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:
+    """Begins to pin a rank's plane for its device, beside everything else; None for a CPU.
+
+    Raises:
+        CudaError: no driver, or an error of it.
+    """
+    if device.type == "cpu":
+        return None
+    return Pinning(arena, rank=rank, device=device.index or 0)
+
+
+def numa_node(device: torch.device) -> int | None:
+    """The node of the machine's memory that a device is near to; None if unknown, and for a CPU,
+    whose threads take memory where they run."""
+    return None if device.type == "cpu" else device_numa_node(device.index or 0)
+
+
 def make_engine(
     device: torch.device,
     geometry: Geometry,
@@ -99,6 +125,7 @@ def make_engine(
     layers: Sequence[LayerMap],
     threads: int,
     owners: object,
+    pinning: Pinning | None = None,
 ) -> CopyEngine:
     """An engine between memory of a device and an arena.
 
@@ -124,6 +151,7 @@ def make_engine(
         layers=layers,
         device=device.index or 0,
         owners=owners,
+        pinning=pinning,
     )
     for warning in engine.warnings:
         logger.warning("rank %d: %s", rank, warning)

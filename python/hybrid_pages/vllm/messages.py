@@ -88,6 +88,8 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
     stores: dict[int, list[Outcome]] = field(default_factory=dict)
     loads: dict[str, list[Outcome]] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
+    ready: dict[int, int] = field(default_factory=dict)
+    """Of a rank: slots, from the first on, whose memory is ready; left out while that is as it was."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Both ranks' outcomes, side by side."""
@@ -97,6 +99,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
             {job: list(outcomes) for job, outcomes in self.stores.items()},
             {request: list(outcomes) for request, outcomes in self.loads.items()},
             [*self.reports, *other.reports],
+            self.ready | other.ready,
         )
         for job, outcomes in other.stores.items():
             merged.stores.setdefault(job, []).extend(outcomes)

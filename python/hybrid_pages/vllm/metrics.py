@@ -59,7 +59,8 @@ COUNTERS = {
 GAUGES = {
     "resident_entries": ("kind", "Entries in host memory, by kind."),
     "resident_bytes": ("kind", "Bytes of entries in host memory, by kind."),
-    "free_bytes": (None, "Bytes of the budget that hold nothing."),
+    "ready_bytes": (None, "Bytes of the budget that may be used by now: a GPU's are pinned first."),
+    "free_bytes": (None, "Bytes of the budget that may be used and hold nothing."),
     "leased_bytes": (None, "Bytes held by transfers under way."),
     "tenants": (None, "Tenants with entries, if tenant_share is below 1."),
     "metadata_bytes": (None, "Memory of index and policy."),
@@ -135,6 +136,7 @@ class Figures:
             self._evicted[kind] = evicted
             interval.gauge("resident_entries", cache[kind], kind)
             interval.gauge("resident_bytes", cache[size], kind)
+        interval.gauge("ready_bytes", cache["ready_slots"] * cache["slot_bytes"])
         interval.gauge("free_bytes", cache["free_slots"] * cache["slot_bytes"])
         interval.gauge("leased_bytes", cache["leased_slots"] * cache["slot_bytes"])
         interval.gauge("tenants", cache["tenants"])

@@ -47,6 +47,7 @@ class SchedulerHalf(Connection):
         loads: bool = True,
         cores: EngineCores = ONLY_ONE,
         event_groups: Sequence[EventGroup] | None = None,
+        pins: bool = False,
     ) -> None:
         super().__init__(
             settings,
@@ -57,6 +58,7 @@ class SchedulerHalf(Connection):
             loads=loads,
             cores=cores,
             event_groups=event_groups,
+            pins=pins,
         )
         self.name = uuid.uuid4().hex
         """By which a worker in the same process is found."""
@@ -156,6 +158,7 @@ class SchedulerHalf(Connection):
                     self.confirm(metadata.reports)
                 except Exception as error:
                     self._stop(error)
+            self.got_ready(metadata.ready)
             trusted = self.agreement.geometry is not None and not self.stopped
             for job, outcomes in metadata.stores.items():
                 self.stores.ended(job, outcomes, trusted=trusted)

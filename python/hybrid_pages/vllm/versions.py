@@ -195,6 +195,11 @@ def platform() -> str:
     return str(current_platform.device_name)
 
 
+def pins_memory() -> bool:
+    """Whether the caches lie on a device that needs pinned memory of the host."""
+    return platform() == "cuda"
+
+
 def missing(reads: dict[str, str] = READS) -> list[str]:
     """Compares :data:`READS` with the vLLM that would be imported here.
 
@@ -307,6 +312,18 @@ def children(outer: "KVTransferConfig") -> "Iterator[KVTransferConfig]":
     if outer.kv_connector == "MultiConnector":
         for child in outer.kv_connector_extra_config.get("connectors") or ():
             yield type(outer)(**{"engine_id": outer.engine_id, **child})
+
+
+def extra_configs(outer: "KVTransferConfig", connector: str) -> Iterator[dict[str, Any]]:
+    """The settings of each connector of a name, as the configuration holds them: what is changed in
+    them, every process gets that gets the configuration."""
+    extra = outer.kv_connector_extra_config
+    if outer.kv_connector == connector:
+        yield extra
+    elif outer.kv_connector == "MultiConnector":
+        for child in extra.get("connectors") or ():
+            if child.get("kv_connector") == connector:
+                yield child.get("kv_connector_extra_config") or {}
 
 
 def works_with_hybrid_manager(transfer: "KVTransferConfig") -> bool:

@@ -19,6 +19,7 @@ from hybrid_pages import (
     GeometryError,
     InvalidArgumentError,
     LayerMap,
+    Pinning,
     TransferError,
 )
 from hybrid_pages.adapter.memory import require_memory
@@ -36,6 +37,7 @@ from hybrid_pages.vllm.messages import (
     StoreJob,
     WorkerMetadata,
 )
+from hybrid_pages.vllm.progress import Progress
 from hybrid_pages.vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ class WorkerHalf:
         self._no_engine = ""
         """Why there is no engine."""
         self._arena: Arena | None = None
+        self._pinning: Pinning | None = None
+        self._progress: Progress | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._stores: dict[int, int] = {}
@@ -125,6 +129,9 @@ class WorkerHalf:
         )
         self._results.metadata.reports = [self.report]
         try:
+            if self._pinning is None:
+                self._pinning = engines.pin(self._device, self._arena, self.rank)
+                self._progress = Progress(self.rank, self._arena.nbytes // self.plan.ranks)
             self.engine = engines.make_engine(
                 self._device,
                 self.plan,
@@ -134,6 +141,7 @@ class WorkerHalf:
                 layers=self._maps,
                 threads=self.settings.copy_threads,
                 owners=self._kv_caches,
+                pinning=self._pinning,
             )
         except CudaError as error:
             logger.exception("rank %d stores and loads nothing", self.rank)
@@ -150,6 +158,7 @@ class WorkerHalf:
             slots=slots.count,
             rank=self.rank,
             huge_pages=self.settings.huge_pages or None,
+            numa_node=engines.numa_node(self._device),
         )
 
     def unregister(self) -> None:
@@ -258,7 +267,11 @@ class WorkerHalf:
     def take_metadata(self) -> WorkerMetadata | None:
         """Everything that ended since the last call, for the scheduler half."""
         metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
-        return metadata if metadata.stores or metadata.loads or metadata.reports else None
+        if self._pinning is not None and self._progress is not None:
+            ready = self._progress.of(self._pinning)
+            if ready is not None:
+                metadata.ready[self.rank] = ready
+        return metadata if any(vars(metadata).values()) else None
 
     def _poll(self) -> list[Completion]:
         return self.engine.poll() if self.engine is not None else []
@@ -283,5 +296,7 @@ class WorkerHalf:
         self._results.metadata.stores.setdefault(job, []).append(outcome)
 
     def shutdown(self) -> None:
-        """Ends every copy."""
+        """Ends every copy, and gives back what is pinned."""
         self.unregister()
+        if self._pinning is not None:
+            self._pinning.close()

@@ -387,6 +387,10 @@ impl PyCache {
         py.detach(|| self.inner.clear())
     }
 
+    fn set_ready_slots(&self, slots: Whole) -> PyResult<()> {
+        self.inner.set_ready_slots(slots.0).map_err(to_py)
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.inner.stats();
         let dict = PyDict::new(py);

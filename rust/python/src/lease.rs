@@ -140,6 +140,7 @@ impl PyWriteLease {
         dict.set_item("resident", skipped.resident)?;
         dict.set_item("in_writing", skipped.in_writing)?;
         dict.set_item("no_room", skipped.no_room)?;
+        dict.set_item("not_ready", skipped.not_ready)?;
         dict.set_item("tenant_share", skipped.tenant_share)?;
         dict.set_item("orphan", skipped.orphan)?;
         Ok(dict)

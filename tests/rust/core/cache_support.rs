@@ -12,6 +12,7 @@ pub const NONE_SKIPPED: Skipped = Skipped {
     resident: 0,
     in_writing: 0,
     no_room: 0,
+    not_ready: 0,
     tenant_share: 0,
     orphan: 0,
 };

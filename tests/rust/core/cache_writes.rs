@@ -388,3 +388,39 @@ fn nothing_below_an_evicted_page_is_left() {
     let stats = small.stats();
     assert_eq!(stats.pages, stats.nodes);
 }
+
+#[test]
+fn slots_that_are_not_ready_are_not_handed_out() {
+    let small = Small::hybrid(6);
+    small.cache.set_ready_slots(0).unwrap();
+    let lease = small.reserve("ab", &pages(0..2));
+    let skipped = Skipped {
+        not_ready: 2,
+        ..NONE_SKIPPED
+    };
+    assert_eq!(lease.skipped(), skipped);
+    drop(lease);
+
+    small.cache.set_ready_slots(3).unwrap();
+    small.store("abc", &pages(0..3));
+    assert_eq!((small.stats().slots, small.stats().ready_slots), (6, 3));
+    assert_eq!(small.stats().free_slots, 0);
+    // There is nothing else to evict: the prefix is its own.
+    let lease = small.reserve("abcd", &pages(3..4));
+    assert_eq!(lease.skipped().not_ready, 1);
+    drop(lease);
+    // Room is made among what is there, as ever.
+    small.store("x", &pages(0..1));
+    assert_eq!(small.hit("x").pages, 1);
+
+    for wrong in [2, 7, usize::MAX] {
+        let refused = small.cache.set_ready_slots(wrong);
+        assert!(matches!(refused, Err(Error::InvalidArgument(why)) if why.contains(&wrong.to_string())));
+    }
+    small.cache.set_ready_slots(6).unwrap();
+    assert_eq!(small.stats().free_slots, 3);
+    small.store("defgh", &pages(0..5));
+    assert_eq!(small.cache.audit(), None);
+    let lease = small.reserve("defghijk", &pages(5..8));
+    assert_eq!((lease.skipped().no_room, lease.skipped().not_ready), (2, 0));
+}

@@ -239,6 +239,17 @@ impl Cache {
         self.shared.lock().clear()
     }
 
+    /// Hands out only the first so many slots from now on: the memory of the others is not ready. All are at
+    /// the beginning; while there are fewer, entries that find no room are counted as
+    /// [`not_ready`](Skipped::not_ready).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) if one behind them was handed out
+    /// before, or the cache has not as many.
+    pub fn set_ready_slots(&self, slots: usize) -> Result<()> {
+        self.shared.lock().set_ready_slots(slots)
+    }
+
     /// Counts and sizes at this moment.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -56,6 +56,7 @@ impl State {
         let left_out = wanted.len() - written.len();
         match full {
             Some(Full::Share) => skipped.tenant_share = left_out,
+            _ if self.host.ready() < self.host.slots() => skipped.not_ready = left_out,
             _ => skipped.no_room = left_out,
         }
         self.writing += written.len() as u64;

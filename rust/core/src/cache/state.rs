@@ -1,6 +1,6 @@
 //! Everything the lock guards, and the steps that keep its parts in agreement.
 //!
-//! An entry in the host is held by somebody or with the host's policy, so `slots = free + held +
+//! An entry in the host is held by somebody or with the host's policy, so `ready slots = free + held +
 //! evictable`, always. [`leave`](super::leave) says how entries leave tiers, [`copied`](super::copied) what
 //! ends of copies to tiers below and back change.
 
@@ -82,6 +82,10 @@ impl State {
             writing: 0,
             reclaimed: 0,
         })
+    }
+
+    pub(super) fn set_ready_slots(&mut self, slots: usize) -> Result<()> {
+        self.host.set_ready(slots)
     }
 
     pub(super) const fn ranks(&self) -> usize {
@@ -205,7 +209,7 @@ impl State {
     /// Slots of the host that an entry owns, in payload order.
     pub(super) fn slots(&self, id: EntryId) -> Vec<SlotId> {
         let slots = self.entries.get(id).slots.as_ref();
-        slots.map_or_else(Vec::new, |set| self.host.slots(set))
+        slots.map_or_else(Vec::new, |set| self.host.slots_of(set))
     }
 
     /// Which boundaries of a request deserve a checkpoint.
@@ -416,7 +420,8 @@ impl State {
     pub(super) fn stats(&self) -> Stats {
         let host = self.host.room().usage();
         let mut stats = Stats {
-            slots: host.capacity,
+            slots: self.host.slots() as u64,
+            ready_slots: host.capacity,
             free_slots: host.free,
             slot_bytes: self.slot_bytes as u64,
             leased_slots: host.capacity - host.free - host.evictable,

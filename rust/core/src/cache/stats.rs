@@ -17,7 +17,9 @@ pub(super) struct Class {
 pub struct Stats {
     /// Slots in all.
     pub slots: u64,
-    /// Slots that hold nothing.
+    /// Slots that may be taken by now; see [`Cache::set_ready_slots`](super::Cache::set_ready_slots).
+    pub ready_slots: u64,
+    /// Ready slots that hold nothing.
     pub free_slots: u64,
     /// Bytes of a slot.
     pub slot_bytes: u64,
@@ -79,9 +81,10 @@ pub struct TierStats {
 impl Stats {
     /// Every count with its name.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 18] {
+    pub fn fields(&self) -> [(&'static str, u64); 19] {
         [
             ("slots", self.slots),
+            ("ready_slots", self.ready_slots),
             ("free_slots", self.free_slots),
             ("slot_bytes", self.slot_bytes),
             ("pages", self.pages),

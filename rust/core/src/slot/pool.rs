@@ -61,6 +61,17 @@ impl SlotPool {
         })
     }
 
+    /// Slots from 0 on that were taken before, whether they are free now or not.
+    pub(crate) fn used(&self) -> usize {
+        self.next.len()
+    }
+
+    /// Has so many slots from now on, at least those that were [`used`](Self::used).
+    pub(crate) fn resize(&mut self, slots: u32) {
+        self.free = slots - (self.total - self.free);
+        self.total = slots;
+    }
+
     /// Takes `count` slots, none of them if fewer are free or `count` is 0.
     pub(crate) fn take(&mut self, count: u32) -> Option<SlotSet> {
         if count == 0 || count > self.free {
@@ -115,7 +126,7 @@ impl SlotPool {
         std::iter::successors(found(head), move |&at| found(self.next[at as usize])).map(SlotId)
     }
 
-    /// Slots in all.
+    /// Slots that may be taken.
     pub(crate) const fn total(&self) -> u32 {
         self.total
     }

@@ -57,6 +57,12 @@ impl Room {
         }
     }
 
+    /// Makes it larger, or smaller by what is free.
+    pub(crate) fn resize(&mut self, capacity: u64) {
+        self.free = capacity - (self.capacity - self.free);
+        self.capacity = capacity;
+    }
+
     #[inline]
     pub(crate) const fn entries(&self) -> u64 {
         self.entries

@@ -14,13 +14,14 @@ pub use arena::Arena;
 pub use plane::{Plane, PlaneOptions};
 
 use super::{Room, Tier};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::SlotId;
 use crate::policy::{NewEntry, Policy};
 use crate::slot::{SlotPool, SlotSet};
 
 /// The tier whose room is the slots themselves. The engine's workers move its bytes.
 pub(crate) struct Host {
+    slots: usize,
     pool: SlotPool,
     room: Room,
 }
@@ -32,6 +33,7 @@ impl Host {
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) on no slots or too many.
     pub(crate) fn new(slots: usize, policy: Box<dyn Policy>) -> Result<Self> {
         Ok(Self {
+            slots,
             pool: SlotPool::new(slots)?,
             room: Room::new(slots as u64, policy),
         })
@@ -53,6 +55,33 @@ impl Host {
         self.pool.give(slots);
     }
 
+    /// Hands out no slots but the first so many from now on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if one behind them was taken before, or there are not as many.
+    pub(crate) fn set_ready(&mut self, slots: usize) -> Result<()> {
+        if !(self.pool.used()..=self.slots).contains(&slots) {
+            return Err(Error::InvalidArgument(format!(
+                "ready slots: expected {} (that many were used) to {}, found {slots}",
+                self.pool.used(),
+                self.slots
+            )));
+        }
+        self.pool.resize(slots as u32);
+        self.room.resize(slots as u64);
+        Ok(())
+    }
+
+    /// Slots that may be taken; the others are not ready.
+    pub(crate) const fn ready(&self) -> usize {
+        self.pool.total() as usize
+    }
+
+    /// Slots in all.
+    pub(crate) const fn slots(&self) -> usize {
+        self.slots
+    }
+
     /// Slots and who owns them.
     pub(crate) const fn pool(&self) -> &SlotPool {
         &self.pool
@@ -60,7 +89,7 @@ impl Host {
 
     /// The slots of an entry, in payload order.
     #[inline]
-    pub(crate) fn slots(&self, set: &SlotSet) -> Vec<SlotId> {
+    pub(crate) fn slots_of(&self, set: &SlotSet) -> Vec<SlotId> {
         self.pool.slots(set).collect()
     }
 
