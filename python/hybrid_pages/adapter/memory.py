@@ -35,10 +35,15 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def the_machine() -> Free:
+    """All memory of this machine, whoever uses it now."""
+    return Free(memory_bytes(), "this machine's memory")
+
+
 def free_memory() -> Free:
     """What can be taken now without the system ending a process: the least of what the machine has
     free and of what each control group above this process leaves it. Page cache counts as free."""
-    found = [Free(memory_bytes(), "this machine's memory")]
+    found = [the_machine()]
     available = _fields(Path(_MEMINFO)).get("MemAvailable:")
     if available is not None:
         found.append(Free(available * 1024, "the machine's free memory (MemAvailable)"))
@@ -46,19 +51,20 @@ def free_memory() -> Free:
     return min(found, key=lambda free: free.nbytes)
 
 
-def require_memory(host_gb: float, engine_cores: int = 1) -> None:
+def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None = None) -> None:
     """Rejects a budget that is not above 0, or budgets that exceed the free memory together.
 
     Args:
         host_gb: the budget of each engine core for all its ranks, in GiB.
         engine_cores: how many of them this machine has.
+        free: what can be taken; by default :func:`free_memory`.
 
     Raises:
         BudgetError: names ``host_gb``, and what limits it.
     """
     if not host_gb > 0:
         raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
-    free, total = free_memory(), host_gb * engine_cores
+    free, total = free or free_memory(), host_gb * engine_cores
     if total * GIB <= free.nbytes:
         return
     found, remedy = f"{host_gb:g} GiB", "lower it"

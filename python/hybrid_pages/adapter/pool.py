@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hybrid_pages._core import Arena, BudgetError, Cache, Geometry
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.adapter.memory import GIB, auto_host_gb, memory_bytes, require_memory
+from hybrid_pages.adapter.memory import GIB, auto_host_gb, require_memory, the_machine
 from hybrid_pages.adapter.policies import require_policy
 
 
@@ -24,11 +24,7 @@ class Slots:
         Raises:
             BudgetError: it cannot hold one entry of each class, or exceeds this machine's memory.
         """
-        if not 0 < host_gb * GIB <= memory_bytes():
-            raise BudgetError(
-                "host_gb: expected more than 0 and at most this machine's memory, "
-                f"{memory_bytes() / GIB:.1f} GiB, found {host_gb:g} GiB"
-            )
+        require_memory(host_gb, free=the_machine())
         slot_bytes = geometry.suggest_slot_bytes()
         slots = cls(slot_bytes, int(host_gb * GIB) // slot_bytes)
         needed = slots.least(geometry)

@@ -48,7 +48,7 @@ class Connection:
 
     geometry: Geometry
     slots: Slots
-    arena: Arena
+    arena: Arena | None = None
     """The planes of all ranks, from the time when all have reported."""
     cache: Cache
     checkpoints: Checkpoints

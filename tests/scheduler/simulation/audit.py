@@ -63,6 +63,7 @@ class Audit:
         if tuple(entry.slots) in self.checked:
             return
         self.checked.add(tuple(entry.slots))
+        assert self.arena is not None, "an entry was published before all ranks had reported"
         size = self.geometry.classes[entry.class_index].rank_bytes
         held = [self.arena.read(slot) for slot in entry.slots]
         part = self.arena.slot_bytes // self.geometry.ranks
