@@ -45,6 +45,8 @@ class InvalidBlocks:
 
     def updated(self) -> None:
         """The report of a step has come."""
+        if not self._updates and not self._ended:
+            return
         self._updates = max(0, self._updates - 1)
         self._ended = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
 

@@ -113,9 +113,7 @@ class SchedulerHalf(Connection):
             self.events.note(tracked)
         return tokens
 
-    def allocated(
-        self, request: "Request", tables: tuple[list[int], ...], external_tokens: int
-    ) -> None:
+    def allocated(self, request: "Request", tables: Tables, external_tokens: int) -> None:
         """Plans the load into the blocks that vLLM gave the request."""
         if self.connected:
             tracked = self._requests.get(request.request_id)
@@ -129,7 +127,7 @@ class SchedulerHalf(Connection):
         return StepMetadata(
             arena=self.arena.path,
             machine=boot_id(),
-            stores=[*self._steps.stores(output), *self.stores.take_unsent()],
+            stores=self._steps.stores(output) + self.stores.take_unsent(),
             loads=self.loads.take_planned(),
             idle=not output.total_num_scheduled_tokens,
         )
@@ -138,7 +136,7 @@ class SchedulerHalf(Connection):
         """Another connector could not load these blocks, and a step has gone on from them."""
         if not self.connected:
             return
-        tables = {request_id: self.tables(request_id) for request_id in self._requests}
+        tables = {request_id: self.ids(request_id) for request_id in self._requests}
         self._invalid.follow(blocks, self._requests, tables, self.pool, self.stores)
 
     def updated(self) -> None:
@@ -215,7 +213,7 @@ class SchedulerHalf(Connection):
         tracked.drop_lease()
         try:
             unsure = self._invalid.expected
-            held = self.tables(name) if tracked.spoiled or unsure else ()
+            held = self.ids(name) if tracked.spoiled or unsure else ()
             self._invalid.ended(name, held)
             if not failed and not (unsure and versions.aborted(tracked.request)):
                 self.figures.count("hit_tokens", tracked.others, "other")

@@ -42,6 +42,10 @@ class SpeculativeStates(States):
         found = bool(offers) or self._ends_at_boundary(tracked, end)
         return bool(self.groups) and (found or self._next(tracked) <= end)
 
+    def quiet_until(self, tracked: Tracked, end: int) -> int:
+        """0: each step says which of its tokens are known."""
+        return 0
+
     def find(
         self,
         tracked: Tracked,

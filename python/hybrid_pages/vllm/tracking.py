@@ -81,6 +81,9 @@ class Tracked:
     """Tokens that this run has from the cache."""
     position: int | None = None
     """Tokens after the last step planned in this run; None before the first."""
+    quiet_until: int = 0
+    """Steps of this run that go on from ``position`` and end before this many tokens only decode,
+    and complete nothing."""
     ends: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which a step of this run ended."""
     late: Late | None = None
@@ -114,7 +117,7 @@ class Tracked:
 
     def restart(self) -> None:
         """Forgets all that was known of the request's blocks: the engine has freed them."""
-        self.offered_blocks = self.loaded = 0
+        self.offered_blocks = self.loaded = self.quiet_until = 0
         self.position = self.late = None
         self.prefilled = self.reached = 0
         self.ends.clear()

@@ -1,6 +1,8 @@
 //! The cache.
 
-use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig};
+use std::collections::HashMap;
+
+use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, PrefixKey};
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
@@ -14,6 +16,7 @@ use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
+use crate::tables::{PyTableColumns, engine_block};
 
 /// The answer of a lookup, in blocks from the start of the prompt.
 #[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
@@ -82,6 +85,13 @@ impl<'py> FromPyObject<'_, 'py> for Place {
         let number = |at: usize| Ok::<_, PyErr>(tuple.get_item(at)?.extract::<Whole>()?.0);
         Ok(Self(number(0)?, number(1)?))
     }
+}
+
+/// Class, slots, engine blocks.
+type StoreEntry = (usize, Vec<u32>, Vec<u32>);
+
+fn engine_blocks(ids: Vec<Whole>) -> PyResult<Vec<u32>> {
+    ids.into_iter().map(engine_block).collect()
 }
 
 fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
@@ -234,7 +244,6 @@ impl PyCache {
     )]
     fn acquire(
         &self,
-        py: Python<'_>,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         stride: Whole,
@@ -246,7 +255,7 @@ impl PyCache {
             .inner
             .acquire(namespace_id(namespace)?, &keys, first.0)
             .map_err(to_py)?;
-        lease.map(|lease| PyReadLease::new(py, lease)).transpose()
+        Ok(lease.map(PyReadLease::new))
     }
 
     #[pyo3(
@@ -307,7 +316,6 @@ impl PyCache {
     )]
     fn reserve(
         &self,
-        py: Python<'_>,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         entries: Vec<Place>,
@@ -323,7 +331,58 @@ impl PyCache {
             .inner
             .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
             .map_err(to_py)?;
-        PyWriteLease::new(py, lease)
+        Ok(PyWriteLease::new(lease))
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, columns, tables, *, first, end, states, stride = Whole(1), hints = None),
+        text_signature = "($self, namespace, keys, columns, tables, *, first, end, states, stride=1, hints=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn offer(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        columns: &PyTableColumns,
+        tables: &Bound<'_, PyAny>,
+        first: Whole,
+        end: Whole,
+        states: Vec<(Whole, Whole, Vec<Whole>)>,
+        stride: Whole,
+        hints: Option<&Bound<'_, PyHints>>,
+    ) -> PyResult<Option<(PyWriteLease, Vec<StoreEntry>)>> {
+        let mut sources = columns.pages(tables, first.0..end.0)?;
+        for (class, block, blocks) in states {
+            sources.push((class.0, block.0, engine_blocks(blocks)?));
+        }
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let keys = block_keys(keys, stride, None)?;
+        let entries: Vec<_> = sources
+            .iter()
+            .map(|&(class, block, _)| (class, block))
+            .collect();
+        let lease = self
+            .inner
+            .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
+            .map_err(to_py)?;
+        let mut of_entry: HashMap<_, _> = sources
+            .into_iter()
+            .map(|(class, block, blocks)| ((class, block), blocks))
+            .collect();
+        let entry = |entry: &LeaseEntry| {
+            let slots = entry.slots.iter().map(|slot| slot.0).collect();
+            let at = (entry.class_index, entry.block_index);
+            // A lease has each entry once, and only those that were wanted.
+            (
+                entry.class_index,
+                slots,
+                of_entry.remove(&at).unwrap_or_default(),
+            )
+        };
+        let entries = lease.entries().iter().map(entry).collect();
+        Ok(Some((PyWriteLease::new(lease), entries)))
     }
 
     fn follow(&self) -> PyResult<()> {
