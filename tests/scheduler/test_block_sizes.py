@@ -135,7 +135,7 @@ def test_the_identity_names_the_blocks_of_every_group(shape: Any, start: StartEn
 def shifted(tables: Sequence[Sequence[Any]], table: int, by: int) -> list[list[Any]]:
     """Block tables of which one is off by a column."""
     shown = [list(ids) for ids in tables]
-    shown[table] = [0, *shown[table]] if by < 0 else shown[table][1:]
+    shown[table] = shown[table][-1:] + shown[table] if by < 0 else shown[table][1:]
     return shown
 
 

@@ -68,6 +68,12 @@ class SpeculativeStates(States):
         n = self.grid.block_tokens
         return (versions.processed(tracked.request) // n + 1) * n
 
+    def reports_from(self, tracked: Tracked) -> int:
+        """How many tokens have to be accepted, at least, to complete something, if nothing is left
+        of those that are; 0 if that may be with any."""
+        boundary = versions.processed(tracked.request) // self.grid.block_tokens
+        return 0 if boundary > self.keys.known(tracked.request) else self._next(tracked)
+
     def reached(self, tracked: Tracked) -> int:
         """The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if
         none.

@@ -154,11 +154,13 @@ class States:
     ) -> State:
         blocks = {}
         for group in self.groups:
-            named = {blocks_of[group] for blocks_of in (offered, here) if blocks_of.get(group)}
-            if len(named) == 1:  # two different blocks prove nothing
-                blocks[group] = named.pop()
+            theirs, ours = offered.get(group, 0), here.get(group, 0)
+            block = theirs or ours
+            if block and (not ours or ours == block):  # two different blocks prove nothing
+                blocks[group] = block
         kept = bool(blocks) and all(
-            self._carries(pool, group, block, request, boundary) for group, block in blocks.items()
+            group in offered or self._carries(pool, group, block, request, boundary)
+            for group, block in blocks.items()
         )
         return State(boundary, blocks, kept)
 

@@ -124,6 +124,7 @@ class Steps:
         does what a draft layer has computed from the first of them."""
         tracked.prompt_tokens = tracked.request.num_prompt_tokens
         tracked.keys.clear()
+        tracked.reports_from = 0
         first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
         tracked.offered_blocks = min(tracked.offered_blocks, first)
         if self.half.checkpoints.recurrent or self.grid.lookahead:

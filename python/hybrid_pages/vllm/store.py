@@ -97,6 +97,7 @@ class Stores:
             if end >= request.num_tokens:
                 tracked.quiet_until = self.states.quiet_until(tracked, end)
             return None
+        tracked.reports_from = 0
         blocks = tables(request.request_id)
         found = self.states.find(tracked, start, end, blocks, offers, self._bound())
         return self._job(tracked, filled, blocks, found)
@@ -109,12 +110,15 @@ class Stores:
         """
         if not isinstance(self.states, SpeculativeStates):
             return False
-        due = self.states.reached(tracked) > 0
+        if versions.processed(tracked.request) < tracked.reports_from:
+            return False
+        due, end = self.states.reached(tracked) > 0, self.states.final(tracked)
         if self._narrow and not due:
-            end = self.states.final(tracked)
             due = end is not None and self._reach(tracked, end) > tracked.offered_blocks
         if due:
             self.finish(tracked, tables(tracked.request.request_id))
+        elif end is not None:
+            tracked.reports_from = self.states.reports_from(tracked)
         return due
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:

@@ -547,11 +547,16 @@ def blocks_of(manager: "KVCacheManager", request_id: str) -> "Sequence[Sequence[
 
 def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:
     """Whether vLLM knows a block by a prefix key, of a group and so many tokens."""
+    if block.block_hash is None or block.block_hash_num_tokens != tokens:
+        return False
+    return bool(block.block_hash == _with_group()(key, group))
+
+
+@functools.cache
+def _with_group() -> Callable[[bytes, int], bytes]:
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-    if block.block_hash_num_tokens != tokens:
-        return False
-    return bool(block.block_hash == make_block_hash_with_group_id(key, group))
+    return make_block_hash_with_group_id
 
 
 def cached_keys(pool: "BlockPool") -> frozenset[bytes]:
