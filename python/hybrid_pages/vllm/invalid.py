@@ -39,14 +39,17 @@ class InvalidBlocks:
         """Whether a load of another connector may still be reported as failed."""
         return self._updates > 0
 
+    @property
+    def follows(self) -> bool:
+        """Whether there is anything for :meth:`updated` to count."""
+        return self._updates > 0 or bool(self._ended)
+
     def expect(self) -> None:
         """A request has gone on from what another connector said it would load."""
         self._updates = versions.STEPS_IN_FLIGHT
 
     def updated(self) -> None:
         """The report of a step has come."""
-        if not self._updates and not self._ended:
-            return
         self._updates = max(0, self._updates - 1)
         self._ended = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
 

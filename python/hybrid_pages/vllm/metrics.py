@@ -150,7 +150,7 @@ class Figures:
     @property
     def quiet(self) -> bool:
         """Whether nothing was counted in this interval."""
-        return self._interval.is_empty()
+        return not self._interval.data["counters"]
 
     def take(self) -> HybridPagesStats:
         """The interval so far, which then starts anew."""

@@ -141,7 +141,8 @@ class SchedulerHalf(Connection):
 
     def updated(self) -> None:
         """The report of a step has come."""
-        self._invalid.updated()
+        if self._invalid.follows:
+            self._invalid.updated()
         if self.grid.drafts and self.serving and self.may_store:
             self._steps.reported()
 
@@ -153,7 +154,7 @@ class SchedulerHalf(Connection):
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Publishes stores and ends loads that the workers report as ended."""
         if isinstance(metadata, WorkerMetadata):
-            if not self.stopped:
+            if metadata.reports and not self.stopped:
                 try:
                     self.confirm(metadata.reports)
                 except Exception as error:

@@ -41,7 +41,8 @@ class Steps:
         state = output.kv_connector_block_state
         if state is None:
             return jobs
-        offers, drafted = state.boundary_state_offloads, self._drafted(output)
+        offers = state.boundary_state_offloads
+        drafted = self.grid.drafter_tokens is None or self._drafted(output)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             tracked = self.requests.get(request_id)
             if tracked is None:

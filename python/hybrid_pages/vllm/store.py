@@ -4,7 +4,6 @@ Blocks fill, their entries are reserved, the engine's source blocks are pinned, 
 the lease commits, the pins go. A failure anywhere costs that store alone.
 """
 
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ class _Store:
 
     owner: Tracked
     lease: WriteLease
-    kinds: Counter[str]
+    kinds: dict[str, int]
     """How many entries of each kind."""
     pins: "list[KVCacheBlock]"
     void: bool = False
@@ -214,7 +213,10 @@ class Stores:
         pins = [pool.blocks[block] for _, _, ids in entries for block in ids]
         versions.pin(pool, pins)
         job, self._next_job = self._next_job, self._next_job + 1
-        kinds = Counter([self._kinds[index] for index, _, _ in entries])
+        kinds: dict[str, int] = {}
+        for index, _, _ in entries:
+            kind = self._kinds[index]
+            kinds[kind] = kinds.get(kind, 0) + 1
         self._in_flight[job] = _Store(tracked, lease, kinds, pins)
         return StoreJob(job, entries)
 
@@ -252,11 +254,11 @@ class Stores:
         del self._in_flight[job]
         try:
             if store.void:
-                self.figures.count("skipped_entries", store.kinds.total(), "invalid")
+                self.figures.count("skipped_entries", sum(store.kinds.values()), "invalid")
             elif trusted:
                 self._publish(store)
             else:
-                self.figures.count("skipped_entries", store.kinds.total(), "unconfirmed")
+                self.figures.count("skipped_entries", sum(store.kinds.values()), "unconfirmed")
         except Exception:
             logger.exception("publishing store %d failed", job)
             self.figures.count("failures", label="publish")

@@ -1,7 +1,5 @@
 //! The cache.
 
-use std::collections::HashMap;
-
 use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, PrefixKey};
@@ -86,9 +84,6 @@ impl<'py> FromPyObject<'_, 'py> for Place {
         Ok(Self(number(0)?, number(1)?))
     }
 }
-
-/// Class, slots, engine blocks.
-type StoreEntry = (usize, Vec<u32>, Vec<u32>);
 
 fn engine_blocks(ids: Vec<Whole>) -> PyResult<Vec<u32>> {
     ids.into_iter().map(engine_block).collect()
@@ -339,8 +334,9 @@ impl PyCache {
         text_signature = "($self, namespace, keys, columns, tables, *, first, end, states, stride=1, hints=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    fn offer(
+    fn offer<'py>(
         &self,
+        py: Python<'py>,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         columns: &PyTableColumns,
@@ -350,38 +346,33 @@ impl PyCache {
         states: Vec<(Whole, Whole, Vec<Whole>)>,
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
-    ) -> PyResult<Option<(PyWriteLease, Vec<StoreEntry>)>> {
+    ) -> PyResult<Option<(PyWriteLease, Bound<'py, PyList>)>> {
         let mut sources = columns.pages(tables, first.0..end.0)?;
         for (class, block, blocks) in states {
             sources.push((class.0, block.0, engine_blocks(blocks)?));
         }
-        if sources.is_empty() {
+        let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
             return Ok(None);
-        }
-        let keys = block_keys(keys, stride, None)?;
-        let entries: Vec<_> = sources
+        };
+        sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
+        let keys = block_keys(keys, stride, Some(Whole(last.saturating_add(1))))?;
+        let wanted: Vec<_> = sources
             .iter()
             .map(|&(class, block, _)| (class, block))
             .collect();
         let lease = self
             .inner
-            .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
+            .reserve_hinted(namespace_id(namespace)?, &keys, &wanted, &given(hints))
             .map_err(to_py)?;
-        let mut of_entry: HashMap<_, _> = sources
-            .into_iter()
-            .map(|(class, block, blocks)| ((class, block), blocks))
-            .collect();
         let entry = |entry: &LeaseEntry| {
-            let slots = entry.slots.iter().map(|slot| slot.0).collect();
             let at = (entry.class_index, entry.block_index);
-            // A lease has each entry once, and only those that were wanted.
-            (
-                entry.class_index,
-                slots,
-                of_entry.remove(&at).unwrap_or_default(),
-            )
+            let found = wanted.binary_search(&at).ok();
+            let blocks = found.map_or(&[][..], |index| &sources[index].2);
+            let slots = PyList::new(py, entry.slots.iter().map(|slot| slot.0))?;
+            (entry.class_index, slots, PyList::new(py, blocks)?).into_pyobject(py)
         };
-        let entries = lease.entries().iter().map(entry).collect();
+        let entries: Vec<_> = lease.entries().iter().map(entry).collect::<PyResult<_>>()?;
+        let entries = PyList::new(py, entries)?;
         Ok(Some((PyWriteLease::new(lease), entries)))
     }
 
