@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from overhead.cold import measure_cold
 from overhead.driver import Case, EngineEnded, EngineProcess, measure
 from overhead.report import as_json, print_tables, write_json
 from overhead.samples import NONE, OURS, VARIANTS
@@ -61,6 +62,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--rounds", type=int, default=5, help="measured rounds, after one to warm up (5)")
+    add("--cold-rounds", type=int, default=20, help="rounds of cold runs alone; 0: none (20)")
     add("--lengths", type=int, nargs="+", default=[512, 2048, 6144], help="of lone prompts, tokens")
     add("--burst", type=int, default=8, help="prompts of 1280 tokens sent together; 0: none (8)")
     add("--host-mib", type=int, default=256, help="budget of each connector (256)")
@@ -79,8 +81,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.rounds, options.lengths, options.burst = 2, [512, 1536], min(options.burst, 4)
+        options.cold_rounds = min(options.cold_rounds, 2)
     longest = MODEL_LENGTH - 32
-    if options.rounds < 1 or not all(64 <= length <= longest for length in options.lengths):
+    if (
+        options.rounds < 1
+        or options.cold_rounds < 0
+        or not all(64 <= length <= longest for length in options.lengths)
+    ):
         parser.error(f"expected at least one round, and lengths from 64 to {longest} tokens")
     if not 0 <= options.burst <= 64 or options.host_mib < 16:
         parser.error("expected a burst of 0 to 64 prompts and a budget of at least 16 MiB")
@@ -109,6 +116,9 @@ def main() -> int:
             settings = engine_settings(variant, model, options)
             facts = engines[variant].ask("start", settings=settings)
         results = measure(engines, cases, options.rounds, options.seed, facts["vocab"])
+        cold = None
+        if options.cold_rounds and NONE in engines:
+            cold = measure_cold(engines, cases, options.cold_rounds, options.seed, facts["vocab"])
     except EngineEnded as error:
         print(error, file=sys.stderr)
         return 2
@@ -121,10 +131,12 @@ def main() -> int:
         f"vLLM {facts['vllm']}, blocks of {facts['block_tokens']} tokens, "
         f"medians of {options.rounds} rounds"
     )
-    print_tables(results, variants, [case.label for case in cases])
+    print_tables(results, cold, variants, [case.label for case in cases])
     if options.json:
-        shown = {name: getattr(options, name) for name in ("rounds", "seed", "host_mib")}
-        write_json(options.json, as_json(results, shown, facts))
+        shown = {
+            name: getattr(options, name) for name in ("rounds", "cold_rounds", "seed", "host_mib")
+        }
+        write_json(options.json, as_json(results, cold, shown, facts))
     return 1 if results.problems else 0
 
 

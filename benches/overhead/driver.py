@@ -123,7 +123,7 @@ def measure(
             prompts = case.make(random.Random(f"{seed} {turn} {case.label}"), vocab)
             runs: dict[tuple[str, str], dict[str, Any]] = {}
             for phase in PHASES:
-                for variant in _rotated(list(engines), turn + number):
+                for variant in rotated(list(engines), turn + number):
                     progress.step(f"round {turn} of {rounds}: {case.label}, {phase}, {variant}")
                     if phase != LOCAL:
                         engines[variant].ask("reset_local")
@@ -136,7 +136,8 @@ def measure(
     return results
 
 
-def _rotated(items: list[str], by: int) -> list[str]:
+def rotated(items: list[str], by: int) -> list[str]:
+    """The items from another one on."""
     return items[by % len(items) :] + items[: by % len(items)]
 
 

@@ -38,6 +38,8 @@ class Probe:
         self.steps: list[Step] = []
         self.connector_s = 0.0
         self.calls: dict[str, float] = {}
+        self.worker_calls: dict[str, float] = {}
+        """Calls of the model runner into the worker's connector."""
         self.external: dict[str, int] = {}
         self.chunks: dict[str, list[tuple[int, int]]] = {}
         self._depth = 0
@@ -45,10 +47,13 @@ class Probe:
         scheduler.update_from_output = self._timed_update(scheduler.update_from_output)
         if scheduler.connector is not None:
             self._wrap_connector(scheduler.connector)
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            self._wrap_worker(get_kv_transfer_group())
 
     def reset(self) -> None:
         self.steps, self.connector_s = [], 0.0
-        self.calls, self.external, self.chunks = {}, {}, {}
+        self.calls, self.worker_calls, self.external, self.chunks = {}, {}, {}, {}
 
     def _timed_schedule(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(schedule)
@@ -76,9 +81,24 @@ class Probe:
         return timed
 
     def _wrap_connector(self, connector: Any) -> None:
-        for name, _ in inspect.getmembers(type(connector), inspect.isfunction):
-            if not name.startswith("_") and name not in UNTIMED:
-                setattr(connector, name, self._timed_call(name, getattr(connector, name)))
+        for name in _methods(connector):
+            setattr(connector, name, self._timed_call(name, getattr(connector, name)))
+
+    def _wrap_worker(self, connector: Any) -> None:
+        for name in _methods(connector):
+            setattr(connector, name, self._timed_worker_call(name, getattr(connector, name)))
+
+    def _timed_worker_call(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                seconds = time.perf_counter() - started
+                self.worker_calls[name] = self.worker_calls.get(name, 0.0) + seconds
+
+        return timed
 
     def _timed_call(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
@@ -100,6 +120,11 @@ class Probe:
                     self.external[prompt] = self.external.get(prompt, 0) + tokens
 
         return timed
+
+
+def _methods(connector: Any) -> list[str]:
+    found = inspect.getmembers(type(connector), inspect.isfunction)
+    return [name for name, _ in found if not name.startswith("_") and name not in UNTIMED]
 
 
 @dataclass
@@ -172,6 +197,7 @@ class Engine:
                     first.setdefault(output.request_id, time.perf_counter() - started)
                 if output.finished:
                     finished[output.request_id] = output
+        ended = time.perf_counter()
         self._settle()
         answers = [self._answer(i, first, finished) for i in ids]
         return {
@@ -179,6 +205,8 @@ class Engine:
             "steps": [asdict(step) for step in self._probe.steps],
             "connector_s": self._probe.connector_s,
             "calls": self._probe.calls,
+            "worker_calls": self._probe.worker_calls,
+            "run_s": ended - started,
         }
 
     def _next_id(self) -> str:

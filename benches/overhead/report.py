@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from overhead.cold import Cold, where_it_goes, whole_runs
+from overhead.cold import as_json as cold_as_json
 from overhead.samples import (
     COLD,
     LOCAL,
@@ -27,7 +29,9 @@ from overhead.samples import (
 )
 
 
-def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]) -> None:
+def print_tables(
+    results: Results, cold: Cold | None, variants: Sequence[str], cases: Sequence[str]
+) -> None:
     _table("time to first token, ms", _first_token(results, variants, cases))
     _table("restored: tokens that came from the connector", _restored(results, variants, cases))
     _table("scheduler: schedule + update_from_output, us per step", _steps(results, variants))
@@ -36,6 +40,10 @@ def print_tables(results: Results, variants: Sequence[str], cases: Sequence[str]
         _connector(results, variants, cases),
     )
     _table("connector: the costliest calls, us per run (mean)", _calls(results, variants, cases))
+    if cold is not None:
+        _table("cold runs, whole, ms: median (quartiles)", whole_runs(cold, variants, cases))
+        for case in cases:
+            _table("a cold run's time, us: medians", where_it_goes(cold, variants, case))
     print(
         f"\n{results.compared} pairs of runs of one prompt took the same steps; largest difference "
         f"of log-probabilities: {results.max_logprob_difference:g}"
@@ -140,7 +148,7 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def as_json(
-    results: Results, options: Mapping[str, Any], engine: Mapping[str, Any]
+    results: Results, cold: Cold | None, options: Mapping[str, Any], engine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Every sample of every run; of the steps, their distribution."""
     return {
@@ -168,6 +176,7 @@ def as_json(
             {"variant": variant, "method": method, "total": round(total, 1)}
             for (variant, method), total in results.calls.items()
         ],
+        "cold": [] if cold is None else cold_as_json(cold),
         "compared": results.compared,
         "max_logprob_difference": results.max_logprob_difference,
         "problems": results.problems,

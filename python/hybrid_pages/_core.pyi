@@ -16,6 +16,7 @@ from hybrid_pages._stubs.cache import (
     Hit,
     LeaseEntry,
     ReadLease,
+    TableColumns,
     WriteLease,
 )
 from hybrid_pages._stubs.changes import (
@@ -98,6 +99,7 @@ __all__ = [
     "RouteRow",
     "Segment",
     "Span",
+    "TableColumns",
     "Trace",
     "TraceError",
     "TransferError",

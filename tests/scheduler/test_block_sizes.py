@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from hybrid_pages.vllm.grid import EntryBlocks
 from hybrid_pages.vllm.invalid import spread
 from hybrid_pages.vllm.load import Loads
+from hybrid_pages.vllm.messages import LoadEntry
 from hybrid_pages.vllm.support import UnsupportedError
 from simulation.audit import WrongEntry
 from simulation.copies import Script
@@ -130,26 +132,39 @@ def test_the_identity_names_the_blocks_of_every_group(shape: Any, start: StartEn
 # what is found if it is wrong
 
 
-def shifted(blocks: EntryBlocks, by: int) -> EntryBlocks:
-    """The same group with columns that are off by so many."""
+def shifted(tables: Sequence[Sequence[Any]], table: int, by: int) -> list[list[Any]]:
+    """Block tables of which one is off by a column."""
+    shown = [list(ids) for ids in tables]
+    shown[table] = shown[table][-1:] + shown[table] if by < 0 else shown[table][1:]
+    return shown
 
-    class Shifted(EntryBlocks):
-        def columns(self, block: int) -> range:
-            columns = super().columns(block)
-            return range(columns.start + by, columns.stop + by)
 
-    return Shifted(**dataclasses.asdict(blocks))
+class Shifted(EntryBlocks):
+    """A group whose states are looked for in a column that is off by one."""
+
+    by: int
+
+    def state(self, tables: Sequence[Sequence[Any]], block: int) -> int:
+        return super().state(shifted(tables, self.table, self.by), block)
 
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize(("name", "group"), [("gemma4-31b", 1), ("gemma4-e4b", 0)])
 def test_a_page_from_a_column_off_by_one_is_found(
-    name: str, group: int, by: int, start: StartEngine
+    name: str, group: int, by: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(SHAPES[name])
-    groups = list(engine.half.grid.groups)
-    groups[group] = shifted(groups[group], by)
-    object.__setattr__(engine.half.grid, "groups", tuple(groups))
+    half, table = engine.half, engine.half.grid.groups[group].table
+
+    class Cache:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(half.cache, name)
+
+        def offer(self, *args: Any, **options: Any) -> Any:
+            *given, tables = args
+            return half.cache.offer(*given, shifted(tables, table, by), **options)
+
+    monkeypatch.setattr(half.stores, "cache", Cache())
     engine.generate(tokens(5 * N + 1), 3)
     with pytest.raises(WrongEntry):
         engine.check_idle()
@@ -166,8 +181,10 @@ def test_a_state_from_a_column_off_by_one_is_lost_and_never_wrong(
     assert engine.depths(prompt) == [1, 2, 3, 4, 5]
     engine.half.reset()
     assert engine.reset_prefix_cache()
-    groups = engine.half.grid.groups
-    object.__setattr__(engine.half.grid, "groups", (shifted(groups[0], by), *groups[1:]))
+    first, *groups = engine.half.grid.groups
+    wrong = Shifted(**dataclasses.asdict(first))
+    object.__setattr__(wrong, "by", by)
+    object.__setattr__(engine.half.grid, "groups", (wrong, *groups))
     engine.generate(prompt, 3)
     assert engine.depths(prompt) != [1, 2, 3, 4, 5]
     engine.check_idle()
@@ -204,8 +221,15 @@ def test_a_load_into_the_blocks_of_a_local_hit_is_found(
 
 def test_a_load_into_no_block_is_found(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's block 0 belongs to nobody."""
-    targets = Loads._targets
-    monkeypatch.setattr(Loads, "_targets", lambda *given: [i or 0 for i in targets(*given)])
+    entries = Loads._entries
+
+    def everywhere(*given: Any) -> list[LoadEntry]:
+        return [
+            (item, slots, [block or 0 for block in blocks], checksums)
+            for item, slots, blocks, checksums in entries(*given)
+        ]
+
+    monkeypatch.setattr(Loads, "_entries", everywhere)
     engine = start(SHAPES["gemma4-kernel-blocks"])
     prompt = tokens(4 * N + 1)
     engine.generate(prompt)
@@ -219,14 +243,17 @@ def test_a_load_into_no_block_is_found(start: StartEngine, monkeypatch: pytest.M
 def test_a_part_of_a_window_that_was_left_out_is_found(
     name: str, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    targets = Loads._targets
-
-    def fewer(self: Loads, item: Any, tables: Any, block: int, end: int) -> list[int | None]:
-        found = targets(self, item, tables, block, end)
-        return [None] * len(found) if item.kind == "window" and end == (block + 1) * N else found
-
-    monkeypatch.setattr(Loads, "_targets", fewer)
+    entries = Loads._entries
     engine = start(SHAPES[name])
+    windows = {item.index for item in engine.half.geometry.classes if item.kind == "window"}
+    assert windows
+
+    def fewer(*given: Any) -> list[LoadEntry]:
+        found = entries(*given)
+        last = {item: at for at, (item, *_) in enumerate(found) if item in windows}
+        return [entry for at, entry in enumerate(found) if at not in last.values()]
+
+    monkeypatch.setattr(Loads, "_entries", fewer)
     prompt = tokens(4 * N + 1)
     engine.generate(prompt)
     assert engine.reset_prefix_cache()

@@ -211,7 +211,7 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.check_idle()
 
 
-@pytest.mark.parametrize("method", ["reserve", "touch", "commit"])
+@pytest.mark.parametrize("method", ["offer", "touch", "commit"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_store_that_raises_costs_only_the_store(
     method: str,
@@ -237,7 +237,7 @@ def test_a_store_that_raises_costs_only_the_store(
 
 
 class CacheOfBrokenLeases:
-    """A cache whose first reserve raises, or gives a lease whose commit raises."""
+    """A cache whose first offer raises, or gives a lease whose commit raises."""
 
     def __init__(self, cache: Any, method: str) -> None:
         self._cache, self._method = cache, method
@@ -245,12 +245,12 @@ class CacheOfBrokenLeases:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
 
-    def reserve(self, *args: Any, **kwargs: Any) -> Any:
+    def offer(self, *args: Any, **kwargs: Any) -> Any:
         method, self._method = self._method, ""
-        if method == "reserve":
-            raise RuntimeError("injected: reserve raised")
-        lease = self._cache.reserve(*args, **kwargs)
-        return Broken(lease, "commit") if method else lease
+        if method == "offer":
+            raise RuntimeError("injected: offer raised")
+        lease, entries = self._cache.offer(*args, **kwargs)
+        return (Broken(lease, "commit") if method else lease), entries
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

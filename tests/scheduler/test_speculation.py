@@ -255,9 +255,9 @@ def test_a_step_too_late_most_states_are_gone(
     """When the next step is planned, vLLM has freed the column."""
     report, plan = Stores.reported, Stores.plan
 
-    def late(self: Any, tracked: Any, new_tokens: int, state: Any) -> Any:
-        job = plan(self, tracked, new_tokens, state)
-        report(self, tracked, lambda: state.get_block_ids(tracked.request.request_id))
+    def late(self: Any, tracked: Any, new_tokens: int, offers: Any, tables: Any) -> Any:
+        job = plan(self, tracked, new_tokens, offers, tables)
+        report(self, tracked, tables)
         return job
 
     monkeypatch.setattr(Stores, "reported", lambda *_: None)

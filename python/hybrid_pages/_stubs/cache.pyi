@@ -83,6 +83,30 @@ class Admission:
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
+class TableColumns:
+    """Where the entries of each class have their engine blocks in an engine's block tables.
+
+    A block table names a request's engine blocks in order, each by its id, or by an object whose
+    attribute `block_id` is the id. An id of 0 is no engine block.
+    """
+
+    def __new__(
+        cls, geometry: Geometry, groups: Sequence[tuple[int, int, int, int, int | None]]
+    ) -> TableColumns:
+        """groups: for each group of the geometry, the index of its table, the tokens of an engine
+        block, how many engine blocks hold the tokens of a block, how many of them, the last ones,
+        an entry has, and the tokens of its window, if it is one.
+
+        Raises InvalidArgumentError for another number of groups, and for an entry of no engine
+        blocks or of more than a block has.
+        """
+
+    def filled(
+        self, tables: Sequence[Sequence[object]], first: int, end: int
+    ) -> list[tuple[int, int]]:
+        """Class and block of the pages of blocks [first, end) that have all their engine blocks."""
+
+@final
 class LeaseEntry:
     """One page or checkpoint under a lease, all ranks together."""
 
@@ -121,6 +145,18 @@ class ReadLease:
 
         Attention pages of [first, blocks), window pages of their last window, and the checkpoint
         of block `blocks - 1`; by block.
+        """
+
+    def targets(
+        self, columns: TableColumns, tables: Sequence[Sequence[object]], resumes: int
+    ) -> list[tuple[int, list[int], list[int | None], list[int]]]:
+        """What a load of the entries writes: class, slots, engine blocks and checksums of each.
+
+        tables: of the request, as :meth:`Cache.offer` takes them. resumes: the tokens that the
+        request has behind the load. An engine block is None where the request has none and will
+        read none, since its window has passed; an entry of which nothing is read is left out.
+
+        Raises InvalidArgumentError if the request has no engine block for what it will read.
         """
 
     @property
@@ -304,6 +340,28 @@ class Cache:
 
         Raises InvalidArgumentError also for a class or a block out of range and for keys that
         are in use for another prefix: they can't be chained hashes.
+        """
+
+    def offer(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        columns: TableColumns,
+        tables: Sequence[Sequence[object]],
+        *,
+        first: int,
+        end: int,
+        states: Sequence[tuple[int, int, Sequence[int]]],
+        stride: int = 1,
+        hints: Hints | None = None,
+    ) -> tuple[WriteLease, list[tuple[int, list[int], list[int]]]] | None:
+        """Reserve what a step of an engine has completed, and say what to copy.
+
+        It reserves the pages of blocks [first, end) that have all their engine blocks in `tables`,
+        and `states`: class, block and engine blocks of each. Returns a lease as :meth:`reserve`
+        does, with class, slots and engine blocks of each of its entries; None if there is nothing
+        to reserve. Raises as :meth:`reserve` does, and InvalidArgumentError for an engine block
+        out of range.
         """
 
     def invalidate(self, lease: ReadLease) -> int:

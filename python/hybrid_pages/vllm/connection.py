@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Geometry
+from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.pool import Slots
+from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.agreement import Agreement
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
@@ -168,7 +170,14 @@ class Connection:
             self.stores.pool = pool
 
     def tables(self, request_id: str) -> Tables:
-        """All blocks that vLLM holds for a request, including those not reported as computed."""
+        """All blocks that vLLM holds for a request, including those not reported as computed; for
+        this step only."""
+        if self.manager is None:
+            raise EngineError("expected vLLM's cache manager at start, found none")
+        return versions.blocks_of(self.manager, request_id)
+
+    def ids(self, request_id: str) -> Sequence[Sequence[int]]:
+        """The ids of these blocks."""
         return () if self.manager is None else self.manager.get_block_ids(request_id)
 
     @property

@@ -276,7 +276,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         """Plans the load into the allocated blocks."""
-        self._scheduler().allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self._scheduler().allocated(request, blocks.blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """This step's stores and loads."""

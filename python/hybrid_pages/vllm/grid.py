@@ -5,16 +5,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hybrid_pages import Geometry, TableColumns
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.speculation import draft_layers
 from hybrid_pages.vllm.support import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-Tables = Sequence[Sequence[int]]
-"""Block ids of a request, by vLLM's group."""
+Tables = Sequence[Sequence["int | KVCacheBlock"]]
+"""Blocks of a request, or their ids, by vLLM's group."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,10 @@ class EntryBlocks:
         """Whether it is a window that is narrower than a block."""
         return self.window_tokens is not None and self.count < self.per_block
 
-    def columns(self, block: int) -> range:
-        """Where the block table names the engine blocks of a block."""
-        end = (block + 1) * self.per_block
-        return range(end - self.count, end)
-
-    def ids(self, tables: Tables, block: int) -> list[int]:
-        """The engine blocks of a block; 0 is none."""
-        table = tables[self.table]
-        return [table[column] if column < len(table) else 0 for column in self.columns(block)]
-
-    def is_read(self, column: int, end: int) -> bool:
-        """Whether a request that resumes after ``end`` tokens reads an engine block."""
-        if self.window_tokens is None:
-            return True
-        return (column + 1) * self.tokens > end - self.window_tokens + 1
+    def state(self, tables: Tables, block: int) -> int:
+        """The engine block at the end of a block, where a state is; 0 is none."""
+        table, column = tables[self.table], (block + 1) * self.per_block - 1
+        return versions.block_id(table[column]) if column < len(table) else 0
 
 
 @dataclass(frozen=True)
@@ -87,15 +78,15 @@ class BlockGrid:
         """Tokens that a key covers."""
         return self.block_tokens // self.stride
 
-    def ids(self, groups: Iterable[int], tables: Tables, block: int) -> list[int]:
-        """The engine blocks that an entry of a class has; 0 is none.
-
-        Args:
-            groups: the groups of the class.
-            tables: of the request.
-            block: which one of its blocks.
-        """
-        return [block_id for group in groups for block_id in self.groups[group].ids(tables, block)]
+    def columns(self, geometry: Geometry) -> TableColumns:
+        """Where the entries of a geometry are in block tables, as the core takes it."""
+        return TableColumns(
+            geometry,
+            [
+                (each.table, each.tokens, each.per_block, each.count, each.window_tokens)
+                for each in self.groups
+            ],
+        )
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:

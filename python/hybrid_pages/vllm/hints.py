@@ -41,10 +41,16 @@ class RequestHints:
     errors: tuple[HintError, ...] = field(default=(), compare=False)
     """One for each hint that was ignored."""
 
-    def for_policy(self, salt: str | None) -> Hints:
+    def for_policy(self, salt: str | None) -> Hints | None:
         """What the cache's policy is told. salt: the request's; sessions of two do not mix."""
+        if self is NOTHING:
+            return None
         name = None if self.session is None else session_name(self.session, salt)
         return Hints(session=name, priority=self.priority, retain=self.retain, store=self.store)
+
+
+NOTHING = RequestHints()
+"""Of a request that says nothing."""
 
 
 def session_name(session: str, salt: str | None) -> bytes:
@@ -61,7 +67,7 @@ def read_hints(params: Mapping[str, Any] | None, tokens: int) -> RequestHints:
     """
     given = params.get(KEY) if params else None
     if given is None:
-        return RequestHints()
+        return NOTHING
     if not isinstance(given, Mapping):
         error = HintError(f"{KEY}: expected a mapping, found {type(given).__name__}")
         return RequestHints(errors=(error,))

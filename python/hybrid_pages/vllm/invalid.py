@@ -39,6 +39,11 @@ class InvalidBlocks:
         """Whether a load of another connector may still be reported as failed."""
         return self._updates > 0
 
+    @property
+    def follows(self) -> bool:
+        """Whether there is anything for :meth:`updated` to count."""
+        return self._updates > 0 or bool(self._ended)
+
     def expect(self) -> None:
         """A request has gone on from what another connector said it would load."""
         self._updates = versions.STEPS_IN_FLIGHT

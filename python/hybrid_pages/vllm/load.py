@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, InvalidArgumentError, PageClass, ReadLease
+from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
@@ -30,7 +30,7 @@ class Loads:
 
     def __init__(self, geometry: Geometry, cache: Cache, keys: Keys, figures: Figures) -> None:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
-        self.classes = geometry.classes
+        self.columns = self.grid.columns(geometry)
         self._in_flight: dict[str, ReadLease | None] = {}
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []
@@ -114,28 +114,7 @@ class Loads:
         held = lease.blocks * self.grid.block_tokens - local if lease else 0
         if lease is None or held != n:
             raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
-        entries: list[LoadEntry] = []
-        for entry in lease.entries:
-            item = self.classes[entry.class_index]
-            targets = self._targets(item, tables, entry.block_index, local + n)
-            if any(targets):
-                entries.append((entry.class_index, entry.slots, targets, entry.checksums))
-        return entries
-
-    def _targets(self, item: PageClass, tables: Tables, block: int, end: int) -> list[int | None]:
-        """Engine blocks to load an entry into. None is a part of a window that the request will not
-        read, and for which vLLM has given it no block."""
-        targets: list[int | None] = []
-        for group in item.groups:
-            blocks = self.grid.groups[group]
-            ids = blocks.ids(tables, block)
-            read = [blocks.is_read(column, end) for column in blocks.columns(block)]
-            if any(needed and not found for needed, found in zip(read, ids, strict=True)):
-                raise InvalidArgumentError(
-                    f"{item.kind} block {block}: expected allocated blocks, found {ids}"
-                )
-            targets += (found or None for found in ids)
-        return targets
+        return lease.targets(self.columns, tables, local + n)
 
     def scheduled(self, tracked: Tracked, start: int) -> int:
         """Counts the ``start`` tokens that a request is scheduled behind.

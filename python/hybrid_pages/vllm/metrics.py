@@ -86,10 +86,6 @@ class HybridPagesStats(KVConnectorStats):
             counters = self.data["counters"]
             counters[key] = counters.get(key, 0) + amount
 
-    def gauge(self, name: str, value: float, label: str | None = None) -> None:
-        """Sets a gauge of :data:`GAUGES`."""
-        self.data["gauges"][_key(GAUGES, name, label)] = value
-
     def aggregate(self, other: KVConnectorStats) -> "HybridPagesStats":
         """Adds the counters of a later interval and takes over its gauges."""
         counters = self.data["counters"]
@@ -115,6 +111,19 @@ def _key(metrics: dict[str, tuple[str | None, str]], name: str, label: str | Non
     return name if label is None else f"{name}:{label}"
 
 
+_OBSERVED = {
+    _key(GAUGES, "resident_entries", "pages"): "pages",
+    _key(GAUGES, "resident_bytes", "pages"): "page_bytes",
+    _key(GAUGES, "resident_entries", "windows"): "windows",
+    _key(GAUGES, "resident_bytes", "windows"): "window_bytes",
+    _key(GAUGES, "resident_entries", "checkpoints"): "checkpoints",
+    _key(GAUGES, "resident_bytes", "checkpoints"): "checkpoint_bytes",
+    _key(GAUGES, "tenants", None): "tenants",
+    _key(GAUGES, "metadata_bytes", None): "metadata_bytes",
+}
+"""Gauges that are figures of ``Cache.stats()``, by their keys."""
+
+
 class Figures:
     """Counts for one engine: an interval that vLLM takes step by step, and all since the start."""
 
@@ -128,24 +137,22 @@ class Figures:
 
     def observe(self, cache: Mapping[str, int]) -> None:
         """Brings ``Cache.stats()`` into the interval."""
-        interval = self._interval
-        sizes = ("page_bytes", "window_bytes", "checkpoint_bytes")
-        for kind, size in zip(KINDS.values(), sizes, strict=True):
+        for kind, seen in self._evicted.items():
             evicted = cache[f"evicted_{kind}"]
-            interval.count("evicted_entries", evicted - self._evicted[kind], kind)
-            self._evicted[kind] = evicted
-            interval.gauge("resident_entries", cache[kind], kind)
-            interval.gauge("resident_bytes", cache[size], kind)
-        interval.gauge("ready_bytes", cache["ready_slots"] * cache["slot_bytes"])
-        interval.gauge("free_bytes", cache["free_slots"] * cache["slot_bytes"])
-        interval.gauge("leased_bytes", cache["leased_slots"] * cache["slot_bytes"])
-        interval.gauge("tenants", cache["tenants"])
-        interval.gauge("metadata_bytes", cache["metadata_bytes"])
+            if evicted != seen:
+                self._interval.count("evicted_entries", evicted - seen, kind)
+                self._evicted[kind] = evicted
+        slot_bytes = cache["slot_bytes"]
+        gauges: dict[str, float] = {key: cache[name] for key, name in _OBSERVED.items()}
+        gauges["ready_bytes"] = cache["ready_slots"] * slot_bytes
+        gauges["free_bytes"] = cache["free_slots"] * slot_bytes
+        gauges["leased_bytes"] = cache["leased_slots"] * slot_bytes
+        self._interval.data["gauges"] = gauges
 
     @property
     def quiet(self) -> bool:
         """Whether nothing was counted in this interval."""
-        return self._interval.is_empty()
+        return not self._interval.data["counters"]
 
     def take(self) -> HybridPagesStats:
         """The interval so far, which then starts anew."""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from hybrid_pages.vllm.hints import RequestHints, session_name
+from hybrid_pages.vllm.hints import NOTHING, session_name
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import SettingsError
@@ -82,7 +82,7 @@ class Recording:
 
     def _hints(self, tracked: Tracked) -> dict[str, object]:
         """What the application said of the request, as far as it differs from saying nothing."""
-        hints, nothing = tracked.hints, RequestHints()
+        hints, nothing = tracked.hints, NOTHING
         found: dict[str, object] = {}
         if hints.session is not None:
             name = session_name(hints.session, tracked.request.cache_salt)

@@ -112,9 +112,7 @@ class SchedulerHalf(Connection):
             self.events.note(tracked)
         return tokens
 
-    def allocated(
-        self, request: "Request", tables: tuple[list[int], ...], external_tokens: int
-    ) -> None:
+    def allocated(self, request: "Request", tables: Tables, external_tokens: int) -> None:
         """Plans the load into the blocks that vLLM gave the request."""
         if self.connected:
             tracked = self._requests.get(request.request_id)
@@ -127,7 +125,7 @@ class SchedulerHalf(Connection):
         self._follow_engine()
         return StepMetadata(
             half=self.name,
-            stores=[*self._steps.stores(output), *self.stores.take_unsent()],
+            stores=self._steps.stores(output) + self.stores.take_unsent(),
             loads=self.loads.take_planned(),
             idle=not output.total_num_scheduled_tokens,
         )
@@ -136,12 +134,13 @@ class SchedulerHalf(Connection):
         """Another connector could not load these blocks, and a step has gone on from them."""
         if not self.connected:
             return
-        tables = {request_id: self.tables(request_id) for request_id in self._requests}
+        tables = {request_id: self.ids(request_id) for request_id in self._requests}
         self._invalid.follow(blocks, self._requests, tables, self.pool, self.stores)
 
     def updated(self) -> None:
         """The report of a step has come."""
-        self._invalid.updated()
+        if self._invalid.follows:
+            self._invalid.updated()
         if self.grid.drafts and self.serving and self.may_store:
             self._steps.reported()
 
@@ -153,7 +152,7 @@ class SchedulerHalf(Connection):
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Publishes stores and ends loads that the workers report as ended."""
         if isinstance(metadata, WorkerMetadata):
-            if not self.stopped:
+            if metadata.reports and not self.stopped:
                 try:
                     self.confirm(metadata.reports)
                 except Exception as error:
@@ -214,7 +213,7 @@ class SchedulerHalf(Connection):
         tracked.drop_lease()
         try:
             unsure = self._invalid.expected
-            held = self.tables(name) if tracked.spoiled or unsure else ()
+            held = self.ids(name) if tracked.spoiled or unsure else ()
             self._invalid.ended(name, held)
             if not failed and not (unsure and versions.aborted(tracked.request)):
                 self.figures.count("hit_tokens", tracked.others, "other")

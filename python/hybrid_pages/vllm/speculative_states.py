@@ -42,6 +42,10 @@ class SpeculativeStates(States):
         found = bool(offers) or self._ends_at_boundary(tracked, end)
         return bool(self.groups) and (found or self._next(tracked) <= end)
 
+    def quiet_until(self, tracked: Tracked, end: int) -> int:
+        """0: each step says which of its tokens are known."""
+        return 0
+
     def find(
         self,
         tracked: Tracked,
@@ -63,6 +67,12 @@ class SpeculativeStates(States):
         """The first boundary, in tokens, that is not certainly computed."""
         n = self.grid.block_tokens
         return (versions.processed(tracked.request) // n + 1) * n
+
+    def reports_from(self, tracked: Tracked) -> int:
+        """How many tokens have to be accepted, at least, to complete something, if nothing is left
+        of those that are; 0 if that may be with any."""
+        boundary = versions.processed(tracked.request) // self.grid.block_tokens
+        return 0 if boundary > self.keys.known(tracked.request) else self._next(tracked)
 
     def reached(self, tracked: Tracked) -> int:
         """The boundary, in blocks, that the accepted tokens of an answer have newly reached; 0 if

@@ -62,6 +62,14 @@ class States:
         at_boundary = end % self.grid.block_tokens == 0
         return bool(self.groups) and (at_boundary or bool(offers) or tracked.late is not None)
 
+    def quiet_until(self, tracked: Tracked, end: int) -> int:
+        """Where a request that has nothing left to store after ``end`` tokens may have again, if
+        it is only decoding until there; 0 if that may be at once."""
+        boundary = end // self.grid.block_tokens
+        if boundary > self.keys.known(tracked.request):
+            return 0  # its key is still to come
+        return (boundary + 1) * self.grid.block_tokens
+
     def find(
         self,
         tracked: Tracked,
@@ -146,11 +154,13 @@ class States:
     ) -> State:
         blocks = {}
         for group in self.groups:
-            named = {blocks_of[group] for blocks_of in (offered, here) if blocks_of.get(group)}
-            if len(named) == 1:  # two different blocks prove nothing
-                blocks[group] = named.pop()
+            theirs, ours = offered.get(group, 0), here.get(group, 0)
+            block = theirs or ours
+            if block and (not ours or ours == block):  # two different blocks prove nothing
+                blocks[group] = block
         kept = bool(blocks) and all(
-            self._carries(pool, group, block, request, boundary) for group, block in blocks.items()
+            group in offered or self._carries(pool, group, block, request, boundary)
+            for group, block in blocks.items()
         )
         return State(boundary, blocks, kept)
 
@@ -166,7 +176,7 @@ class States:
 
     def _column(self, tables: Tables, group: int, boundary: int) -> int:
         """The block that a table has where the state of a boundary belongs; 0 is none."""
-        return self.grid.groups[group].ids(tables, boundary - 1)[0]
+        return self.grid.groups[group].state(tables, boundary - 1)
 
     def _here(self, tables: Tables, boundary: int) -> dict[int, int]:
         """The blocks that the tables have where the state of a boundary belongs, by group."""

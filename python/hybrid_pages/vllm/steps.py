@@ -1,7 +1,6 @@
 """A step of the engine: what it completes of each request, and the stores of that."""
 
-import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm.connection import Connection
@@ -9,6 +8,7 @@ from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import StoreJob
+from hybrid_pages.vllm.states import Offer
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
@@ -35,42 +35,61 @@ class Steps:
         self.half, self.requests, self.epochs, self.invalid = half, requests, epochs, invalid
         self.grid, self.figures = half.grid, half.figures
 
-    def stores(self, output: "SchedulerOutput") -> Iterable[StoreJob]:
+    def stores(self, output: "SchedulerOutput") -> list[StoreJob]:
         """The stores of everything that a step completes."""
+        jobs: list[StoreJob] = []
         state = output.kv_connector_block_state
         if state is None:
-            return
-        drafted = self._drafted(output)
-        # A hand-over may come for a request that is not scheduled in this step.
-        for request_id in {**output.num_scheduled_tokens, **state.boundary_state_offloads}:
+            return jobs
+        offers = state.boundary_state_offloads
+        drafted = self.grid.drafter_tokens is None or self._drafted(output)
+        for request_id, new_tokens in output.num_scheduled_tokens.items():
             tracked = self.requests.get(request_id)
             if tracked is None:
                 continue
-            new_tokens = output.num_scheduled_tokens.get(request_id, 0)
-            if tracked.position is None and not new_tokens:
-                continue  # what is handed over was loaded, and the request waits
             start = tracked.request.num_computed_tokens
-            try:
-                if tracked.position is None:
-                    self._scheduled(tracked, start)
-                elif start < tracked.position or self.half.stores.keys.changed(tracked):
-                    self._taken_back(tracked, start)
-                if new_tokens and not drafted:
-                    self.epochs.distrust(tracked, start // self.grid.hash_tokens)
-                self.half.checkpoints.stepped(tracked, start + new_tokens)
-                if self.half.may_store:
-                    job = self.half.stores.plan(tracked, new_tokens, state)
-                else:
-                    job = None
-                    self.half.stores.states.advance(tracked, start, start + new_tokens)
-            except Exception:
-                logger.exception("a store of request %s could not be planned", request_id)
-                self.figures.count("failures", label="store_plan")
-            else:
-                if job is not None:
-                    if self.half.events is not None:
-                        self.half.events.note(tracked)
-                    yield job
+            end = start + new_tokens
+            if end < tracked.quiet_until and start == tracked.position and request_id not in offers:
+                tracked.position = end
+                continue
+            jobs += self._plan(tracked, new_tokens, offers.get(request_id, ()), drafted)
+        for request_id, offered in offers.items():
+            # A hand-over may come for a request that is not scheduled in this step.
+            if request_id in output.num_scheduled_tokens or request_id not in state.req_ids:
+                continue
+            tracked = self.requests.get(request_id)
+            # Without a position it waits, and what is handed over was loaded.
+            if tracked is not None and tracked.position is not None:
+                jobs += self._plan(tracked, 0, offered, drafted)
+        return jobs
+
+    def _plan(
+        self, tracked: Tracked, new_tokens: int, offers: Sequence[Offer], drafted: bool
+    ) -> Iterable[StoreJob]:
+        """The store of what a step over so many tokens completes, if that is anything."""
+        half, request = self.half, tracked.request
+        start = request.num_computed_tokens
+        try:
+            if tracked.position is None:
+                self._scheduled(tracked, start)
+            elif start < tracked.position or half.keys.changed(tracked):
+                self._taken_back(tracked, start)
+            if new_tokens and not drafted:
+                self.epochs.distrust(tracked, start // self.grid.hash_tokens)
+            half.checkpoints.stepped(tracked, start + new_tokens)
+            if not half.may_store:
+                half.stores.states.advance(tracked, start, start + new_tokens)
+                return ()
+            job = half.stores.plan(tracked, new_tokens, offers, half.tables)
+        except Exception:
+            logger.exception("a store of request %s could not be planned", request.request_id)
+            self.figures.count("failures", label="store_plan")
+            return ()
+        if job is None:
+            return ()
+        if half.events is not None:
+            half.events.note(tracked)
+        return (job,)
 
     def _drafted(self, output: "SchedulerOutput") -> bool:
         """Whether a step computes its draft layers, if there are any: the worker leaves them out
@@ -106,6 +125,7 @@ class Steps:
         does what a draft layer has computed from the first of them."""
         tracked.prompt_tokens = tracked.request.num_prompt_tokens
         tracked.keys.clear()
+        tracked.reports_from = 0
         first = max(start - self.grid.lookahead, 0) // self.grid.block_tokens
         tracked.offered_blocks = min(tracked.offered_blocks, first)
         if self.half.checkpoints.recurrent or self.grid.lookahead:
@@ -115,8 +135,7 @@ class Steps:
         """The report of a step has come: plans stores of what accepted drafts have completed."""
         for name, tracked in self.requests.items():
             try:
-                tables = functools.partial(self.half.tables, name)
-                planned = self.half.stores.reported(tracked, tables)
+                planned = self.half.stores.reported(tracked, self.half.tables)
             except Exception:
                 logger.exception("a store of request %s could not be planned", name)
                 self.figures.count("failures", label="store_plan")

@@ -4,7 +4,7 @@ Blocks fill, their entries are reserved, the engine's source blocks are pinned, 
 the lease commits, the pins go. A failure anywhere costs that store alone.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,16 @@ from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
 from hybrid_pages.vllm.speculative_states import SpeculativeStates
-from hybrid_pages.vllm.states import State, States
+from hybrid_pages.vllm.states import Offer, State, States
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.core.sched.output import KVConnectorBlockState
+
+
+_Source = tuple[int, int, list[int]]
+"""(class index, block index, engine blocks)."""
 
 
 @dataclass
@@ -33,7 +36,8 @@ class _Store:
 
     owner: Tracked
     lease: WriteLease
-    kinds: list[str]
+    kinds: dict[str, int]
+    """How many entries of each kind."""
     pins: "list[KVCacheBlock]"
     void: bool = False
     """The source blocks turned out to hold something else."""
@@ -55,6 +59,8 @@ class Stores:
         self.checkpoints = checkpoints
         self.states = (SpeculativeStates if self.grid.drafts else States)(geometry, keys)
         self.classes, self.ranks = geometry.classes, geometry.ranks
+        self.columns = self.grid.columns(geometry)
+        self._kinds = [KINDS[item.kind] for item in geometry.classes]
         self._narrow = any(each.is_narrow for each in self.grid.groups)
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
@@ -68,7 +74,11 @@ class Stores:
     # ---- what to store
 
     def plan(
-        self, tracked: Tracked, new_tokens: int, state: "KVConnectorBlockState"
+        self,
+        tracked: Tracked,
+        new_tokens: int,
+        offers: Sequence[Offer],
+        tables: Callable[[str], Tables],
     ) -> StoreJob | None:
         """Plans a store of all that this step completes: pages of filled blocks, and states that
         are wanted.
@@ -78,19 +88,20 @@ class Stores:
         request = tracked.request
         start = request.num_computed_tokens
         end = start + new_tokens
-        offers = state.boundary_state_offloads.get(request.request_id, ())
         self.states.advance(tracked, start, end)
+        tracked.quiet_until = 0
         states_due = self.states.due(tracked, end, offers)
         filled = tracked.position or 0
         if not states_due and self._reach(tracked, filled) <= tracked.offered_blocks:
-            return None  # most decode steps: the block tables are not even resolved
-        tables = state.get_block_ids(request.request_id)
-        if tables is None:
+            if end >= request.num_tokens:
+                tracked.quiet_until = self.states.quiet_until(tracked, end)
             return None
-        found = self.states.find(tracked, start, end, tables, offers, self._bound())
-        return self._job(tracked, filled, tables, found)
+        tracked.reports_from = 0
+        blocks = tables(request.request_id)
+        found = self.states.find(tracked, start, end, blocks, offers, self._bound())
+        return self._job(tracked, filled, blocks, found)
 
-    def reported(self, tracked: Tracked, tables: Callable[[], Tables]) -> bool:
+    def reported(self, tracked: Tracked, tables: Callable[[str], Tables]) -> bool:
         """Plans a store of what the drafts that were accepted have completed.
 
         The job goes with the next step, whose allocation frees the blocks of a window that is
@@ -98,12 +109,15 @@ class Stores:
         """
         if not isinstance(self.states, SpeculativeStates):
             return False
-        due = self.states.reached(tracked) > 0
+        if versions.processed(tracked.request) < tracked.reports_from:
+            return False
+        due, end = self.states.reached(tracked) > 0, self.states.final(tracked)
         if self._narrow and not due:
-            end = self.states.final(tracked)
             due = end is not None and self._reach(tracked, end) > tracked.offered_blocks
         if due:
-            self.finish(tracked, tables())
+            self.finish(tracked, tables(tracked.request.request_id))
+        elif end is not None:
+            tracked.reports_from = self.states.reports_from(tracked)
         return due
 
     def finish(self, tracked: Tracked, tables: Tables) -> None:
@@ -127,17 +141,18 @@ class Stores:
     def _job(
         self, tracked: Tracked, end: int, tables: Tables, found: Iterable[State]
     ) -> StoreJob | None:
-        sources: dict[tuple[int, int], list[int]] = {}
+        states: list[_Source] = []
         for state in found:
             if self.checkpoints.wants(tracked, state):
-                sources |= self._checkpoint(state)
-        reach = self._reach(tracked, end)
-        sources |= self._pages(tables, tracked.offered_blocks, reach)
+                states += self._checkpoint(state)
+        first, reach, job = tracked.offered_blocks, self._reach(tracked, end), None
         refused = "hint" if not tracked.hints.store else "stale" if tracked.stale else None
         if refused is not None:
-            self.figures.count("skipped_entries", len(sources), refused)
-        job = self._reserve(tracked, sources) if sources and refused is None else None
-        tracked.offered_blocks = max(tracked.offered_blocks, reach)
+            pages = self.columns.filled(tables, first, max(first, reach))
+            self.figures.count("skipped_entries", len(states) + len(pages), refused)
+        elif states or first < reach:
+            job = self._offer(tracked, tables, first, max(first, reach), states)
+        tracked.offered_blocks = max(first, reach)
         return job
 
     def _reach(self, tracked: Tracked, end: int) -> int:
@@ -145,47 +160,43 @@ class Stores:
         keys = self.keys.known(tracked.request)
         return self.checkpoints.reach(tracked, min(end // self.grid.block_tokens, keys))
 
-    def _pages(self, tables: Tables, first: int, end: int) -> dict[tuple[int, int], list[int]]:
-        """Source blocks by (class, block index) of the pages filled in [first, end)."""
-        sources = {}
-        for item in self.classes:
-            if item.kind != "recurrent":
-                for block in range(first, end):
-                    ids = self.grid.ids(item.groups, tables, block)
-                    if all(ids):  # a window group has no block where the window has passed
-                        sources[item.index, block] = ids
-        return sources
-
-    def _checkpoint(self, state: State) -> dict[tuple[int, int], list[int]]:
+    def _checkpoint(self, state: State) -> Iterable[_Source]:
         """Source blocks of a state, if every group's is known."""
-        sources = {}
         for item in self.classes:
             if item.kind == "recurrent":
                 if all(group in state.blocks for group in item.groups):
                     ids = [state.blocks[group] for group in item.groups]
-                    sources[item.index, state.boundary - 1] = ids
+                    yield item.index, state.boundary - 1, ids
                 else:
                     self.figures.count("skipped_entries", label="partial_state")
-        return sources
 
-    def _reserve(
-        self, tracked: Tracked, sources: dict[tuple[int, int], list[int]]
+    def _offer(
+        self, tracked: Tracked, tables: Tables, first: int, end: int, states: list[_Source]
     ) -> StoreJob | None:
-        lease = self.cache.reserve(
+        """Reserves the states, and the pages of the blocks [first, end) that the tables have; a
+        window group has no block where the window has passed."""
+        offered = self.cache.offer(
             tracked.namespace,
             self.keys.of(tracked),
-            list(sources),
+            self.columns,
+            tables,
+            first=first,
+            end=end,
+            states=states,
             stride=self.keys.stride,
             hints=tracked.for_policy,
         )
+        if offered is None:
+            return None
+        lease, entries = offered
         for reason, count in lease.skipped.items():
             if reason != "resident":
                 self.figures.count("skipped_entries", count, reason)
-        if not lease.entries:
+        if not entries:
             lease.abort()
             return None
         try:
-            return self._start(tracked, lease, sources)
+            return self._start(tracked, lease, entries)
         except BaseException:
             lease.abort()
             raise
@@ -197,19 +208,15 @@ class Stores:
 
     # ---- from the engine's blocks to published entries
 
-    def _start(
-        self, tracked: Tracked, lease: WriteLease, sources: dict[tuple[int, int], list[int]]
-    ) -> StoreJob:
+    def _start(self, tracked: Tracked, lease: WriteLease, entries: list[StoreEntry]) -> StoreJob:
         pool = self._bound()
-        entries: list[StoreEntry] = []
-        pins: list[KVCacheBlock] = []
-        for entry in lease.entries:
-            ids = sources[entry.class_index, entry.block_index]
-            entries.append((entry.class_index, entry.slots, ids))
-            pins += (pool.blocks[block] for block in ids)
-        kinds = [KINDS[self.classes[entry.class_index].kind] for entry in lease.entries]
+        pins = [pool.blocks[block] for _, _, ids in entries for block in ids]
         versions.pin(pool, pins)
         job, self._next_job = self._next_job, self._next_job + 1
+        kinds: dict[str, int] = {}
+        for index, _, _ in entries:
+            kind = self._kinds[index]
+            kinds[kind] = kinds.get(kind, 0) + 1
         self._in_flight[job] = _Store(tracked, lease, kinds, pins)
         return StoreJob(job, entries)
 
@@ -247,11 +254,11 @@ class Stores:
         del self._in_flight[job]
         try:
             if store.void:
-                self.figures.count("skipped_entries", len(store.kinds), "invalid")
+                self.figures.count("skipped_entries", sum(store.kinds.values()), "invalid")
             elif trusted:
                 self._publish(store)
             else:
-                self.figures.count("skipped_entries", len(store.kinds), "unconfirmed")
+                self.figures.count("skipped_entries", sum(store.kinds.values()), "unconfirmed")
         except Exception:
             logger.exception("publishing store %d failed", job)
             self.figures.count("failures", label="publish")
@@ -269,9 +276,9 @@ class Stores:
             self.figures.count("failures", label=failed[0].reason)
             return
         checksums = zip(*(outcome.checksums for outcome in ordered), strict=True)
-        store.lease.commit([list(entry) for entry in checksums])
+        store.lease.commit(list(checksums))
         for outcome in ordered:
             self.figures.count("stored_bytes", outcome.nbytes)
             self.figures.count("stored_seconds", outcome.seconds)
-        for kind in store.kinds:
-            self.figures.count("stored_entries", label=kind)
+        for kind, entries in store.kinds.items():
+            self.figures.count("stored_entries", entries, kind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_pages import Hints, ReadLease
-from hybrid_pages.vllm.hints import RequestHints
+from hybrid_pages.vllm.hints import NOTHING, RequestHints
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -67,7 +67,7 @@ class Tracked:
     """The last of them."""
     stops: set[int] = field(default_factory=set)
     """Those of them at which the engine is asked to end a step."""
-    hints: RequestHints = field(default_factory=RequestHints)
+    hints: RequestHints = NOTHING
     for_policy: Hints | None = None
     """The same, as the cache takes them."""
     arrival: float = 0.0
@@ -81,6 +81,9 @@ class Tracked:
     """Tokens that this run has from the cache."""
     position: int | None = None
     """Tokens after the last step planned in this run; None before the first."""
+    quiet_until: int = 0
+    """Steps of this run that go on from ``position`` and end before this many tokens only decode,
+    and complete nothing."""
     ends: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which a step of this run ended."""
     late: Late | None = None
@@ -90,6 +93,8 @@ class Tracked:
     """Tokens of its prompt, which grows if it is a session that streams its input."""
     prefilled: int = 0
     """Tokens after the last step of this run that computed several known tokens; with drafts."""
+    reports_from: int = 0
+    """A report of fewer accepted tokens completes nothing; with drafts."""
     reached: int = 0
     """The last boundary, in blocks, whose state was looked for; with drafts."""
     stale: bool = False
@@ -114,9 +119,9 @@ class Tracked:
 
     def restart(self) -> None:
         """Forgets all that was known of the request's blocks: the engine has freed them."""
-        self.offered_blocks = self.loaded = 0
+        self.offered_blocks = self.loaded = self.quiet_until = 0
         self.position = self.late = None
-        self.prefilled = self.reached = 0
+        self.prefilled = self.reached = self.reports_from = 0
         self.ends.clear()
         self.keys.clear()
         self.stale = self.spoiled = False

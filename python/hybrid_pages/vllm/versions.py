@@ -13,7 +13,7 @@ import dis
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -160,12 +160,12 @@ READS: dict[str, str] = {
         "parent_block_hash session_id token_ids"
     ),
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id",
-    "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "get_block_ids",
-    "vllm.v1.core.kv_cache_manager.KVCacheManager": "free get_block_ids",
+    "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": "free get_blocks get_block_ids",
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "kv_connector_block_state num_scheduled_tokens total_num_scheduled_tokens"
     ),
-    "vllm.v1.core.sched.output.KVConnectorBlockState": "boundary_state_offloads get_block_ids",
+    "vllm.v1.core.sched.output.KVConnectorBlockState": "boundary_state_offloads req_ids",
     "vllm.v1.outputs.KVConnectorOutput": (
         "finished_recving invalid_block_ids kv_connector_worker_meta"
     ),
@@ -550,12 +550,30 @@ def reloads_adapter(adapter: "LoRARequest") -> bool:
 # ---- blocks
 
 
+def block_id(block: "int | KVCacheBlock") -> int:
+    """The id of a block that is given by itself or by its id."""
+    return block if isinstance(block, int) else block.block_id
+
+
+def blocks_of(manager: "KVCacheManager", request_id: str) -> "Sequence[Sequence[KVCacheBlock]]":
+    """All blocks that vLLM holds for a request, by group; not to be changed, and for this step
+    only. Other than ``get_block_ids``, it takes no longer for a longer request."""
+    blocks: Sequence[Sequence[KVCacheBlock]] = manager.get_blocks(request_id).blocks
+    return blocks
+
+
 def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:
     """Whether vLLM knows a block by a prefix key, of a group and so many tokens."""
+    if block.block_hash is None or block.block_hash_num_tokens != tokens:
+        return False
+    return bool(block.block_hash == _with_group()(key, group))
+
+
+@functools.cache
+def _with_group() -> Callable[[bytes, int], bytes]:
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-    known = block.block_hash == make_block_hash_with_group_id(key, group)
-    return bool(block.block_hash_num_tokens == tokens and known)
+    return make_block_hash_with_group_id
 
 
 def cached_keys(pool: "BlockPool") -> frozenset[bytes]:

@@ -1,6 +1,6 @@
 //! The cache.
 
-use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig};
+use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{NamespaceId, PrefixKey};
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
@@ -14,6 +14,7 @@ use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
+use crate::tables::{PyTableColumns, engine_block};
 
 /// The answer of a lookup, in blocks from the start of the prompt.
 #[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
@@ -82,6 +83,10 @@ impl<'py> FromPyObject<'_, 'py> for Place {
         let number = |at: usize| Ok::<_, PyErr>(tuple.get_item(at)?.extract::<Whole>()?.0);
         Ok(Self(number(0)?, number(1)?))
     }
+}
+
+fn engine_blocks(ids: Vec<Whole>) -> PyResult<Vec<u32>> {
+    ids.into_iter().map(engine_block).collect()
 }
 
 fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
@@ -234,7 +239,6 @@ impl PyCache {
     )]
     fn acquire(
         &self,
-        py: Python<'_>,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         stride: Whole,
@@ -246,7 +250,7 @@ impl PyCache {
             .inner
             .acquire(namespace_id(namespace)?, &keys, first.0)
             .map_err(to_py)?;
-        lease.map(|lease| PyReadLease::new(py, lease)).transpose()
+        Ok(lease.map(PyReadLease::new))
     }
 
     #[pyo3(
@@ -307,7 +311,6 @@ impl PyCache {
     )]
     fn reserve(
         &self,
-        py: Python<'_>,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         entries: Vec<Place>,
@@ -323,7 +326,54 @@ impl PyCache {
             .inner
             .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
             .map_err(to_py)?;
-        PyWriteLease::new(py, lease)
+        Ok(PyWriteLease::new(lease))
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, columns, tables, *, first, end, states, stride = Whole(1), hints = None),
+        text_signature = "($self, namespace, keys, columns, tables, *, first, end, states, stride=1, hints=None)"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn offer<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        columns: &PyTableColumns,
+        tables: &Bound<'_, PyAny>,
+        first: Whole,
+        end: Whole,
+        states: Vec<(Whole, Whole, Vec<Whole>)>,
+        stride: Whole,
+        hints: Option<&Bound<'_, PyHints>>,
+    ) -> PyResult<Option<(PyWriteLease, Bound<'py, PyList>)>> {
+        let mut sources = columns.pages(tables, first.0..end.0)?;
+        for (class, block, blocks) in states {
+            sources.push((class.0, block.0, engine_blocks(blocks)?));
+        }
+        let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
+            return Ok(None);
+        };
+        sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
+        let keys = block_keys(keys, stride, Some(Whole(last.saturating_add(1))))?;
+        let wanted: Vec<_> = sources
+            .iter()
+            .map(|&(class, block, _)| (class, block))
+            .collect();
+        let lease = self
+            .inner
+            .reserve_hinted(namespace_id(namespace)?, &keys, &wanted, &given(hints))
+            .map_err(to_py)?;
+        let entry = |entry: &LeaseEntry| {
+            let at = (entry.class_index, entry.block_index);
+            let found = wanted.binary_search(&at).ok();
+            let blocks = found.map_or(&[][..], |index| &sources[index].2);
+            let slots = PyList::new(py, entry.slots.iter().map(|slot| slot.0))?;
+            (entry.class_index, slots, PyList::new(py, blocks)?).into_pyobject(py)
+        };
+        let entries: Vec<_> = lease.entries().iter().map(entry).collect::<PyResult<_>>()?;
+        let entries = PyList::new(py, entries)?;
+        Ok(Some((PyWriteLease::new(lease), entries)))
     }
 
     fn follow(&self) -> PyResult<()> {

@@ -4,10 +4,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hybrid_pages::cache::{LeaseEntry, ReadLease, WriteLease};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 
 use crate::error::to_py;
 use crate::number::Whole;
+use crate::tables::PyTableColumns;
 
 /// One page or checkpoint under a lease, all ranks together.
 #[pyclass(
@@ -36,33 +37,30 @@ impl PyLeaseEntry {
     }
 }
 
-fn entry_list(py: Python<'_>, entries: &[LeaseEntry]) -> PyResult<Py<PyList>> {
+fn entry_list(entries: &[LeaseEntry]) -> Vec<PyLeaseEntry> {
     let entry = |entry: &LeaseEntry| PyLeaseEntry {
         class_index: entry.class_index,
         block_index: entry.block_index,
         slots: entry.slots.iter().map(|slot| slot.0).collect(),
         checksums: entry.checksums.clone(),
     };
-    let entries = entries
-        .iter()
-        .map(|it| Py::new(py, entry(it)))
-        .collect::<PyResult<Vec<_>>>()?;
-    Ok(PyList::new(py, entries)?.unbind())
+    entries.iter().map(entry).collect()
 }
+
+/// Class, slots, engine blocks, checksums.
+type LoadEntry = (usize, Vec<u32>, Vec<Option<u32>>, Vec<u64>);
 
 /// Keeps what a load reads where it is, until released, left as a context or dropped.
 #[pyclass(frozen, name = "ReadLease", module = "hybrid_pages._core")]
 pub struct PyReadLease {
-    entries: Py<PyList>,
     inner: Mutex<ReadLease>,
 }
 
 impl PyReadLease {
-    pub fn new(py: Python<'_>, lease: ReadLease) -> PyResult<Self> {
-        Ok(Self {
-            entries: entry_list(py, lease.entries())?,
+    pub const fn new(lease: ReadLease) -> Self {
+        Self {
             inner: Mutex::new(lease),
-        })
+        }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, ReadLease> {
@@ -83,8 +81,27 @@ impl PyReadLease {
     }
 
     #[getter]
-    fn entries(&self, py: Python<'_>) -> Py<PyList> {
-        copy(py, &self.entries)
+    fn entries(&self) -> Vec<PyLeaseEntry> {
+        entry_list(self.lock().entries())
+    }
+
+    fn targets(
+        &self,
+        columns: &PyTableColumns,
+        tables: &Bound<'_, PyAny>,
+        resumes: Whole,
+    ) -> PyResult<Vec<LoadEntry>> {
+        let lease = self.lock();
+        let targets = columns.loads(tables, lease.first()..lease.blocks(), resumes.0)?;
+        let mut entries = Vec::with_capacity(lease.entries().len());
+        for entry in lease.entries() {
+            let blocks = targets(entry.class_index, entry.block_index)?;
+            if blocks.iter().any(Option::is_some) {
+                let slots = entry.slots.iter().map(|slot| slot.0).collect();
+                entries.push((entry.class_index, slots, blocks, entry.checksums.clone()));
+            }
+        }
+        Ok(entries)
     }
 
     #[getter]
@@ -109,16 +126,14 @@ impl PyReadLease {
 /// Room for entries that nobody sees until they are committed.
 #[pyclass(frozen, name = "WriteLease", module = "hybrid_pages._core")]
 pub struct PyWriteLease {
-    entries: Py<PyList>,
     inner: Mutex<WriteLease>,
 }
 
 impl PyWriteLease {
-    pub fn new(py: Python<'_>, lease: WriteLease) -> PyResult<Self> {
-        Ok(Self {
-            entries: entry_list(py, lease.entries())?,
+    pub const fn new(lease: WriteLease) -> Self {
+        Self {
             inner: Mutex::new(lease),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, WriteLease> {
@@ -129,8 +144,8 @@ impl PyWriteLease {
 #[pymethods]
 impl PyWriteLease {
     #[getter]
-    fn entries(&self, py: Python<'_>) -> Py<PyList> {
-        copy(py, &self.entries)
+    fn entries(&self) -> Vec<PyLeaseEntry> {
+        entry_list(self.lock().entries())
     }
 
     #[getter]
@@ -169,12 +184,6 @@ impl PyWriteLease {
     fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
         self.abort();
     }
-}
-
-/// A list of its own for each caller, of the same entries.
-fn copy(py: Python<'_>, list: &Py<PyList>) -> Py<PyList> {
-    let list = list.bind(py);
-    list.get_slice(0, list.len()).unbind()
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -16,6 +16,7 @@ mod lease;
 mod number;
 mod replay;
 mod running;
+mod tables;
 mod tuple;
 
 use pyo3::prelude::*;
@@ -33,6 +34,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     engine::register(m)?;
     cuda::register(m)?;
     hints::register(m)?;
+    tables::register(m)?;
     cache::register(m)?;
     changes::register(m)?;
     replay::register(m)?;

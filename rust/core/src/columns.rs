@@ -1,0 +1,161 @@
+//! Where the engine blocks of an entry stand in an engine's block tables.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// The columns of one group: an entry has the last `count` of the `per_block` engine blocks of a block. A state
+/// lies at the block's end, and a window that is narrower than the block sees no more of it from there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    per_block: usize,
+    count: usize,
+    tokens: usize,
+    window_tokens: Option<usize>,
+}
+
+impl Columns {
+    /// `tokens`: of an engine block. `window_tokens`: what the group's layers see, if that is a window.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a `count` that is not among 1 to `per_block`, and for no tokens.
+    pub fn new(
+        tokens: usize,
+        per_block: usize,
+        count: usize,
+        window_tokens: Option<usize>,
+    ) -> Result<Self> {
+        if count == 0 || count > per_block || tokens == 0 {
+            return Err(Error::InvalidArgument(format!(
+                "columns: expected engine blocks of at least 1 token and 1 to {per_block} of them in an entry, \
+                 found {tokens} tokens and {count}"
+            )));
+        }
+        Ok(Self {
+            per_block,
+            count,
+            tokens,
+            window_tokens,
+        })
+    }
+
+    /// The columns of the entry of one block.
+    #[must_use]
+    pub const fn of(&self, block: usize) -> Range<usize> {
+        let end = block.saturating_add(1).saturating_mul(self.per_block);
+        end.saturating_sub(self.count)..end
+    }
+
+    /// The columns of the entries of several blocks.
+    #[must_use]
+    pub const fn of_all(&self, blocks: Range<usize>) -> Range<usize> {
+        self.of(blocks.start).start..blocks.end.saturating_mul(self.per_block)
+    }
+
+    /// Whether a request that resumes after `end` tokens reads the engine block of a column.
+    #[must_use]
+    pub fn is_read(&self, column: usize, end: usize) -> bool {
+        let seen = |window| column.saturating_add(1).saturating_mul(self.tokens) + window > end + 1;
+        self.window_tokens.is_none_or(seen)
+    }
+}
+
+/// A part of a request's block table: the ids from one column on. An id of 0 is no engine block.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Part {
+    /// The column of the first id.
+    pub first: usize,
+    /// Ids of engine blocks.
+    pub ids: Vec<u32>,
+}
+
+impl Part {
+    fn id(&self, column: usize) -> u32 {
+        let at = column.checked_sub(self.first);
+        at.and_then(|at| self.ids.get(at)).copied().unwrap_or(0)
+    }
+}
+
+/// The groups of one class, each with the part of its block table that is looked at.
+pub type Parts<'a> = [(Columns, &'a Part)];
+
+/// The engine blocks that a store of a block's entry reads; `None` unless all of them are there. A window group
+/// has none where the window has passed.
+#[must_use]
+pub fn sources(parts: &Parts<'_>, block: usize) -> Option<Vec<u32>> {
+    let columns = parts
+        .iter()
+        .flat_map(|(columns, part)| columns.of(block).map(|column| part.id(column)));
+    columns.map(|id| (id != 0).then_some(id)).collect()
+}
+
+/// The engine blocks that a load of a block's entry writes, for a request that resumes after `end` tokens. `None` is
+/// a part of a window that the request will not read, and for which the engine has given it no block.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if it has no engine block for what it will read.
+pub fn targets(parts: &Parts<'_>, block: usize, end: usize) -> Result<Vec<Option<u32>>> {
+    let mut targets = Vec::new();
+    for (columns, part) in parts {
+        for column in columns.of(block) {
+            let id = part.id(column);
+            if id == 0 && columns.is_read(column, end) {
+                return Err(Error::InvalidArgument(format!(
+                    "block {block}: expected allocated engine blocks, found none in column {column}"
+                )));
+            }
+            targets.push((id != 0).then_some(id));
+        }
+    }
+    Ok(targets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(first: usize, ids: &[u32]) -> Part {
+        Part {
+            first,
+            ids: ids.to_vec(),
+        }
+    }
+
+    #[test]
+    fn an_entry_has_the_last_columns_of_its_block() {
+        let columns = Columns::new(16, 4, 2, Some(24)).unwrap();
+        assert_eq!(columns.of(0), 2..4);
+        assert_eq!(columns.of(3), 14..16);
+        assert_eq!(columns.of_all(1..4), 6..16);
+        assert!(Columns::new(16, 4, 0, None).is_err());
+        assert!(Columns::new(16, 4, 5, None).is_err());
+        assert!(Columns::new(0, 4, 4, None).is_err());
+    }
+
+    #[test]
+    fn a_store_reads_all_engine_blocks_or_none() {
+        let columns = Columns::new(16, 2, 2, None).unwrap();
+        let table = part(2, &[5, 6, 7, 0]);
+        let parts = [(columns, &table)];
+        assert_eq!(sources(&parts, 1), Some(vec![5, 6]));
+        assert_eq!(sources(&parts, 2), None);
+        assert_eq!(sources(&parts, 0), None, "before the part");
+        assert_eq!(sources(&parts, 9), None, "behind the table");
+    }
+
+    #[test]
+    fn a_load_leaves_out_what_no_window_sees() {
+        let columns = Columns::new(16, 1, 1, Some(24)).unwrap();
+        let table = part(0, &[0, 8, 9]);
+        let parts = [(columns, &table)];
+        // After 48 tokens the next one sees those from 25 on.
+        assert_eq!(targets(&parts, 0, 48), Ok(vec![None]));
+        assert_eq!(targets(&parts, 1, 48), Ok(vec![Some(8)]));
+        assert!(
+            targets(&parts, 0, 24).is_err(),
+            "it is read from token 1 on"
+        );
+        let all = [(Columns::new(16, 1, 1, None).unwrap(), &table)];
+        assert!(targets(&all, 0, 48).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! Block tables of an engine: what a store reads and what a load writes.
+
+use hybrid_pages::columns::{self, Columns, Part};
+use hybrid_pages::error::Error;
+use hybrid_pages::ids::ClassKind;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PySequence};
+use std::ops::Range;
+
+use crate::error::to_py;
+use crate::geometry::PyGeometry;
+use crate::number::Whole;
+
+/// One group: its table, and its columns there.
+type Group = (usize, Columns);
+
+/// Where the entries of each class have their engine blocks in an engine's block tables.
+#[pyclass(frozen, name = "TableColumns", module = "hybrid_pages._core")]
+pub struct PyTableColumns {
+    classes: Vec<(ClassKind, Vec<Group>)>,
+}
+
+/// A group as Python gives it: table, tokens of an engine block, engine blocks of a block, those of them in
+/// an entry, tokens of its window.
+type GivenGroup = (Whole, Whole, Whole, Whole, Option<Whole>);
+
+#[pymethods]
+impl PyTableColumns {
+    #[new]
+    fn new(geometry: &PyGeometry, groups: Vec<GivenGroup>) -> PyResult<Self> {
+        let expected = geometry.inner.groups().len();
+        if groups.len() != expected {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "groups: expected one for each of the geometry's {expected}, found {}",
+                groups.len()
+            ))));
+        }
+        let group = |&(table, tokens, per_block, count, window): &GivenGroup| {
+            let window = window.map(|Whole(tokens)| tokens);
+            Ok((
+                table.0,
+                Columns::new(tokens.0, per_block.0, count.0, window)?,
+            ))
+        };
+        let groups: Vec<Group> = groups
+            .iter()
+            .map(group)
+            .collect::<Result<_, Error>>()
+            .map_err(to_py)?;
+        let classes = geometry.inner.classes().iter();
+        let members = |class: &hybrid_pages::geometry::PageClass| {
+            class.groups.iter().map(|&group| groups[group]).collect()
+        };
+        Ok(Self {
+            classes: classes.map(|class| (class.kind, members(class))).collect(),
+        })
+    }
+
+    /// The pages of blocks all of whose engine blocks are there.
+    fn filled(
+        &self,
+        tables: &Bound<'_, PyAny>,
+        first: Whole,
+        end: Whole,
+    ) -> PyResult<Vec<(usize, usize)>> {
+        let pages = self.pages(tables, first.0..end.0)?;
+        Ok(pages
+            .into_iter()
+            .map(|(class, block, _)| (class, block))
+            .collect())
+    }
+}
+
+/// The parts of one class's tables.
+struct Read<'a> {
+    groups: &'a [Group],
+    parts: Vec<Part>,
+}
+
+impl Read<'_> {
+    fn paired(&self) -> Vec<(Columns, &Part)> {
+        let columns = self.groups.iter().map(|&(_, columns)| columns);
+        columns.zip(&self.parts).collect()
+    }
+}
+
+impl PyTableColumns {
+    /// Class, block and engine blocks of each page that is whole.
+    pub fn pages(
+        &self,
+        tables: &Bound<'_, PyAny>,
+        blocks: Range<usize>,
+    ) -> PyResult<Vec<(usize, usize, Vec<u32>)>> {
+        let mut pages = Vec::with_capacity(blocks.len());
+        for (class, (kind, groups)) in self.classes.iter().enumerate() {
+            if *kind == ClassKind::Recurrent || blocks.is_empty() {
+                continue;
+            }
+            let read = read(groups, tables, blocks.clone())?;
+            let parts = read.paired();
+            let whole = |block| Some((class, block, columns::sources(&parts, block)?));
+            pages.extend(blocks.clone().filter_map(whole));
+        }
+        Ok(pages)
+    }
+
+    /// What a load of the blocks [first, end) writes, by class and block.
+    pub fn loads<'a>(
+        &'a self,
+        tables: &Bound<'_, PyAny>,
+        blocks: Range<usize>,
+        resumes: usize,
+    ) -> PyResult<impl Fn(usize, usize) -> PyResult<Vec<Option<u32>>> + 'a> {
+        let read_class = |(kind, groups): &'a (ClassKind, Vec<Group>)| {
+            let last = blocks.end.saturating_sub(1)..blocks.end;
+            let blocks = if *kind == ClassKind::Recurrent {
+                last
+            } else {
+                blocks.clone()
+            };
+            read(groups, tables, blocks)
+        };
+        let classes: Vec<Read<'a>> = self
+            .classes
+            .iter()
+            .map(read_class)
+            .collect::<PyResult<_>>()?;
+        Ok(move |class: usize, block: usize| {
+            columns::targets(&classes[class].paired(), block, resumes).map_err(to_py)
+        })
+    }
+}
+
+fn read<'a>(
+    groups: &'a [Group],
+    tables: &Bound<'_, PyAny>,
+    blocks: Range<usize>,
+) -> PyResult<Read<'a>> {
+    let part = |&(table, columns): &Group| part(tables, table, columns.of_all(blocks.clone()));
+    Ok(Read {
+        groups,
+        parts: groups.iter().map(part).collect::<PyResult<_>>()?,
+    })
+}
+
+/// A part of a table, which may be shorter.
+fn part(tables: &Bound<'_, PyAny>, table: usize, columns: Range<usize>) -> PyResult<Part> {
+    let table = tables.get_item(table)?;
+    let ids = if let Ok(list) = table.cast::<PyList>() {
+        let columns = columns.start..columns.end.min(list.len());
+        columns
+            .map(|column| id(&list.get_item(column)?))
+            .collect::<PyResult<_>>()?
+    } else {
+        let sequence = table.cast::<PySequence>()?;
+        let columns = columns.start..columns.end.min(sequence.len()?);
+        columns
+            .map(|column| id(&sequence.get_item(column)?))
+            .collect::<PyResult<_>>()?
+    };
+    Ok(Part {
+        first: columns.start,
+        ids,
+    })
+}
+
+/// The number of an engine block: an integer, or what its attribute `block_id` says.
+fn id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
+    if block.is_instance_of::<PyInt>() {
+        return engine_block(block.extract()?);
+    }
+    engine_block(block.getattr(intern!(block.py(), "block_id"))?.extract()?)
+}
+
+pub fn engine_block(Whole(number): Whole) -> PyResult<u32> {
+    u32::try_from(number).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "engine block: expected at most {}, found {number}",
+            u32::MAX
+        )))
+    })
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyTableColumns>()
+}
