@@ -44,6 +44,7 @@ from hybrid_pages._core import (
     LeaseEntry,
     LeaseError,
     PageClass,
+    Pinning,
     ReadLease,
     Removed,
     ReplayRow,
@@ -57,6 +58,7 @@ from hybrid_pages._core import (
     __version__,
     checksum,
     cuda_devices,
+    device_numa_node,
     replay_traces,
     route_trace,
 )
@@ -90,6 +92,7 @@ __all__ = [
     "LeaseEntry",
     "LeaseError",
     "PageClass",
+    "Pinning",
     "ReadLease",
     "Removed",
     "ReplayRow",
@@ -103,6 +106,7 @@ __all__ = [
     "__version__",
     "checksum",
     "cuda_devices",
+    "device_numa_node",
     "replay_traces",
     "route_trace",
 ]

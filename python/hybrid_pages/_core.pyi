@@ -26,7 +26,9 @@ from hybrid_pages._stubs.changes import (
 from hybrid_pages._stubs.cuda import (
     CudaDevice,
     CudaEngine,
+    Pinning,
     cuda_devices,
+    device_numa_node,
 )
 from hybrid_pages._stubs.errors import (
     ArenaError,
@@ -92,6 +94,7 @@ __all__ = [
     "LeaseEntry",
     "LeaseError",
     "PageClass",
+    "Pinning",
     "ReadLease",
     "Removed",
     "ReplayRow",
@@ -105,6 +108,7 @@ __all__ = [
     "__version__",
     "checksum",
     "cuda_devices",
+    "device_numa_node",
     "replay_traces",
     "route_trace",
 ]

@@ -98,6 +98,7 @@ def make_engine(
     num_blocks: int,
     layers: Sequence[LayerMap],
     threads: int,
+    kernel_below: int,
     owners: object,
 ) -> CopyEngine:
     """An engine between memory of a device and an arena.
@@ -123,6 +124,7 @@ def make_engine(
         num_blocks=num_blocks,
         layers=layers,
         device=device.index or 0,
+        kernel_below=kernel_below,
         owners=owners,
     )
     for warning in engine.warnings:

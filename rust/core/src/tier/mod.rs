@@ -13,8 +13,8 @@ mod host;
 mod room;
 
 pub use below::{Below, CopyEnd, CopyId};
-pub use host::Arena;
 pub(crate) use host::Host;
+pub use host::{Arena, prefault};
 pub use room::{Room, Usage};
 
 /// A bounded place for whole entries.

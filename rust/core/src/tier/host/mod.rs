@@ -4,8 +4,10 @@ mod arena;
 mod header;
 #[cfg_attr(not(target_os = "linux"), path = "unsupported.rs")]
 mod mapping;
+mod prefault;
 
 pub use arena::Arena;
+pub use prefault::prefault;
 
 use super::{Room, Tier};
 use crate::error::Result;
