@@ -17,6 +17,8 @@ use super::job::Job;
 /// begun after it, and submits get slower as the driver's queues grow.
 const MOST_BYTES: u64 = 64 << 20;
 const MOST_PIECES: u64 = 1024;
+/// Each may have a point in a stream to wait for.
+const MOST_REQUESTS: usize = 32;
 
 /// The requests that are not done, by their tickets.
 pub(super) type Jobs = HashMap<Ticket, Job>;
@@ -64,7 +66,8 @@ impl Loader<'_> {
             // From pageable memory, each goes alone.
             let same = fence.is_some() && fence == job.request.fence;
             let alike = direction == Direction::Store || same;
-            if !cargo.parts.is_empty() && (!alike || self.slots.is_pageable()) {
+            let full = cargo.parts.len() == MOST_REQUESTS;
+            if !cargo.parts.is_empty() && (!alike || full || self.slots.is_pageable()) {
                 break;
             }
             fence = job.request.fence;
