@@ -174,10 +174,9 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
-test-rust: $(LIGHT_STAMPS)/uv $(NVRTC)/.stamp ## Test the Rust core, the lab, the CUDA engine and its kernels on a CPU
+test-rust: $(LIGHT_STAMPS)/uv ## Test the Rust core, the lab, the CUDA engine and its kernels on a CPU
 	@$(SAY) "testing the Rust core, the lab, the CUDA engine and its kernels (about 4 minutes the first time)"
-	@export HYBRID_PAGES_NVRTC=$(CURDIR)/$(NVRTC)/nvidia/cuda_nvrtc/lib/libnvrtc.so.12; \
-	export HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000}; \
+	@export HYBRID_PAGES_FUZZ=$${HYBRID_PAGES_FUZZ:-20000}; \
 	if cargo nextest --version >/dev/null 2>&1; then \
 	    cargo nextest run --locked --workspace --cargo-quiet --no-fail-fast --status-level fail && cargo test --locked --quiet --workspace --doc; \
 	else \

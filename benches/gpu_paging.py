@@ -1,7 +1,7 @@
 """Paging between a GPU's caches and pinned host memory: how near to the bus, beside what is there.
 
 Pieces of 16 KiB to 3 MiB, 16 to 4,096 of them, out, in and both at once, on an idle GPU and beside
-a matmul that never ends. Ours (chosen by calibration, and each method) beside one pinned copy of as
+a matmul that never ends. Ours (as it chooses, and each way) beside one pinned copy of as
 many bytes (the limit), the driver's batch copy, torch, CuPy, and vLLM's kernel where there is one.
 Writes JSON and a picture to `benches/results/`. A slow GPU fails nothing; wrong bytes do.
 """
@@ -28,7 +28,7 @@ from hybrid_pages import cuda
 from paging import report
 from paging.cases import KIB, LAYERS, MIB, SIZES, Case, cases
 from paging.machine import DryMachine, Machine
-from paging.methods import LIMIT, METHODS, OURS, Method, Missing, Ours
+from paging.methods import LIMIT, METHODS, OURS, Method, Missing
 from paging.place import Buffers, Place
 
 RESULTS = Path(__file__).parent / "results"
@@ -195,12 +195,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     bench = Bench(machine, chosen, methods, options.rounds)
     bench.run(options.budget)
-    calibration = next((engine.calibration for engine in Ours.engines.values()), None)
     figures = {
         **facts(machine),
         "layers": LAYERS,
         "rounds": options.rounds,
-        "calibration": calibration,
         "missing": bench.missing,
         "left_out": bench.left_out,
         "goals": report.goals(bench.rows),

@@ -18,7 +18,7 @@ from typing import Any
 SOURCE = "paging.cu"
 HEADERS = ("digest.cuh", "paging.h")
 KERNELS = ("hybrid_pages_gather", "hybrid_pages_scatter", "hybrid_pages_digest")
-# Beside the architecture. rust/cuda/src/kernels/nvrtc.rs compiles with the same.
+# Beside the architecture.
 OPTIONS = ("--std=c++17",)
 # A cubin runs on GPUs of its major version and at least its minor one; PTX on all from its own on.
 CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120")

@@ -13,7 +13,7 @@ struct alignas(16) Word16 {
     u64 low, high;
 };
 
-// The bytes of one run, or of a part of it.
+// The bytes of a packed piece from some byte on.
 struct Adjacent {
     // Words that a thread has under way at a time. 512 threads move a tile in one go.
     static constexpr u32 UNDER_WAY = 2;
@@ -23,58 +23,24 @@ struct Adjacent {
     __device__ u64 at(u32 offset) const { return address + offset; }
 };
 
-// A digit of a number in mixed radix, and what is carried into the next one.
-struct Digit {
-    u32 value, carry;
-};
-
-// start + by in base, for start < base. Cannot overflow, and divides only where it must.
-__device__ inline Digit advance(u32 start, u32 by, u32 base) {
-    const u32 left = base - start;
-    if (by < left) {
-        return {start + by, 0};
-    }
-    by -= left;
-    return {by % base, by / base + 1};
-}
-
-// The bytes of a piece from some byte on, over several runs.
-struct Nested {
+// The bytes of a strided piece from some byte on.
+struct Repeated {
     static constexpr u32 UNDER_WAY = 1;  // more take registers, and then memory
 
     const Strided& piece;
-    u64 address;   // of the run in which the bytes begin
-    u32 within;    // the first byte in that run
-    u32 index[4];  // of that run
+    u64 address;  // of the run in which the bytes begin
+    u32 within;   // the first byte in that run
 
-    __device__ Nested(const Strided& piece, u64 skip)
-        : piece(piece), address(piece.address), within(static_cast<u32>(skip)), index{0, 0, 0, 0} {
-        if (skip < piece.run) {
-            return;
-        }
-        u64 run = skip / piece.run;
-        within = static_cast<u32>(skip - run * piece.run);
-#pragma unroll
-        for (int k = 3; k >= 0; --k) {
-            const u64 outer = run / piece.extent[k];
-            index[k] = static_cast<u32>(run - outer * piece.extent[k]);
-            address += index[k] * static_cast<u64>(piece.stride[k]);
-            run = outer;
-        }
+    __device__ Repeated(const Strided& piece, u64 skip) : piece(piece) {
+        const u64 before = skip / piece.run;
+        within = static_cast<u32>(skip - before * piece.run);
+        address = piece.address + before * static_cast<u64>(piece.stride);
     }
 
     __device__ u64 at(u32 offset) const {
-        Digit digit = advance(within, offset, piece.run);
-        u64 place = address + digit.value;
-#pragma unroll
-        for (int k = 3; k >= 0; --k) {
-            if (digit.carry != 0) {
-                digit = advance(index[k], digit.carry, piece.extent[k]);
-                const u64 steps = static_cast<u64>(digit.value) - index[k];
-                place += steps * static_cast<u64>(piece.stride[k]);
-            }
-        }
-        return place;
+        const u32 begin = within + offset;
+        const u32 runs = begin / piece.run;
+        return address + runs * static_cast<u64>(piece.stride) + (begin - runs * piece.run);
     }
 };
 
@@ -146,16 +112,10 @@ __device__ void move(const Packed& piece, u64 skip, u8* tile, u32 begin, u32 byt
 
 template <Way WAY>
 __device__ void move(const Strided& piece, u64 skip, u8* tile, u32 begin, u32 bytes) {
-    const Nested place(piece, skip);
-    if (bytes <= piece.run - place.within) {
-        const Adjacent run{place.address + place.within};
-        move_bytes<WAY>(run, tile, begin, bytes, static_cast<u32>(run.address));
-        return;
-    }
-    u32 alignment = static_cast<u32>(piece.address) | piece.run | place.within;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        alignment |= piece.extent[k] > 1 ? static_cast<u32>(piece.stride[k]) : 0;
+    const Repeated place(piece, skip);
+    u32 alignment = static_cast<u32>(place.address) + place.within;
+    if (bytes > piece.run - place.within) {
+        alignment |= static_cast<u32>(piece.stride) | piece.run | place.within;
     }
     move_bytes<WAY>(place, tile, begin, bytes, alignment);
 }

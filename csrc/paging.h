@@ -20,18 +20,16 @@ constexpr u32 TILE = 16384;
 // What the engine launches a thread block with. The kernels are right for any number.
 constexpr u32 THREADS = 512;
 
-// Runs of adjacent bytes, nested up to four deep: the engine's side of the line.
+// Runs of adjacent bytes at equal distances: the engine's side of the line.
 //
-// Run r holds the line from position + r * run on. Its address is address plus
-// index[k] * stride[k] for each k, where index is r in digits of base extent, the last one fastest.
+// Run r holds the line from position + r * run on, and begins at address + r * stride.
 struct Strided {
-    u64 position;   // on the line, in bytes
-    u64 address;    // of the first run
-    u64 bytes;      // of all runs: run times the product of extent
-    u32 run;        // adjacent bytes, at least 1
-    u32 extent[4];  // outermost first, at least 1; 1 where there is nothing to repeat
-    u32 reserved;   // 0
-    i64 stride[4];  // in bytes
+    u64 position;  // on the line, in bytes
+    u64 address;   // of the first run
+    u64 bytes;     // of all runs: a multiple of run
+    i64 stride;    // in bytes
+    u32 run;       // adjacent bytes, 1 to 2^30
+    u32 reserved;  // 0
 };
 
 // Adjacent bytes: the slots' side of the line.
@@ -53,7 +51,7 @@ struct Paging {
 };
 
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integers of these sizes");
-static_assert(sizeof(Strided) == 80 && alignof(Strided) == 8, "abi.rs counts on it");
+static_assert(sizeof(Strided) == 40 && alignof(Strided) == 8, "abi.rs counts on it");
 static_assert(sizeof(Packed) == 24 && alignof(Packed) == 8, "abi.rs counts on it");
 static_assert(sizeof(Paging) == 48 && alignof(Paging) == 8, "abi.rs counts on it");
 

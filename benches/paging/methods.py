@@ -50,10 +50,10 @@ class Method(ABC):
 
 
 class Ours(Method):
-    """A `CudaEngine`; `how` is its method. Engines of a size and method are made once."""
+    """A `CudaEngine`; `below` is its `kernel_below`. Engines of a size and a way are made once."""
 
-    how = "auto"
-    engines: dict[tuple[int, str], CudaEngine] = {}  # noqa: RUF012 - shared on purpose
+    below: int | None = None
+    engines: dict[tuple[int, int | None], CudaEngine] = {}  # noqa: RUF012 - shared on purpose
 
     def __init__(self, place: Place, case: Case) -> None:
         super().__init__(place, case)
@@ -68,7 +68,7 @@ class Ours(Method):
 
     @classmethod
     def engine_for(cls, place: Place) -> CudaEngine:
-        key = (place.size, cls.how)
+        key = (place.size, cls.below)
         if key not in cls.engines:
             cls.engines[key] = CudaEngine(
                 place.geometry,
@@ -76,7 +76,7 @@ class Ours(Method):
                 rank=0,
                 num_blocks=place.blocks,
                 layers=place.maps,
-                method=cls.how,
+                kernel_below=cls.below,
                 owners=place.pool,
             )
             cls.check(place, cls.engines[key])
@@ -114,15 +114,11 @@ class Ours(Method):
 
 
 class OursByCopies(Ours):
-    how = "copy"
+    below = 0
 
 
 class OursByKernel(Ours):
-    how = "kernel"
-
-
-class OursStaged(Ours):
-    how = "staged"
+    below = 1 << 40
 
 
 def run(engine: CudaEngine, ticket: int) -> Any:
@@ -309,10 +305,9 @@ METHODS: dict[str, type[Method]] = {
     "auto": Ours,
     "copy": OursByCopies,
     "kernel": OursByKernel,
-    "staged": OursStaged,
     "batch copy": BatchCopy,
     "torch": Indexed,
     "CuPy": CuPy,
     "vLLM swap": Swap,
 }
-OURS = ("auto", "copy", "kernel", "staged")
+OURS = ("auto", "copy", "kernel")

@@ -44,6 +44,7 @@ from hybrid_pages._core import (
     LeaseEntry,
     LeaseError,
     PageClass,
+    Pinning,
     ReadLease,
     Removed,
     ReplayRow,
@@ -58,6 +59,7 @@ from hybrid_pages._core import (
     __version__,
     checksum,
     cuda_devices,
+    device_numa_node,
     replay_traces,
     route_trace,
 )
@@ -91,6 +93,7 @@ __all__ = [
     "LeaseEntry",
     "LeaseError",
     "PageClass",
+    "Pinning",
     "ReadLease",
     "Removed",
     "ReplayRow",
@@ -105,6 +108,7 @@ __all__ = [
     "__version__",
     "checksum",
     "cuda_devices",
+    "device_numa_node",
     "replay_traces",
     "route_trace",
 ]

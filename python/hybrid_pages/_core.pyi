@@ -27,7 +27,9 @@ from hybrid_pages._stubs.changes import (
 from hybrid_pages._stubs.cuda import (
     CudaDevice,
     CudaEngine,
+    Pinning,
     cuda_devices,
+    device_numa_node,
 )
 from hybrid_pages._stubs.errors import (
     ArenaError,
@@ -93,6 +95,7 @@ __all__ = [
     "LeaseEntry",
     "LeaseError",
     "PageClass",
+    "Pinning",
     "ReadLease",
     "Removed",
     "ReplayRow",
@@ -107,6 +110,7 @@ __all__ = [
     "__version__",
     "checksum",
     "cuda_devices",
+    "device_numa_node",
     "replay_traces",
     "route_trace",
 ]

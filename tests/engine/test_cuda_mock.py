@@ -12,14 +12,12 @@ from harness import Engine, tokens
 
 
 @pytest.fixture(scope="module")
-def engine(
-    start: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+def engine(start: Callable[..., Engine]) -> Iterator[Engine]:
     from simulation.device import pretended
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        pretended(patch, tmp_path_factory.mktemp("cache")) as driver,
+        pretended(patch) as driver,
     ):
         engine = start("qwen3.5", {"verify_on_load": True})
         driver.delay(500)

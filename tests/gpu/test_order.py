@@ -10,7 +10,8 @@ from hybrid_pages import Arena, CudaEngine, CudaError, Geometry, Group, Layer, S
 from hybrid_pages.cuda import layer_map, stream_handle
 from overlaid import finish
 
-METHODS = ("auto", "copy", "kernel", "staged")
+# Below how many bytes pieces move by a kernel: none, some, all.
+BELOW = (0, 28 << 10, 1 << 40)
 NBYTES, BLOCKS = 1 << 20, 4
 LONG = 2_000_000_000  # cycles: about a second
 
@@ -18,7 +19,7 @@ LONG = 2_000_000_000  # cycles: about a second
 class Machine:
     """An engine over one layer of a torch tensor."""
 
-    def __init__(self, torch, method: str) -> None:
+    def __init__(self, torch, below: int) -> None:
         self.cache = torch.zeros((BLOCKS, NBYTES), dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         geometry = Geometry(
@@ -33,7 +34,7 @@ class Machine:
             rank=0,
             num_blocks=BLOCKS,
             layers=[layer_map(group=0, layer=0, array=self.cache)],
-            method=method,
+            kernel_below=below,
             owners=self.cache,
         )
         self.compute = torch.cuda.Stream()
@@ -48,7 +49,7 @@ class Machine:
         return end
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=BELOW)
 def machine(request, torch):
     machine = Machine(torch, request.param)
     yield machine

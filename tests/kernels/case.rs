@@ -79,7 +79,7 @@ impl Case {
         let entries = random.pick(&[0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 4]);
         let mut lists = Lists::random(random, entries, kernel != Kernel::Scatter);
         let (first_tile, tile_count) = tiles(random, &lists.tiles);
-        if random.chance(20) {
+        if random.chance(30) {
             lists.reach_out(random, first_tile..first_tile + tile_count);
         }
         let orders = [Order::Forward, Order::Reversed, Order::Shuffled];
@@ -218,8 +218,8 @@ impl fmt::Display for Case {
         for Placed { region, piece } in self.strided.iter().take(SHOWN) {
             writeln!(
                 f,
-                "  strided {:#x}: {} bytes in region {region} from {}, run {} x {:?} by {:?}",
-                piece.position, piece.bytes, piece.address, piece.run, piece.extent, piece.stride
+                "  strided {:#x}: {} bytes in region {region} from {}, runs of {} by {}",
+                piece.position, piece.bytes, piece.address, piece.run, piece.stride
             )?;
         }
         for Placed { region, piece } in self.packed.iter().take(SHOWN) {

@@ -115,11 +115,8 @@ struct Case {
     void open(Region& region, const Strided& piece) {
         const auto [begin, end] = window(piece);
         for (u64 at = begin, bytes; at < end; at += bytes) {
-            u64 run = at / piece.run, address = piece.address + at % piece.run;
-            for (int k = 3; k >= 0; --k) {
-                address += run % piece.extent[k] * static_cast<u64>(piece.stride[k]);
-                run /= piece.extent[k];
-            }
+            const u64 steps = at / piece.run * static_cast<u64>(piece.stride);
+            const u64 address = piece.address + steps + at % piece.run;
             bytes = std::min(piece.run - at % piece.run, end - at);
             open(region, address, bytes);
         }

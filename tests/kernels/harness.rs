@@ -157,11 +157,8 @@ fn message(case: &Case) -> Vec<u8> {
             piece.address,
             piece.bytes,
         ]);
-        let [a, b, c, d] = piece.extent.map(u64::from);
-        let run = u64::from(piece.run);
-        let reserved = u64::from(piece.reserved);
-        words.extend([run | a << 32, b | c << 32, d | reserved << 32]);
-        words.extend(piece.stride.map(|stride| stride as u64));
+        let reserved = u64::from(piece.reserved) << 32;
+        words.extend([piece.stride as u64, u64::from(piece.run) | reserved]);
     }
     for placed in &case.packed {
         let piece = placed.piece;

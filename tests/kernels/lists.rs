@@ -83,18 +83,18 @@ impl Lists {
             && piece.position <= start
         {
             let most = widen(random, piece);
-            let more = random.below(most.min(piece.position / slice(piece)) + 1);
-            let back = more.wrapping_mul(piece.stride[0] as u64);
+            let run = u64::from(piece.run);
+            let more = random.below(most.min(piece.position / run) + 1);
+            let back = more.wrapping_mul(piece.stride as u64);
             piece.address = piece.address.wrapping_sub(back);
-            piece.position -= more * slice(piece);
-            lengthen(piece, more);
+            piece.position -= more * run;
+            piece.bytes += more * run;
         }
         if let Some(Placed { piece, .. }) = self.strided.last_mut()
             && piece.position + piece.bytes >= end
         {
             let most = widen(random, piece);
-            let more = random.below(most);
-            lengthen(piece, more);
+            piece.bytes += random.below(most) * u64::from(piece.run);
         }
         if let Some(Placed { piece, .. }) = self.packed.first_mut()
             && piece.position <= start
@@ -116,22 +116,12 @@ impl Lists {
     }
 }
 
-/// Bytes of one index of the outermost level.
-fn slice(piece: &Strided) -> u64 {
-    piece.bytes / u64::from(piece.extent[0])
-}
-
-/// Readies the outermost level for more, and says for how many its addresses suffice.
+/// Readies a piece for more runs, and says for how many its addresses suffice.
 fn widen(random: &mut Random, piece: &mut Strided) -> u64 {
-    if piece.extent[0] == 1 {
-        piece.stride[0] = random.below(1 << 12) as i64 - (1 << 11);
+    if piece.runs() == 1 {
+        piece.stride = random.below(1 << 12) as i64 - (1 << 11);
     }
-    ((1 << 40) / (piece.stride[0].unsigned_abs() + 1)).clamp(1, 1 << 30)
-}
-
-fn lengthen(piece: &mut Strided, more: u64) {
-    piece.bytes += more * slice(piece);
-    piece.extent[0] += more as u32;
+    ((1 << 40) / (piece.stride.unsigned_abs() + 1)).clamp(1, 1 << 30)
 }
 
 struct Maker<'a> {
@@ -201,66 +191,48 @@ impl Maker<'_> {
     }
 
     fn strided_piece(&mut self, position: u64, run: u64, most: u64) -> Placed<Strided> {
-        let rank = self.random.below(5) as usize;
-        let mut extent = [1; 4];
-        let mut bytes = run;
-        for level in (4 - rank..4).rev() {
-            let most = (most / bytes).min(self.random.pick(&[1, 2, 3, 7, 33, 20_000]));
-            extent[level] = self.random.size(most) as u32;
-            bytes *= u64::from(extent[level]);
+        let mut runs = 1;
+        if self.random.chance(75) {
+            let most = (most / run).min(self.random.pick(&[2, 3, 7, 33, 20_000, 40_000]));
+            runs = self.random.size(most);
         }
-        let stride = self.strides(run, extent);
-        let (mut low, mut high) = (0, run as i64);
-        for (extent, stride) in extent.iter().zip(stride) {
-            let reach = i64::from(extent - 1).wrapping_mul(stride);
-            (low, high) = (low + reach.min(0), high + reach.max(0));
-        }
-        let (region, offset) = self.place((high - low) as u64);
+        let stride = self.stride(run, runs);
+        let reach = (runs as i64 - 1).wrapping_mul(stride);
+        let (region, offset) = self.place(run + reach.unsigned_abs());
         let piece = Strided {
             position,
-            address: offset.wrapping_sub(low as u64),
-            bytes,
-            run: run as u32,
-            extent,
-            reserved: 0,
+            address: offset.wrapping_sub(reach.min(0) as u64),
+            bytes: run * runs,
             stride,
+            run: run as u32,
+            reserved: 0,
         };
         Placed { region, piece }
     }
 
-    /// Strides that nest the levels in any order, or let them overlap where that is allowed.
-    fn strides(&mut self, run: u64, extent: [u32; 4]) -> [i64; 4] {
-        let mut stride = [0; 4];
-        let mut size = run;
-        let mut levels = [3, 2, 1, 0];
-        if self.random.chance(40) {
-            for i in (1..4).rev() {
-                levels.swap(i, self.random.below(i as u64 + 1) as usize);
-            }
+    /// A stride that lets runs overlap only where that is allowed; of one run, any.
+    fn stride(&mut self, run: u64, runs: u64) -> i64 {
+        let repeats = runs - 1;
+        if repeats == 0 {
+            return match self.random.below(4) {
+                0 => self.random.next() as i64,
+                1 => self.random.below(64) as i64,
+                _ => 0,
+            };
         }
-        for level in levels {
-            let repeats = u64::from(extent[level] - 1);
-            if repeats == 0 {
-                if self.random.chance(50) {
-                    stride[level] = self.random.next() as i64;
-                }
-                continue;
-            }
-            let mut step = size;
-            if self.shared && self.random.chance(10) {
-                step = self.random.below(size);
-            } else if self.random.chance(50) {
-                let most = (1 << 16) / repeats;
-                let gap = self.random.size(256);
-                step += self.grained(gap, u64::MAX).min(most);
-            }
-            size += repeats * step;
-            stride[level] = step as i64;
-            if self.random.chance(25) {
-                stride[level] = -stride[level];
-            }
+        let mut step = run;
+        if self.shared && self.random.chance(10) {
+            step = self.random.below(run);
+        } else if self.random.chance(50) {
+            let most = (1 << 16) / repeats;
+            let gap = self.random.size(256);
+            step += self.grained(gap, u64::MAX).min(most);
         }
-        stride
+        if self.random.chance(25) {
+            -(step as i64)
+        } else {
+            step as i64
+        }
     }
 
     fn packed(&mut self, cover: &[(u64, u64)], list: &mut Vec<Placed<Packed>>) {

@@ -8,7 +8,7 @@ use crate::compare;
 use crate::harness::{Harness, Sanitizer, sources};
 
 /// Launches within which a fault is found.
-const LAUNCHES: u64 = 400;
+const LAUNCHES: u64 = 1500;
 
 struct Mutant {
     name: &'static str,
@@ -68,8 +68,8 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "the way into a piece is cut to 32 bits",
         "paging.cu",
-        "u64 run = skip / piece.run;",
-        "u64 run = static_cast<u32>(skip) / piece.run;",
+        "u64 before = skip / piece.run;",
+        "u64 before = static_cast<u32>(skip) / piece.run;",
     ),
     mutant(
         "what is left of a piece is cut to 32 bits",
@@ -92,32 +92,32 @@ const MUTANTS: &[Mutant] = &[
     mutant(
         "strides do not count for the size of words",
         "paging.cu",
-        "piece.extent[k] > 1 ? static_cast<u32>(piece.stride[k]) : 0",
-        "0",
+        "static_cast<u32>(piece.stride) | piece.run | place.within",
+        "piece.run | place.within",
     ),
     mutant(
         "the address does not count for the size of words",
         "paging.cu",
-        "static_cast<u32>(piece.address) | piece.run",
-        "piece.run",
+        "u32 alignment = static_cast<u32>(place.address) + place.within;",
+        "u32 alignment = 0;",
     ),
     mutant(
-        "extents begin with the outermost",
+        "runs do not count for the size of words",
         "paging.cu",
-        "for (int k = 3; k >= 0; --k) {\n            const u64 outer",
-        "for (int k = 0; k < 4; ++k) {\n            const u64 outer",
+        "static_cast<u32>(piece.stride) | piece.run | place.within",
+        "static_cast<u32>(piece.stride) | place.within",
     ),
     mutant(
-        "a carry is lost",
+        "the way into the first run does not count",
         "paging.cu",
-        "return {by % base, by / base + 1};",
-        "return {by % base, by / base};",
+        "const u32 runs = begin / piece.run;",
+        "const u32 runs = offset / piece.run;",
     ),
     mutant(
-        "steps back are cut to 32 bits",
+        "steps are cut to 32 bits",
         "paging.cu",
-        "static_cast<u64>(digit.value) - index[k]",
-        "digit.value - index[k]",
+        "runs * static_cast<u64>(piece.stride)",
+        "runs * static_cast<u32>(piece.stride)",
     ),
     mutant(
         "a piece does not end with the tile",

@@ -27,6 +27,7 @@ std::multimap<std::string, Fault> faults;
 std::map<std::string, long> calls_of;
 std::map<std::string, long> settings;
 thread_local CUresult late_fault = CUDA_SUCCESS;
+thread_local int outside = 0;  // of the engine: a test's own calls may stall
 
 /// The code that this call must fail with; `mode` says how.
 CUresult strike(const std::string& name, int& mode) {
@@ -95,6 +96,9 @@ CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lo
         Context* context = current();
         fault = context ? context->sticky.load() : CUDA_ERROR_INVALID_CONTEXT;
     }
+    if ((traits & STALLS) && outside == 0 && setting("SERVING", 0)) {
+        violation(std::string(name) + " while the device serves");
+    }
     if (fault == CUDA_SUCCESS && (traits & UNSAFE) && !capture_allows(name)) {
         fault = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -121,6 +125,9 @@ EXPORT void mock_cuda_fail(const char* function, long nth, CUresult code, int mo
     faults.emplace(function, Fault{nth, code, mode});
 }
 
+/// From here to the matching -1, this thread's calls are none of an engine's.
+EXPORT void mock_cuda_outside(int change) { outside += change; }
+
 /// Calls of a function since the last reset; of all functions for null.
 EXPORT long mock_cuda_calls(const char* function) {
     if (getpid() != home) return foreign_calls;
@@ -132,7 +139,7 @@ EXPORT long mock_cuda_calls(const char* function) {
 }
 
 /// Live objects (contexts, streams, events, modules, device_memory, host_memory, registrations),
-/// or what was counted since the last reset (violations, invalidated, captured, largest_grid).
+/// or what was counted since the last reset (violations, invalidated, captured, largest_grid, deepest_queue).
 EXPORT long mock_cuda_count(const char* what) {
     Lock lock(mock.mutex);
     std::string name(what);

@@ -109,6 +109,10 @@ CUresult copy_batch(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes, s
                 if (failed) *failed = i;
                 return CUDA_ERROR_INVALID_VALUE;
             }
+            // Overlapping with compute slows down long copies: a driver takes it all the same.
+            unsigned flags = attributes[attribute].flags;
+            if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
+            if (flags == 1 && sizes[i] > (128 << 10)) violation("a long copy that prefers to overlap");
             Copy copy{targets[i], sources[i], sizes[i], nullptr};
             bool early = order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL ||
                          (order == CU_MEMCPY_SRC_ACCESS_ORDER_ANY && roll(2) == 0);

@@ -40,6 +40,9 @@ const Name names[] = {
     {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
      "the provided PTX was compiled with an unsupported toolchain."},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM",
+     "OS call failed or operation not supported on this OS"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -140,6 +143,10 @@ EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device)
             case 75: *value = static_cast<int>(capability / 10); break;
             case 76: *value = static_cast<int>(capability % 10); break;
             case 106: *value = 32; break;              // blocks a multiprocessor
+            case 134:                                  // NUMA node of the host
+                if (setting("NUMA_NODE", -2) < -1) return CUDA_ERROR_INVALID_VALUE;
+                *value = static_cast<int>(setting("NUMA_NODE", -2));
+                break;
             default: return CUDA_ERROR_INVALID_VALUE;
         }
         return CUDA_SUCCESS;

@@ -58,16 +58,9 @@ CUresult check_image(const char* image) {
 }
 
 bool reaches(const Context& context, const Strided& piece) {
-    uint64_t runs = 1;
-    for (unsigned extent : piece.extent) runs *= extent;
-    if (runs == 0 || piece.run == 0 || piece.reserved || piece.bytes != runs * piece.run) return false;
-    for (uint64_t run = 0; run < runs; ++run) {
-        uint64_t address = piece.address;
-        uint64_t left = run;
-        for (int k = 3; k >= 0; --k) {
-            address += left % piece.extent[k] * static_cast<uint64_t>(piece.stride[k]);
-            left /= piece.extent[k];
-        }
+    if (piece.bytes == 0 || piece.run == 0 || piece.reserved || piece.bytes % piece.run) return false;
+    for (uint64_t run = 0; run < piece.bytes / piece.run; ++run) {
+        uint64_t address = piece.address + run * static_cast<uint64_t>(piece.stride);
         if (!accessible(context, address, piece.run, Use::KERNEL)) return false;
     }
     return true;
@@ -117,7 +110,7 @@ void run(const Turn& turn, const Function& function, const Paging& paging, unsig
 }  // namespace
 
 EXPORT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, int*, void**) {
-    return call("cuModuleLoadDataEx", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+    return call("cuModuleLoadDataEx", CONTEXT | UNSAFE | STALLS, [&](Lock&) -> CUresult {
         if (CUresult refused = check_image(static_cast<const char*>(image))) return refused;
         *module = new Module{current()};
         mock.modules.insert(*module);
@@ -126,7 +119,7 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned
 }
 
 EXPORT CUresult cuModuleUnload(CUmodule module) {
-    return call("cuModuleUnload", CONTEXT | UNSAFE | RELEASE, [&](Lock&) -> CUresult {
+    return call("cuModuleUnload", CONTEXT | UNSAFE | RELEASE | STALLS, [&](Lock&) -> CUresult {
         if (!mock.modules.erase(module)) return CUDA_ERROR_INVALID_HANDLE;
         delete module;
         return CUDA_SUCCESS;
@@ -163,7 +156,11 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid, unsigned grid
         std::memcpy(&paging, parameters[0], sizeof paging);
         mock.history["largest_grid"] = std::max<long>(mock.history["largest_grid"], grid);
         std::chrono::microseconds pause(setting("KERNEL_US", 0));
-        enqueue(stream, [function, paging, grid, pause](const Turn& turn) {
+        auto in = [on = stream.get(), priority = stream->priority](const Turn& turn) {
+            await_pass(turn, on, priority);
+        };
+        enqueue(stream, [function, paging, grid, pause, in](const Turn& turn) {
+            in(turn);
             std::this_thread::sleep_for(pause);
             run(turn, *function, paging, grid);
         });

@@ -106,7 +106,7 @@ long live_memory(const std::string& name) {
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
-    return call("cuMemAlloc_v2", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+    return call("cuMemAlloc_v2", CONTEXT | UNSAFE | STALLS, [&](Lock&) -> CUresult {
         uint64_t place = 0;
         CUresult result = allocate(bytes, Kind::DEVICE, 0, &place);
         *address = place;
@@ -115,12 +115,14 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
-    return call("cuMemFree_v2", CONTEXT | UNSAFE | RELEASE,
-                [&](Lock&) { return release(address, Kind::DEVICE); });
+    return call("cuMemFree_v2", CONTEXT | UNSAFE | RELEASE | STALLS, [&](Lock& lock) {
+        drain_all(lock);
+        return release(address, Kind::DEVICE);
+    });
 }
 
 EXPORT CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
-    return call("cuMemHostAlloc", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+    return call("cuMemHostAlloc", CONTEXT | UNSAFE | STALLS, [&](Lock&) -> CUresult {
         uint64_t place = 0;
         CUresult result = allocate(bytes, Kind::ALLOCATED, flags, &place);
         *address = reinterpret_cast<void*>(place);
@@ -129,7 +131,8 @@ EXPORT CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
 }
 
 EXPORT CUresult cuMemFreeHost(void* address) {
-    return call("cuMemFreeHost", CONTEXT | UNSAFE | RELEASE, [&](Lock&) {
+    return call("cuMemFreeHost", CONTEXT | UNSAFE | RELEASE | STALLS, [&](Lock& lock) {
+        drain_all(lock);
         return release(reinterpret_cast<uint64_t>(address), Kind::ALLOCATED);
     });
 }
@@ -139,15 +142,27 @@ EXPORT CUresult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags)
         auto address = reinterpret_cast<uint64_t>(memory);
         if (bytes == 0 || flags & ~15u) return CUDA_ERROR_INVALID_VALUE;
         if (setting("NO_PINNING", 0)) return CUDA_ERROR_OUT_OF_MEMORY;
+        long most = setting("REGISTER_MOST", 0);
+        if (most && bytes > static_cast<size_t>(most)) return CUDA_ERROR_OPERATING_SYSTEM;
+        // Every other call waits for it: the mock's mutex is held, as the driver's is.
+        long pause = setting("REGISTER_US", 0) * static_cast<long>((bytes >> 20) + 1);
+        std::this_thread::sleep_for(std::chrono::microseconds(pause));
         Writer writer(in_use);
-        if (overlaps(address, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        // Registrations share no page.
+        uint64_t first = address / 4096 * 4096, end = (address + bytes + 4095) / 4096 * 4096;
+        for (const auto& [start, range] : ranges) {
+            if (range.kind != Kind::REGISTERED) continue;
+            uint64_t from = start / 4096 * 4096, to = (start + range.bytes + 4095) / 4096 * 4096;
+            if (from < end && first < to) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        }
         ranges[address] = Range{bytes, Kind::REGISTERED, current(), flags};
         return CUDA_SUCCESS;
     });
 }
 
 EXPORT CUresult cuMemHostUnregister(void* memory) {
-    return call("cuMemHostUnregister", CONTEXT | UNSAFE | RELEASE, [&](Lock&) -> CUresult {
+    return call("cuMemHostUnregister", CONTEXT | UNSAFE | RELEASE | STALLS, [&](Lock& lock) -> CUresult {
+        drain_all(lock);
         Writer writer(in_use);
         auto found = ranges.find(reinterpret_cast<uint64_t>(memory));
         if (found == ranges.end() || found->second.kind != Kind::REGISTERED) {

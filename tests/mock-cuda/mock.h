@@ -101,14 +101,17 @@ enum Trait : unsigned {
     UNSAFE = 2,    // may not run while another thread captures in mode GLOBAL
     RELEASE = 4,   // happens even where it reports an error
     BEFORE_INIT = 8,
+    STALLS = 16,   // allocates, frees, waits for the device or asks it: not while it serves
 };
 
 /// Every driver function runs through here: counting, injected errors, context and capture.
 CUresult call(const char* name, unsigned traits, const std::function<CUresult(Lock&)>& body);
 
 /// The value that `mock_cuda_set` set, or the environment variable `MOCK_CUDA_...`, as a number: DEVICES,
-/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NO_BATCH, NO_CUBIN, NO_PTX, NO_PINNING,
-/// and COPY_US and KERNEL_US, a pause before each. From the environment alone: DELAY_US, SEED and FAIL,
+/// CAPABILITY (90 for 9.0), MULTIPROCESSORS, DRIVER_VERSION, NUMA_NODE, NO_BATCH, NO_WORDS, NO_CUBIN,
+/// NO_PTX, NO_PINNING, COPY_US and KERNEL_US, a pause before each; and what a driver is unkind in:
+/// REGISTER_MOST, the bytes above which registering fails, REGISTER_US, for a MiB of it, DEEP, the
+/// length from which queues make submits slow, and SERVING, while which no call may stall. From the environment alone: DELAY_US, SEED and FAIL,
 /// see calls.cpp.
 long setting(const char* name, long otherwise);
 
@@ -121,6 +124,10 @@ Context* current();
 std::shared_ptr<Stream> find_stream(CUstream handle, CUresult& error);
 void enqueue(const std::shared_ptr<Stream>& stream, std::function<void(const Turn&)> run);
 void drain(Lock& lock, const std::shared_ptr<Stream>& stream);
+/// Waits for all that the current context's streams were given, as every free does.
+void drain_all(Lock& lock);
+/// Whether a pass holds all multiprocessors; a kernel of another stream waits for it.
+void await_pass(const Turn& turn, const Stream* stream, int priority);
 /// Sleeps a random while, within the bound that was set.
 void dawdle();
 uint64_t roll(uint64_t below);

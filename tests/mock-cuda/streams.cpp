@@ -43,6 +43,13 @@ std::shared_ptr<Stream> start(Context* context, unsigned flags, int priority) {
 
 bool is_blocking(const Stream& stream) { return !(stream.flags & CU_STREAM_NON_BLOCKING); }
 
+/// A launch of another on all multiprocessors, as a matrix product is.
+struct Pass {
+    const Stream* stream;
+    Context* context;
+};
+std::vector<Pass> passes;
+
 struct Hold {
     bool released = false;
 };
@@ -108,8 +115,15 @@ void enqueue(const std::shared_ptr<Stream>& stream, std::function<void(const Tur
     } else if (is_blocking(*stream) && stream->context->legacy) {
         operation.after.emplace_back(stream->context->legacy, stream->context->legacy->enqueued);
     }
+    // A driver that has much to remember of a stream takes its time for more.
+    long deep = setting("DEEP", 1024);
+    if (static_cast<long>(stream->queue.size()) > deep) {
+        std::this_thread::sleep_for(std::chrono::microseconds(180));
+    }
     stream->queue.push_back(std::move(operation));
     ++stream->enqueued;
+    long& deepest = mock.history["deepest_queue"];
+    deepest = std::max<long>(deepest, static_cast<long>(stream->queue.size()));
     mock.changed.notify_all();
 }
 
@@ -119,8 +133,29 @@ void drain(Lock& lock, const std::shared_ptr<Stream>& stream) {
     await(lock, turn, [&] { return stream->done >= place; });
 }
 
+void drain_all(Lock& lock) {
+    Context* context = current();
+    auto streams = mock.streams;  // the lock is given up meanwhile
+    for (auto& [handle, stream] : streams) {
+        if (stream->context == context && !stream->capturing) drain(lock, stream);
+    }
+    if (context && context->legacy) drain(lock, context->legacy);
+}
+
+void await_pass(const Turn& turn, const Stream* stream, int priority) {
+    // Blocks of the greatest priority get in as soon as any block of the pass ends.
+    if (priority < 0) return;
+    Lock lock(mock.mutex);
+    await(lock, turn, [&] {
+        for (const Pass& pass : passes) {
+            if (pass.context == &turn.context && pass.stream != stream) return false;
+        }
+        return true;
+    });
+}
+
 EXPORT CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
-    return call("cuStreamCreateWithPriority", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+    return call("cuStreamCreateWithPriority", CONTEXT | UNSAFE | STALLS, [&](Lock&) -> CUresult {
         if (flags & ~CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
         auto stream = start(current(), flags, priority);
         *handle = stream.get();
@@ -157,8 +192,40 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
     });
 }
 
+EXPORT CUresult cuStreamQuery(CUstream handle) {
+    return call("cuStreamQuery", CONTEXT, [&](Lock&) -> CUresult {
+        CUresult error = CUDA_SUCCESS;
+        auto stream = find_stream(handle, error);
+        if (!stream) return error;
+        return stream->done == stream->enqueued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    });
+}
+
+EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value,
+                                        unsigned flags) {
+    return call("cuStreamWriteValue64_v2", CONTEXT, [&](Lock&) -> CUresult {
+        CUresult error = CUDA_SUCCESS;
+        auto stream = find_stream(handle, error);
+        if (!stream) return error;
+        if (setting("NO_WORDS", 0)) return CUDA_ERROR_NOT_SUPPORTED;
+        if (address % 8 || flags) return CUDA_ERROR_INVALID_VALUE;
+        if (CUresult refused = capture_check(stream)) return refused;
+        enqueue(stream, [address, value](const Turn& turn) {
+            auto using_it = memory_in_use();
+            if (turn.is_over()) return;
+            if (!accessible(turn.context, address, 8, Use::KERNEL)) {
+                violation("a word is written where the device may not go");
+                fail_context(turn.context, CUDA_ERROR_ILLEGAL_ADDRESS);
+                return;
+            }
+            reinterpret_cast<std::atomic<uint64_t>*>(address)->store(value);
+        });
+        return CUDA_SUCCESS;
+    });
+}
+
 EXPORT CUresult cuStreamSynchronize(CUstream handle) {
-    return call("cuStreamSynchronize", CONTEXT | UNSAFE, [&](Lock& lock) -> CUresult {
+    return call("cuStreamSynchronize", CONTEXT | UNSAFE | STALLS, [&](Lock& lock) -> CUresult {
         CUresult error = CUDA_SUCCESS;
         auto stream = find_stream(handle, error);
         if (!stream) return error;
@@ -173,7 +240,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 EXPORT CUresult cuEventCreate(CUevent* event, unsigned flags) {
-    return call("cuEventCreate", CONTEXT, [&](Lock&) -> CUresult {
+    return call("cuEventCreate", CONTEXT | STALLS, [&](Lock&) -> CUresult {
         *event = new Event{current(), flags, nullptr};
         mock.events.insert(*event);
         return CUDA_SUCCESS;
@@ -181,7 +248,7 @@ EXPORT CUresult cuEventCreate(CUevent* event, unsigned flags) {
 }
 
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
-    return call("cuEventDestroy_v2", RELEASE, [&](Lock&) -> CUresult {
+    return call("cuEventDestroy_v2", RELEASE | STALLS, [&](Lock&) -> CUresult {
         if (!mock.events.erase(event)) return CUDA_ERROR_INVALID_HANDLE;
         delete event;
         return CUDA_SUCCESS;
@@ -212,7 +279,7 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
 }
 
 EXPORT CUresult cuEventQuery(CUevent event) {
-    return call("cuEventQuery", CONTEXT | UNSAFE, [&](Lock&) -> CUresult {
+    return call("cuEventQuery", CONTEXT | UNSAFE | STALLS, [&](Lock&) -> CUresult {
         if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
         if (CUresult sticky = event->context->sticky) return sticky;
         return !event->mark || event->mark->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -220,7 +287,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
-    return call("cuEventSynchronize", CONTEXT | UNSAFE, [&](Lock& lock) -> CUresult {
+    return call("cuEventSynchronize", CONTEXT | UNSAFE | STALLS, [&](Lock& lock) -> CUresult {
         if (!mock.events.count(event)) return CUDA_ERROR_INVALID_HANDLE;
         Context* context = event->context;
         Turn turn{*context, context->breaks};
@@ -267,6 +334,36 @@ EXPORT void mock_cuda_release(uint64_t number) {
         holds.erase(found);
     }
     mock.changed.notify_all();
+}
+
+/// A pass on a stream of the current context: it holds all multiprocessors until the hold that is
+/// returned is released, or for so long.
+EXPORT uint64_t mock_cuda_pass(CUstream handle, long microseconds) {
+    Lock lock(mock.mutex);
+    static uint64_t count = uint64_t{1} << 32;
+    CUresult error = CUDA_SUCCESS;
+    auto stream = current() ? find_stream(handle, error) : nullptr;
+    if (!stream) return 0;
+    auto hold = std::make_shared<Hold>();
+    if (microseconds == 0) holds[++count] = hold;
+    enqueue(stream, [hold, microseconds, pass = Pass{stream.get(), stream->context}](const Turn& turn) {
+        Lock lock(mock.mutex);
+        passes.push_back(pass);
+        if (microseconds) {
+            lock.unlock();
+            std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+            lock.lock();
+        } else {
+            await(lock, turn, [&] { return hold->released; });
+        }
+        for (auto it = passes.begin(); it != passes.end(); ++it) {
+            if (it->stream != pass.stream) continue;
+            passes.erase(it);
+            break;
+        }
+        mock.changed.notify_all();
+    });
+    return microseconds ? 0 : count;
 }
 
 /// Flags and priorities of the live streams, in no order; how many there are.

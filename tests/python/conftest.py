@@ -12,17 +12,10 @@ def mock_library():
     return mock_driver.build()
 
 
-@pytest.fixture(scope="session")
-def calibrations(tmp_path_factory):
-    """Where engines keep what they measured: one calibration serves all tests."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def mock(mock_library, calibrations, monkeypatch):
+def mock(mock_library, monkeypatch):
     """The driver of this test; none of its rules may be broken."""
     monkeypatch.setenv("HYBRID_PAGES_LIBCUDA", str(mock_library))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(calibrations))
     mock = mock_driver.Mock(mock_library)
     mock.reset()
     yield mock

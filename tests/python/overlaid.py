@@ -182,7 +182,7 @@ def finish(engine: CudaEngine | HostEngine, ticket: int) -> Completion:
     return done
 
 
-def check_round_trip(memory, model: Model, method: str, **options) -> None:
+def check_round_trip(memory, model: Model, **options) -> None:
     """Store, wipe, load: the arena, the checksums and every byte of the buffer are as they must be.
 
     `memory` has `allocate`, `read` and `write`.
@@ -199,9 +199,7 @@ def check_round_trip(memory, model: Model, method: str, **options) -> None:
     arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=sum(needs) + 3)
     order = np.random.default_rng(1).permutation(arena.slots).tolist()
     slots = [[order.pop() for _ in range(need)] for need in needs]
-    engine = CudaEngine(
-        geometry, arena, rank=0, num_blocks=blocks, layers=caches.maps, method=method, **options
-    )
+    engine = CudaEngine(geometry, arena, rank=0, num_blocks=blocks, layers=caches.maps, **options)
     stored = finish(
         engine,
         engine.store([(c, s, b) for (c, b), s in zip(entries, slots, strict=True)]),

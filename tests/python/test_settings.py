@@ -42,6 +42,7 @@ def test_every_setting_is_taken() -> None:
         "trace_dir": "/somewhere",
         "tenant_share": 0.25,
         "copy_threads": 3,
+        "kernel_below": 1 << 16,
         "store_mode": "background",
         "verify_on_load": True,
     }
@@ -83,6 +84,7 @@ def test_every_setting_is_taken() -> None:
         ({"copy_threads": 0}, "copy_threads: expected 1 to 256, found 0"),
         ({"copy_threads": 2.5}, "copy_threads: expected int, found 2.5 of type float"),
         ({"copy_threads": 10**9}, "copy_threads: expected 1 to 256"),
+        ({"kernel_below": -1}, "kernel_below: expected 0 to 1099511627775 bytes, found -1"),
         ({"verify_on_load": 1}, "verify_on_load: expected bool, found 1 of type int"),
     ],
 )

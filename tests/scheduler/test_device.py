@@ -24,14 +24,9 @@ LAUNCH_FAILED, OUT_OF_MEMORY = 719, 2
 STICKY = 1
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def driver(cache: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with pretended(monkeypatch, cache) as driver:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with pretended(monkeypatch) as driver:
         yield driver
 
 

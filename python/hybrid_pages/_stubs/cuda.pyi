@@ -34,16 +34,66 @@ class CudaDevice:
     def multiprocessors(self) -> int: ...
 
 @final
+class Pinning:
+    """Slots of an arena that devices reach without a detour: more and more of them, from slot 0 on.
+
+    A thread takes their memory from the system and registers it with the driver, piece by piece.
+    Engines come and go over one pinning, which serves as long as it is not closed.
+
+    arena: whose slots. rank: the shard that the caller copies. device: its number. piece_bytes: of
+    memory that is registered in one call, at most; some systems refuse more than 2 GiB. Pieces
+    begin on slots that begin on pages, if there are such.
+
+    Where a piece cannot be registered, the slots before it stay usable and the others are never
+    used; where that is the first one, all slots are used as pageable memory.
+
+    Raises CudaError without driver or device, or if the driver fails; InvalidArgumentError for
+    pieces below 4 KiB.
+    """
+
+    def __new__(
+        cls, arena: Arena, *, rank: int, device: int, piece_bytes: int = 2 << 30
+    ) -> Pinning: ...
+    @property
+    def pinned_slots(self) -> int:
+        """The slots from 0 on that are pinned. It never falls before :meth:`close`."""
+
+    @property
+    def usable_slots(self) -> int:
+        """The slots from 0 on that engines take: the pinned ones, or all where none can be."""
+
+    @property
+    def slots(self) -> int:
+        """All slots."""
+
+    @property
+    def error(self) -> str | None:
+        """Why some slots will not be pinned, and what that costs."""
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has pinned."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing more will be pinned; whether that came within so many seconds."""
+
+    def close(self) -> None:
+        """Stop, and give back what was pinned.
+
+        Raises InvalidArgumentError while an engine uses it.
+        """
+
+@final
 class CudaEngine(_Engine):
     """Copies between a device's memory and an arena, by the copy engine or by kernels.
 
     num_blocks: how many blocks the engine has, in all groups or in each.
     layers: one map for each layer of the geometry, in memory of the device.
     device: its number. share: of the multiprocessors that kernels may take, above 0 and at most 1;
-    by default an eighth. staging_bytes: of each direction's ring on the device; by default 16 MiB.
-    method: "copy" (the copy engine), "kernel" (reaches the slots over the bus itself), "staged" (a
-    kernel to a ring, the copy engine from there) or "auto", the cheapest of them for each transfer
-    by a calibration that is made once per device and kept in the user's cache directory.
+    by default an eighth. kernel_below: transfers whose adjacent pieces are shorter than this, in
+    bytes and on average, move by a kernel, others by the copy engine; by default 28,672, from where
+    on the copy engine was measured to be faster on an H100. pinning: who pins the slots; without
+    one, the engine does, all or none of them, and is made when that has ended.
     owners: kept alive until the engine is closed or dropped, both of which wait for the transfers
     in flight.
 
@@ -67,8 +117,8 @@ class CudaEngine(_Engine):
         layers: Sequence[LayerMap],
         device: int = 0,
         share: float | None = None,
-        staging_bytes: int | None = None,
-        method: str = "auto",
+        kernel_below: int | None = None,
+        pinning: Pinning | None = None,
         owners: object = None,
     ) -> CudaEngine: ...
     def store(
@@ -111,15 +161,8 @@ class CudaEngine(_Engine):
         """Things that are not as they should be, and their cost."""
 
     @property
-    def methods(self) -> list[str]:
-        """Those that work here."""
-
-    @property
-    def calibration(self) -> dict[str, dict[str, dict[str, float]]] | None:
-        """Costs by direction and method, None if none was needed.
-
-        In seconds: fixed, per_copy, per_byte.
-        """
+    def kernels(self) -> bool:
+        """Whether the device took the kernels. Without them, the host makes the checksums."""
 
 def cuda_devices() -> list[CudaDevice]:
     """The devices that the driver shows to this process, in order. Makes a context for a moment.
@@ -127,4 +170,10 @@ def cuda_devices() -> list[CudaDevice]:
     The driver is `libcuda.so.1`, or the library that the environment names in HYBRID_PAGES_LIBCUDA.
 
     Raises CudaError without a driver, or if one of its functions fails.
+    """
+
+def device_numa_node(device: int) -> int | None:
+    """The NUMA node of the host that is nearest to a device; None where that is unknown.
+
+    Makes no context. Raises CudaError without driver or device.
     """

@@ -124,6 +124,7 @@ def make_engine(
     num_blocks: int,
     layers: Sequence[LayerMap],
     threads: int,
+    kernel_below: int,
     owners: object,
     pinning: Pinning | None = None,
 ) -> CopyEngine:
@@ -150,6 +151,7 @@ def make_engine(
         num_blocks=num_blocks,
         layers=layers,
         device=device.index or 0,
+        kernel_below=kernel_below,
         owners=owners,
         pinning=pinning,
     )

@@ -51,6 +51,10 @@ class Settings:
     copy_threads: int = min(4, os.cpu_count() or 1)
     """Threads a worker copies with."""
 
+    kernel_below: int = 28672
+    """On a GPU, transfers whose adjacent pieces are shorter than so many bytes, on average, move by
+    a kernel, others by the copy engine. Change it only where both were measured."""
+
     store_mode: StoreMode = "auto"
     """``step``: a step's stores end before the step does. ``background``: they run beside the next
     steps, and the engine's source blocks stay pinned until they end. ``auto``: ``step`` for caches
@@ -83,6 +87,10 @@ class Settings:
             raise SettingsError(
                 "checkpoint_interval: expected 0 to 4294967295 tokens, found "
                 f"{self.checkpoint_interval}"
+            )
+        if not 0 <= self.kernel_below < 1 << 40:
+            raise SettingsError(
+                f"kernel_below: expected 0 to 1099511627775 bytes, found {self.kernel_below}"
             )
         if not 1 <= self.copy_threads <= 256:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")

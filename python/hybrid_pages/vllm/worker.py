@@ -140,6 +140,7 @@ class WorkerHalf:
                 num_blocks=self._kv_cache_config.num_blocks,
                 layers=self._maps,
                 threads=self.settings.copy_threads,
+                kernel_below=self.settings.kernel_below,
                 owners=self._kv_caches,
                 pinning=self._pinning,
             )

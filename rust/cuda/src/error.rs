@@ -32,9 +32,6 @@ pub enum CudaError {
     /// An argument or a layout that the core rejects.
     #[error(transparent)]
     Core(#[from] Error),
-    /// Kernels could not be compiled on this machine.
-    #[error("kernels: {0}")]
-    Compile(String),
 }
 
 impl CudaError {

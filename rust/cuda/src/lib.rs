@@ -5,12 +5,13 @@
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod cache_dir;
 pub mod driver;
 pub mod engine;
 mod error;
 pub mod kernels;
 mod line;
+mod pinning;
 
 pub use engine::CudaEngine;
 pub use error::{CudaError, Result};
+pub use pinning::Pinning;

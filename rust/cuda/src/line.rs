@@ -1,17 +1,16 @@
 //! The entries of a transfer on one line, and where its bytes lie on both sides.
 //!
-//! Entries begin on tiles. The engine's side is folded: runs at equal distances, nested up to four
-//! deep, are one piece, so that a page of many layers is often one or two pieces.
+//! Entries begin on tiles. The engine's side is folded: neighbouring runs at equal distances are one
+//! piece, so that a page of many layers is often one or a few pieces.
 
 use std::ops::Range;
 
 use hybrid_pages::transfer::{EntryCopy, Layout, Plan, SlotMemory, Span, TILE_BYTES};
 
-use crate::kernels::abi::{Packed, Strided};
+use crate::kernels::abi::{MOST_RUN, Packed, Strided};
+use crate::pinning::Cuts;
 
 const TILE: u64 = TILE_BYTES as u64;
-/// A run's length is 32 bits wide on the device; longer ones are cut.
-const MOST_RUN: usize = 1 << 30;
 
 /// Adjacent bytes that are copied in one go. Addresses are the host's for the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,93 +43,155 @@ impl Patterns {
             classes: classes.map(|class| fold(layout.spans(class))).collect(),
         }
     }
+
+    /// Most strided pieces of an entry.
+    pub(crate) fn most(&self) -> usize {
+        self.classes.iter().map(Vec::len).max().unwrap_or(0)
+    }
 }
 
-/// One transfer on its line.
+/// Entries of one direction on a line.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     pub(crate) strided: Vec<Strided>,
     /// Addresses are the host's.
     pub(crate) packed: Vec<Packed>,
-    /// Of each entry: where it begins, and its bytes.
-    pub(crate) entries: Vec<(u64, u64)>,
+    pub(crate) entries: Vec<Placed>,
     pub(crate) tiles: u64,
     /// Those that move.
     pub(crate) bytes: u64,
-    /// Whether bytes of entries are left out on the engine's side.
-    pub(crate) partial: bool,
+}
+
+/// An entry on its line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placed {
+    /// Where it begins.
+    pub(crate) start: u64,
+    /// Of its payload.
+    pub(crate) bytes: u64,
+    /// Of them, those that move: the others are left out on the engine's side.
+    pub(crate) moved: u64,
+}
+
+impl Placed {
+    pub(crate) fn is_partial(&self) -> bool {
+        self.moved < self.bytes
+    }
 }
 
 impl Line {
-    pub(crate) fn new(
+    /// Appends an entry of a plan.
+    pub(crate) fn push(
+        &mut self,
         layout: &Layout,
         patterns: &Patterns,
         memory: &SlotMemory,
+        cuts: Cuts,
         plan: &Plan,
-    ) -> Self {
-        let mut line = Self {
-            bytes: plan.bytes(layout) as u64,
-            ..Self::default()
-        };
-        for (index, entry) in plan.entries().iter().enumerate() {
-            let start = line.tiles * TILE;
-            let bytes = layout.geometry().classes()[entry.class].rank_bytes;
-            let patterns = patterns.classes[entry.class].iter();
-            line.strided
-                .extend(patterns.filter_map(|p| p.at(entry, start)));
-            line.partial |= entry.blocks.contains(&None);
-            let stretches = plan.stretches(memory, index, 0..bytes);
-            line.packed.extend(stretches.map(|stretch| Packed {
-                position: start + stretch.position as u64,
-                address: stretch.arena.addr() as u64,
-                bytes: stretch.length as u64,
-            }));
-            line.entries.push((start, bytes as u64));
-            line.tiles += (bytes as u64).div_ceil(TILE);
+        index: usize,
+    ) {
+        let entry = &plan.entries()[index];
+        let start = self.tiles * TILE;
+        let bytes = layout.geometry().classes()[entry.class].rank_bytes;
+        let first = self.strided.len();
+        let patterns = patterns.classes[entry.class].iter();
+        self.strided
+            .extend(patterns.filter_map(|p| p.at(entry, start)));
+        let moved = self.strided[first..].iter().map(|piece| piece.bytes).sum();
+        for stretch in plan.stretches(memory, index, 0..bytes) {
+            let arena = stretch.arena.addr() as u64;
+            let mut position = start + stretch.position as u64;
+            for (address, bytes) in cuts.parts(arena, stretch.length as u64) {
+                self.packed.push(Packed {
+                    position,
+                    address,
+                    bytes,
+                });
+                position += bytes;
+            }
         }
-        line
+        self.entries.push(Placed {
+            start,
+            bytes: bytes as u64,
+            moved,
+        });
+        self.tiles += (bytes as u64).div_ceil(TILE);
+        self.bytes += moved;
     }
 
-    /// Most copies that [`Line::copies`] can come to.
-    pub(crate) fn runs(&self) -> u64 {
-        let runs = self
-            .strided
-            .iter()
-            .map(|piece| piece.bytes / u64::from(piece.run));
-        runs.sum::<u64>() + self.packed.len() as u64
+    /// Takes back the last entry.
+    pub(crate) fn pop(&mut self) {
+        if let Some(Placed { start, moved, .. }) = self.entries.pop() {
+            self.strided
+                .truncate(self.strided.partition_point(|piece| piece.position < start));
+            self.packed
+                .truncate(self.packed.partition_point(|piece| piece.position < start));
+            self.tiles = start / TILE;
+            self.bytes -= moved;
+        }
+    }
+
+    /// Adjacent pieces on the side that has more of them: as many copies at least.
+    pub(crate) fn pieces(&self) -> u64 {
+        let runs: u64 = self.strided.iter().map(Strided::runs).sum();
+        runs.max(self.packed.len() as u64)
     }
 
     /// The tiles of an entry.
     pub(crate) fn tiles_of(&self, entry: usize) -> Range<usize> {
-        let (start, bytes) = self.entries[entry];
+        let Placed { start, bytes, .. } = self.entries[entry];
         let first = (start / TILE) as usize;
         first..first + bytes.div_ceil(TILE) as usize
     }
 
-    /// Piece by piece from one side to the other; what is adjacent on both is one copy.
-    pub(crate) fn copies(layout: &Layout, memory: &SlotMemory, plan: &Plan) -> Vec<Copy> {
+    /// Piece by piece from one side to the other; what is adjacent on both is one copy, but none lies
+    /// in two registrations.
+    pub(crate) fn copies(&self, cuts: Cuts) -> Vec<Copy> {
         let mut copies: Vec<Copy> = Vec::new();
-        for (index, entry) in plan.entries().iter().enumerate() {
-            let bytes = layout.geometry().classes()[entry.class].rank_bytes;
-            for piece in plan.pieces(layout, memory, index, 0..bytes) {
-                let (engine, arena) = (piece.engine.addr() as u64, piece.arena.addr() as u64);
-                let length = piece.length as u64;
-                match copies.last_mut() {
-                    Some(last)
-                        if last.engine + last.bytes == engine
-                            && last.arena + last.bytes == arena =>
-                    {
-                        last.bytes += length;
-                    }
-                    _ => copies.push(Copy {
-                        engine,
-                        arena,
-                        bytes: length,
-                    }),
+        let mut packed = self.packed.iter().copied().peekable();
+        for piece in &self.strided {
+            let run = u64::from(piece.run);
+            for index in 0..piece.runs() {
+                let start = piece.position + index * run;
+                let engine = piece
+                    .address
+                    .wrapping_add(index.wrapping_mul(piece.stride as u64));
+                let mut done = 0;
+                while done < run {
+                    let position = start + done;
+                    while packed
+                        .next_if(|slot| slot.position + slot.bytes <= position)
+                        .is_some()
+                    {}
+                    let Some(slot) = packed.peek() else {
+                        debug_assert!(false, "slots hold the whole payload");
+                        return copies;
+                    };
+                    let skip = position - slot.position;
+                    let bytes = (slot.bytes - skip).min(run - done);
+                    push(&mut copies, engine + done, slot.address + skip, bytes, cuts);
+                    done += bytes;
                 }
             }
         }
         copies
+    }
+}
+
+fn push(copies: &mut Vec<Copy>, engine: u64, arena: u64, bytes: u64, cuts: Cuts) {
+    match copies.last_mut() {
+        Some(last)
+            if last.engine + last.bytes == engine
+                && last.arena + last.bytes == arena
+                && cuts.at(last.arena).1 > last.bytes =>
+        {
+            last.bytes += bytes;
+        }
+        _ => copies.push(Copy {
+            engine,
+            arena,
+            bytes,
+        }),
     }
 }
 
@@ -174,11 +235,10 @@ impl Pattern {
         })
     }
 
-    /// Whether another pattern is the same but for where it lies.
+    /// Whether another run is the same but for where it lies.
     fn repeats(&self, other: &Self) -> bool {
         let (a, b) = (&self.piece, &other.piece);
-        (self.block, self.block_stride) == (other.block, other.block_stride)
-            && (a.run, a.extent, a.stride) == (b.run, b.extent, b.stride)
+        (self.block, self.block_stride, a.run) == (other.block, other.block_stride, b.run)
     }
 
     fn distance(&self, other: &Self) -> i64 {
@@ -190,25 +250,24 @@ impl Pattern {
     }
 }
 
+/// Puts neighbours that repeat at one distance into one pattern.
 fn fold(spans: &[Span]) -> Vec<Pattern> {
+    const MOST: usize = MOST_RUN as usize;
     let cut = |span: &Span| {
         let span = *span;
         (0..span.length)
-            .step_by(MOST_RUN)
-            .map(move |skip| Pattern::of(&span, skip, MOST_RUN.min(span.length - skip)))
+            .step_by(MOST)
+            .map(move |skip| Pattern::of(&span, skip, MOST.min(span.length - skip)))
     };
-    let mut patterns: Vec<Pattern> = spans.iter().flat_map(cut).collect();
-    for level in (0..4).rev() {
-        patterns = fold_level(&patterns, level);
-    }
-    patterns
+    let runs: Vec<Pattern> = spans.iter().flat_map(cut).collect();
+    fold_runs(&runs)
 }
 
-/// Puts neighbours that repeat at one distance into one pattern, as its dimension `level`.
-fn fold_level(patterns: &[Pattern], level: usize) -> Vec<Pattern> {
+fn fold_runs(runs: &[Pattern]) -> Vec<Pattern> {
     let mut folded = Vec::new();
-    let mut rest = patterns;
+    let mut rest = runs;
     while let Some(first) = rest.first() {
+        let mut pattern = *first;
         let mut count = 1;
         if let Some(second) = rest.get(1) {
             let distance = first.distance(second);
@@ -216,13 +275,10 @@ fn fold_level(patterns: &[Pattern], level: usize) -> Vec<Pattern> {
                 pair[0].repeats(&pair[1]) && pair[0].distance(&pair[1]) == distance
             };
             count += rest.windows(2).take_while(repeats).count();
-        }
-        let mut pattern = *first;
-        if count > 1 {
-            pattern.piece.extent[level] =
-                u32::try_from(count).expect("a layout has fewer runs than 2^32");
-            pattern.piece.stride[level] = first.distance(&rest[1]);
-            pattern.piece.bytes *= count as u64;
+            if count > 1 {
+                pattern.piece.stride = distance;
+                pattern.piece.bytes *= count as u64;
+            }
         }
         folded.push(pattern);
         rest = &rest[count..];
@@ -243,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_at_equal_distances_fold_level_by_level() {
+    fn neighbours_at_equal_distances_are_one_piece() {
         let mut patterns = Vec::new();
         for outer in 0..3 {
             for inner in 0..5 {
@@ -251,22 +307,62 @@ mod tests {
                 patterns.push(pattern(position, 1000 * outer + 16 * inner, 8));
             }
         }
-        let inner = fold_level(&patterns, 3);
-        assert_eq!(inner.len(), 3);
-        let outer = fold_level(&inner, 2);
-        assert_eq!(outer.len(), 1);
-        let piece = outer[0].piece;
-        assert_eq!(piece.extent, [1, 1, 3, 5]);
-        assert_eq!(piece.stride, [0, 0, 1000, 16]);
-        assert_eq!(piece.bytes, 120);
+        let folded = fold_runs(&patterns);
+        assert_eq!(folded.len(), 3);
+        for (index, pattern) in folded.iter().enumerate() {
+            let piece = pattern.piece;
+            assert_eq!((piece.bytes, piece.run, piece.stride), (40, 8, 16));
+            assert_eq!(piece.address, 1000 * index as u64);
+        }
     }
 
     #[test]
     fn what_does_not_repeat_stays_apart() {
         let patterns = [pattern(0, 0, 8), pattern(8, 16, 8), pattern(16, 64, 4)];
-        let folded = fold_level(&patterns, 3);
+        let folded = fold_runs(&patterns);
         assert_eq!(folded.len(), 2);
         assert_eq!(folded[1].piece.run, 4);
+    }
+
+    #[test]
+    fn copies_are_of_what_is_adjacent_on_both_sides_and_end_with_a_registration() {
+        let strided = |position, address, run, runs: u64, stride| Strided {
+            bytes: u64::from(run) * runs,
+            stride,
+            ..Strided::once(position, address, run)
+        };
+        let packed = |position, address, bytes| Packed {
+            position,
+            address,
+            bytes,
+        };
+        let line = Line {
+            strided: vec![strided(0, 100, 8, 3, 8), strided(30, 300, 4, 2, 50)],
+            packed: vec![packed(0, 4096, 20), packed(20, 5096, 18)],
+            ..Line::default()
+        };
+        let cuts = Cuts::new(4096, 1 << 20, 4096, 1 << 20);
+        let found: Vec<_> = line
+            .copies(cuts)
+            .iter()
+            .map(|c| (c.engine, c.arena, c.bytes))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (100, 4096, 20),
+                (120, 5096, 4),
+                (300, 5106, 4),
+                (350, 5110, 4)
+            ]
+        );
+        let line = Line {
+            strided: vec![strided(0, 100, 4096, 2, 4096)],
+            packed: vec![packed(0, 4096, 4096), packed(4096, 8192, 4096)],
+            ..Line::default()
+        };
+        assert_eq!(line.copies(cuts).len(), 1);
+        assert_eq!(line.copies(Cuts::new(4096, 1 << 20, 4096, 4096)).len(), 2);
     }
 
     #[test]

@@ -1,21 +1,20 @@
 //! CUDA devices and their engine.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use hybrid_pages::transfer::{Direction, EntryCopy};
-use hybrid_pages_cuda::Result;
-use hybrid_pages_cuda::driver::{Description, Device, Driver};
-use hybrid_pages_cuda::engine::{Costs, CudaEngine, Facts, Method, Options};
+use hybrid_pages_cuda::driver::{Description, Device, Driver, numa_node};
+use hybrid_pages_cuda::engine::{CudaEngine, Facts, Options};
+use hybrid_pages_cuda::{Pinning, Result};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple};
 
 use crate::arena::PyArena;
-use crate::error::cuda_to_py;
+use crate::error::{cuda_to_py, to_py};
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{NumBlocks, PyEngine, layout, to_load, to_store};
+use crate::running::{NumBlocks, PyEngine, layout, to_load, to_store, wait};
 
 /// A device of this process.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
@@ -71,6 +70,66 @@ impl PyCudaDevice {
     }
 }
 
+/// Slots of an arena that devices reach without a detour: more and more of them.
+#[pyclass(frozen, name = "Pinning", module = "hybrid_pages._core")]
+pub struct PyPinning {
+    inner: Arc<Pinning>,
+}
+
+#[pymethods]
+impl PyPinning {
+    #[new]
+    #[pyo3(signature = (arena, *, rank, device, piece_bytes = None))]
+    fn new(
+        py: Python<'_>,
+        arena: &PyArena,
+        rank: Whole,
+        #[pyo3(from_py_with = whole)] device: usize,
+        piece_bytes: Option<Whole>,
+    ) -> PyResult<Self> {
+        let memory = arena.inner.memory(rank.0).map_err(to_py)?;
+        let most = piece_bytes.map_or(Pinning::PIECE_BYTES, |bytes| bytes.0);
+        let pinning = py.detach(|| Pinning::new(memory, device, most));
+        Ok(Self {
+            inner: Arc::new(pinning.map_err(cuda_to_py)?),
+        })
+    }
+
+    #[getter]
+    fn pinned_slots(&self) -> usize {
+        self.inner.pinned_slots()
+    }
+
+    #[getter]
+    fn usable_slots(&self) -> usize {
+        self.inner.usable_slots()
+    }
+
+    #[getter]
+    fn slots(&self) -> usize {
+        self.inner.slots()
+    }
+
+    #[getter]
+    fn error(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.inner.error())
+    }
+
+    #[getter]
+    fn seconds(&self, py: Python<'_>) -> f64 {
+        py.detach(|| self.inner.seconds())
+    }
+
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        wait(py, timeout, |slice| Ok(self.inner.wait(Some(slice))))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.close()).map_err(cuda_to_py)
+    }
+}
+
 /// Copies between a device's memory and an arena.
 #[pyclass(frozen, extends = PyEngine, name = "CudaEngine", module = "hybrid_pages._core")]
 pub struct PyCudaEngine {
@@ -82,7 +141,7 @@ impl PyCudaEngine {
     #[new]
     #[pyo3(signature = (
         geometry, arena, *, rank, num_blocks, layers, device = 0, share = None,
-        staging_bytes = None, method = "auto", owners = None
+        kernel_below = None, pinning = None, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -94,21 +153,19 @@ impl PyCudaEngine {
         layers: Vec<Bound<'_, PyLayerMap>>,
         #[pyo3(from_py_with = whole)] device: usize,
         share: Option<f64>,
-        staging_bytes: Option<Whole>,
-        method: &str,
+        kernel_below: Option<Whole>,
+        pinning: Option<&PyPinning>,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let memory = arena.inner.memory(rank.0).map_err(crate::error::to_py);
+        let memory = arena.inner.memory(rank.0).map_err(to_py);
         let layout = layout(geometry, rank, num_blocks, &layers)?;
         let memory = memory?;
         let usual = Options::default();
         let options = Options {
             device,
             share: share.unwrap_or(usual.share),
-            staging_bytes: staging_bytes.map_or(usual.staging_bytes, |bytes| bytes.0),
-            method: Method::parse(method).map_err(cuda_to_py)?,
-            nvrtc: nvrtc(py)?,
-            ..usual
+            kernel_below: kernel_below.map_or(usual.kernel_below, |bytes| bytes.0),
+            pinning: pinning.map(|pinning| Arc::clone(&pinning.inner)),
         };
         let engine = py.detach(|| CudaEngine::new(layout, memory, &options));
         let engine = Arc::new(engine.map_err(cuda_to_py)?);
@@ -161,26 +218,8 @@ impl PyCudaEngine {
     }
 
     #[getter]
-    fn methods<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.facts().methods.iter().map(|method| method.name()))
-    }
-
-    #[getter]
-    fn calibration<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(calibration) = &self.facts().calibration else {
-            return Ok(None);
-        };
-        let ways = PyDict::new(py);
-        for (name, way) in [("store", Direction::Store), ("load", Direction::Load)] {
-            let methods = PyDict::new(py);
-            for method in Method::ALL {
-                if let Some(costs) = calibration.costs(way, method) {
-                    methods.set_item(method.name(), shown(py, costs)?)?;
-                }
-            }
-            ways.set_item(name, methods)?;
-        }
-        Ok(Some(ways))
+    fn kernels(&self) -> bool {
+        self.facts().kernels
     }
 }
 
@@ -202,30 +241,6 @@ impl PyCudaEngine {
     }
 }
 
-fn shown(py: Python<'_>, costs: Costs) -> PyResult<Bound<'_, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("fixed", costs.fixed)?;
-    dict.set_item("per_copy", costs.per_copy)?;
-    dict.set_item("per_byte", costs.per_byte)?;
-    Ok(dict)
-}
-
-/// The compilers that packages of this Python bring, by NVIDIA's layout of its wheels:
-/// `nvidia/<part>/lib/libnvrtc.so.<version>`.
-fn nvrtc(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
-    let path: Vec<PathBuf> = py.import("sys")?.getattr("path")?.extract()?;
-    let entries = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let parts = path
-        .into_iter()
-        .flat_map(|site| entries(site.join("nvidia")));
-    let libraries = parts.flat_map(|part| entries(part.path().join("lib")));
-    let compilers = libraries.filter(|file| {
-        let name = file.file_name();
-        name.to_string_lossy().starts_with("libnvrtc.so.")
-    });
-    Ok(compilers.map(|file| file.path()).collect())
-}
-
 /// The devices that the driver shows to this process.
 #[pyfunction]
 fn cuda_devices(py: Python<'_>) -> PyResult<Vec<PyCudaDevice>> {
@@ -240,8 +255,20 @@ fn cuda_devices(py: Python<'_>) -> PyResult<Vec<PyCudaDevice>> {
     py.detach(find).map_err(cuda_to_py)
 }
 
+/// The NUMA node of the host that is nearest to a device; none where that is unknown.
+#[pyfunction]
+fn device_numa_node(
+    py: Python<'_>,
+    #[pyo3(from_py_with = whole)] device: usize,
+) -> PyResult<Option<usize>> {
+    py.detach(|| numa_node(&*Driver::get()?, device))
+        .map_err(cuda_to_py)
+}
+
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyCudaDevice>()?;
     m.add_class::<PyCudaEngine>()?;
+    m.add_class::<PyPinning>()?;
+    m.add_function(wrap_pyfunction!(device_numa_node, m)?)?;
     m.add_function(wrap_pyfunction!(cuda_devices, m)?)
 }

@@ -87,19 +87,7 @@ impl PyEngine {
     #[pyo3(signature = (ticket, timeout = None))]
     fn wait(&self, py: Python<'_>, ticket: Whole, timeout: Option<f64>) -> PyResult<bool> {
         let ticket = Ticket(ticket.0 as u64);
-        let timeout = timeout.map(seconds).transpose()?.flatten();
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(SIGNALS, |left| left.min(SIGNALS));
-            let ended = py
-                .detach(|| self.engine.wait(ticket, Some(slice)))
-                .map_err(to_py)?;
-            py.check_signals()?;
-            if ended || left.is_some_and(|left| left <= slice) {
-                return Ok(ended);
-            }
-        }
+        wait(py, timeout, |slice| self.engine.wait(ticket, Some(slice)))
     }
 
     #[getter]
@@ -216,6 +204,25 @@ fn entry(
             .collect(),
         checksum,
     })
+}
+
+/// Waits in slices, between which Python's signals are handled; whether what was waited for came.
+pub fn wait(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    slice: impl Fn(Duration) -> hybrid_pages::error::Result<bool> + Sync,
+) -> PyResult<bool> {
+    let timeout = timeout.map(seconds).transpose()?.flatten();
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let part = left.map_or(SIGNALS, |left| left.min(SIGNALS));
+        let came = py.detach(|| slice(part)).map_err(to_py)?;
+        py.check_signals()?;
+        if came || left.is_some_and(|left| left <= part) {
+            return Ok(came);
+        }
+    }
 }
 
 /// A timeout that the clock can hold; infinity is no timeout.

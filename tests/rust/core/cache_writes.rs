@@ -415,7 +415,9 @@ fn slots_that_are_not_ready_are_not_handed_out() {
 
     for wrong in [2, 7, usize::MAX] {
         let refused = small.cache.set_ready_slots(wrong);
-        assert!(matches!(refused, Err(Error::InvalidArgument(why)) if why.contains(&wrong.to_string())));
+        assert!(
+            matches!(refused, Err(Error::InvalidArgument(why)) if why.contains(&wrong.to_string()))
+        );
     }
     small.cache.set_ready_slots(6).unwrap();
     assert_eq!(small.stats().free_slots, 3);

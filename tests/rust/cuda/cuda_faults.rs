@@ -6,17 +6,16 @@ mod mock_cuda;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
-use cuda_support::{Bench, Load, Plain, Store, options};
+use cuda_support::{Bench, Load, Plain, Store, WAYS, Way, options};
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::Engine;
 use hybrid_pages_cuda::CudaError;
 use hybrid_pages_cuda::driver::{Device, Driver};
-use hybrid_pages_cuda::engine::Method;
 use mock_cuda::{ILLEGAL_ADDRESS, Mock, Mode, Stream, UNKNOWN};
 use transfer_support::expecting;
 
 /// Every function that an engine may call after the driver has started.
-const FUNCTIONS: [&str; 35] = [
+const FUNCTIONS: [&str; 36] = [
     "cuDeviceGetCount",
     "cuDeviceGet",
     "cuDeviceGetName",
@@ -31,13 +30,14 @@ const FUNCTIONS: [&str; 35] = [
     "cuStreamDestroy_v2",
     "cuStreamWaitEvent",
     "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuStreamWriteValue64_v2",
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventRecord",
     "cuEventQuery",
-    "cuEventSynchronize",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostAlloc",
@@ -55,8 +55,9 @@ const FUNCTIONS: [&str; 35] = [
 ];
 
 /// Those that put something into a stream.
-const QUEUED: [&str; 6] = [
+const QUEUED: [&str; 7] = [
     "cuStreamWaitEvent",
+    "cuStreamWriteValue64_v2",
     "cuEventRecord",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
@@ -66,10 +67,11 @@ const QUEUED: [&str; 6] = [
 
 /// Those by which an engine looks at its device: where one fails, there is no telling what has ended,
 /// and the engine may stop.
-const LOOKS: [&str; 3] = [
+const LOOKS: [&str; 4] = [
     "cuCtxPushCurrent_v2",
     "cuThreadExchangeStreamCaptureMode",
     "cuEventQuery",
+    "cuStreamQuery",
 ];
 
 /// Which calls of a function fail.
@@ -81,8 +83,8 @@ fn base(function: &str) -> &str {
 }
 
 /// Makes an engine, lets it move bytes there and back twice, and drops it: what failed.
-fn live(bench: &Bench, stream: &Stream<'_>, method: Method) -> Vec<String> {
-    let plain = match bench.engine(&options(Some(method))) {
+fn live(bench: &Bench, stream: &Stream<'_>, way: Way) -> Vec<String> {
+    let plain = match bench.engine(&options(way)) {
         Ok(plain) => plain,
         Err(error) => return vec![error.to_string()],
     };
@@ -95,19 +97,19 @@ fn every_error_of_every_function_is_told_and_harms_nothing_else() {
     let mock = Mock::new();
     let (bench, stream) = (Bench::new(&mock), mock.stream());
     let before = mock.live();
-    let ways = Method::ALL.map(|method| (method, true));
-    let pageable = [(Method::Copy, false), (Method::Staged, false)];
-    for (method, pinned) in ways.into_iter().chain(pageable) {
+    let ways = WAYS.map(|way| (way, true));
+    let pageable = [(Way::Copies, false)];
+    for (way, pinned) in ways.into_iter().chain(pageable) {
         for function in FUNCTIONS {
             for nth in TIMES {
                 mock.reset();
                 mock.fail(function, nth, UNKNOWN, Mode::Once);
                 mock.set("NO_PINNING", usize::from(!pinned));
-                let failures = live(&bench, &stream, method);
+                let failures = live(&bench, &stream, way);
                 if mock.calls(function) < nth {
                     break;
                 }
-                let case = format!("{method}, {pinned}: call {nth} of {function}: {failures:?}");
+                let case = format!("{way:?}, {pinned}: call {nth} of {function}: {failures:?}");
                 let told = format!("{} failed: CUDA_ERROR_UNKNOWN (999)", base(function));
                 assert!(failures.iter().all(|why| why.contains(&told)), "{case}");
                 // Nothing was wrong but that call.
@@ -124,18 +126,17 @@ fn a_broken_device_ends_every_transfer_and_refuses_more() {
     let mock = Mock::new();
     let (bench, stream) = (Bench::new(&mock), mock.stream());
     let before = mock.live();
-    for method in Method::ALL {
+    for way in WAYS {
         for (mode, functions) in [(Mode::Sticky, &FUNCTIONS[..]), (Mode::Late, &QUEUED[..])] {
             for function in functions {
                 for nth in [1, 3, 9] {
                     mock.reset();
                     mock.fail(function, nth, ILLEGAL_ADDRESS, mode);
-                    let failures = live(&bench, &stream, method);
+                    let failures = live(&bench, &stream, way);
                     if mock.calls(function) < nth {
                         break;
                     }
-                    let case =
-                        format!("{method}: call {nth} of {function}, {mode:?}: {failures:?}");
+                    let case = format!("{way:?}: call {nth} of {function}, {mode:?}: {failures:?}");
                     let told = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
                     assert!(failures.iter().all(|why| why.contains(told)), "{case}");
                     mock.reset();
@@ -149,9 +150,9 @@ fn a_broken_device_ends_every_transfer_and_refuses_more() {
 #[test]
 fn all_that_wait_fail_when_the_device_breaks() {
     let mock = Mock::new();
-    for method in Method::ALL {
+    for way in WAYS {
         let stream = mock.stream();
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let sum = plain.fill(7, &plain.payload(0));
         plain.fence(&stream).unwrap();
         let hold = stream.hold();
@@ -162,14 +163,12 @@ fn all_that_wait_fail_when_the_device_breaks() {
                     .unwrap()
             })
             .collect();
-        // A store of four tiles is four parts on a ring of places of one.
-        let (function, calls) = match method {
-            Method::Copy => ("cuMemcpyBatchAsync", 4),
-            Method::Kernel => ("cuLaunchKernel", 4),
-            Method::Staged => ("cuLaunchKernel", 16),
+        let function = match way {
+            Way::Kernel => "cuLaunchKernel",
+            _ => "cuMemcpyBatchAsync",
         };
         cuda_support::until("the stores are given to streams", || {
-            mock.calls(function) == calls
+            mock.calls(function) == 4
         });
         mock.fail(function, 1, ILLEGAL_ADDRESS, Mode::Late);
         let load = vec![expecting(Plain::entry(7, 7), sum)];
@@ -202,7 +201,7 @@ fn what_is_not_begun_yet_fails_with_the_device() {
     let mock = Mock::new();
     mock.set("NO_PINNING", 1);
     let stream = mock.stream();
-    let plain = Plain::new(&mock, &options(Some(Method::Staged))).unwrap();
+    let plain = Plain::new(&mock, &options(Way::Copies)).unwrap();
     let hold = stream.hold();
     let tickets = [0, 1].map(|number| {
         let entry = vec![Plain::entry(number, number)];
@@ -273,24 +272,37 @@ fn a_driver_that_does_not_start_says_why_and_may_start_later() {
 
 #[test]
 fn functions_that_older_drivers_lack_are_done_without() {
-    let mock = Mock::without(&["cuGetProcAddress_v2", "cuGetErrorName", "cuGetErrorString"]);
+    let mock = Mock::without(&[
+        "cuGetProcAddress_v2",
+        "cuGetErrorName",
+        "cuGetErrorString",
+        "cuStreamWriteValue64_v2",
+    ]);
     assert!(!Driver::get().unwrap().has_copy_batch());
     let stream = mock.stream();
     let bench = Bench::new(&mock);
-    for method in Method::ALL {
-        bench
-            .engine(&options(Some(method)))
-            .unwrap()
-            .round_trip(&stream)
-            .unwrap();
+    for way in WAYS {
+        let plain = bench.engine(&options(way)).unwrap();
+        let why = plain.engine.facts().warnings.join("\n");
+        assert!(why.contains("writes no words to the host"), "{why}");
+        plain.round_trip(&stream).unwrap();
     }
-    mock.fail("cuMemAlloc_v2", 1, UNKNOWN, Mode::Once);
-    let plain = bench.engine(&options(None)).unwrap();
-    let why = plain.engine.facts().warnings.join("\n");
-    assert!(
-        why.contains("cuMemAlloc failed: unknown result (999)"),
-        "{why}"
-    );
+    mock.fail("cuStreamCreateWithPriority", 1, UNKNOWN, Mode::Once);
+    let why = bench.engine(&options(Way::Usual)).map(drop).unwrap_err();
+    let why = why.to_string();
+    assert!(why.contains("unknown result (999)"), "{why}");
+}
+
+#[test]
+fn a_device_that_writes_no_words_is_asked() {
+    let mock = Mock::new();
+    mock.set("NO_WORDS", 1);
+    let stream = mock.stream();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
+        plain.round_trip(&stream).unwrap();
+    }
+    assert!(mock.calls("cuEventQuery") > 0);
 }
 
 #[test]
@@ -301,9 +313,9 @@ fn without_kernels_copies_go_on_and_the_host_hashes() {
     mock.set("NO_PTX", 1);
     {
         let stream = mock.stream();
-        let plain = Plain::new(&mock, &options(None)).unwrap();
+        let plain = Plain::new(&mock, &options(Way::Usual)).unwrap();
         let facts = plain.engine.facts();
-        assert_eq!(facts.methods, [Method::Copy]);
+        assert!(!facts.kernels);
         let why = facts.warnings.join("\n");
         assert!(
             why.contains("no kernels for compute capability 9.0"),
@@ -319,14 +331,6 @@ fn without_kernels_copies_go_on_and_the_host_hashes() {
         assert!(failed.error.unwrap().contains("checksum of entry 0"));
         assert!(plain.payload(5) == untouched);
         assert_eq!(mock.calls("cuLaunchKernel"), 0);
-        let why = Plain::new(&mock, &options(Some(Method::Staged)))
-            .map(drop)
-            .unwrap_err();
-        assert!(
-            why.to_string()
-                .contains("method staged: expected one of copy"),
-            "{why}"
-        );
     }
     assert_eq!(mock.live(), before);
 }
@@ -336,7 +340,7 @@ fn the_next_best_image_is_loaded_where_one_is_refused() {
     let mock = Mock::new();
     let stream = mock.stream();
     mock.set("NO_CUBIN", 1);
-    let plain = Plain::new(&mock, &options(Some(Method::Kernel))).unwrap();
+    let plain = Plain::new(&mock, &options(Way::Kernel)).unwrap();
     plain.round_trip(&stream).unwrap();
     assert!(mock.calls("cuModuleLoadDataEx") > 1);
     mock.set("NO_CUBIN", 0);
@@ -344,7 +348,7 @@ fn the_next_best_image_is_loaded_where_one_is_refused() {
     for capability in [80, 86, 89, 90, 100, 103, 120] {
         mock.set("CAPABILITY", capability);
         let calls = mock.calls("cuModuleLoadDataEx");
-        let plain = Plain::new(&mock, &options(Some(Method::Staged))).unwrap();
+        let plain = Plain::new(&mock, &options(Way::Copies)).unwrap();
         assert!(plain.engine.facts().warnings.is_empty());
         plain.round_trip(&stream).unwrap();
         assert_eq!(mock.calls("cuModuleLoadDataEx"), calls + 1, "{capability}");

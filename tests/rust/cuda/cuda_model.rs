@@ -8,11 +8,11 @@ mod transfer_random;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
-use cuda_support::{Load, Plain, Store, options};
+use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run, Ticket, checksum};
-use hybrid_pages_cuda::engine::{CudaEngine, Method, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, Options};
 use mock_cuda::Mock;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,12 +24,7 @@ const KINDS: [ClassKind; 3] = [
     ClassKind::Window,
     ClassKind::Recurrent,
 ];
-const METHODS: [Option<Method>; 4] = [
-    None,
-    Some(Method::Copy),
-    Some(Method::Kernel),
-    Some(Method::Staged),
-];
+const WAYS: [Way; 3] = [Way::Usual, Way::Copies, Way::Kernel];
 
 fn random_case(seed: u64) -> Case {
     let mut dice = Dice::new(seed);
@@ -60,12 +55,12 @@ fn every_method_brings_back_every_byte_of_any_layout() {
     let before = mock.live();
     for seed in 0..20 {
         mock.delay(if seed % 2 == 0 { 0 } else { 200 }, seed + 1);
-        for method in METHODS {
+        for way in WAYS {
             check(
                 &random_case(seed),
                 |bytes| mock.memory(&bytes),
                 |layout, slots| {
-                    let engine = CudaEngine::new(layout, slots, &options(method)).unwrap();
+                    let engine = CudaEngine::new(layout, slots, &options(way)).unwrap();
                     assert!(engine.facts().pinned && engine.facts().warnings.is_empty());
                     engine
                 },
@@ -82,14 +77,14 @@ fn memory_that_cannot_be_pinned_is_told_and_moves_all_the_same() {
     let before = mock.live();
     mock.set("NO_PINNING", 1);
     for seed in 100..112 {
-        for method in [None, Some(Method::Copy), Some(Method::Staged)] {
+        for way in WAYS {
             check(
                 &random_case(seed),
                 |bytes| mock.memory(&bytes),
                 |layout, slots| {
-                    let engine = CudaEngine::new(layout, slots, &options(method)).unwrap();
+                    let engine = CudaEngine::new(layout, slots, &options(way)).unwrap();
                     let facts = engine.facts();
-                    assert!(!facts.pinned && !facts.methods.contains(&Method::Kernel));
+                    assert!(!facts.pinned);
                     let why = facts.warnings.join("\n");
                     assert!(
                         why.contains("cuMemHostRegister failed: CUDA_ERROR_OUT_OF_MEMORY"),
@@ -100,12 +95,6 @@ fn memory_that_cannot_be_pinned_is_told_and_moves_all_the_same() {
             );
         }
     }
-    let refused = Plain::new(&mock, &options(Some(Method::Kernel))).map(drop);
-    let why = refused.unwrap_err().to_string();
-    assert!(
-        why.contains("method kernel: expected one of staged, copy"),
-        "{why}"
-    );
     assert_eq!(mock.count("violations"), 0);
     assert_eq!(mock.live(), before);
 }
@@ -119,7 +108,7 @@ fn nested_and_transposed_runs_come_back_whole() {
     let stream = mock.stream();
     let bytes = 2 * heads * tokens * bytes_of_head;
     let geometry = geometry(&[(ClassKind::Attention, &vec![bytes; layers])], 1);
-    for (blocks, method) in std::iter::zip([5, 70, 5, 70], METHODS) {
+    for (blocks, way) in std::iter::zip([70, 5, 70], WAYS) {
         let stride = layers * (bytes + 16) + 32;
         let memory = mock.memory(&Dice::new(3).bytes(blocks * stride));
         // From layer, half, head and token to a place in the block.
@@ -148,7 +137,7 @@ fn nested_and_transposed_runs_come_back_whole() {
             .collect();
         let arena = Arc::new(Arena::create(&geometry, layers * bytes, blocks).unwrap());
         let layout = Layout::new(Arc::clone(&geometry), 0, &[blocks], &maps).unwrap();
-        let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options(method)).unwrap();
+        let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options(way)).unwrap();
         let payload = |block: usize| -> Vec<u8> {
             let all = memory.bytes();
             let runs = maps.iter().flat_map(|map| &map.runs);
@@ -326,10 +315,10 @@ fn transfers_both_ways_beside_a_compute_stream_never_mix() {
     let before = mock.live();
     for seed in 1..=40 {
         let stream = mock.stream();
-        let method = METHODS[seed as usize % METHODS.len()];
-        let pinned = seed % 5 > 0 || method == Some(Method::Kernel);
+        let way = WAYS[seed as usize % WAYS.len()];
+        let pinned = seed % 5 > 0;
         mock.set("NO_PINNING", usize::from(!pinned));
-        let plain = Plain::new(&mock, &options(method)).unwrap();
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         assert_eq!(plain.engine.facts().pinned, pinned);
         mock.delay(500, seed);
         let mut serving = Serving::new(&plain, seed);
@@ -346,8 +335,8 @@ fn transfers_both_ways_beside_a_compute_stream_never_mix() {
 fn damaged_slots_are_refused() {
     let mock = Mock::new();
     let stream = mock.stream();
-    for method in METHODS {
-        let plain = Plain::new(&mock, &options(method)).unwrap();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let payload = plain.payload(0);
         for damaged in [0, 20_011, Plain::BYTES - 1] {
             let sum = plain.fill(1, &payload);
@@ -392,20 +381,18 @@ fn kernels_take_no_more_of_the_device_than_they_may() {
     let mock = Mock::new();
     let stream = mock.stream();
     for (share, most) in [(1.0, 40), (0.25, 10), (0.001, 1)] {
-        for method in [Method::Kernel, Method::Staged] {
-            mock.reset();
-            mock.set("MULTIPROCESSORS", 40);
-            let few = Options {
-                share,
-                ..options(Some(method))
-            };
-            let plain = Plain::new(&mock, &few).unwrap();
-            plain.round_trip(&stream).unwrap();
-            let largest = mock.count("largest_grid");
-            assert!(
-                (1..=most).contains(&largest),
-                "{largest} blocks at a share of {share}"
-            );
-        }
+        mock.reset();
+        mock.set("MULTIPROCESSORS", 40);
+        let few = Options {
+            share,
+            ..options(Way::Kernel)
+        };
+        let plain = Plain::new(&mock, &few).unwrap();
+        plain.round_trip(&stream).unwrap();
+        let largest = mock.count("largest_grid");
+        assert!(
+            (1..=most).contains(&largest),
+            "{largest} blocks at a share of {share}"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The order of work on the device: stores for the compute stream, loads for the last fence,
-//! places of the ring for those before; and captures of graphs.
+//! The order of work on the device: stores for the compute stream, loads for the last fence and
+//! before stores; how much is in flight; and captures of graphs.
 #![cfg(target_os = "linux")]
 
 mod cuda_support;
@@ -7,21 +7,18 @@ mod mock_cuda;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
-use cuda_support::{Load, Plain, Store, options};
+use cuda_support::{Load, Plain, Store, WAYS, Way, options};
 use hybrid_pages::transfer::{Engine, checksum};
 use hybrid_pages_cuda::CudaError;
-use hybrid_pages_cuda::engine::Method;
 use mock_cuda::{Mock, Mode};
 use transfer_support::{Dice, expecting};
-
-const METHODS: [Method; 3] = Method::ALL;
 
 #[test]
 fn a_store_reads_what_the_stream_has_written_late() {
     let mock = Mock::new();
     let stream = mock.stream();
-    for method in METHODS {
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let late = Dice::new(5).bytes(Plain::BYTES);
         let hold = stream.hold();
         plain.compute(&stream, 2, &late);
@@ -30,7 +27,7 @@ fn a_store_reads_what_the_stream_has_written_late() {
             .unwrap();
         assert!(
             !plain.is_hasty(ticket),
-            "{method}: the block is not written yet"
+            "{way:?}: the block is not written yet"
         );
         assert_eq!(plain.engine.in_flight(), 1);
         drop(hold);
@@ -48,8 +45,8 @@ fn a_store_reads_what_the_stream_has_written_late() {
 fn a_store_does_not_wait_for_what_the_stream_is_given_later() {
     let mock = Mock::new();
     let stream = mock.stream();
-    for method in METHODS {
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let before = plain.payload(2);
         let ticket = plain
             .submit(Store, vec![Plain::entry(0, 2)], &stream)
@@ -64,8 +61,8 @@ fn a_store_does_not_wait_for_what_the_stream_is_given_later() {
 fn a_load_waits_for_what_was_before_the_fence_and_nothing_later() {
     let mock = Mock::new();
     let stream = mock.stream();
-    for method in METHODS {
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let (early, wanted) = (
             Dice::new(5).bytes(Plain::BYTES),
             Dice::new(6).bytes(Plain::BYTES),
@@ -79,13 +76,13 @@ fn a_load_waits_for_what_was_before_the_fence_and_nothing_later() {
         let ticket = plain.submit(Load, load(3), &stream).unwrap();
         assert!(
             !plain.is_hasty(ticket),
-            "{method}: the block still belongs to the stream"
+            "{way:?}: the block still belongs to the stream"
         );
         drop(hold);
         assert_eq!(plain.finish(ticket).error, None);
         assert!(
             plain.payload(3) == wanted,
-            "{method}: the stream's bytes came later"
+            "{way:?}: the stream's bytes came later"
         );
 
         // Those of the next step are no concern of blocks that were free when the fence was set.
@@ -114,8 +111,8 @@ fn pageable_loads_do_not_wait_for_stores_either() {
     let mock = Mock::new();
     let stream = mock.stream();
     mock.set("NO_PINNING", 1);
-    for method in [Method::Copy, Method::Staged] {
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+    for way in [Way::Copies] {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let (late, wanted) = (
             Dice::new(5).bytes(Plain::BYTES),
             Dice::new(6).bytes(Plain::BYTES),
@@ -130,10 +127,10 @@ fn pageable_loads_do_not_wait_for_stores_either() {
         assert!(!plain.is_hasty(store));
         let load = vec![expecting(Plain::entry(0, 7), sum)];
         assert_eq!(plain.run(Load, load, &stream).unwrap().error, None);
-        assert!(plain.payload(7) == wanted, "{method}");
+        assert!(plain.payload(7) == wanted, "{way:?}");
         drop(hold);
         assert_eq!(plain.finish(store).error, None);
-        assert!(plain.stored(1) == late, "{method}");
+        assert!(plain.stored(1) == late, "{way:?}");
     }
 }
 
@@ -141,8 +138,8 @@ fn pageable_loads_do_not_wait_for_stores_either() {
 fn a_load_without_a_fence_waits_for_the_whole_stream() {
     let mock = Mock::new();
     for stream in [mock.stream(), mock.legacy()] {
-        for method in METHODS {
-            let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        for way in WAYS {
+            let plain = Plain::new(&mock, &options(way)).unwrap();
             let wanted = Dice::new(6).bytes(Plain::BYTES);
             let sum = plain.fill(0, &wanted);
             let hold = stream.hold();
@@ -152,41 +149,9 @@ fn a_load_without_a_fence_waits_for_the_whole_stream() {
             assert!(!plain.is_hasty(ticket));
             drop(hold);
             assert_eq!(plain.finish(ticket).error, None);
-            assert!(plain.payload(3) == wanted, "{method}");
+            assert!(plain.payload(3) == wanted, "{way:?}");
         }
     }
-}
-
-#[test]
-fn each_part_of_a_long_transfer_waits_for_its_place_in_the_ring() {
-    let mock = Mock::new();
-    let stream = mock.stream();
-    for seed in 1..=12 {
-        // Places of one tile, so that 32 tiles go around eight times.
-        let plain = Plain::new(&mock, &options(Some(Method::Staged))).unwrap();
-        mock.delay(1000, seed);
-        let payloads: Vec<_> = (0..Plain::BLOCKS)
-            .map(|block| plain.payload(block))
-            .collect();
-        let all = || (0..Plain::BLOCKS).map(|block| Plain::entry(block, block));
-        let stored = plain.run(Store, all().collect(), &stream).unwrap();
-        assert_eq!(stored.error, None);
-        // Those that end last are looked at first.
-        for (block, payload) in payloads.iter().enumerate().rev() {
-            assert!(plain.stored(block) == *payload, "entry {block}");
-            plain.compute(&stream, block, &vec![0; Plain::BYTES]);
-        }
-        let load = all()
-            .zip(stored.checksums)
-            .map(|(entry, sum)| expecting(entry, sum));
-        let loaded = plain.run(Load, load.collect(), &stream).unwrap();
-        assert_eq!(loaded.error, None);
-        for (block, payload) in payloads.iter().enumerate().rev() {
-            assert!(plain.payload(block) == *payload, "block {block}");
-        }
-        mock.delay(0, 1);
-    }
-    assert_eq!(mock.count("violations"), 0);
 }
 
 #[test]
@@ -194,32 +159,29 @@ fn a_transfer_ends_when_its_last_byte_has_arrived() {
     let mock = Mock::new();
     let stream = mock.stream();
     for (slow, pause) in [("COPY_US", 2000), ("KERNEL_US", 3000)] {
-        for method in METHODS {
-            let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+        for way in WAYS {
+            let plain = Plain::new(&mock, &options(way)).unwrap();
             let payload = plain.payload(1);
             mock.set(slow, pause);
             let store = plain.run(Store, vec![Plain::entry(0, 1)], &stream).unwrap();
-            assert!(plain.stored(0) == payload, "{method}: a store, {slow}");
+            assert!(plain.stored(0) == payload, "{way:?}: a store, {slow}");
             let load = vec![expecting(Plain::entry(0, 2), store.checksums[0])];
             let loaded = plain.run(Load, load, &stream).unwrap();
             assert_eq!(loaded.error, None);
-            assert!(plain.payload(2) == payload, "{method}: a load, {slow}");
+            assert!(plain.payload(2) == payload, "{way:?}: a load, {slow}");
             mock.set(slow, 0);
         }
     }
 }
 
 #[test]
-fn an_engine_has_streams_of_its_own_of_the_lowest_priority() {
+fn an_engine_has_streams_of_its_own_and_loads_go_first() {
     let mock = Mock::new();
-    let plain = Plain::new(&mock, &options(None)).unwrap();
-    let streams = mock.streams();
-    assert!(streams.len() >= 2, "one a direction at least");
-    // Not blocking: none waits for the default stream by itself.
-    assert!(
-        streams.iter().all(|stream| *stream == (1, 0)),
-        "{streams:?}"
-    );
+    let plain = Plain::new(&mock, &options(Way::Usual)).unwrap();
+    let mut streams = mock.streams();
+    streams.sort_unstable();
+    // Not blocking: none waits for the default stream by itself. Of the priorities, -5 is the greatest.
+    assert_eq!(streams, [(1, -5), (1, -5), (1, 0), (1, 0)]);
     drop(plain);
     assert!(mock.streams().is_empty());
 }
@@ -228,8 +190,8 @@ fn an_engine_has_streams_of_its_own_of_the_lowest_priority() {
 fn a_stream_in_capture_is_refused_and_its_capture_stays_valid() {
     let mock = Mock::new();
     let (captured, other) = (mock.stream(), mock.stream());
-    for method in METHODS {
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let entry = || vec![Plain::entry(0, 0)];
         let ((), valid) = captured.capture(|| {
             for direction in [Store, Load] {
@@ -242,7 +204,7 @@ fn a_stream_in_capture_is_refused_and_its_capture_stays_valid() {
             plain.fence(&other).unwrap();
             assert_eq!(plain.run(Load, entry(), &captured).unwrap().error, None);
         });
-        assert!(valid, "{method}");
+        assert!(valid, "{way:?}");
         plain.round_trip(&captured).unwrap();
     }
     assert_eq!((mock.count("invalidated"), mock.count("captured")), (0, 0));
@@ -252,7 +214,7 @@ fn a_stream_in_capture_is_refused_and_its_capture_stays_valid() {
 fn the_default_stream_is_refused_while_a_stream_that_waits_for_it_is_captured() {
     let mock = Mock::new();
     let (captured, default) = (mock.blocking_stream(), mock.legacy());
-    let plain = Plain::new(&mock, &options(Some(Method::Copy))).unwrap();
+    let plain = Plain::new(&mock, &options(Way::Copies)).unwrap();
     let ((), valid) = captured.capture(|| {
         let entry = vec![Plain::entry(0, 0)];
         let refused = plain.submit(Store, entry, &default).unwrap_err();
@@ -269,17 +231,16 @@ fn nothing_that_an_engine_does_invalidates_a_capture() {
     let before = mock.live();
     let ((), valid) = captured.capture(|| {
         // From its making to its end, pageable memory and refused copies too.
-        for (method, pinned) in [
-            (None, true),
-            (Some(Method::Copy), true),
-            (Some(Method::Staged), false),
-            (Some(Method::Copy), false),
+        for (way, pinned) in [
+            (Way::Copies, true),
+            (Way::Kernel, true),
+            (Way::Copies, false),
         ] {
             mock.set("NO_PINNING", usize::from(!pinned));
             let bench = mock.relaxed(|| cuda_support::Bench::new(&mock));
-            let plain = bench.engine(&options(method)).unwrap();
+            let plain = bench.engine(&options(way)).unwrap();
             plain.round_trip(&other).unwrap();
-            mock.fail("cuEventRecord", 3, 1, Mode::Once);
+            mock.fail("cuStreamWriteValue64_v2", 2, 1, Mode::Once);
             let _ = plain.round_trip(&other);
             drop(plain);
             mock.relaxed(|| drop(bench));

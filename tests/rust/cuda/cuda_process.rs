@@ -1,4 +1,4 @@
-//! Several engines and devices in one process, forks of it, and what is kept between processes.
+//! Several engines and devices in one process, and forks of it.
 #![cfg(target_os = "linux")]
 
 mod cuda_support;
@@ -6,16 +6,14 @@ mod mock_cuda;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use cuda_support::{Bench, Load, Plain, Store, options};
+use cuda_support::{Bench, Load, Plain, Store, WAYS, Way, options};
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::Engine;
 use hybrid_pages_cuda::CudaError;
-use hybrid_pages_cuda::engine::{CudaEngine, Method, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, Options};
 use mock_cuda::{Mock, Mode};
 use transfer_support::{Memory, expecting};
 
@@ -26,10 +24,10 @@ fn argument_error<T>(result: hybrid_pages_cuda::Result<T>) -> String {
     }
 }
 
-fn of_device(device: usize, method: Method) -> Options {
+fn of_device(device: usize, way: Way) -> Options {
     Options {
         device,
-        ..options(Some(method))
+        ..options(way)
     }
 }
 
@@ -41,11 +39,11 @@ fn engines_on_two_devices_share_an_arena_that_is_pinned_once() {
         let first = Bench::new(&mock);
         mock.enter(1);
         let second = first.beside(&mock);
-        for method in Method::ALL {
-            let there = second.engine(&of_device(1, method)).unwrap();
+        for way in WAYS {
+            let there = second.engine(&of_device(1, way)).unwrap();
             mock.enter(0);
-            let here = first.engine(&of_device(0, method)).unwrap();
-            let beside = first.engine(&of_device(0, method)).unwrap();
+            let here = first.engine(&of_device(0, way)).unwrap();
+            let beside = first.engine(&of_device(0, way)).unwrap();
             assert_eq!(mock.count("registrations"), 1);
             assert!(
                 [&here, &there, &beside]
@@ -85,7 +83,7 @@ fn an_arena_that_somebody_else_has_pinned_stays_theirs() {
     let mock = Mock::new();
     let bench = Bench::new(&mock);
     assert!(mock.pin(bench.arena.planes()[0].region()));
-    let plain = bench.engine(&options(Some(Method::Kernel))).unwrap();
+    let plain = bench.engine(&options(Way::Kernel)).unwrap();
     plain.round_trip(&mock.stream()).unwrap();
     drop(plain);
     assert!(mock.unpin(bench.arena.planes()[0].region()), "still pinned");
@@ -96,14 +94,14 @@ fn layers_that_the_device_cannot_reach_are_refused() {
     let mock = Mock::new();
     let bench = Bench::new(&mock);
     mock.enter(1);
-    let why = argument_error(bench.beside(&mock).engine(&options(None)));
+    let why = argument_error(bench.beside(&mock).engine(&options(Way::Usual)));
     assert!(
         why.contains("expected memory of device 0, found memory of device 1"),
         "{why}"
     );
     let memory = Arc::new(Memory::new(bench.memory.bytes()));
     let on_host = Bench { memory, ..bench };
-    let why = argument_error(on_host.engine(&options(None)));
+    let why = argument_error(on_host.engine(&options(Way::Usual)));
     assert!(
         why.contains("expected memory of device 0, found memory of the host"),
         "{why}"
@@ -117,21 +115,21 @@ fn impossible_options_are_refused() {
     for share in [0.0, -1.0, 1.5, f64::NAN] {
         let why = argument_error(bench.engine(&Options {
             share,
-            ..options(None)
+            ..options(Way::Usual)
         }));
         assert!(
             why.contains("share: expected more than 0, at most 1"),
             "{why}"
         );
     }
-    match bench.engine(&of_device(2, Method::Copy)).map(drop) {
+    match bench.engine(&of_device(2, Way::Copies)).map(drop) {
         Err(CudaError::Unavailable(why)) => assert!(why.contains("one of 2"), "{why}"),
         other => panic!("expected no such device, found {other:?}"),
     }
     let other = transfer_support::geometry(&[(hybrid_pages::ids::ClassKind::Window, &[8])], 1);
     let arena = Arc::new(hybrid_pages::tier::Arena::create(&other, 8, 4).unwrap());
     let layout = Plain::layout(&bench.geometry, &bench.memory);
-    match CudaEngine::new(layout, arena.memory(0).unwrap(), &options(None)).map(drop) {
+    match CudaEngine::new(layout, arena.memory(0).unwrap(), &options(Way::Usual)).map(drop) {
         Err(CudaError::Core(Error::Foreign(_))) => {}
         other => panic!("expected a foreign arena, found {other:?}"),
     }
@@ -141,7 +139,7 @@ fn impossible_options_are_refused() {
 fn an_engine_that_is_closed_refuses_more_and_has_ended_all() {
     let mock = Mock::new();
     let stream = mock.stream();
-    let plain = Plain::new(&mock, &options(Some(Method::Staged))).unwrap();
+    let plain = Plain::new(&mock, &options(Way::Copies)).unwrap();
     mock.delay(2000, 3);
     let ticket = plain
         .submit(Store, vec![Plain::entry(0, 0)], &stream)
@@ -159,8 +157,8 @@ fn an_engine_that_is_closed_refuses_more_and_has_ended_all() {
 #[test]
 fn threads_may_submit_to_one_engine_at_the_same_time() {
     let mock = Mock::new();
-    for method in Method::ALL {
-        let plain = Plain::new(&mock, &options(Some(method))).unwrap();
+    for way in WAYS {
+        let plain = Plain::new(&mock, &options(way)).unwrap();
         let payloads: Vec<_> = (0..4).map(|block| plain.payload(block)).collect();
         mock.delay(300, 5);
         std::thread::scope(|scope| {
@@ -192,61 +190,15 @@ fn threads_may_submit_to_one_engine_at_the_same_time() {
 }
 
 #[test]
-fn an_engine_takes_the_method_that_its_calibration_finds_cheapest() {
-    let mock = Mock::new();
-    let stream = mock.stream();
-    let bench = Bench::new(&mock);
-    let cache = folder("choice");
-    let options = Options {
-        cache_dir: Some(cache.clone()),
-        ..options(None)
-    };
-    drop(bench.engine(&options).unwrap());
-    let file = fs::read_dir(&cache)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
-    let mut kept: serde_json::Value =
-        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    for cheapest in Method::ALL {
-        for measured in kept["calibration"]["costs"].as_array_mut().unwrap() {
-            let price = if measured["method"] == cheapest.name() {
-                1.0
-            } else {
-                2.0
-            };
-            measured["costs"]["fixed"] = price.into();
-            measured["costs"]["per_copy"] = 0.0.into();
-            measured["costs"]["per_byte"] = 0.0.into();
-        }
-        fs::write(&file, kept.to_string()).unwrap();
-        let plain = bench.engine(&options).unwrap();
-        let calls = ["cuLaunchKernel", "cuMemcpyBatchAsync"].map(|name| (name, mock.calls(name)));
-        let ended = plain.run(Store, vec![Plain::entry(0, 0)], &stream).unwrap();
-        assert_eq!(ended.error, None);
-        // Of four tiles on a ring of places of one; digests are a launch.
-        let [launches, batches] = calls.map(|(name, before)| mock.calls(name) - before);
-        let expected = match cheapest {
-            Method::Copy => (1, 1),
-            Method::Kernel => (1, 0),
-            Method::Staged => (4, batches),
-        };
-        assert_eq!((launches, batches), expected, "{cheapest}");
-    }
-}
-
-#[test]
 fn a_thread_is_left_as_it_was() {
     let mock = Mock::new();
     let stream = mock.stream();
     let before = mock.thread();
-    let plain = Plain::new(&mock, &options(None)).unwrap();
+    let plain = Plain::new(&mock, &options(Way::Usual)).unwrap();
     plain.round_trip(&stream).unwrap();
     plain.fence(&stream).unwrap();
     assert_eq!(mock.thread(), before);
-    for function in ["cuEventCreate", "cuStreamIsCapturing", "cuEventRecord"] {
+    for function in ["cuStreamIsCapturing", "cuEventRecord"] {
         mock.fail(function, 1, 999, Mode::Once);
         plain.fence(&stream).unwrap_err();
         assert_eq!(mock.thread(), before, "{function}");
@@ -268,7 +220,7 @@ fn a_fork_is_told_that_it_has_no_device_and_touches_none() {
     let mock = Mock::new();
     let stream = mock.stream();
     let bench = Bench::new(&mock);
-    let plain = bench.engine(&options(None)).unwrap();
+    let plain = bench.engine(&options(Way::Usual)).unwrap();
     plain.round_trip(&stream).unwrap();
     plain.fence(&stream).unwrap();
     // SAFETY: the child makes no use of what other threads hold, and leaves by `_exit`.
@@ -290,90 +242,5 @@ fn a_fork_is_told_that_it_has_no_device_and_touches_none() {
         assert_eq!(waitpid(child, &raw mut status, 0), child);
         assert_eq!(status, 0, "the child's status");
     }
-    plain.round_trip(&stream).unwrap();
-}
-
-/// An empty folder of this test's.
-fn folder(name: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-        .join("mock-cuda")
-        .join(name);
-    if path.is_dir() {
-        fs::remove_dir_all(&path).unwrap();
-    }
-    path
-}
-
-#[test]
-fn a_device_is_measured_once_and_again_where_the_file_is_damaged() {
-    let mock = Mock::new();
-    let bench = Bench::new(&mock);
-    let cache = folder("calibration");
-    let options = Options {
-        cache_dir: Some(cache.clone()),
-        ..options(None)
-    };
-    let launches = || {
-        let before = mock.calls("cuLaunchKernel");
-        let engine = bench.engine(&options).unwrap();
-        let facts = engine.engine.facts();
-        assert!(
-            facts.calibration.is_some() && facts.warnings.is_empty(),
-            "{:?}",
-            facts.warnings
-        );
-        mock.calls("cuLaunchKernel") - before
-    };
-    assert!(launches() > 0);
-    assert_eq!(launches(), 0, "it was kept");
-    let files: Vec<_> = fs::read_dir(&cache)
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
-    assert_eq!(files.len(), 1, "{files:?}");
-    let whole = fs::read_to_string(&files[0]).unwrap();
-    let damaged = [
-        whole[..whole.len() / 2].to_owned(),
-        whole.replace("\"share\": 0.1", "\"share\": 0.2"),
-        whole.replace("\"per_byte\": ", "\"per_byte\": -"),
-    ];
-    for text in damaged {
-        assert_ne!(text, whole);
-        fs::write(&files[0], text).unwrap();
-        assert!(launches() > 0, "it was measured again");
-        assert_eq!(launches(), 0, "and kept");
-    }
-}
-
-#[test]
-fn a_calibration_that_cannot_be_kept_is_told() {
-    let mock = Mock::new();
-    let cache = folder("not-a-folder");
-    fs::write(&cache, "a file").unwrap();
-    let plain = Plain::new(
-        &mock,
-        &Options {
-            cache_dir: Some(cache),
-            ..options(None)
-        },
-    )
-    .unwrap();
-    let why = plain.engine.facts().warnings.join("\n");
-    assert!(why.contains("the calibration could not be kept"), "{why}");
-    plain.round_trip(&mock.stream()).unwrap();
-}
-
-#[test]
-fn a_device_with_little_memory_gets_a_smaller_ring() {
-    let mock = Mock::new();
-    let bench = Bench::new(&mock);
-    let stream = mock.stream();
-    let large = Options {
-        staging_bytes: 1 << 20,
-        ..options(Some(Method::Staged))
-    };
-    mock.fail("cuMemAlloc_v2", 1, 2, Mode::Once);
-    let plain = bench.engine(&large).unwrap();
-    assert_eq!(plain.engine.facts().methods, [Method::Staged]);
     plain.round_trip(&stream).unwrap();
 }

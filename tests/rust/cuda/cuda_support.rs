@@ -1,7 +1,6 @@
 //! A CUDA engine on the mock driver, with one group of plain blocks.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Run, Ticket, checksum,
 };
-use hybrid_pages_cuda::engine::{CudaEngine, Method, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, Options};
 use hybrid_pages_cuda::{CudaError, Result};
 
 use super::mock_cuda::{Mock, Stream};
@@ -24,18 +23,27 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Whatever happens too early happens within this while.
 const HASTE: Duration = Duration::from_millis(30);
 
-/// A folder for calibrations that tests share: they are measured once.
-pub fn cache() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("mock-cuda/cache")
+/// The ways that bytes can take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// By the sizes of the pieces.
+    Usual,
+    Copies,
+    Kernel,
 }
 
-/// Rings are as small as they can be, so that every transfer goes around.
-pub fn options(method: Option<Method>) -> Options {
+pub const WAYS: [Way; 2] = [Way::Copies, Way::Kernel];
+
+/// Everything goes one way.
+pub fn options(way: Way) -> Options {
+    let usual = Options::default();
     Options {
-        method,
-        staging_bytes: 1,
-        cache_dir: Some(cache()),
-        ..Options::default()
+        kernel_below: match way {
+            Way::Usual => usual.kernel_below,
+            Way::Copies => 0,
+            Way::Kernel => usize::MAX,
+        },
+        ..usual
     }
 }
 

@@ -76,6 +76,8 @@ functions! {
     count = "mock_cuda_count"(what: *const i8) -> c_long;
     set = "mock_cuda_set"(name: *const i8, value: c_long) -> ();
     depth = "mock_cuda_depth"() -> c_long;
+    outside = "mock_cuda_outside"(change: c_int) -> ();
+    pass = "mock_cuda_pass"(stream: Handle, microseconds: c_long) -> u64;
     delay = "mock_cuda_delay"(microseconds: c_int, seed: u64) -> ();
     reset = "mock_cuda_reset"() -> ();
     hold = "mock_cuda_hold"(stream: Handle) -> u64;
@@ -124,13 +126,13 @@ impl Mock {
         // SAFETY: the tests of a process that use the driver follow each other.
         unsafe {
             std::env::set_var("HYBRID_PAGES_LIBCUDA", &path);
-            // NVRTC looks for a driver itself, finds the mock by its soname, and does not survive that.
-            std::env::set_var("HYBRID_PAGES_NVRTC", "no-compiler-beside-the-mock");
         }
         // SAFETY: the mock may be loaded by any program.
         let functions = Functions(Arc::new(unsafe { Library::new(path).unwrap() }));
         // SAFETY: nothing of the last test is under way.
-        unsafe { functions.reset() };
+        unsafe {
+            functions.reset();
+        }
         Self {
             functions,
             contexts: Vec::new(),
@@ -250,17 +252,32 @@ impl Mock {
         done
     }
 
+    /// Does something of the test's own that an engine may not do while it serves.
+    pub fn outside<T>(&self, act: impl FnOnce() -> T) -> T {
+        // SAFETY: a number.
+        unsafe { self.functions.outside(1) };
+        let done = act();
+        // SAFETY: a number.
+        unsafe { self.functions.outside(-1) };
+        done
+    }
+
     /// Memory of this thread's device.
     pub fn memory(&self, bytes: &[u8]) -> Memory {
         let mut address = 0;
         // SAFETY: a place for an address.
-        let code = unsafe { self.functions.allocate(&raw mut address, bytes.len()) };
+        let code =
+            self.outside(|| unsafe { self.functions.allocate(&raw mut address, bytes.len()) });
         assert_eq!(code, 0);
         let address = ptr::with_exposed_provenance_mut::<u8>(address as usize);
         let functions = self.functions.clone();
         let free = move |address: *mut u8, _| {
             // SAFETY: allocated above. Whether it worked, the counts tell.
-            unsafe { functions.free(address.addr() as u64) };
+            unsafe {
+                functions.outside(1);
+                functions.free(address.addr() as u64);
+                functions.outside(-1);
+            }
         };
         // SAFETY: the mock's devices have their memory on the host.
         unsafe {
@@ -282,7 +299,8 @@ impl Mock {
     fn stream_with(&self, flags: c_uint) -> Stream<'_> {
         let mut handle = ptr::null_mut();
         // SAFETY: a place for a handle.
-        let code = unsafe { self.functions.stream_create(&raw mut handle, flags, 0) };
+        let code =
+            self.outside(|| unsafe { self.functions.stream_create(&raw mut handle, flags, 0) });
         assert_eq!(code, 0);
         Stream { mock: self, handle }
     }
@@ -343,6 +361,17 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// As [`Stream::hold`], by a kernel on all multiprocessors.
+    pub fn pass(&self) -> Hold<'a> {
+        // SAFETY: a stream of this thread's context.
+        let number = unsafe { self.mock.functions.pass(self.handle, 0) };
+        assert_ne!(number, 0);
+        Hold {
+            mock: self.mock,
+            number,
+        }
+    }
+
     /// Writes bytes of a device when the stream comes to it.
     pub fn write(&self, target: *mut u8, bytes: &[u8]) {
         let (target, source) = (target.addr() as u64, bytes.as_ptr().cast());
@@ -358,8 +387,8 @@ impl<'a> Stream<'a> {
     /// Waits until it has done all it was given.
     pub fn finish(&self) {
         // SAFETY: a stream of this thread's context.
-        let code = unsafe { self.mock.functions.stream_synchronize(self.handle) };
-        assert_eq!(code, 0);
+        let finish = || unsafe { self.mock.functions.stream_synchronize(self.handle) };
+        assert_eq!(self.mock.outside(finish), 0);
     }
 
     /// As [`Stream::finish`], while a capture elsewhere forbids it.

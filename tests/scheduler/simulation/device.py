@@ -26,10 +26,9 @@ DEVICE = torch.device("cuda", 0)
 
 
 @contextmanager
-def pretended(patch: pytest.MonkeyPatch, cache: Path) -> Iterator[Mock]:
+def pretended(patch: pytest.MonkeyPatch) -> Iterator[Mock]:
     """Caches that are allocated meanwhile lie on the mock's device; so says the connector, too."""
     patch.setenv("HYBRID_PAGES_LIBCUDA", str(build()))
-    patch.setenv("XDG_CACHE_HOME", str(cache))
     driver = Mock(build())
     driver.reset()
     device, zeros = Device(driver.path), torch.zeros

@@ -14,7 +14,7 @@ mod room;
 
 pub use below::{Below, CopyEnd, CopyId};
 pub(crate) use host::Host;
-pub use host::{Arena, Plane, PlaneOptions};
+pub use host::{Arena, Plane, PlaneOptions, prefault};
 pub use room::{Room, Usage};
 
 /// A bounded place for whole entries.

@@ -60,7 +60,7 @@ impl Description {
     }
 }
 
-fn find(driver: &Driver, ordinal: usize) -> Result<c_int> {
+pub(super) fn find(driver: &Driver, ordinal: usize) -> Result<c_int> {
     let count = Device::count(driver)?;
     if ordinal >= count {
         return Err(CudaError::Unavailable(format!(

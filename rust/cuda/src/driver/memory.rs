@@ -18,7 +18,6 @@ const MEMORY_TYPE_DEVICE: u32 = 2;
 pub(crate) struct DeviceMemory {
     device: Arc<Device>,
     address: DevicePointer,
-    nbytes: usize,
 }
 
 impl DeviceMemory {
@@ -34,16 +33,11 @@ impl DeviceMemory {
         Ok(Self {
             device: Arc::clone(device),
             address,
-            nbytes,
         })
     }
 
     pub(crate) fn address(&self) -> DevicePointer {
         self.address
-    }
-
-    pub(crate) fn nbytes(&self) -> usize {
-        self.nbytes
     }
 }
 
@@ -61,7 +55,6 @@ pub(crate) struct HostMemory {
     device: Arc<Device>,
     host: NonNull<u8>,
     mapped: DevicePointer,
-    nbytes: usize,
 }
 
 // SAFETY: plain memory; its users order what they do with it.
@@ -82,7 +75,6 @@ impl HostMemory {
                 CudaError::Unavailable("cuMemHostAlloc: expected memory, found none".into())
             })?,
             mapped: 0,
-            nbytes,
         };
         // SAFETY: the memory is ours, as long as said, and mapped.
         unsafe {
@@ -99,10 +91,6 @@ impl HostMemory {
     /// Where the device sees it.
     pub(crate) fn mapped(&self) -> DevicePointer {
         self.mapped
-    }
-
-    pub(crate) fn nbytes(&self) -> usize {
-        self.nbytes
     }
 }
 

@@ -7,12 +7,19 @@ use std::sync::Arc;
 use crate::error::{CudaError, Result};
 
 use super::device::Device;
-use super::table::{Handle, NOT_READY, STREAM_CAPTURE_IMPLICIT};
+use super::table::{DevicePointer, Handle, NOT_READY, STREAM_CAPTURE_IMPLICIT};
 
 const STREAM_NON_BLOCKING: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
 
-/// A stream of the lowest priority that waits for no other by itself.
+/// Who goes first where the device has too much to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    Least,
+    Greatest,
+}
+
+/// A stream that waits for no other by itself.
 pub(crate) struct Stream {
     device: Arc<Device>,
     handle: Handle,
@@ -24,14 +31,18 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+    pub(crate) fn new(device: &Arc<Device>, priority: Priority) -> Result<Self> {
         let _entered = device.enter()?;
         let (mut least, mut greatest, mut handle) = (0, 0, ptr::null_mut());
         // SAFETY: places for what the functions return.
         unsafe {
             let driver = device.driver();
             driver.priority_range(&raw mut least, &raw mut greatest)?;
-            driver.stream_create(&raw mut handle, STREAM_NON_BLOCKING, least)?;
+            let priority = match priority {
+                Priority::Least => least,
+                Priority::Greatest => greatest,
+            };
+            driver.stream_create(&raw mut handle, STREAM_NON_BLOCKING, priority)?;
         }
         Ok(Self {
             device: Arc::clone(device),
@@ -50,6 +61,28 @@ impl Stream {
             self.device
                 .driver()
                 .stream_wait_event(self.handle, event.handle, 0)
+        }
+    }
+
+    /// Lets the device write a word where all that the stream was given until now has ended.
+    ///
+    /// # Safety
+    /// The word is the device's to write until then.
+    pub(crate) unsafe fn write(&self, address: DevicePointer, value: u64) -> Result<()> {
+        // SAFETY: the stream is live; the word is the caller's promise.
+        unsafe {
+            self.device
+                .driver()
+                .write_value(self.handle, address, value)
+        }
+    }
+
+    /// Whether its device still works.
+    pub(crate) fn check(&self) -> Result<()> {
+        // SAFETY: the stream is live.
+        match unsafe { self.device.driver().stream_query(self.handle) } {
+            Err(CudaError::Driver { code, .. }) if code == NOT_READY => Ok(()),
+            outcome => outcome,
         }
     }
 
@@ -134,12 +167,6 @@ impl Event {
             Err(CudaError::Driver { code, .. }) if code == NOT_READY => Ok(false),
             Err(error) => Err(error),
         }
-    }
-
-    /// Waits on the host until all that it stands for has ended.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the event is live.
-        unsafe { self.device.driver().event_synchronize(self.handle) }
     }
 }
 

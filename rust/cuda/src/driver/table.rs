@@ -57,6 +57,8 @@ type CopyBatch = unsafe extern "C" fn(
     stream: Handle,
 ) -> Code;
 
+type WriteValue = unsafe extern "C" fn(Handle, DevicePointer, u64, c_uint) -> Code;
+
 type Describe = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
 
 type ProcAddress = unsafe extern "C" fn(
@@ -118,13 +120,13 @@ functions! {
     stream_destroy = "cuStreamDestroy_v2"(stream: Handle);
     stream_wait_event = "cuStreamWaitEvent"(stream: Handle, event: Handle, flags: c_uint);
     stream_synchronize = "cuStreamSynchronize"(stream: Handle);
+    stream_query = "cuStreamQuery"(stream: Handle);
     stream_is_capturing = "cuStreamIsCapturing"(stream: Handle, status: *mut c_int);
     exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: *mut c_int);
     event_create = "cuEventCreate"(event: *mut Handle, flags: c_uint);
     event_destroy = "cuEventDestroy_v2"(event: Handle);
     event_record = "cuEventRecord"(event: Handle, stream: Handle);
     event_query = "cuEventQuery"(event: Handle);
-    event_synchronize = "cuEventSynchronize"(event: Handle);
     memory_allocate = "cuMemAlloc_v2"(address: *mut DevicePointer, nbytes: usize);
     memory_free = "cuMemFree_v2"(address: DevicePointer);
     host_allocate = "cuMemHostAlloc"(address: *mut Handle, nbytes: usize, flags: c_uint);
@@ -152,6 +154,7 @@ pub struct Driver {
     error_name: Option<Describe>,
     error_text: Option<Describe>,
     copy_batch: Option<CopyBatch>,
+    write_value: Option<WriteValue>,
     version: i32,
     pinned: Mutex<HashMap<(usize, usize), usize>>,
 }
@@ -185,10 +188,14 @@ impl Driver {
         })?;
         let functions = Functions::load(&library)?;
         // SAFETY: the driver's functions of these names have these signatures.
-        let (error_name, error_text, find) = unsafe {
+        let (error_name, error_text, write_value, find) = unsafe {
             (
                 library.get("cuGetErrorName\0").map(|symbol| *symbol).ok(),
                 library.get("cuGetErrorString\0").map(|symbol| *symbol).ok(),
+                library
+                    .get("cuStreamWriteValue64_v2\0")
+                    .map(|symbol| *symbol)
+                    .ok(),
                 library
                     .get::<ProcAddress>("cuGetProcAddress_v2\0")
                     .map(|symbol| *symbol)
@@ -200,6 +207,7 @@ impl Driver {
             error_name,
             error_text,
             copy_batch: find.and_then(find_copy_batch),
+            write_value,
             version: 0,
             pinned: Mutex::default(),
         };
@@ -263,6 +271,25 @@ impl Driver {
             )
         };
         self.check("cuMemcpyBatchAsync", code)
+    }
+
+    /// Lets a stream write a word, after all that it was given before is done and seen.
+    ///
+    /// # Safety
+    /// As for `cuStreamWriteValue64`: a live stream, and a word that the device may write.
+    pub(crate) unsafe fn write_value(
+        &self,
+        stream: Handle,
+        address: DevicePointer,
+        value: u64,
+    ) -> Result<()> {
+        let write = self.write_value.ok_or_else(|| {
+            CudaError::Unavailable("expected a driver with cuStreamWriteValue64".into())
+        })?;
+        // SAFETY: the caller's; by default, the write comes after a barrier.
+        self.check("cuStreamWriteValue64_v2", unsafe {
+            write(stream, address, value, 0)
+        })
     }
 
     fn check(&self, call: &'static str, code: Code) -> Result<()> {

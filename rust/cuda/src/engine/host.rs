@@ -1,13 +1,16 @@
-//! Digests on the host, where no kernel can be loaded.
+//! Digests on the host, where no kernel can be loaded, or where not all of an entry moves.
+
+use std::ops::Range;
 
 use hybrid_pages::transfer::{TILE_BYTES, tile_digest};
 
 use crate::line::{Line, within};
 
-/// The digest of each tile, from the slots. They are whole, and nobody writes them.
-pub(super) fn digests_of_slots(line: &Line) -> Vec<u64> {
+/// The digests of some tiles, from the slots. They are whole, and nobody writes them.
+pub(super) fn digests_of_slots(line: &Line, tiles: Range<usize>) -> Vec<u64> {
     let tile = TILE_BYTES as u64;
-    let digest = |index: u64| {
+    let digest = |index: usize| {
+        let index = index as u64;
         let mut bytes = Vec::with_capacity(TILE_BYTES);
         for piece in within(&line.packed, index * tile..(index + 1) * tile) {
             let address = std::ptr::with_exposed_provenance(piece.address as usize);
@@ -17,5 +20,5 @@ pub(super) fn digests_of_slots(line: &Line) -> Vec<u64> {
         }
         tile_digest(&bytes)
     };
-    (0..line.tiles).map(digest).collect()
+    tiles.map(digest).collect()
 }

@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::cache_dir::cache_dir;
 use crate::driver::Device;
 use crate::error::{CudaError, Result};
-use crate::kernels::{Module, compile_cache, image};
+use crate::kernels::{Module, image};
 
-use super::options::Options;
-
-/// The first image that the device takes, else one compiled for it here. Without either there is
-/// a warning, and copies go on without kernels.
+/// The first image that the device takes. Without one there is a warning, and copies go on without
+/// kernels.
 pub(super) fn load(
     device: &Arc<Device>,
-    options: &Options,
+    share: f64,
     warnings: &mut Vec<String>,
 ) -> Result<Option<Module>> {
-    let blocks = f64::from(device.description().multiprocessors) * options.share;
+    let blocks = f64::from(device.description().multiprocessors) * share;
     let blocks = (blocks as u32).max(1);
     let (major, minor) = device.description().capability;
     let mut rejected = Vec::new();
@@ -27,23 +24,16 @@ pub(super) fn load(
             Err(error) => return Err(error),
         }
     }
-    let cache = cache_dir(options.cache_dir.as_deref()).map(|directory| directory.join("kernels"));
-    let compiled = compile_cache::load_or_compile(cache.as_deref(), &options.nvrtc, (major, minor));
-    match compiled.and_then(|image| Module::load(device, &image, blocks)) {
-        Ok(module) => Ok(Some(module)),
-        Err(error) if matches!(error, CudaError::Driver { .. }) && !is_of_image(&error) => {
-            Err(error)
-        }
-        Err(error) => {
-            rejected.push(error.to_string());
-            warnings.push(format!(
-                "no kernels for compute capability {major}.{minor}, many small pieces move slower \
-                 and checksums are computed on the host: {}",
-                rejected.join("; ")
-            ));
-            Ok(None)
-        }
-    }
+    let why = if rejected.is_empty() {
+        "expected 8.0 or newer".into()
+    } else {
+        rejected.join("; ")
+    };
+    warnings.push(format!(
+        "no kernels for compute capability {major}.{minor}, many small pieces move slower and \
+         checksums are computed on the host: {why}"
+    ));
+    Ok(None)
 }
 
 /// Whether the driver rejected the image that it was given, by `CUresult`: invalid image, no binary

@@ -3,21 +3,22 @@
 //! A thread of its own gives transfers to streams and looks which have ended, so that neither
 //! submitting nor polling waits for a device. Stores read what the compute stream has finished;
 //! loads write after the last [`CudaEngine::fence`], so that they need not wait for a forward pass that
-//! was launched since.
+//! was launched since. What waits goes along in the next flight: their number is bounded, and so is
+//! the memory that they use, which an engine takes when it starts.
 
 mod buffers;
-mod calibration;
-mod choice;
-mod costs;
+mod cargo;
+mod digests;
 mod host;
+mod job;
 mod kernels;
 mod lane;
 mod lanes;
-mod method;
+mod marks;
 mod options;
-mod ring;
 mod worker;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -25,20 +26,20 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::{
-    Completion, Direction, Engine, EntryCopy, Layout, SlotMemory, Ticket, Transfers,
+    Completion, Direction, Engine, EntryCopy, Layout, SlotMemory, TILE_BYTES, Ticket, Transfers,
 };
 
-use crate::driver::{Device, Driver, Event, Registration, memory_kind};
+use crate::driver::{Device, Driver, memory_kind};
 use crate::error::{CudaError, Result};
+use crate::line::Patterns;
+use crate::pinning::{Pinned, Pinning};
 
-use calibration::calibrate;
-use choice::Choice;
-pub use costs::{Calibration, Costs};
-use lane::Slots;
+use buffers::Room;
+use job::Request;
 use lanes::Lanes;
-pub use method::Method;
+use marks::{Mark, Marks};
 pub use options::Options;
-use worker::{Message, Request, Shared};
+use worker::{Message, Shared};
 
 /// Copies between the memory of one device and an arena. Dropping it waits for the transfers in
 /// flight. A load that fails leaves its blocks undefined.
@@ -46,32 +47,42 @@ pub struct CudaEngine {
     shared: Arc<Shared>,
     queue: Sender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    fence: Mutex<Option<Arc<Event>>>,
+    fence: Mutex<Option<Fence>>,
+    fences: AtomicU64,
+    marks: Arc<Marks>,
+    pinning: Arc<Pinning>,
+    /// Whether nobody else has made it.
+    pins: bool,
     device: Arc<Device>,
     facts: Facts,
 }
 
-/// The findings and decisions of an engine when it was made.
+#[derive(Clone)]
+struct Fence {
+    number: u64,
+    mark: Arc<Mark>,
+}
+
+/// What an engine found when it was made.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// Whether devices reach the arena without a detour.
+    /// Whether devices reach the arena, or what is usable of it, without a detour.
     pub pinned: bool,
+    /// Whether pieces that are small can move by kernels, and digests are the device's.
+    pub kernels: bool,
     /// Things that are not as they should be, and their cost.
     pub warnings: Vec<String>,
-    /// The methods that work here.
-    pub methods: Vec<Method>,
-    /// The costs that the choice among them rests on.
-    pub calibration: Option<Calibration>,
 }
 
 impl CudaEngine {
-    /// Opens the device, pins the arena, loads the kernels, calibrates and starts the thread.
+    /// Opens the device, pins the arena unless somebody else does, loads the kernels, takes all the
+    /// memory it will need and starts the thread.
     ///
     /// # Errors
-    /// [`CudaError::Unavailable`] without driver or device, or if the method asked for does not work
-    /// here; [`CudaError::Core`] with [`Error::Foreign`] if the arena belongs to another geometry,
-    /// [`Error::InvalidArgument`] on impossible options or layers that are not in this device's
-    /// memory; [`CudaError::Driver`].
+    /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
+    /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
+    /// impossible options, layers that are not in this device's memory, or a pinning of other slots;
+    /// [`CudaError::Driver`].
     pub fn new(layout: Layout, memory: SlotMemory, options: &Options) -> Result<Self> {
         let transfers = Transfers::new(layout, memory, "a device cannot be used there")?;
         if !(options.share > 0.0 && options.share <= 1.0) {
@@ -84,33 +95,41 @@ impl CudaEngine {
         let device = Device::open(&driver, options.device)?;
         check_memory(transfers.layout(), &device)?;
         let mut warnings = Vec::new();
-        let registration = register(&device, transfers.memory(), &mut warnings);
-        let slots = Slots {
-            host: transfers.memory().region().address().addr().get() as u64,
-            mapped: registration.as_ref().map(Registration::mapped),
+        let pinning = match &options.pinning {
+            Some(pinning) => Arc::clone(pinning),
+            None => Arc::new(Pinning::whole(transfers.memory().clone(), &device)?),
         };
-        let (mut lanes, methods) =
-            Lanes::new(&device, slots, registration, options, &mut warnings)?;
-        let methods = among(methods, options.method, &warnings)?;
-        // Where there is nothing to choose, nothing has to be measured.
-        let calibration = (methods.len() > 1 && slots.mapped.is_some())
-            .then(|| calibrate(&mut lanes, &methods, options, &mut warnings))
-            .transpose()?;
+        warnings.extend(pinning.error());
+        let slots = pinning.join(transfers.memory())?;
+        let pinned = !slots.is_pageable();
+        let patterns = Patterns::new(transfers.layout());
+        let room = room(&transfers, &patterns, &slots);
+        let lanes = Lanes::new(&device, slots, options.share, room, &mut warnings)?;
         let facts = Facts {
-            pinned: slots.mapped.is_some(),
+            pinned,
+            kernels: lanes.has_kernels(),
             warnings,
-            methods: methods.clone(),
-            calibration: calibration.clone(),
         };
-        let choice = Choice::new(methods, calibration);
+        let marks = Marks::new(&device)?;
         let shared = Arc::new(Shared::new(transfers));
         let (queue, messages) = crossbeam_channel::unbounded();
-        let thread = worker::spawn(Arc::clone(&shared), lanes, choice, messages)?;
+        let thread = worker::spawn(
+            Arc::clone(&shared),
+            Arc::clone(&device),
+            lanes,
+            patterns,
+            options.kernel_below,
+            messages,
+        )?;
         Ok(Self {
             shared,
             queue,
             thread: Mutex::new(Some(thread)),
             fence: Mutex::new(None),
+            fences: AtomicU64::new(0),
+            marks,
+            pinning,
+            pins: options.pinning.is_none(),
             device,
             facts,
         })
@@ -122,7 +141,13 @@ impl CudaEngine {
         &self.device
     }
 
-    /// The findings and decisions of the engine when it was made.
+    /// Who pins its slots.
+    #[must_use]
+    pub fn pinning(&self) -> &Arc<Pinning> {
+        &self.pinning
+    }
+
+    /// What the engine found when it was made.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
@@ -139,8 +164,9 @@ impl CudaEngine {
     pub unsafe fn fence(&self, stream: usize) -> Result<()> {
         self.check_usable()?;
         // SAFETY: the caller's.
-        let event = unsafe { self.mark(stream)? };
-        *self.last_fence() = Some(event);
+        let mark = Arc::new(unsafe { self.marks.mark(stream)? });
+        let number = self.fences.fetch_add(1, Ordering::Relaxed);
+        *self.last_fence() = Some(Fence { number, mark });
         Ok(())
     }
 
@@ -162,14 +188,15 @@ impl CudaEngine {
     ) -> Result<Ticket> {
         self.check_usable()?;
         let plan = self.shared.transfers.plan(direction, entries)?;
+        self.check_slots(plan.entries())?;
         let fence = match direction {
             Direction::Load => self.last_fence().clone(),
             Direction::Store => None,
         };
-        let after = match fence {
-            Some(fence) => fence,
+        let (fence, after) = match fence {
+            Some(fence) => (Some(fence.number), fence.mark),
             // SAFETY: the caller's.
-            None => unsafe { self.mark(stream)? },
+            None => (None, Arc::new(unsafe { self.marks.mark(stream)? })),
         };
         let ticket = self.shared.transfers.start()?;
         let started = Instant::now();
@@ -177,6 +204,7 @@ impl CudaEngine {
             ticket,
             plan,
             after,
+            fence,
             started,
         });
         if self.queue.send(Message::Transfer(request)).is_err() {
@@ -188,16 +216,24 @@ impl CudaEngine {
         Ok(ticket)
     }
 
-    /// # Safety
-    /// As for [`CudaEngine::fence`].
-    unsafe fn mark(&self, stream: usize) -> Result<Arc<Event>> {
-        let event = Event::new(&self.device)?;
-        // SAFETY: the caller's.
-        unsafe { event.record_foreign(stream)? };
-        Ok(Arc::new(event))
+    /// Slots that are not pinned yet are not to be used yet.
+    fn check_slots(&self, entries: &[EntryCopy]) -> Result<()> {
+        if self.pins {
+            return Ok(());
+        }
+        let usable = self.pinning.usable_slots();
+        let mut slots = entries.iter().flat_map(|entry| &entry.slots);
+        match slots.find(|slot| slot.0 as usize >= usable) {
+            None => Ok(()),
+            Some(slot) => reject(format!(
+                "slot {}: expected one below {usable}, which are pinned so far, of {}",
+                slot.0,
+                self.pinning.slots()
+            )),
+        }
     }
 
-    fn last_fence(&self) -> MutexGuard<'_, Option<Arc<Event>>> {
+    fn last_fence(&self) -> MutexGuard<'_, Option<Fence>> {
         self.fence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -234,6 +270,11 @@ impl Engine for CudaEngine {
                 let left = thread.join();
                 debug_assert!(left.is_ok(), "the thread catches its panics");
                 self.last_fence().take();
+                self.marks.clear();
+                if self.pins {
+                    let released = self.pinning.close();
+                    debug_assert!(released.is_ok(), "no other engine has it");
+                }
             }
         });
     }
@@ -245,6 +286,8 @@ impl Drop for CudaEngine {
         if self.shared.transfers.is_inherited() {
             // The driver does not work in a fork: nothing of it may be freed there.
             std::mem::forget(self.last_fence().take());
+            std::mem::forget(Arc::clone(&self.marks));
+            std::mem::forget(Arc::clone(&self.pinning));
             std::mem::forget(Arc::clone(&self.device));
             // The thread may have held the queue's lock at the fork: closing the queue would wait for it.
             std::mem::forget(self.queue.clone());
@@ -256,20 +299,18 @@ fn reject<T>(what: String) -> Result<T> {
     Err(CudaError::Core(Error::InvalidArgument(what)))
 }
 
-/// The methods to choose from, of those that work here.
-fn among(methods: Vec<Method>, asked: Option<Method>, warnings: &[String]) -> Result<Vec<Method>> {
-    match asked {
-        None => Ok(methods),
-        Some(method) if methods.contains(&method) => Ok(vec![method]),
-        Some(method) => {
-            let found: Vec<_> = methods.iter().map(|method| method.name()).collect();
-            Err(CudaError::Unavailable(format!(
-                "method {method}: expected one of {}, which work here: {}",
-                found.join(", "),
-                warnings.join("; ")
-            )))
-        }
-    }
+/// Room for the largest entry of the layout, and mostly for many.
+fn room(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> Room {
+    let (layout, memory) = (transfers.layout(), transfers.memory());
+    let parts = slots.cuts().most_parts(memory.slot_bytes() as u64);
+    let bytes = layout
+        .geometry()
+        .classes()
+        .iter()
+        .map(|class| class.rank_bytes);
+    let most = bytes.max().unwrap_or(0);
+    let packed = (most.div_ceil(memory.slot_bytes()) + 1) * parts;
+    Room::new(patterns.most(), packed, most.div_ceil(TILE_BYTES))
 }
 
 /// Layers of host memory, or of another device, would be read as garbage or not at all.
@@ -295,24 +336,4 @@ fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn register(
-    device: &Arc<Device>,
-    memory: &SlotMemory,
-    warnings: &mut Vec<String>,
-) -> Option<Registration> {
-    let region = memory.region();
-    // SAFETY: the engine keeps the memory longer than the registration, and with it its owner.
-    match unsafe { Registration::new(device, region.address(), region.nbytes()) } {
-        Ok(registration) => Some(registration),
-        Err(error) => {
-            warnings.push(format!(
-                "pinning the arena's {} bytes failed: {error}. Copies go through pageable memory, \
-                 which is slower: give the process more memory to pin, or the arena less",
-                region.nbytes()
-            ));
-            None
-        }
-    }
 }

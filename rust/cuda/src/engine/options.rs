@@ -1,24 +1,26 @@
 //! How an engine is told to work.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
-use super::method::Method;
+use crate::pinning::Pinning;
 
 /// How an engine works; the defaults are right unless something was measured.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// The device's number.
     pub device: usize,
     /// Share of the multiprocessors that kernels may take, above 0, at most 1.
     pub share: f64,
-    /// Bytes of each direction's ring on the device.
-    pub staging_bytes: usize,
-    /// Always this way; `None` for the cheapest by calibration.
-    pub method: Option<Method>,
-    /// Where calibrations and compiled kernels are kept; `None` for the user's cache directory.
-    pub cache_dir: Option<PathBuf>,
-    /// Libraries to look for NVRTC in, before the system's.
-    pub nvrtc: Vec<PathBuf>,
+    /// Transfers whose pieces are shorter than this, in bytes and on average, move by a kernel; others
+    /// by the copy engine.
+    pub kernel_below: usize,
+    /// Who pins the slots; `None` for the engine itself, which then waits for it.
+    pub pinning: Option<Arc<Pinning>>,
+}
+
+impl Options {
+    /// From here on the copy engine was measured to be faster (H100).
+    pub const KERNEL_BELOW: usize = 28 << 10;
 }
 
 impl Default for Options {
@@ -26,10 +28,8 @@ impl Default for Options {
         Self {
             device: 0,
             share: 0.125,
-            staging_bytes: 16 << 20,
-            method: None,
-            cache_dir: None,
-            nvrtc: Vec::new(),
+            kernel_below: Self::KERNEL_BELOW,
+            pinning: None,
         }
     }
 }

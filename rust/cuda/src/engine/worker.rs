@@ -1,4 +1,4 @@
-//! The engine's thread: gives transfers to the lanes and ends them.
+//! The engine's thread: gives flights to the lanes and ends them.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -9,27 +9,29 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use hybrid_pages::error::Error;
-use hybrid_pages::transfer::{
-    Completion, Direction, Plan, Ticket, Transfers, combine, panic_message,
-};
+use hybrid_pages::transfer::{Completion, Direction, Ticket, Transfers, panic_message};
 
-use crate::driver::Event;
+use crate::driver::Device;
 use crate::error::{CudaError, Result};
-use crate::line::{Line, Patterns};
+use crate::line::Patterns;
 
-use super::buffers::Buffers;
-use super::choice::Choice;
-use super::host::digests_of_slots;
-use super::lane::Given;
+use super::buffers::FLIGHTS;
+use super::cargo::{Cargo, Jobs, Loader, Part};
+use super::digests::{check_entry, checksum};
+use super::job::{Job, Request};
+use super::lane::{Given, Way};
 use super::lanes::{Failed, Lanes};
-use super::method::Method;
 
-/// How often the thread looks at the device while transfers are in flight.
+/// How often the thread looks for the end of flights. It reads memory, and asks the driver nothing.
 const LOOK: Duration = Duration::from_micros(20);
-/// For so long after a transfer was begun it looks all the time: small ones end within.
+/// For so long after a flight was begun it looks all the time: small ones end within.
 const EAGER: Duration = Duration::from_micros(200);
 /// How late the system may wake the thread, in nanoseconds; by default, longer than it sleeps.
 const TIMER_SLACK: u64 = 1_000;
+/// How often it asks whether the device still works: what is broken writes no words.
+const CHECK: Duration = Duration::from_millis(20);
+/// Stores wait for loads, but not for more flights of them than this.
+const PATIENCE: usize = 16;
 
 /// The things that the engine and its thread both use.
 pub(super) struct Shared {
@@ -53,48 +55,53 @@ pub(super) enum Message {
     Stop,
 }
 
-pub(super) struct Request {
-    pub(super) ticket: Ticket,
-    pub(super) plan: Plan,
-    pub(super) after: Arc<Event>,
-    pub(super) started: Instant,
-}
-
-/// A transfer that the streams work on.
+/// Cargo that the streams work on.
 struct Flight {
-    request: Box<Request>,
-    line: Line,
-    buffers: Option<Buffers>,
-    /// Whether the device computes digests that a load is compared by.
-    verify: bool,
-    done: Event,
+    cargo: Cargo,
+    number: u64,
+    place: usize,
 }
 
 struct Worker {
     shared: Arc<Shared>,
+    device: Arc<Device>,
     lanes: Lanes,
-    choice: Choice,
+    kernel_below: u64,
     patterns: Patterns,
-    /// By direction, each in the order in which they end.
+    jobs: Jobs,
+    /// By direction, each in the order in which they were begun.
     flights: [VecDeque<Flight>; 2],
-    /// By direction, those that are not begun yet: see [`Worker::accept`].
-    waiting: [VecDeque<Box<Request>>; 2],
+    /// By direction, requests of which something is not begun yet.
+    waiting: [VecDeque<Ticket>; 2],
+    /// Flights that were begun, and of each direction without an error.
+    numbers: u64,
+    begun: [usize; 2],
+    /// Flights of loads that went before stores that waited.
+    passed: usize,
+    checked: Instant,
 }
 
 pub(super) fn spawn(
     shared: Arc<Shared>,
+    device: Arc<Device>,
     lanes: Lanes,
-    choice: Choice,
+    patterns: Patterns,
+    kernel_below: usize,
     messages: Receiver<Message>,
 ) -> Result<JoinHandle<()>> {
-    let patterns = Patterns::new(shared.transfers.layout());
     let worker = Worker {
         shared,
+        device,
         lanes,
-        choice,
+        kernel_below: kernel_below as u64,
         patterns,
+        jobs: Jobs::new(),
         flights: [VecDeque::new(), VecDeque::new()],
         waiting: [VecDeque::new(), VecDeque::new()],
+        numbers: 0,
+        begun: [0; 2],
+        passed: 0,
+        checked: Instant::now(),
     };
     Builder::new()
         .name("hybrid-pages-cuda".into())
@@ -111,153 +118,251 @@ impl Worker {
         // Without it the thread looks less often, which costs time alone.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(TIMER_SLACK));
         let mut stopping = false;
-        let mut begun = Instant::now();
-        while !(stopping && self.is_idle()) {
-            let message = if self.is_idle() {
+        let mut begun = (0, Instant::now());
+        while !(stopping && self.jobs.is_empty()) {
+            if self.numbers > begun.0 {
+                begun = (self.numbers, Instant::now());
+            }
+            let message = if self.jobs.is_empty() {
                 messages.recv().map_err(RecvTimeoutError::from)
-            } else if begun.elapsed() < EAGER {
+            } else if begun.1.elapsed() < EAGER {
                 std::thread::yield_now();
                 messages.recv_timeout(Duration::ZERO)
             } else {
                 messages.recv_timeout(LOOK)
             };
             match message {
-                Ok(Message::Transfer(request)) => {
-                    self.accept(request);
-                    begun = Instant::now();
-                }
+                Ok(Message::Transfer(request)) => self.accept(*request),
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.collect();
+            if let Err(error) = self.advance() {
+                self.break_down(&error);
+            }
         }
     }
 
-    fn is_idle(&self) -> bool {
-        self.flights.iter().all(VecDeque::is_empty) && self.waiting.iter().all(VecDeque::is_empty)
-    }
-
-    /// Begins a transfer. A copy of pageable memory may keep this thread until the device comes to it:
-    /// it is begun when it need not wait for the engine any more, so that others go on meanwhile.
-    fn accept(&mut self, request: Box<Request>) {
-        if self.lanes.slots().mapped.is_some() {
-            self.begin(request);
-        } else {
-            self.waiting[request.plan.direction() as usize].push_back(request);
-        }
-    }
-
-    /// Whatever happens to a transfer, even a panic, it ends.
-    fn begin(&mut self, request: Box<Request>) {
-        let (ticket, started) = (request.ticket, request.started);
-        let failed = match caught(|| self.try_begin(request)) {
-            Ok(Ok(())) => return,
-            Ok(Err(failed)) => failed,
-            Err(why) => Failed::Device(CudaError::Core(Error::Transfer(why))),
-        };
-        let (Failed::This(error) | Failed::Device(error)) = &failed;
-        self.shared
-            .transfers
-            .finish(Completion::failed(ticket, started, error.to_string()));
-        if let Failed::Device(error) = &failed {
-            self.break_down(error);
-        }
-    }
-
-    fn try_begin(&mut self, request: Box<Request>) -> std::result::Result<(), Failed> {
+    fn accept(&mut self, request: Request) {
+        let (ticket, direction) = (request.ticket, request.plan.direction());
+        let job = Job::new(request);
         if let Some(error) = self.shared.broken.get() {
-            return Err(Failed::This(error.clone()));
+            let Request {
+                ticket, started, ..
+            } = job.request;
+            let failed = Completion::failed(ticket, started, error.to_string());
+            self.shared.transfers.finish(failed);
+        } else if job.has_ended() {
+            self.shared.transfers.finish(job.completion());
+        } else {
+            if self.jobs.is_empty() {
+                self.checked = Instant::now();
+            }
+            self.jobs.insert(ticket, job);
+            self.waiting[direction as usize].push_back(ticket);
         }
-        let shared = Arc::clone(&self.shared);
-        let (layout, memory) = (shared.transfers.layout(), shared.transfers.memory());
-        let plan = &request.plan;
-        let direction = plan.direction();
-        let line = Line::new(layout, &self.patterns, memory, plan);
-        let wanted = direction == Direction::Store
-            || plan.entries().iter().any(|entry| entry.checksum.is_some());
-        let method = self.choice.method(direction, &line);
-        // After copies the device hashes what has arrived, and a part of it may not have been sent.
-        let arrives = method != Method::Copy || !line.partial;
-        let on_device = self.lanes.has_kernels() && arrives;
-        if wanted && !on_device && direction == Direction::Load {
-            verify(plan, &line, &digests_of_slots(&line))
-                .map_err(|why| Failed::This(CudaError::Core(Error::Transfer(why))))?;
+    }
+
+    /// Ends what the device has ended, and begins what may begin.
+    fn advance(&mut self) -> Result<()> {
+        for direction in [Direction::Load, Direction::Store] {
+            while let Some(flight) = self.flights[direction as usize].front()
+                && self
+                    .lanes
+                    .of(direction)
+                    .has_ended(flight.number, flight.place)?
+            {
+                if let Some(flight) = self.flights[direction as usize].pop_front() {
+                    self.finish(direction, flight);
+                }
+            }
         }
-        let copies = match method {
-            Method::Copy => Line::copies(layout, memory, plan),
-            _ => Vec::new(),
+        if self.flights.iter().any(|lane| !lane.is_empty()) && self.checked.elapsed() >= CHECK {
+            self.lanes.check()?;
+            self.checked = Instant::now();
+        }
+        while self.may_begin(Direction::Load)? {
+            self.passed += usize::from(!self.waiting[Direction::Store as usize].is_empty());
+            self.begin(Direction::Load);
+        }
+        while self.may_begin(Direction::Store)? {
+            self.passed = 0;
+            self.begin(Direction::Store);
+        }
+        Ok(())
+    }
+
+    fn may_begin(&self, direction: Direction) -> Result<bool> {
+        let lane = direction as usize;
+        let Some(next) = self.waiting[lane].front() else {
+            return Ok(false);
         };
-        let done = Event::new(self.lanes.device()).map_err(Failed::of)?;
-        let given = Given {
-            method,
-            line: &line,
-            copies: &copies,
+        if self.flights[lane].len() == FLIGHTS {
+            return Ok(false);
+        }
+        if self.lanes.slots().is_pageable() {
+            // A copy of pageable memory may keep this thread until the device comes to it: it is begun
+            // when it need not wait for the engine any more, so that others go on meanwhile.
+            let _entered = self.device.enter()?;
+            return self.jobs[next].request.after.event().query();
+        }
+        let load = Direction::Load as usize;
+        let loads = !self.flights[load].is_empty() || !self.waiting[load].is_empty();
+        let paused = direction == Direction::Store && loads && self.passed < PATIENCE;
+        Ok(!paused)
+    }
+
+    /// Whatever happens to a flight, even a panic, its requests end.
+    fn begin(&mut self, direction: Direction) {
+        let loader = Loader {
+            transfers: &self.shared.transfers,
+            patterns: &self.patterns,
             slots: self.lanes.slots(),
-            digests: wanted && on_device,
-            after: &request.after,
-            done: &done,
+            room: self.lanes.of(direction).buffers().room(),
+            kernels: self.lanes.has_kernels(),
         };
-        let mut buffers = None;
-        // SAFETY: the plan keeps every piece inside blocks and slots, which belong to the transfer.
-        unsafe { self.lanes.enqueue(direction, &given, &mut buffers)? };
-        self.flights[direction as usize].push_back(Flight {
-            request,
-            line,
-            buffers,
-            verify: wanted && on_device,
-            done,
+        let queue = &mut self.waiting[direction as usize];
+        let front = queue.front().copied();
+        let cargo = match caught(|| loader.load(direction, queue, &mut self.jobs)) {
+            Ok(cargo) => cargo,
+            Err(why) => {
+                // Nothing of it has begun.
+                queue.retain(|ticket| Some(*ticket) != front);
+                if let Some(job) = front.and_then(|ticket| self.jobs.get_mut(&ticket)) {
+                    job.fail(why);
+                }
+                let given = front.into_iter().collect();
+                Cargo {
+                    given,
+                    ..Cargo::default()
+                }
+            }
+        };
+        let given = cargo.given.clone();
+        if !cargo.parts.is_empty() {
+            self.numbers += 1;
+            let lane = direction as usize;
+            let (number, place) = (self.numbers, self.begun[lane] % FLIGHTS);
+            match caught(|| self.try_begin(direction, &cargo, number, place)) {
+                Ok(Ok(())) => {
+                    self.begun[lane] += 1;
+                    self.flights[lane].push_back(Flight {
+                        cargo,
+                        number,
+                        place,
+                    });
+                }
+                Ok(Err(Failed::This(error))) => self.fail(&cargo.parts, &error.to_string()),
+                Ok(Err(Failed::Device(error))) => {
+                    self.fail(&cargo.parts, &error.to_string());
+                    self.break_down(&error);
+                }
+                Err(why) => {
+                    self.fail(&cargo.parts, &why);
+                    self.break_down(&CudaError::Core(Error::Transfer(why)));
+                }
+            }
+        }
+        self.report_all(given);
+    }
+
+    fn try_begin(
+        &self,
+        direction: Direction,
+        cargo: &Cargo,
+        number: u64,
+        place: usize,
+    ) -> std::result::Result<(), Failed> {
+        let (line, slots) = (&cargo.line, self.lanes.slots());
+        let small = line.bytes < self.kernel_below.saturating_mul(line.pieces());
+        let way = if small && self.lanes.has_kernels() && !slots.is_pageable() {
+            Way::Kernel
+        } else {
+            Way::Copies(line.copies(slots.cuts()))
+        };
+        let requests = cargo
+            .parts
+            .iter()
+            .map(|part| &self.jobs[&part.ticket].request);
+        let mut fence = None;
+        let after = requests.filter(|request| {
+            let known = request.fence.is_some() && fence == request.fence;
+            fence = request.fence;
+            !known
         });
-        Ok(())
-    }
-
-    /// Begins what need not wait any more, and ends what the device has ended.
-    fn collect(&mut self) {
-        if let Err(error) = self.try_collect() {
-            self.break_down(&error);
-        }
-    }
-
-    fn try_collect(&mut self) -> Result<()> {
-        for lane in 0..self.flights.len() {
-            while let Some(request) = self.waiting[lane].front()
-                && self.has_ended(&request.after)?
-            {
-                if let Some(request) = self.waiting[lane].pop_front() {
-                    self.begin(request);
-                }
-            }
-            while let Some(flight) = self.flights[lane].front()
-                && self.has_ended(&flight.done)?
-            {
-                if let Some(flight) = self.flights[lane].pop_front() {
-                    self.finish(flight);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn has_ended(&self, event: &Event) -> Result<bool> {
-        let _entered = self.lanes.device().enter()?;
-        event.query()
-    }
-
-    fn finish(&mut self, mut flight: Flight) {
-        let Request {
-            ticket, started, ..
-        } = *flight.request;
-        let completion = match caught(|| checked(&flight)).flatten() {
-            Ok(checksums) => Completion {
-                ticket,
-                error: None,
-                bytes: flight.line.bytes as usize,
-                seconds: started.elapsed().as_secs_f64(),
-                checksums,
-            },
-            Err(why) => Completion::failed(ticket, started, why),
+        let given = Given {
+            number,
+            place,
+            line,
+            way,
+            digests: cargo.digests,
+            after: after.map(|request| request.after.event()).collect(),
         };
-        self.lanes.give_back(flight.buffers.take());
-        self.shared.transfers.finish(completion);
+        // SAFETY: the plan keeps every piece inside blocks and slots, which belong to the transfer; the
+        // place's last flight has ended.
+        unsafe { self.lanes.enqueue(direction, &given) }
+    }
+
+    fn finish(&mut self, direction: Direction, flight: Flight) {
+        let Flight { cargo, place, .. } = flight;
+        let tiles = cargo.line.tiles as usize;
+        let buffers = self.lanes.of(direction).buffers();
+        let digests = cargo.digests.then(|| buffers.digests(place, tiles));
+        let mut next = 0;
+        for Part { ticket, entries } in &cargo.parts {
+            let job = self.jobs.get_mut(ticket).expect("a part of it is open");
+            let places = next..next + entries.len();
+            next = places.end;
+            job.open -= entries.len();
+            let bytes = cargo.line.entries[places.clone()]
+                .iter()
+                .map(|entry| entry.moved);
+            let plan = &job.request.plan;
+            let outcome = caught(|| match direction {
+                Direction::Store => Ok(places
+                    .map(|place| checksum(&cargo.line, place, digests))
+                    .collect()),
+                Direction::Load if digests.is_some() => {
+                    let mut pairs = places.zip(entries.clone());
+                    let whole = |place: usize| !cargo.line.entries[place].is_partial();
+                    let checked = pairs.try_for_each(|(place, entry)| match whole(place) {
+                        true => check_entry(plan, entry, &cargo.line, place, digests),
+                        false => Ok(()),
+                    });
+                    checked.map(|()| Vec::new())
+                }
+                Direction::Load => Ok(Vec::new()),
+            });
+            match outcome.flatten() {
+                Ok(checksums) => job.add(bytes.sum(), checksums),
+                Err(why) => job.fail(why),
+            }
+        }
+        self.report_all(cargo.parts.iter().map(|part| part.ticket));
+    }
+
+    /// Fails the requests of a flight that was not begun.
+    fn fail(&mut self, parts: &[Part], why: &str) {
+        for part in parts {
+            if let Some(job) = self.jobs.get_mut(&part.ticket) {
+                job.open -= part.entries.len();
+                job.fail(why.to_owned());
+            }
+        }
+        self.report_all(parts.iter().map(|part| part.ticket));
+    }
+
+    /// Tells of those requests that have ended.
+    fn report_all(&mut self, tickets: impl IntoIterator<Item = Ticket>) {
+        for ticket in tickets {
+            if self.jobs.get(&ticket).is_some_and(Job::has_ended)
+                && let Some(job) = self.jobs.remove(&ticket)
+            {
+                for queue in &mut self.waiting {
+                    queue.retain(|waiting| *waiting != ticket);
+                }
+                self.shared.transfers.finish(job.completion());
+            }
+        }
     }
 
     /// Nothing works on the device any more: what is in flight fails, and so does what comes.
@@ -266,56 +371,15 @@ impl Worker {
         // A device that still runs must not write when its blocks are given to others. One that
         // does not has stopped already: its error is the one that is told.
         let _ = self.lanes.drain();
-        let flights = self.flights.iter_mut().flat_map(|all| all.drain(..));
-        let waiting = self.waiting.iter_mut().flat_map(|all| all.drain(..));
-        for request in flights.map(|flight| flight.request).chain(waiting) {
-            let Request {
-                ticket, started, ..
-            } = *request;
-            self.shared
-                .transfers
-                .finish(Completion::failed(ticket, started, first.clone()));
+        self.flights.iter_mut().for_each(VecDeque::clear);
+        self.waiting.iter_mut().for_each(VecDeque::clear);
+        let mut all: Vec<_> = self.jobs.drain().map(|(_, job)| job).collect();
+        all.sort_by_key(|job| job.request.ticket);
+        for mut job in all {
+            job.fail(first.clone());
+            self.shared.transfers.finish(job.completion());
         }
     }
-}
-
-/// The checksums of a store that has ended; a load's are compared.
-fn checked(flight: &Flight) -> std::result::Result<Vec<u64>, String> {
-    let Flight { line, request, .. } = flight;
-    let tiles = line.tiles as usize;
-    let from_device = flight
-        .buffers
-        .as_ref()
-        .map(|buffers| buffers.digests(tiles));
-    match (request.plan.direction(), from_device) {
-        (Direction::Store, Some(digests)) => Ok(sums(line, digests)),
-        (Direction::Store, None) => Ok(sums(line, &digests_of_slots(line))),
-        (Direction::Load, Some(digests)) if flight.verify => {
-            verify(&request.plan, line, digests).map(|()| Vec::new())
-        }
-        (Direction::Load, _) => Ok(Vec::new()),
-    }
-}
-
-fn sums(line: &Line, digests: &[u64]) -> Vec<u64> {
-    let of = |entry: usize| {
-        let tiles = digests[line.tiles_of(entry)].iter().copied();
-        combine(tiles, line.entries[entry].1 as usize)
-    };
-    (0..line.entries.len()).map(of).collect()
-}
-
-fn verify(plan: &Plan, line: &Line, digests: &[u64]) -> std::result::Result<(), String> {
-    let found = sums(line, digests);
-    for (index, (entry, found)) in plan.entries().iter().zip(found).enumerate() {
-        if let Some(expected) = entry.checksum.filter(|expected| *expected != found) {
-            return Err(format!(
-                "checksum of entry {index}: expected {expected:016x}, found {found:016x}: not the \
-                 bytes that left the engine, its blocks have to be computed again"
-            ));
-        }
-    }
-    Ok(())
 }
 
 fn caught<T>(act: impl FnOnce() -> T) -> std::result::Result<T, String> {

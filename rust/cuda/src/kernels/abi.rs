@@ -6,11 +6,12 @@
 
 pub use hybrid_pages::transfer::TILE_BYTES;
 
-/// Runs of adjacent bytes, nested up to four deep: the engine's side of the line.
+/// Most bytes of a run: within it, kernels count in 32 bits.
+pub const MOST_RUN: u32 = 1 << 30;
+
+/// Runs of adjacent bytes at equal distances: the engine's side of the line.
 ///
-/// Run `r` holds the line from `position + r * run` on. Its address is `address` plus
-/// `index[k] * stride[k]` for each `k`, where `index` is `r` written in digits of base `extent`, the
-/// last one fastest.
+/// Run `r` holds the line from `position + r * run` on, and begins at `address + r * stride`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strided {
@@ -18,31 +19,34 @@ pub struct Strided {
     pub position: u64,
     /// Of the first run.
     pub address: u64,
-    /// Of all runs: `run` times the product of `extent`.
+    /// Of all runs: a multiple of `run`.
     pub bytes: u64,
-    /// Bytes that are adjacent, at least 1.
+    /// In bytes.
+    pub stride: i64,
+    /// Bytes that are adjacent, 1 to [`MOST_RUN`].
     pub run: u32,
-    /// Outermost first, at least 1; 1 where there is nothing to repeat.
-    pub extent: [u32; 4],
     /// 0.
     pub reserved: u32,
-    /// In bytes.
-    pub stride: [i64; 4],
 }
 
 impl Strided {
-    /// One run, which repeats in no direction.
+    /// One run.
     #[must_use]
     pub fn once(position: u64, address: u64, run: u32) -> Self {
         Self {
             position,
             address,
             bytes: u64::from(run),
+            stride: 0,
             run,
-            extent: [1; 4],
             reserved: 0,
-            stride: [0; 4],
         }
+    }
+
+    /// How many runs.
+    #[must_use]
+    pub fn runs(&self) -> u64 {
+        self.bytes / u64::from(self.run)
     }
 }
 
@@ -78,6 +82,6 @@ pub struct Paging {
     pub digests: u64,
 }
 
-const _: () = assert!(size_of::<Strided>() == 80 && align_of::<Strided>() == 8);
+const _: () = assert!(size_of::<Strided>() == 40 && align_of::<Strided>() == 8);
 const _: () = assert!(size_of::<Packed>() == 24 && align_of::<Packed>() == 8);
 const _: () = assert!(size_of::<Paging>() == 48 && align_of::<Paging>() == 8);

@@ -7,7 +7,7 @@
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::tile_digest;
 
-use super::abi::{Packed, Strided, TILE_BYTES};
+use super::abi::{MOST_RUN, Packed, Strided, TILE_BYTES};
 
 /// Twin of `hybrid_pages_gather`: strided to packed, digests of what was strided.
 ///
@@ -154,47 +154,30 @@ impl Piece for Strided {
 
     fn at(&self, offset: u64) -> (u64, u64) {
         let run = u64::from(self.run);
-        let mut rest = offset / run;
-        let mut address = self.address.wrapping_add(offset % run);
-        for k in (0..4).rev() {
-            let extent = u64::from(self.extent[k]);
-            let steps = (rest % extent).wrapping_mul(self.stride[k] as u64);
-            address = address.wrapping_add(steps);
-            rest /= extent;
-        }
-        (address, run - offset % run)
+        let steps = (offset / run).wrapping_mul(self.stride as u64);
+        let address = self.address.wrapping_add(offset % run);
+        (address.wrapping_add(steps), run - offset % run)
     }
 
     fn well_formed(&self) -> std::result::Result<(), String> {
-        if self.run == 0 || self.extent.contains(&0) {
+        let Self { run, bytes, .. } = *self;
+        if !(1..=MOST_RUN).contains(&run) || bytes == 0 || bytes % u64::from(run) != 0 {
             return Err(format!(
-                "expected a run and extents of at least 1, found {} and {:?}",
-                self.run, self.extent
+                "expected one run or more of 1 to {MOST_RUN} bytes, found {bytes} bytes in runs of {run}"
             ));
         }
         if self.reserved != 0 {
             return Err(format!("reserved: expected 0, found {}", self.reserved));
         }
-        let mut extents = self.extent.iter();
-        let product = extents.try_fold(u128::from(self.run), |product, extent| {
-            product.checked_mul(u128::from(*extent))
-        });
-        if product != Some(u128::from(self.bytes)) {
+        let reach = i128::from(self.runs() - 1) * i128::from(self.stride);
+        let first = i128::from(self.address) + reach.min(0);
+        let end = i128::from(self.address) + reach.max(0) + i128::from(run);
+        if first < 0 || end > 1 << 64 {
             return Err(format!(
-                "bytes: expected the product of run {} and extents {:?}, found {}",
-                self.run, self.extent, self.bytes
-            ));
-        }
-        let (mut low, mut high) = (0, i128::from(self.run));
-        for (extent, stride) in self.extent.iter().zip(self.stride) {
-            let reach = i128::from(*extent - 1) * i128::from(stride);
-            (low, high) = (low + reach.min(0), high + reach.max(0));
-        }
-        let first = i128::from(self.address);
-        if first + low < 0 || first + high > 1 << 64 {
-            return Err(format!(
-                "expected addresses of 64 bits, found strides {:?} over {:?} from {:#x}",
-                self.stride, self.extent, self.address
+                "expected addresses of 64 bits, found {} runs by {} from {:#x}",
+                self.runs(),
+                self.stride,
+                self.address
             ));
         }
         Ok(())
@@ -284,13 +267,12 @@ mod tests {
 
     const TILE: u64 = TILE_BYTES as u64;
 
-    fn strided(position: u64, address: u64, run: u32, nest: &[(u32, i64)]) -> Strided {
-        let mut piece = Strided::once(position, address, run);
-        for (level, (extent, stride)) in (4 - nest.len()..4).zip(nest) {
-            piece.bytes *= u64::from(*extent);
-            (piece.extent[level], piece.stride[level]) = (*extent, *stride);
+    fn strided(position: u64, address: u64, run: u32, runs: u64, stride: i64) -> Strided {
+        Strided {
+            bytes: u64::from(run) * runs,
+            stride,
+            ..Strided::once(position, address, run)
         }
-        piece
     }
 
     fn packed(position: u64, address: u64, bytes: u64) -> Packed {
@@ -306,22 +288,25 @@ mod tests {
     }
 
     #[test]
-    fn extents_count_from_the_innermost_and_strides_may_be_negative() {
+    fn runs_follow_each_other_at_a_distance_that_may_be_negative() {
         let mut engine: Vec<u8> = (0..100).collect();
         let mut slot = vec![255; 12];
-        let from = address(&mut engine) + 50;
-        let list = [strided(0, from, 2, &[(2, -40), (3, 10)])];
+        let from = address(&mut engine);
+        let list = [
+            strided(0, from + 50, 2, 3, 10),
+            strided(6, from + 30, 2, 3, -10),
+        ];
         let slots = [packed(0, address(&mut slot), 12)];
         check(&list, &slots).unwrap();
         // SAFETY: offsets 10 to 72 of `engine`, all of `slot`.
         unsafe { gather(&list, &slots, 0, 1, None) };
-        assert_eq!(slot, [50, 51, 60, 61, 70, 71, 10, 11, 20, 21, 30, 31]);
+        assert_eq!(slot, [50, 51, 60, 61, 70, 71, 30, 31, 20, 21, 10, 11]);
 
         slot.reverse();
         // SAFETY: as above.
         unsafe { scatter(&list, &slots, 0, 1, None) };
-        assert_eq!(engine[50..52], [31, 30]);
-        assert_eq!(engine[30..32], [51, 50]);
+        assert_eq!(engine[50..52], [11, 10]);
+        assert_eq!(engine[30..32], [71, 70]);
         assert_eq!(engine[52..60], [52, 53, 54, 55, 56, 57, 58, 59]);
     }
 
@@ -331,8 +316,8 @@ mod tests {
         let mut slot = vec![0; 2 * TILE_BYTES];
         let far = (1 << 32) / TILE;
         let list = [
-            strided(far * TILE, address(&mut engine), 7, &[]),
-            strided(far * TILE + TILE + 9, address(&mut engine) + 7, 20_000, &[]),
+            Strided::once(far * TILE, address(&mut engine), 7),
+            Strided::once(far * TILE + TILE + 9, address(&mut engine) + 7, 20_000),
         ];
         let to = address(&mut slot);
         let slots = [
@@ -364,7 +349,7 @@ mod tests {
 
     #[test]
     fn no_tiles_and_no_pieces_touch_nothing() {
-        let list = [strided(0, 8, 8, &[])];
+        let list = [Strided::once(0, 8, 8)];
         let slots = [packed(0, 8, 8)];
         // SAFETY: no tile of these has a piece, so that the addresses are not looked at.
         unsafe {
@@ -379,26 +364,29 @@ mod tests {
 
     #[test]
     fn lists_that_break_the_contract_are_refused() {
-        let fine = strided(100, 4096, 8, &[(3, -16)]);
-        check_list(&[fine, strided(124, 0, 1, &[])]).unwrap();
+        let fine = strided(100, 4096, 8, 3, -16);
+        check_list(&[fine, Strided::once(124, 0, 1)]).unwrap();
         let refused = |list: &[Strided], why: &str| {
             let found = check_list(list).unwrap_err().to_string();
             assert!(found.contains(why), "expected {why:?}, found {found:?}");
         };
-        refused(&[fine, strided(123, 0, 1, &[])], "piece 1: expected a pos");
-        refused(&[fine, strided(0, 0, 1, &[])], "expected a position from");
-        refused(&[Strided { run: 0, ..fine }], "of at least 1");
-        let extent = [0, 1, 1, 3];
-        refused(&[Strided { extent, ..fine }], "of at least 1");
-        refused(&[Strided { bytes: 25, ..fine }], "bytes: expected the");
-        let extent = [u32::MAX; 4];
-        refused(&[Strided { extent, ..fine }], "bytes: expected the");
+        refused(&[fine, Strided::once(123, 0, 1)], "piece 1: expected a pos");
+        refused(&[fine, Strided::once(0, 0, 1)], "expected a position from");
+        refused(&[Strided { run: 0, ..fine }], "runs of");
+        let run = MOST_RUN + 1;
+        let bytes = u64::from(run);
+        refused(&[Strided { run, bytes, ..fine }], "runs of");
+        refused(&[Strided { bytes: 0, ..fine }], "runs of");
+        refused(&[Strided { bytes: 25, ..fine }], "found 25 bytes in runs");
         let reserved = 1;
         refused(&[Strided { reserved, ..fine }], "reserved: expected 0");
-        refused(&[strided(0, 16, 8, &[(3, -16)])], "addresses of 64 bits");
-        refused(&[strided(0, u64::MAX, 2, &[])], "addresses of 64 bits");
-        refused(&[strided(u64::MAX - 9, 0, 5, &[])], "expected an end below");
-        refused(&[strided(u64::MAX, 0, 5, &[])], "expected an end below");
+        refused(&[strided(0, 16, 8, 3, -16)], "addresses of 64 bits");
+        refused(&[Strided::once(0, u64::MAX, 2)], "addresses of 64 bits");
+        refused(
+            &[Strided::once(u64::MAX - 9, 0, 5)],
+            "expected an end below",
+        );
+        refused(&[Strided::once(u64::MAX, 0, 5)], "expected an end below");
 
         assert!(check_list(&[packed(0, 0, 0)]).is_err());
         assert!(check_list(&[packed(0, u64::MAX, 2)]).is_err());

@@ -9,9 +9,11 @@ mod mapping;
 #[cfg(target_os = "linux")]
 mod numa;
 mod plane;
+mod prefault;
 
 pub use arena::Arena;
 pub use plane::{Plane, PlaneOptions};
+pub use prefault::prefault;
 
 use super::{Room, Tier};
 use crate::error::{Error, Result};

@@ -1,0 +1,101 @@
+//! Takes memory from the system before it is used, by several threads: pages that were touched are
+//! pinned at memory speed, and the first store does not wait for zeros.
+
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::error::{Error, Result};
+use crate::transfer::Region;
+
+/// Makes every page that a region touches present and writable. What it holds does not change, and
+/// others may use it meanwhile.
+///
+/// # Errors
+/// [`Error::Arena`] if the system has no memory for it.
+pub fn prefault(region: Region, threads: usize) -> Result<()> {
+    let page = rustix::param::page_size();
+    let start = region.address().addr().get() / page * page;
+    let end = (region.address().addr().get() + region.nbytes()).next_multiple_of(page);
+    let share = ((end - start) / page).div_ceil(threads.max(1)) * page;
+    let base = region.address().as_ptr();
+    let parts = (start..end).step_by(share.max(page));
+    let outcomes = std::thread::scope(|scope| {
+        let populate = |from: usize| {
+            let bytes = share.min(end - from);
+            let first = Part(base.with_addr(from));
+            scope.spawn(move || first.populate(bytes, page))
+        };
+        let running: Vec<_> = parts.map(populate).collect();
+        let joined = running.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined.collect::<Vec<_>>()
+    });
+    for outcome in outcomes {
+        let failed = |why: String| {
+            Error::Arena(format!(
+                "prefault: expected {} bytes of memory, found {why}",
+                region.nbytes()
+            ))
+        };
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Err(_) => return Err(failed("a thread that panicked".into())),
+        }
+    }
+    Ok(())
+}
+
+/// Where a thread begins.
+struct Part(*mut u8);
+
+// SAFETY: an address within a region, which any thread may touch.
+unsafe impl Send for Part {}
+
+impl Part {
+    fn populate(self, bytes: usize, page: usize) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        {
+            use rustix::mm::{Advice, madvise};
+            // SAFETY: whole pages of a mapping, whose contents the call keeps.
+            match unsafe { madvise(self.0.cast(), bytes, Advice::LinuxPopulateWrite) } {
+                // Before Linux 5.14.
+                Err(rustix::io::Errno::INVAL) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+        for offset in (0..bytes).step_by(page) {
+            // SAFETY: a byte of the mapping; an atomic addition of nothing keeps what others write
+            // meanwhile.
+            let byte = unsafe { AtomicU8::from_ptr(self.0.wrapping_add(offset)) };
+            byte.fetch_add(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_taken_and_keeps_its_bytes() {
+        let mut memory = memmap2::MmapMut::map_anon(64 * 4096).unwrap();
+        memory[5 * 4096 + 1] = 7;
+        // SAFETY: the mapping outlives the call, and nobody else uses it.
+        let region =
+            unsafe { Region::new(memory.as_mut_ptr().wrapping_add(4096), 62 * 4096) }.unwrap();
+        let before = resident();
+        for threads in [1, 3, 200] {
+            prefault(region, threads).unwrap();
+        }
+        assert!(resident() >= before + 60, "pages that are present");
+        assert_eq!(memory[5 * 4096 + 1], 7);
+        assert_eq!(memory.iter().filter(|byte| **byte != 0).count(), 1);
+    }
+
+    /// Pages of this process that are present.
+    fn resident() -> usize {
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        text.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}

@@ -1,0 +1,360 @@
+//! Slots made known to the driver, piece by piece, by a thread of their own.
+//!
+//! Engines come and go over one pinning: it outlives the sleep of the engine that it serves.
+
+mod cuts;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle, available_parallelism};
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::Error;
+use hybrid_pages::tier::prefault;
+use hybrid_pages::transfer::{Region, SlotMemory};
+
+use crate::driver::{Device, Driver, Registration};
+use crate::error::{CudaError, Result};
+
+pub(crate) use cuts::Cuts;
+
+/// Threads that take memory from the system.
+const THREADS: usize = 4;
+
+/// What becomes of the pieces before one that cannot be registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// They stay pinned, and the slots after them are not used.
+    Keeps,
+    /// They are given back, and all slots are used as pageable memory.
+    GivesBack,
+}
+
+/// The slots of an arena that devices reach without a detour: more and more of them, from slot 0 on.
+///
+/// If not even the first piece can be registered, all slots are used as pageable memory.
+pub struct Pinning {
+    state: Arc<State>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
+}
+
+struct State {
+    device: Arc<Device>,
+    memory: SlotMemory,
+    cuts: Cuts,
+    failure: Failure,
+    /// What to add to a host address for the device's, for each piece that is pinned.
+    mapped: Vec<AtomicU64>,
+    pinned: AtomicUsize,
+    usable: AtomicUsize,
+    pageable: AtomicBool,
+    stop: AtomicBool,
+    engines: AtomicUsize,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    registrations: Vec<Registration>,
+    error: Option<String>,
+    seconds: f64,
+    ended: bool,
+    closed: bool,
+}
+
+impl Pinning {
+    /// Most bytes of a piece, unless told otherwise: what every system registers in one call.
+    pub const PIECE_BYTES: usize = 2 << 30;
+
+    /// Begins to pin slots for a device, in pieces of at most that many bytes.
+    ///
+    /// # Errors
+    /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
+    /// [`Error::InvalidArgument`] on pieces below a page; [`CudaError::Driver`].
+    pub fn new(memory: SlotMemory, device: usize, piece_bytes: usize) -> Result<Self> {
+        let device = Device::open(&Driver::get()?, device)?;
+        Self::begin(memory, device, piece_bytes, Failure::Keeps)
+    }
+
+    /// Pins all slots or none, and waits for it.
+    pub(crate) fn whole(memory: SlotMemory, device: &Arc<Device>) -> Result<Self> {
+        let device = Arc::clone(device);
+        let pinning = Self::begin(memory, device, Self::PIECE_BYTES, Failure::GivesBack)?;
+        pinning.wait(None);
+        Ok(pinning)
+    }
+
+    fn begin(
+        memory: SlotMemory,
+        device: Arc<Device>,
+        piece_bytes: usize,
+        failure: Failure,
+    ) -> Result<Self> {
+        const LEAST: usize = 4096;
+        if piece_bytes < LEAST {
+            return Err(CudaError::Core(Error::InvalidArgument(format!(
+                "piece_bytes: expected at least {LEAST}, found {piece_bytes}"
+            ))));
+        }
+        let region = memory.region();
+        let start = region.address().as_ptr().expose_provenance() as u64;
+        let slot_bytes = memory.slot_bytes() as u64;
+        let cuts = Cuts::new(
+            start,
+            region.nbytes() as u64,
+            slot_bytes,
+            piece_bytes as u64,
+        );
+        let state = Arc::new(State {
+            device,
+            memory,
+            failure,
+            mapped: (0..cuts.count()).map(|_| AtomicU64::new(0)).collect(),
+            cuts,
+            pinned: AtomicUsize::new(0),
+            usable: AtomicUsize::new(0),
+            pageable: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            engines: AtomicUsize::new(0),
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let working = Arc::clone(&state);
+        let thread = Builder::new()
+            .name("hybrid-pages-pin".into())
+            .spawn(move || working.run())
+            .map_err(|error| {
+                CudaError::Core(Error::Transfer(format!(
+                    "the thread that pins cannot start: {error}"
+                )))
+            })?;
+        Ok(Self {
+            state,
+            thread: Mutex::new(Some(thread)),
+            process: std::process::id(),
+        })
+    }
+
+    /// Slots from 0 on that are pinned: more as time goes by, none again after [`close`](Self::close).
+    #[must_use]
+    pub fn pinned_slots(&self) -> usize {
+        self.state.pinned.load(Ordering::Acquire)
+    }
+
+    /// Slots from 0 on that engines take: those that are pinned or, where nothing can be, all.
+    #[must_use]
+    pub fn usable_slots(&self) -> usize {
+        self.state.usable.load(Ordering::Acquire)
+    }
+
+    /// All slots.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.state.memory.slots()
+    }
+
+    /// Why some slots will not be pinned, and what that costs.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.state.progress().error.clone()
+    }
+
+    /// For how long it pinned, until now or until it ended.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.state.progress().seconds
+    }
+
+    /// Waits until nothing more will be pinned; whether that came in time.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut progress = self.state.progress();
+        while !progress.ended {
+            let changed = &self.state.changed;
+            progress = match deadline.map(|end| end.saturating_duration_since(Instant::now())) {
+                None => changed
+                    .wait(progress)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return false,
+                Some(left) => {
+                    let woken = changed.wait_timeout(progress, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    /// Stops, and gives back what was pinned.
+    ///
+    /// # Errors
+    /// [`CudaError::Core`] with [`Error::InvalidArgument`] while an engine uses it.
+    pub fn close(&self) -> Result<()> {
+        let engines = self.state.engines.load(Ordering::Acquire);
+        if engines > 0 {
+            return Err(CudaError::Core(Error::InvalidArgument(format!(
+                "pinning: expected no engine that uses it, found {engines}: close them first"
+            ))));
+        }
+        self.release();
+        Ok(())
+    }
+
+    fn release(&self) {
+        self.state.stop.store(true, Ordering::Release);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            let left = thread.join();
+            debug_assert!(left.is_ok(), "the thread catches nothing that panics");
+        }
+        let mut progress = self.state.progress();
+        progress.closed = true;
+        self.state.usable.store(0, Ordering::Release);
+        self.state.pinned.store(0, Ordering::Release);
+        progress.registrations.clear();
+    }
+
+    /// For an engine on these slots.
+    ///
+    /// # Errors
+    /// [`CudaError::Core`] with [`Error::InvalidArgument`] if they are other slots, or given back.
+    pub(crate) fn join(self: &Arc<Self>, memory: &SlotMemory) -> Result<Pinned> {
+        let (ours, theirs) = (self.state.memory.region(), memory.region());
+        let found = if self.state.progress().closed {
+            "one that is closed"
+        } else if (ours.address(), ours.nbytes()) != (theirs.address(), theirs.nbytes()) {
+            "one of other slots"
+        } else {
+            self.state.engines.fetch_add(1, Ordering::AcqRel);
+            return Ok(Pinned(Arc::clone(self)));
+        };
+        Err(CudaError::Core(Error::InvalidArgument(format!(
+            "pinning: expected one of the arena that the engine gets, found {found}"
+        ))))
+    }
+}
+
+impl Drop for Pinning {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            self.release();
+        } else {
+            // The driver does not work in a fork: nothing of it may be freed there.
+            std::mem::forget(Arc::clone(&self.state));
+        }
+    }
+}
+
+impl State {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let begin = Instant::now();
+        let mut failed = None;
+        for index in 0..self.cuts.count() {
+            if self.stop.load(Ordering::Acquire) {
+                break;
+            }
+            match self.pin(index) {
+                Ok((registration, offset)) => {
+                    self.mapped[index].store(offset, Ordering::Relaxed);
+                    let mut progress = self.progress();
+                    progress.registrations.push(registration);
+                    progress.seconds = begin.elapsed().as_secs_f64();
+                    drop(progress);
+                    if self.failure == Failure::Keeps {
+                        self.publish(index + 1);
+                    }
+                }
+                Err(error) => {
+                    failed = Some(self.give_up(index, &error));
+                    break;
+                }
+            }
+        }
+        if failed.is_none() && self.failure == Failure::GivesBack {
+            self.publish(self.cuts.count());
+        }
+        let mut progress = self.progress();
+        progress.error = failed;
+        progress.seconds = begin.elapsed().as_secs_f64();
+        progress.ended = true;
+        self.changed.notify_all();
+    }
+
+    fn publish(&self, pieces: usize) {
+        let slots = self.cuts.slots(pieces, self.memory.slot_bytes() as u64);
+        self.pinned.store(slots, Ordering::Release);
+        self.usable.store(slots, Ordering::Release);
+    }
+
+    fn pin(&self, index: usize) -> Result<(Registration, u64)> {
+        let (address, bytes) = self.cuts.piece(index);
+        let region = self.memory.region();
+        let offset = address as usize - region.address().addr().get();
+        let first = region.address().as_ptr().wrapping_add(offset);
+        let threads = available_parallelism().map_or(1, usize::from).min(THREADS);
+        // SAFETY: a part of the slots' region, which `memory` keeps mapped.
+        unsafe {
+            let part = Region::new(first, bytes as usize)?;
+            prefault(part, threads)?;
+            let pinned = Registration::new(&self.device, part.address(), part.nbytes())?;
+            let offset = pinned.mapped().wrapping_sub(address);
+            Ok((pinned, offset))
+        }
+    }
+
+    /// What to say of a piece that cannot be pinned.
+    fn give_up(&self, index: usize, error: &CudaError) -> String {
+        let bytes = self.cuts.piece(index).1;
+        let mut what = format!("pinning {bytes} bytes of the arena's slots failed: {error}. ");
+        if index > 0 && self.failure == Failure::Keeps {
+            what += &format!(
+                "{} of {} slots are used: give the process more memory to pin, or the arena less",
+                self.pinned.load(Ordering::Acquire),
+                self.memory.slots()
+            );
+            return what;
+        }
+        self.progress().registrations.clear();
+        self.pageable.store(true, Ordering::Release);
+        self.usable.store(self.memory.slots(), Ordering::Release);
+        what + "Copies go through pageable memory, which is slower: give the process more memory to \
+                pin, or the arena less"
+    }
+}
+
+/// An engine's use of a pinning.
+pub(crate) struct Pinned(Arc<Pinning>);
+
+impl Pinned {
+    pub(crate) fn cuts(&self) -> Cuts {
+        self.0.state.cuts
+    }
+
+    /// Whether nothing can be pinned, so that copies take a detour.
+    pub(crate) fn is_pageable(&self) -> bool {
+        self.0.state.pageable.load(Ordering::Acquire)
+    }
+
+    /// Where the device sees an address of a usable slot.
+    pub(crate) fn mapped(&self, address: u64) -> u64 {
+        let state = &self.0.state;
+        let (piece, _) = state.cuts.at(address);
+        address.wrapping_add(state.mapped[piece].load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.0.state.engines.fetch_sub(1, Ordering::AcqRel);
+    }
+}
