@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from simulation.engine import Engine
+from hybrid_pages.vllm.speculative_states import SpeculativeStates
+from simulation.audit import WrongEntry
+from simulation.engine import Engine, StartEngine
 from simulation.runner import Mismatch
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
@@ -21,7 +23,9 @@ from test_speculation import ENGINES
 EXPORTING = ["mamba2", "gdn-exports", "two-recurrent-kinds"]
 
 
-def alone(name: str, speculation: Speculation, version: int, asynchronous: bool, **more: Any) -> Any:
+def alone(
+    name: str, speculation: Speculation, version: int, asynchronous: bool, **more: Any
+) -> Engine:
     return Engine(
         SHAPES[name],
         speculation=speculation,
@@ -45,7 +49,7 @@ def test_with_one_draft_an_export_overwrites_the_state_of_a_step_of_two_blocks(
     one = Speculation(method, 1)
     with alone(name, one, version, asynchronous, batched_tokens=2 * N + 1) as engine:
         engine.add(tokens(6 * N + 3))
-        with pytest.raises(Mismatch, match="the state after 64 tokens.*convolution's inputs"):
+        with pytest.raises(Mismatch, match=r"the state after 64 tokens.*convolution's inputs"):
             engine.run()
 
 
@@ -75,6 +79,59 @@ def test_nothing_else_overwrites_it(
             ) as engine:
                 engine.generate(tokens(9 * N + 3))
                 engine.check_idle()
+
+
+def overwritten_and_aborted(start: StartEngine, name: str, method: str, **options: Any) -> Engine:
+    """An engine whose one request went away just behind a step that spoilt its state."""
+    engine = start(
+        SHAPES[name],
+        speculation=Speculation(method, 1),
+        batched_tokens=2 * N + 1,
+        extra={"host_gb": 0.02, "checkpoint_mode": "all"},
+        **options,
+    )
+    result = engine.add(tokens(6 * N + 3))
+    while result.request.num_computed_tokens < 4 * N:
+        engine.step()
+    engine.abort(result)
+    engine.run()
+    return engine
+
+
+@pytest.mark.parametrize(("version", "asynchronous"), ENGINES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", EXPORTING)
+def test_beside_this_connector_nothing_of_that_step_is_stored(
+    name: str, method: str, version: int, asynchronous: bool, start: StartEngine
+) -> None:
+    options = {"runner_version": version, "async_scheduling": asynchronous}
+    engine = overwritten_and_aborted(start, name, method, **options)
+    engine.check_idle()  # every state is that of its boundary
+    counters = engine.half.stats()["counters"]
+    assert counters["stored_entries:checkpoints"] == 1  # behind the first step
+    assert counters["skipped_entries:stale"] > 0
+
+
+@pytest.mark.parametrize("name", EXPORTING)
+def test_what_it_would_store_is_wrong(
+    name: str, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpeculativeStates, "overwritten", lambda *_: False)
+    with pytest.raises(WrongEntry):
+        overwritten_and_aborted(start, name, "mtp").check_idle()
+
+
+@pytest.mark.parametrize(("drafts", "retention"), [(1, None), (2, 0)])
+def test_where_vllm_is_right_everything_is_stored(
+    drafts: int, retention: int | None, start: StartEngine
+) -> None:
+    speculation = Speculation("mtp", drafts)
+    engine = start(
+        SHAPES["mamba2"], speculation=speculation, batched_tokens=2 * N, retention=retention
+    )
+    engine.generate(tokens(6 * N + 3))
+    engine.check_idle()
+    assert "skipped_entries:stale" not in engine.half.stats()["counters"]
 
 
 @pytest.mark.parametrize(("version", "asynchronous"), ENGINES)

@@ -263,7 +263,8 @@ class SchedulerHalf:
                     self._scheduled(tracked, start)
                 elif start < tracked.position or self.stores.keys.changed(tracked):
                     self._taken_back(tracked, start)
-                if new_tokens and not drafted:
+                lost = self.stores.states.overwritten(tracked, start, start + new_tokens)
+                if new_tokens and (lost or not drafted):
                     self.epochs.distrust(tracked, start // self.grid.hash_tokens)
                 self.checkpoints.stepped(tracked, start + new_tokens)
                 if self._may_store:

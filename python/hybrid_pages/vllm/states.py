@@ -62,6 +62,11 @@ class States:
         at_boundary = end % self.grid.block_tokens == 0
         return bool(self.groups) and (at_boundary or bool(offers) or tracked.late is not None)
 
+    def overwritten(self, tracked: Tracked, start: int, end: int) -> bool:
+        """Whether vLLM itself leaves a wrong state behind this step, with which the request goes
+        on."""
+        return False
+
     def find(
         self,
         tracked: Tracked,
