@@ -70,6 +70,9 @@ class BlockGrid:
     drops_last_block: bool = False
     """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
     resumes no prompt with drafts from its last matching block."""
+    overwritten: int = 0
+    """Tokens of a state's block, if vLLM exports states over running ones; 0 if it does not. See
+    :meth:`SpeculativeStates.overwritten`."""
     drafter_tokens: int | None = None
     """The longest that a request may be after a step with draft layers; None for any length."""
 
@@ -129,6 +132,7 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
         groups=tuple(_entry_blocks(spec, table, n) for table, spec in kept),
         exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
         cuts_elsewhere=n != min(sizes),
+        overwritten=min(sizes) if any(map(versions.exports_states, recurrent)) else 0,
     )
 
 
@@ -136,11 +140,13 @@ def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
     """The grid of an engine that may speculate."""
     found = config.speculative_config
     if found is None:
-        return grid
+        return replace(grid, overwritten=0)
     drafts = found.num_speculative_tokens
+    reserves = config.cache_config.prefix_cache_retention_interval != 0
     return replace(
         grid,
         drafts=drafts,
+        overwritten=0 if reserves or drafts > 1 else grid.overwritten,
         drafter_tokens=versions.drafter_tokens(config, drafts) if draft_layers(found) else None,
         lookahead=config.num_prefill_lookahead_tokens,
         drops_last_block=found.use_eagle_block_drop(),

@@ -46,6 +46,21 @@ class SpeculativeStates(States):
         """0: each step says which of its tokens are known."""
         return 0
 
+    def overwritten(self, tracked: Tracked, start: int, end: int) -> bool:
+        """As in the base class.
+
+        Kernels export a state from inside every step of a prompt, into the block that the worker
+        has before the last one. vLLM reserves one only in the last step. In another one that ends
+        two blocks further, the worker still has the one scratch block there, which the scheduler
+        has just made the block of the running state. In the first step of a run the worker has no
+        scratch block yet. (``MambaManager._needs_internal_checkpoint``)
+        """
+        n, request = self.grid.overwritten, tracked.request
+        prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
+        if not n or tracked.position is None or end >= prefill_end:
+            return False
+        return (end - 1) // n - (start - 1) // n == 2
+
     def find(
         self,
         tracked: Tracked,

@@ -70,6 +70,11 @@ class States:
             return 0  # its key is still to come
         return (boundary + 1) * self.grid.block_tokens
 
+    def overwritten(self, tracked: Tracked, start: int, end: int) -> bool:
+        """Whether vLLM itself leaves a wrong state behind this step, with which the request goes
+        on."""
+        return False
+
     def find(
         self,
         tracked: Tracked,

@@ -74,7 +74,8 @@ class Steps:
                 self._scheduled(tracked, start)
             elif start < tracked.position or half.keys.changed(tracked):
                 self._taken_back(tracked, start)
-            if new_tokens and not drafted:
+            lost = half.stores.states.overwritten(tracked, start, start + new_tokens)
+            if new_tokens and (lost or not drafted):
                 self.epochs.distrust(tracked, start // self.grid.hash_tokens)
             half.checkpoints.stepped(tracked, start + new_tokens)
             if not half.may_store:

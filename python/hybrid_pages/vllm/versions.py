@@ -78,8 +78,8 @@ READS: dict[str, str] = {
         "parallel_drafting quantization revision use_eagle_block_drop use_multi_module_mtp"
     ),
     "vllm.config.CacheConfig": (
-        "block_size cache_dtype enable_prefix_caching mamba_cache_mode prefix_caching_hash_algo "
-        "use_replayssm"
+        "block_size cache_dtype enable_prefix_caching mamba_cache_mode "
+        "prefix_cache_retention_interval prefix_caching_hash_algo use_replayssm"
     ),
     "vllm.config.kv_events.KVEventsConfig": "enable_kv_cache_events",
     "vllm.config.KVTransferConfig": (

@@ -222,6 +222,12 @@ class Shape:
             isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in self.specs().values()
         )
 
+    @property
+    def exports(self) -> bool:
+        """Whether kernels write states from inside a step."""
+        specs = (spec for spec in self.specs().values() if isinstance(spec, MambaSpec))
+        return any(spec.num_prefill_checkpoint_blocks for spec in specs)
+
     def specs(self) -> dict[str, KVCacheSpec]:
         specs = {f"model.layers.{i}": make() for i, make in enumerate(self.layers)}
         for i, make in enumerate(self.draft_layers):
