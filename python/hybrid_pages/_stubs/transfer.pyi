@@ -116,8 +116,8 @@ class HostEngine(_Engine):
 
         blocks: as for :meth:`store`; the bytes of one that is None are left out.
 
-        The checksums are of this rank's shard, None is not compared. All are compared before the
-        first byte moves: a load that fails by one has written nothing.
+        The checksums are of this rank's shard, None is not compared. Bytes are hashed while they
+        move: a load that fails, also by its checksums, leaves nothing of use in its blocks.
         """
 
 def checksum(data: bytes) -> int:
