@@ -96,9 +96,12 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn store(self, to: *mut u8) {
-            for (half, lanes) in self.0.into_iter().enumerate() {
-                // SAFETY: the caller's.
-                unsafe { _mm256_storeu_si256(to.cast::<__m256i>().add(half), lanes) };
+            let [low, high] = self.0;
+            let to = to.cast::<__m256i>();
+            // SAFETY: the caller's.
+            unsafe {
+                _mm256_storeu_si256(to, low);
+                _mm256_storeu_si256(to.add(1), high);
             }
         }
 
