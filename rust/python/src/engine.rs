@@ -21,7 +21,7 @@ pub struct PyHostEngine;
 impl PyHostEngine {
     #[new]
     #[pyo3(signature = (
-        geometry, arena, *, rank, num_blocks, layers, threads = 2, owners = None
+        geometry, arena, *, rank, num_blocks, layers, threads = 2, checksums = true, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -31,10 +31,16 @@ impl PyHostEngine {
         num_blocks: NumBlocks,
         layers: Vec<Bound<'_, PyLayerMap>>,
         #[pyo3(from_py_with = whole)] threads: usize,
+        checksums: bool,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let layout = layout(geometry, rank, num_blocks, &layers)?;
-        let engine = HostEngine::new(layout, arena.inner.memory(), threads).map_err(to_py)?;
+        let new = if checksums {
+            HostEngine::new
+        } else {
+            HostEngine::without_checksums
+        };
+        let engine = new(layout, arena.inner.memory(), threads).map_err(to_py)?;
         let base = PyEngine::new(Arc::new(engine), owners);
         Ok(PyClassInitializer::from(base).add_subclass(Self))
     }
