@@ -30,7 +30,7 @@ def test_no_setting_is_needed() -> None:
     assert (settings.policy, settings.checkpoint_mode) == ("reuse", "adaptive")
     assert (settings.checkpoint_interval, settings.trace_dir) == (0, "")
     assert settings.store_mode == "auto"
-    assert settings.verify_on_load is False
+    assert (settings.checksum, settings.verify_on_load) == ("store", False)
 
 
 def test_every_setting_is_taken() -> None:
@@ -43,6 +43,7 @@ def test_every_setting_is_taken() -> None:
         "tenant_share": 0.25,
         "copy_threads": 3,
         "store_mode": "background",
+        "checksum": "verify",
         "verify_on_load": True,
     }
     settings = Settings.parse(given)
@@ -56,7 +57,7 @@ def test_every_setting_is_taken() -> None:
         ({"hostgb": 4}, "unknown key 'hostgb': did you mean 'host_gb'?"),
         (
             {"zzz": 4},
-            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, copy_threads",
+            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, checksum, copy",
         ),
         ({"host_gb": "4"}, "host_gb: expected float, found '4' of type str"),
         ({"host_gb": True}, "host_gb: expected float, found True of type bool"),
@@ -84,6 +85,20 @@ def test_every_setting_is_taken() -> None:
         ({"copy_threads": 2.5}, "copy_threads: expected int, found 2.5 of type float"),
         ({"copy_threads": 10**9}, "copy_threads: expected 1 to 256"),
         ({"verify_on_load": 1}, "verify_on_load: expected bool, found 1 of type int"),
+        ({"checksum": "on"}, "checksum: expected one of 'off', 'store', 'verify', found 'on'"),
+        ({"checksum": False}, "checksum: expected one of 'off', 'store', 'verify', found False"),
+        (
+            {"checksum": "off", "verify_on_load": True},
+            "verify_on_load: expected False with checksum 'off', found True (leave verify_on_load",
+        ),
+        (
+            {"checksum": "store", "verify_on_load": True},
+            "verify_on_load: expected False with checksum 'store', found True",
+        ),
+        (
+            {"checksum": "verify", "verify_on_load": False},
+            "verify_on_load: expected True with checksum 'verify', found False",
+        ),
     ],
 )
 def test_an_impossible_setting_is_refused_with_what_was_expected(
@@ -91,6 +106,20 @@ def test_an_impossible_setting_is_refused_with_what_was_expected(
 ) -> None:
     with pytest.raises(SettingsError, match=re.escape(said)):
         Settings.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "checksum"),
+    [
+        ({"verify_on_load": True}, "verify"),
+        ({"verify_on_load": False}, "store"),
+        ({"checksum": "off", "verify_on_load": False}, "off"),
+        ({"checksum": "verify"}, "verify"),
+    ],
+)
+def test_verify_on_load_is_another_name_for_verify(given: dict[str, object], checksum: str) -> None:
+    settings = Settings.parse(given)
+    assert (settings.checksum, settings.verify_on_load) == (checksum, checksum == "verify")
 
 
 def test_the_policies_are_those_of_the_core() -> None:

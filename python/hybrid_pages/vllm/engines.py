@@ -98,9 +98,13 @@ def make_engine(
     num_blocks: int,
     layers: Sequence[LayerMap],
     threads: int,
+    checksums: bool,
     owners: object,
 ) -> CopyEngine:
     """An engine between memory of a device and an arena.
+
+    Without ``checksums``, stores out of CPU memory compute none; those of a GPU's kernels cost
+    nothing, and are computed.
 
     Raises:
         CudaError: no driver, or an error of it.
@@ -114,6 +118,7 @@ def make_engine(
             num_blocks=num_blocks,
             layers=layers,
             threads=threads,
+            checksums=checksums,
             owners=owners,
         )
     engine = CudaEngine(

@@ -10,6 +10,7 @@ from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
 
 StoreMode = Literal["auto", "step", "background"]
+ChecksumMode = Literal["off", "store", "verify"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
 
 
@@ -52,9 +53,13 @@ class Settings:
     """Forget everything whenever vLLM has reset its own prefix cache, not only when it is told to
     reset its connectors, too."""
 
+    checksum: ChecksumMode = "store"
+    """Of entries in host memory. ``off``: stores out of CPU memory compute none. ``store``: stores
+    compute one. ``verify``: loads compare it, too; a mismatch is a failed load, which vLLM
+    recomputes. With a tier below the host, ``off`` computes them all the same."""
+
     verify_on_load: bool = False
-    """Recompute each entry's checksum before its bytes go back into the engine; a mismatch is a
-    failed load, which vLLM recomputes."""
+    """True says the same as ``checksum="verify"``."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -62,6 +67,11 @@ class Settings:
             object.__setattr__(
                 self, field.name, _checked(field.name, hints[field.name], getattr(self, field.name))
             )
+        if self.verify_on_load and self.checksum == "off":
+            raise _contradiction(self.checksum, verify_on_load=True)
+        verifies = self.verify_on_load or self.checksum == "verify"
+        object.__setattr__(self, "verify_on_load", verifies)
+        object.__setattr__(self, "checksum", "verify" if verifies else self.checksum)
         require_policy(self.policy)
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
@@ -96,7 +106,18 @@ class Settings:
                     f"kv_connector_extra_config has the unknown key {key!r}: {hint}"
                     f"valid keys are {', '.join(sorted(known))}"
                 )
-        return cls(**extra_config)
+        settings = cls(**extra_config)
+        for key in ("checksum", "verify_on_load"):
+            if key in extra_config and getattr(settings, key) != extra_config[key]:
+                raise _contradiction(extra_config["checksum"], extra_config["verify_on_load"])
+        return settings
+
+
+def _contradiction(checksum: str, verify_on_load: bool) -> SettingsError:
+    return SettingsError(
+        f"verify_on_load: expected {checksum == 'verify'} with checksum {checksum!r}, found "
+        f"{verify_on_load} (leave verify_on_load out)"
+    )
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:
