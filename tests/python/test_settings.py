@@ -57,7 +57,7 @@ def test_every_setting_is_taken() -> None:
         ({"hostgb": 4}, "unknown key 'hostgb': did you mean 'host_gb'?"),
         (
             {"zzz": 4},
-            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, checksum, copy",
+            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, checksum",
         ),
         ({"host_gb": "4"}, "host_gb: expected float, found '4' of type str"),
         ({"host_gb": True}, "host_gb: expected float, found True of type bool"),
