@@ -1,11 +1,14 @@
-//! Pages and checkpoints as large as Qwen3.6-27B's through the host engine, against one plain
-//! memcpy of as many bytes in the same run. The hot path: one store or load of one or two entries
-//! on two threads, from submission to completion. Everything is larger than a cache, and touched
-//! before it is measured.
+//! Pages and checkpoints as large as Qwen3.6-27B's through the host engine, against a plain memcpy of as
+//! many bytes by as many threads. The hot path: one store or load of one or two entries on two threads, from
+//! submission to completion. Everything is larger than a cache, and touched before it is measured.
+//!
+//! Criterion measures one after the other; then rounds of all four, in turn, give the shares of memcpy that
+//! are printed last: they count on a machine whose speed drifts.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -15,6 +18,7 @@ use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Region, Run,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 const LAYERS: usize = 16;
 const RECURRENT_GROUPS: usize = 3;
@@ -24,6 +28,7 @@ const SSM_BYTES: usize = 3_145_728;
 const BLOCK_BYTES: usize = 784 * 4096;
 const BLOCKS: usize = 8;
 const THREADS: usize = 2;
+const PAGE_BYTES: usize = 4096;
 
 fn geometry() -> Geometry {
     let bytes = |name: &str, bytes| Segment::new(name, Dtype::Uint8, vec![bytes]).unwrap();
@@ -109,16 +114,132 @@ fn transfer(engine: &HostEngine, direction: Direction, entries: &[EntryCopy]) ->
     completion.checksums
 }
 
+/// On a page of its own, as frameworks and `malloc` place what is large.
+struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+fn aligned(bytes: impl ExactSizeIterator<Item = u8>) -> Aligned {
+    let mut all: Vec<u8> = Vec::with_capacity(bytes.len() + PAGE_BYTES);
+    let start = all.as_ptr().align_offset(PAGE_BYTES);
+    all.resize(start, 0);
+    all.extend(bytes);
+    Aligned { bytes: all, start }
+}
+
+impl std::ops::Deref for Aligned {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+impl std::ops::DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..]
+    }
+}
+
+/// Threads that wait to copy a share each of one buffer to another.
+struct Memcpy {
+    from: Aligned,
+    to: Aligned,
+}
+
+impl Memcpy {
+    fn new(bytes: usize) -> Self {
+        Self {
+            from: aligned((0..bytes).map(|i| i as u8)),
+            to: aligned((0..bytes).map(|_| 2)),
+        }
+    }
+
+    /// Calls `body` with the copy.
+    fn with<R>(&mut self, body: impl FnOnce(&dyn Fn()) -> R) -> R {
+        let Self { from, to } = self;
+        let share = from.len().div_ceil(THREADS);
+        let barrier = Barrier::new(THREADS + 1);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for (from, to) in std::iter::zip(from.chunks(share), to.chunks_mut(share)) {
+                let (barrier, done) = (&barrier, &done);
+                scope.spawn(move || {
+                    loop {
+                        barrier.wait();
+                        if done.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        black_box(&mut *to).copy_from_slice(black_box(from));
+                        barrier.wait();
+                    }
+                });
+            }
+            let result = body(&|| {
+                barrier.wait();
+                barrier.wait();
+            });
+            done.store(true, Ordering::Relaxed);
+            barrier.wait();
+            result
+        })
+    }
+}
+
+/// Seconds by the clock and of all threads' processor time, which other programs lengthen less.
+fn now() -> [f64; 2] {
+    [ClockId::Monotonic, ClockId::ProcessCPUTime].map(|clock| {
+        let now = clock_gettime(clock);
+        now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+    })
+}
+
+/// Rounds of all, in turn; of each but the first, the medians of its rounds' shares of the first's speed.
+fn shares(rounds: usize, all: &[(&str, &dyn Fn())]) -> Vec<(String, [f64; 2])> {
+    let mut times = vec![Vec::new(); all.len()];
+    for round in 0..rounds {
+        for turn in 0..all.len() {
+            let index = (round + turn) % all.len();
+            let start = now();
+            all[index].1();
+            let end = now();
+            times[index].push([end[0] - start[0], end[1] - start[1]]);
+        }
+    }
+    let share = |index: usize| {
+        let medians = [0, 1].map(|clock| {
+            let rounds = std::iter::zip(&times[0], &times[index]);
+            let mut shares: Vec<f64> = rounds
+                .map(|(memcpy, this)| memcpy[clock] / this[clock])
+                .collect();
+            shares.sort_by(f64::total_cmp);
+            shares[shares.len() / 2]
+        });
+        (all[index].0.to_owned(), medians)
+    };
+    (1..all.len()).map(share).collect()
+}
+
 fn host_copy(c: &mut Criterion) {
     let geometry = Arc::new(geometry());
     let slot_bytes = geometry.suggest_slot_bytes();
-    let mut memory: Vec<u8> = (0..LAYERS * BLOCKS * BLOCK_BYTES)
-        .map(|i| (i / 61) as u8)
-        .collect();
+    let mut memory = aligned((0..LAYERS * BLOCKS * BLOCK_BYTES).map(|i| (i / 61) as u8));
     let slots = 2 * geometry.slots_per_entry(1, slot_bytes).unwrap();
     let arena = Arc::new(Arena::create(&geometry, slot_bytes, slots).unwrap());
-    let layout = layout(&geometry, &mut memory);
-    let engine = HostEngine::new(layout, arena.memory(0).unwrap(), THREADS).unwrap();
+    let engine = |memory: &mut [u8], plain: bool| {
+        let layout = layout(&geometry, memory);
+        let new = if plain {
+            HostEngine::without_checksums
+        } else {
+            HostEngine::new
+        };
+        new(layout, arena.memory(0).unwrap(), THREADS).unwrap()
+    };
+    let hashing = engine(&mut memory, false);
+    let plain = engine(&mut memory, true);
+    let measures = !std::env::args().any(|argument| argument == "--test" || argument == "--list");
+    let rounds = if measures { 41 } else { 1 };
+    let mut report = Vec::new();
 
     let cases = [
         ("page", &[0][..]),
@@ -133,14 +254,7 @@ fn host_copy(c: &mut Criterion) {
             .sum();
         let mut group = c.benchmark_group(format!("host_copy/{name}"));
         group.throughput(Throughput::Bytes(bytes as u64));
-
-        let from = vec![1_u8; bytes];
-        let mut to = vec![2_u8; bytes];
-        group.bench_function("memcpy", |b| {
-            b.iter(|| black_box(&mut to).copy_from_slice(black_box(&from)))
-        });
-
-        let checksums = transfer(&engine, Direction::Store, &entries);
+        let checksums = transfer(&hashing, Direction::Store, &entries);
         let verified = entries.iter().cloned().zip(checksums);
         let verified: Vec<_> = verified
             .map(|(entry, sum)| EntryCopy {
@@ -148,16 +262,36 @@ fn host_copy(c: &mut Criterion) {
                 ..entry
             })
             .collect();
-        group.bench_function("store", |b| {
-            b.iter(|| transfer(&engine, Direction::Store, &entries))
+        let store = || drop(transfer(&hashing, Direction::Store, &entries));
+        let store_unhashed = || drop(transfer(&plain, Direction::Store, &entries));
+        let load = || drop(transfer(&hashing, Direction::Load, &entries));
+        let load_verified = || drop(transfer(&hashing, Direction::Load, &verified));
+        let shares = Memcpy::new(bytes).with(|memcpy| {
+            let all: [(&str, &dyn Fn()); 5] = [
+                ("memcpy", memcpy),
+                ("store", &store),
+                ("store_unhashed", &store_unhashed),
+                ("load", &load),
+                ("load_verified", &load_verified),
+            ];
+            for (name, act) in all {
+                group.bench_function(name, |b| b.iter(act));
+            }
+            shares(rounds, &all)
         });
-        group.bench_function("load", |b| {
-            b.iter(|| transfer(&engine, Direction::Load, &entries))
-        });
-        group.bench_function("load_verified", |b| {
-            b.iter(|| transfer(&engine, Direction::Load, &verified));
-        });
+        report.extend(shares.into_iter().map(|share| (name, share)));
         group.finish();
+    }
+    let instructions = hashing.instructions();
+    println!(
+        "{THREADS} threads each, {instructions}; median of {rounds} shares of memcpy's speed,"
+    );
+    println!("by the clock and by processor time:");
+    for (case, (name, [clock, processor])) in report {
+        println!(
+            "{:30} {clock:.2} {processor:.2}",
+            format!("host_copy/{case}/{name}")
+        );
     }
 }
 

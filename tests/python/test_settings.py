@@ -30,7 +30,7 @@ def test_no_setting_is_needed() -> None:
     assert (settings.policy, settings.checkpoint_mode) == ("reuse", "adaptive")
     assert (settings.checkpoint_interval, settings.trace_dir) == (0, "")
     assert settings.store_mode == "auto"
-    assert settings.verify_on_load is False
+    assert (settings.checksum, settings.verify_on_load) == ("store", False)
 
 
 def test_every_setting_is_taken() -> None:
@@ -44,6 +44,7 @@ def test_every_setting_is_taken() -> None:
         "copy_threads": 3,
         "kernel_below": 1 << 16,
         "store_mode": "background",
+        "checksum": "verify",
         "verify_on_load": True,
     }
     settings = Settings.parse(given)
@@ -57,7 +58,7 @@ def test_every_setting_is_taken() -> None:
         ({"hostgb": 4}, "unknown key 'hostgb': did you mean 'host_gb'?"),
         (
             {"zzz": 4},
-            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, copy_threads",
+            "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, checksum",
         ),
         ({"host_gb": "4"}, "host_gb: expected float, found '4' of type str"),
         ({"host_gb": True}, "host_gb: expected float, found True of type bool"),
@@ -86,6 +87,20 @@ def test_every_setting_is_taken() -> None:
         ({"copy_threads": 10**9}, "copy_threads: expected 1 to 256"),
         ({"kernel_below": -1}, "kernel_below: expected 0 to 1099511627775 bytes, found -1"),
         ({"verify_on_load": 1}, "verify_on_load: expected bool, found 1 of type int"),
+        ({"checksum": "on"}, "checksum: expected one of 'off', 'store', 'verify', found 'on'"),
+        ({"checksum": False}, "checksum: expected one of 'off', 'store', 'verify', found False"),
+        (
+            {"checksum": "off", "verify_on_load": True},
+            "verify_on_load: expected False with checksum 'off', found True (leave verify_on_load",
+        ),
+        (
+            {"checksum": "store", "verify_on_load": True},
+            "verify_on_load: expected False with checksum 'store', found True",
+        ),
+        (
+            {"checksum": "verify", "verify_on_load": False},
+            "verify_on_load: expected True with checksum 'verify', found False",
+        ),
     ],
 )
 def test_an_impossible_setting_is_refused_with_what_was_expected(
@@ -93,6 +108,20 @@ def test_an_impossible_setting_is_refused_with_what_was_expected(
 ) -> None:
     with pytest.raises(SettingsError, match=re.escape(said)):
         Settings.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "checksum"),
+    [
+        ({"verify_on_load": True}, "verify"),
+        ({"verify_on_load": False}, "store"),
+        ({"checksum": "off", "verify_on_load": False}, "off"),
+        ({"checksum": "verify"}, "verify"),
+    ],
+)
+def test_verify_on_load_is_another_name_for_verify(given: dict[str, object], checksum: str) -> None:
+    settings = Settings.parse(given)
+    assert (settings.checksum, settings.verify_on_load) == (checksum, checksum == "verify")
 
 
 def test_the_policies_are_those_of_the_core() -> None:

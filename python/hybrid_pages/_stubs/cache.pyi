@@ -121,7 +121,8 @@ class LeaseEntry:
 
     @property
     def checksums(self) -> list[int]:
-        """The :func:`checksum` of each rank's shard; empty while it is being written."""
+        """The :func:`checksum` of each rank's shard; empty while it is being written, and
+        if it was committed without any."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -190,10 +191,11 @@ class WriteLease:
 
     @property
     def ended(self) -> bool: ...
-    def commit(self, checksums: Sequence[Sequence[int]]) -> None:
+    def commit(self, checksums: Sequence[Sequence[int]] | None) -> None:
         """Publish all entries at once; their bytes must be whole.
 
-        checksums: for each entry, in order, the :func:`checksum` of each rank's shard. Entries
+        checksums: for each entry, in order, the :func:`checksum` of each rank's shard; None if
+        nobody has computed any, which a cache with tiers below the host rejects. Entries
         that were dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before
         them) stay unpublished.
 

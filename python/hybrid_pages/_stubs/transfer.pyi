@@ -47,7 +47,7 @@ class Completion:
 
     bytes: those that are whole where they were to go: all or, after a failure, none.
     checksums: of a store that succeeded, :func:`checksum` of this rank's shard of each entry, in
-    order.
+    order; empty from an engine that computes none.
     """
 
     @property
@@ -83,6 +83,7 @@ class HostEngine(_Engine):
     """Copies between host memory and an arena by threads of its own.
 
     num_blocks: how many blocks the engine has, in all groups or in each.
+    checksums: whether stores compute them; loads compare what they are given in any case.
     layers: one map for each layer of the geometry. owners: kept alive until the engine is
     closed or dropped, both of which wait for the transfers in flight.
 
@@ -99,6 +100,7 @@ class HostEngine(_Engine):
         num_blocks: int | Sequence[int],
         layers: Sequence[LayerMap],
         threads: int = 2,
+        checksums: bool = True,
         owners: object = None,
     ) -> HostEngine: ...
     def store(self, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> int:
@@ -116,8 +118,8 @@ class HostEngine(_Engine):
 
         blocks: as for :meth:`store`; the bytes of one that is None are left out.
 
-        The checksums are of this rank's shard, None is not compared. All are compared before the
-        first byte moves: a load that fails by one has written nothing.
+        The checksums are of this rank's shard, None is not compared. Bytes are hashed while they
+        move: a load that fails, also by its checksums, leaves nothing of use in its blocks.
         """
 
 def checksum(data: bytes) -> int:

@@ -125,10 +125,14 @@ def make_engine(
     layers: Sequence[LayerMap],
     threads: int,
     kernel_below: int,
+    checksums: bool,
     owners: object,
     pinning: Pinning | None = None,
 ) -> CopyEngine:
     """An engine between memory of a device and an arena.
+
+    Without ``checksums``, stores out of CPU memory compute none; those of a GPU's kernels cost
+    nothing, and are computed.
 
     Raises:
         CudaError: no driver, or an error of it.
@@ -142,6 +146,7 @@ def make_engine(
             num_blocks=num_blocks,
             layers=layers,
             threads=threads,
+            checksums=checksums,
             owners=owners,
         )
     engine = CudaEngine(

@@ -12,8 +12,8 @@ StoreEntry = tuple[int, list[int], list[int]]
 """(class index, arena slots, engine block ids in the order of the class's groups)."""
 
 LoadEntry = tuple[int, list[int], list[int | None], list[int]]
-"""A :data:`StoreEntry` with the checksum of each rank's shard. Nothing is loaded into a block that
-is None."""
+"""A :data:`StoreEntry` with the checksum of each rank's shard, or none. Nothing is loaded into a
+block that is None."""
 
 LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
 """A :data:`LoadEntry` with the checksum of one rank's shard, None if it is not compared."""

@@ -11,6 +11,7 @@ from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import budget_of
 
 StoreMode = Literal["auto", "step", "background"]
+ChecksumMode = Literal["off", "store", "verify"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
 HugePages = Literal["", "2M"]
 
@@ -64,9 +65,13 @@ class Settings:
     """Forget everything whenever vLLM has reset its own prefix cache, not only when it is told to
     reset its connectors, too."""
 
+    checksum: ChecksumMode = "store"
+    """Of entries in host memory. ``off``: stores out of CPU memory compute none. ``store``: stores
+    compute one. ``verify``: loads compare it, too; a mismatch is a failed load, which vLLM
+    recomputes. With a tier below the host, ``off`` computes them all the same."""
+
     verify_on_load: bool = False
-    """Recompute each entry's checksum before its bytes go back into the engine; a mismatch is a
-    failed load, which vLLM recomputes."""
+    """True says the same as ``checksum="verify"``."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -74,6 +79,11 @@ class Settings:
             object.__setattr__(
                 self, field.name, _checked(field.name, hints[field.name], getattr(self, field.name))
             )
+        if self.verify_on_load and self.checksum == "off":
+            raise _contradiction(self.checksum, verify_on_load=True)
+        verifies = self.verify_on_load or self.checksum == "verify"
+        object.__setattr__(self, "verify_on_load", verifies)
+        object.__setattr__(self, "checksum", "verify" if verifies else self.checksum)
         require_policy(self.policy)
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
@@ -112,10 +122,14 @@ class Settings:
                     f"kv_connector_extra_config has the unknown key {key!r}: {hint}"
                     f"valid keys are {', '.join(sorted(known))}"
                 )
-        settings = dict(extra_config)
-        if "host_gb" in settings:
-            settings["host_gb"] = budget_of(settings["host_gb"])
-        return cls(**settings)
+        given = dict(extra_config)
+        if "host_gb" in given:
+            given["host_gb"] = budget_of(given["host_gb"])
+        settings = cls(**given)
+        for key in ("checksum", "verify_on_load"):
+            if key in extra_config and getattr(settings, key) != extra_config[key]:
+                raise _contradiction(extra_config["checksum"], extra_config["verify_on_load"])
+        return settings
 
 
 def fix_budget(extra_config: dict[str, Any], engine_cores: int) -> None:
@@ -128,6 +142,13 @@ def fix_budget(extra_config: dict[str, Any], engine_cores: int) -> None:
     """
     if extra_config.get("host_gb") == "auto":
         extra_config["host_gb"] = budget_of("auto", engine_cores)
+
+
+def _contradiction(checksum: str, verify_on_load: bool) -> SettingsError:
+    return SettingsError(
+        f"verify_on_load: expected {checksum == 'verify'} with checksum {checksum!r}, found "
+        f"{verify_on_load} (leave verify_on_load out)"
+    )
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:

@@ -275,8 +275,9 @@ class Stores:
         if failed:
             self.figures.count("failures", label=failed[0].reason)
             return
+        hashed = any(outcome.checksums for outcome in ordered)
         checksums = zip(*(outcome.checksums for outcome in ordered), strict=True)
-        store.lease.commit(list(checksums))
+        store.lease.commit([list(entry) for entry in checksums] if hashed else None)
         for outcome in ordered:
             self.figures.count("stored_bytes", outcome.nbytes)
             self.figures.count("stored_seconds", outcome.seconds)

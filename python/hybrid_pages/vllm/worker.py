@@ -141,6 +141,7 @@ class WorkerHalf:
                 layers=self._maps,
                 threads=self.settings.copy_threads,
                 kernel_below=self.settings.kernel_below,
+                checksums=self.settings.checksum != "off",
                 owners=self._kv_caches,
                 pinning=self._pinning,
             )
@@ -214,13 +215,19 @@ class WorkerHalf:
             raise InvalidArgumentError(job.rejected)
         if self._unfenced is not None:
             raise TransferError(self._unfenced)
-        verify = self.settings.verify_on_load
         return self._open().load(
             [
-                (item, slots, blocks, checksums[self.rank] if verify else None)
+                (item, slots, blocks, self._expected(checksums))
                 for item, slots, blocks, checksums in job.entries
             ]
         )
+
+    def _expected(self, checksums: list[int]) -> int | None:
+        if self.settings.checksum != "verify":
+            return None
+        if not checksums:
+            raise TransferError("expected an entry with checksums, found one stored without")
+        return checksums[self.rank]
 
     def start_stores(self, step: StepMetadata) -> None:
         """Starts this step's stores, after its forward pass."""

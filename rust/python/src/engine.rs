@@ -21,7 +21,7 @@ pub struct PyHostEngine;
 impl PyHostEngine {
     #[new]
     #[pyo3(signature = (
-        geometry, arena, *, rank, num_blocks, layers, threads = 2, owners = None
+        geometry, arena, *, rank, num_blocks, layers, threads = 2, checksums = true, owners = None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -31,11 +31,17 @@ impl PyHostEngine {
         num_blocks: NumBlocks,
         layers: Vec<Bound<'_, PyLayerMap>>,
         #[pyo3(from_py_with = whole)] threads: usize,
+        checksums: bool,
         owners: Option<Py<PyAny>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let memory = arena.inner.memory(rank.0).map_err(to_py);
         let layout = layout(geometry, rank, num_blocks, &layers)?;
-        let engine = HostEngine::new(layout, memory?, threads).map_err(to_py)?;
+        let new = if checksums {
+            HostEngine::new
+        } else {
+            HostEngine::without_checksums
+        };
+        let engine = new(layout, memory?, threads).map_err(to_py)?;
         let base = PyEngine::new(Arc::new(engine), owners);
         Ok(PyClassInitializer::from(base).add_subclass(Self))
     }

@@ -166,7 +166,11 @@ impl PyWriteLease {
         self.lock().ended()
     }
 
-    fn commit(&self, checksums: Vec<Vec<Whole>>) -> PyResult<()> {
+    fn commit(&self, checksums: Option<Vec<Vec<Whole>>>) -> PyResult<()> {
+        let Some(checksums) = checksums else {
+            let published = self.lock().commit_without_checksums();
+            return published.map(|_| ()).map_err(to_py);
+        };
         let sums = |sums: Vec<Whole>| sums.into_iter().map(|Whole(sum)| sum as u64).collect();
         let checksums: Vec<Vec<u64>> = checksums.into_iter().map(sums).collect();
         self.lock().commit(&checksums).map(|_| ()).map_err(to_py)

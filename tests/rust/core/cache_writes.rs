@@ -133,6 +133,45 @@ fn a_child_of_an_aborted_page_is_never_published() {
 }
 
 #[test]
+fn entries_without_checksums_say_so_until_they_are_written_with_them() {
+    let small = Small::hybrid(8);
+    let mut lease = small.reserve("ab", &whole("ab"));
+    assert_eq!(lease.commit_without_checksums(), Ok(3));
+    assert!(matches!(
+        lease.commit_without_checksums(),
+        Err(Error::Lease(_))
+    ));
+    let read = small.read("ab");
+    assert!(
+        read.entries()
+            .iter()
+            .all(|entry| entry.checksums.is_empty())
+    );
+    drop(read);
+    // The records of these are used again, and know nothing of the sums that were there before.
+    small.cache.clear();
+    small.store_prompt("cd");
+    small.cache.clear();
+    let mut lease = small.reserve("ef", &whole("ef"));
+    assert_eq!(lease.commit_without_checksums(), Ok(3));
+    let read = small.read("ef");
+    assert!(
+        read.entries()
+            .iter()
+            .all(|entry| entry.checksums.is_empty())
+    );
+    drop(read);
+    small.cache.clear();
+    small.store_prompt("gh");
+    let read = small.read("gh");
+    assert!(
+        read.entries()
+            .iter()
+            .all(|entry| entry.checksums.len() == 1)
+    );
+}
+
+#[test]
 fn a_commit_of_another_shape_changes_nothing() {
     let small = Small::hybrid(8);
     let mut lease = small.reserve("ab", &whole("ab"));

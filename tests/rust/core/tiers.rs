@@ -33,6 +33,21 @@ fn what_is_published_goes_down_with_its_bytes() {
 }
 
 #[test]
+fn what_leaves_the_process_has_checksums() {
+    let (engine, shelf) = Engine::hybrid(16);
+    let mut lease = engine.reserve("abc", &whole("abc"));
+    match lease.commit_without_checksums() {
+        Err(Error::InvalidArgument(why)) => assert!(why.contains("tiers below"), "{why}"),
+        other => panic!("expected an invalid argument, found {other:?}"),
+    }
+    engine.cache.poll();
+    assert_eq!((shelf.places(), lease.ended()), (vec![], false));
+    engine.commit("abc", &mut lease);
+    engine.cache.poll();
+    assert_eq!(shelf.places().len(), 4);
+}
+
+#[test]
 fn an_aborted_write_goes_nowhere() {
     let (engine, shelf) = Engine::hybrid(16);
     drop(engine.reserve("abc", &whole("abc")));

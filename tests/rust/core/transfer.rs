@@ -12,7 +12,8 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
-    Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, Run, Ticket, checksum,
+    Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, Run, TILE_BYTES,
+    Ticket, checksum,
 };
 use transfer_support::{Dice, Memory, entry, expecting, geometry, geometry_of, run};
 
@@ -524,38 +525,95 @@ fn entries_of_many_steps_come_back_whole_whatever_the_slots() {
     assert!(after[BYTES..] == before[..3 * BYTES] && after[..BYTES] == before[3 * BYTES..]);
 }
 
+/// It writes what it hashes, but only its own blocks, and says that they are wrong.
 #[test]
-fn a_load_that_fails_its_checksum_leaves_the_engine_untouched() {
-    let plain = Plain::new(10, 4, 8, 2);
-    let both = || vec![entry(0, &[0, 1, 2], &[0]), entry(0, &[3, 4, 5], &[1])];
+fn a_load_of_other_bytes_fails_whatever_byte_differs() {
+    const BYTES: usize = 3 * TILE_BYTES + 100;
+    let plain = Plain::new(BYTES, BYTES, 4, 2);
+    let both = || vec![entry(0, &[0], &[0]), entry(0, &[1], &[1])];
     let sums = run(&plain.engine, Direction::Store, both()).checksums;
-    plain.arena.write(SlotId(4), b"\0").unwrap();
-    plain
-        .arena
-        .write(SlotId(4), b"damage"[..4].as_ref())
-        .unwrap();
+    let whole = plain.arena.read(SlotId(1)).unwrap();
     let before = plain.memory.bytes();
-    let to = |blocks: [usize; 2]| {
+    let load = || {
         let mut entries = both();
-        (entries[0].blocks[0], entries[1].blocks[0]) = (Some(blocks[0]), Some(blocks[1]));
-        entries
+        (entries[0].blocks[0], entries[1].blocks[0]) = (Some(2), Some(3));
+        let verified = entries.into_iter().zip(&sums);
+        let verified = verified.map(|(entry, sum)| expecting(entry, *sum));
+        run(&plain.engine, Direction::Load, verified.collect())
     };
-    let verified = to([2, 3])
-        .into_iter()
-        .zip(sums)
-        .map(|(e, s)| expecting(e, s))
-        .collect();
-    let failed = run(&plain.engine, Direction::Load, verified);
-    let why = failed.error.unwrap();
-    assert!(
-        why.contains("checksum of entry 1: expected") && why.contains("found"),
-        "{why}"
+    let mut dice = Dice::new(11);
+    for at in [0, TILE_BYTES - 1, TILE_BYTES, BYTES - 1, dice.roll(BYTES)] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1 << dice.roll(8);
+        plain.arena.write(SlotId(1), &damaged).unwrap();
+        let failed = load();
+        let why = failed.error.unwrap();
+        assert!(
+            why.contains("checksum of entry 1: expected") && why.contains("found"),
+            "{why}"
+        );
+        assert_eq!((failed.bytes, failed.checksums), (0, vec![]));
+        assert_eq!(plain.memory.bytes()[..2 * BYTES], before[..2 * BYTES]);
+        // Unverified, they are taken as they are; and the engine still works.
+        let mut unverified = both();
+        unverified[1].blocks[0] = Some(3);
+        assert_eq!(run(&plain.engine, Direction::Load, unverified).error, None);
+        assert_eq!(plain.memory.bytes()[3 * BYTES..], damaged);
+    }
+    plain.arena.write(SlotId(1), &whole).unwrap();
+    assert_eq!(load().error, None);
+    assert_eq!(plain.memory.bytes()[2 * BYTES..], before[..2 * BYTES]);
+}
+
+#[test]
+fn bytes_that_a_load_leaves_out_are_verified_all_the_same() {
+    let geometry = geometry_of(&[(ATTENTION, &[TILE_BYTES + 3], 2)], 1);
+    let bytes = 2 * (TILE_BYTES + 3);
+    let memory = Memory::new(Dice::new(5).bytes(2 * bytes));
+    let maps = [map(0, 0, memory.region(), bytes / 2, &[(0, bytes / 2)])];
+    let arena = Arc::new(Arena::create(&geometry, bytes, 1).unwrap());
+    let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
+    let engine = HostEngine::new(layout, arena.memory(0).unwrap(), 2).unwrap();
+    let stored = run(&engine, Direction::Store, vec![entry(0, &[0], &[0, 1])]);
+    let load = || {
+        let mut part = expecting(entry(0, &[0], &[2, 3]), stored.checksums[0]);
+        part.blocks[1] = None;
+        run(&engine, Direction::Load, vec![part])
+    };
+    let loaded = load();
+    assert_eq!((loaded.error, loaded.bytes), (None, bytes / 2));
+    let mut slot = arena.read(SlotId(0)).unwrap();
+    slot[bytes - 1] ^= 1;
+    arena.write(SlotId(0), &slot).unwrap();
+    let why = load().error.unwrap();
+    assert!(why.contains("checksum of entry 0"), "{why}");
+}
+
+#[test]
+fn stores_without_checksums_report_none_and_loads_still_verify() {
+    let geometry = geometry(&[(ATTENTION, &[100])], 1);
+    let memory = Memory::new(Dice::new(9).bytes(400));
+    let maps = [map(0, 0, memory.region(), 100, &[(0, 100)])];
+    let arena = Arc::new(Arena::create(&geometry, 100, 2).unwrap());
+    let layout = Layout::new(Arc::clone(&geometry), 0, &[4], &maps).unwrap();
+    let engine = HostEngine::without_checksums(layout, arena.memory(0).unwrap(), 2).unwrap();
+    let before = memory.bytes();
+    let stored = run(&engine, Direction::Store, vec![entry(0, &[1], &[3])]);
+    assert_eq!(
+        (stored.error, stored.bytes, stored.checksums),
+        (None, 100, vec![])
     );
-    assert_eq!((failed.bytes, failed.checksums), (0, vec![]));
-    assert_eq!(plain.memory.bytes(), before);
-    // Unverified, they are taken as they are; and the engine still works.
-    assert_eq!(run(&plain.engine, Direction::Load, to([2, 3])).error, None);
-    assert_ne!(plain.memory.bytes()[30..], before[10..20]);
+    assert_eq!(arena.read(SlotId(1)).unwrap(), before[300..]);
+    let load = |sum| {
+        run(
+            &engine,
+            Direction::Load,
+            vec![expecting(entry(0, &[1], &[0]), sum)],
+        )
+    };
+    assert_eq!(load(checksum(&before[300..])).error, None);
+    assert_eq!(memory.bytes()[..100], before[300..]);
+    assert!(load(0).error.is_some());
 }
 
 #[test]

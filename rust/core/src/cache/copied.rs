@@ -60,7 +60,7 @@ impl State {
     fn read(&mut self, Copy { id, tier, .. }: Copy, result: Result<Vec<u64>>) {
         let stats = &mut self.below[tier - 1].stats;
         let intact = match result {
-            Ok(checksums) if checksums == self.entries.checksums(id) => true,
+            Ok(checksums) if self.entries.checksums(id) == Some(&checksums) => true,
             Ok(_) => {
                 stats.corrupt_reads += 1;
                 false

@@ -11,7 +11,8 @@ pub struct LeaseEntry {
     pub block_index: usize,
     /// Where the payload lies, in payload order.
     pub slots: Vec<SlotId>,
-    /// Checksums of the shards, one per rank; empty while the entry is being written.
+    /// Checksums of the shards, one per rank; empty while the entry is being written, and if it was published
+    /// without them.
     pub checksums: Vec<u64>,
 }
 

@@ -122,11 +122,7 @@ impl WriteLease {
     /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the checksums are not of that
     /// shape; the lease goes on then.
     pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
-        if self.ended {
-            return Err(Error::Lease(
-                "commit: expected a lease that lasts, found one that ended".into(),
-            ));
-        }
+        self.check_lasts()?;
         let ids = &self.reservation.ids;
         if checksums.len() != ids.len() {
             return Err(Error::InvalidArgument(format!(
@@ -135,8 +131,7 @@ impl WriteLease {
                 checksums.len()
             )));
         }
-        let mut state = self.shared.lock();
-        let ranks = state.ranks();
+        let ranks = self.shared.lock().ranks();
         for (index, shards) in checksums.iter().enumerate() {
             let found = shards.as_ref().len();
             if found != ranks {
@@ -145,10 +140,45 @@ impl WriteLease {
                 )));
             }
         }
+        let checksums: Vec<_> = checksums
+            .iter()
+            .map(|shards| Some(shards.as_ref()))
+            .collect();
+        Ok(self.publish(&checksums))
+    }
+
+    /// As [`commit`](Self::commit), for bytes whose checksums nobody has computed: a load can't verify them.
+    ///
+    /// # Errors
+    /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the cache has tiers below: what leaves
+    /// the process has checksums. The lease goes on then.
+    pub fn commit_without_checksums(&mut self) -> Result<usize> {
+        self.check_lasts()?;
+        if !self.shared.lock().below.is_empty() {
+            return Err(Error::InvalidArgument(
+                "commit: expected checksums, since this cache has tiers below the host, found none"
+                    .into(),
+            ));
+        }
+        Ok(self.publish(&vec![None; self.reservation.ids.len()]))
+    }
+
+    fn check_lasts(&self) -> Result<()> {
+        if self.ended {
+            return Err(Error::Lease(
+                "commit: expected a lease that lasts, found one that ended".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, checksums: &[Option<&[u64]>]) -> usize {
         self.ended = true;
-        let published = state.publish(ids.iter().copied().zip(checksums.iter().map(AsRef::as_ref)));
+        let mut state = self.shared.lock();
+        let ids = self.reservation.ids.iter().copied();
+        let published = state.publish(ids.zip(checksums.iter().copied()));
         state.write_behind(std::mem::take(&mut self.reservation.held));
-        Ok(published)
+        published
     }
 
     /// Gives the room back; after the lease's end it does nothing.

@@ -179,7 +179,7 @@ impl State {
         let node = node.unwrap_or_else(|| self.index.add(parent, block, namespace, key));
         let id = known.unwrap_or_else(|| {
             let id = self.entries.insert(class, node);
-            self.entries.set_checksums(id, &checksums);
+            self.entries.set_checksums(id, Some(&checksums));
             self.index.set(node, class, Cell::of(id, Places::NONE));
             id
         });
@@ -199,7 +199,7 @@ impl State {
     fn may_join(&self, id: EntryId, tier: usize, checksums: &[u64]) -> bool {
         let entry = self.entries.get(id);
         let elsewhere = !entry.members.with(entry.copying).has(tier);
-        elsewhere && !entry.places.is_empty() && self.entries.checksums(id) == checksums
+        elsewhere && !entry.places.is_empty() && self.entries.checksums(id) == Some(checksums)
     }
 }
 

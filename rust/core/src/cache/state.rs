@@ -196,13 +196,13 @@ impl State {
         let checksums = if entry.places.in_host() {
             self.entries.checksums(id)
         } else {
-            &[]
+            None
         };
         LeaseEntry {
             class_index: entry.class,
             block_index,
             slots: self.slots(id),
-            checksums: checksums.to_vec(),
+            checksums: checksums.map(<[u64]>::to_vec).unwrap_or_default(),
         }
     }
 
@@ -385,7 +385,7 @@ impl State {
     /// Lets lookups see entries that were being written, unless they left meanwhile.
     pub(super) fn publish<'a>(
         &mut self,
-        written: impl Iterator<Item = (EntryId, &'a [u64])>,
+        written: impl Iterator<Item = (EntryId, Option<&'a [u64]>)>,
     ) -> usize {
         let mut published = 0;
         for (id, checksums) in written {
@@ -394,8 +394,9 @@ impl State {
             if !entry.members.in_host() {
                 continue;
             }
-            if !entry.places.is_empty() && self.entries.checksums(id) != checksums {
-                // Computed again, with other bytes: an entry has the same everywhere.
+            let same = checksums.is_some() && self.entries.checksums(id) == checksums;
+            if !entry.places.is_empty() && !same {
+                // Computed again, perhaps with other bytes: an entry has the same everywhere.
                 self.take_out(&[id], Places::BELOW);
             }
             self.entries.set_checksums(id, checksums);

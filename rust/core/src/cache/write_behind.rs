@@ -36,6 +36,10 @@ impl State {
         if there || !entry.places.in_host() {
             return;
         }
+        // A cache with tiers publishes nothing without checksums.
+        let Some(checksums) = self.entries.checksums(id).map(<[u64]>::to_vec) else {
+            return;
+        };
         let page = self.index.support(node, class);
         if page.is_some_and(|page| !self.entries.get(page).members.has(tier)) {
             return;
@@ -57,7 +61,6 @@ impl State {
         let level = &mut self.below[tier - 1];
         level.queued += size;
         level.tier.room_mut().enter(&new);
-        let checksums = self.entries.checksums(id);
-        level.tier.write(copy, &key, &slots, checksums);
+        level.tier.write(copy, &key, &slots, &checksums);
     }
 }

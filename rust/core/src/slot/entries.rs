@@ -32,11 +32,13 @@ impl Entry {
     }
 }
 
-/// All entries, each with one checksum per rank.
+/// All entries, each with one checksum per rank, or with none at all.
 #[derive(Debug)]
 pub(crate) struct EntryTable {
     entries: Slab<Entry>,
     checksums: Vec<u64>,
+    /// Of each entry: whether its checksums are known.
+    hashed: Vec<bool>,
     ranks: usize,
 }
 
@@ -49,6 +51,7 @@ impl EntryTable {
         Self {
             entries: Slab::new(),
             checksums: Vec::new(),
+            hashed: Vec::new(),
             ranks,
         }
     }
@@ -67,6 +70,8 @@ impl EntryTable {
         };
         let id = self.entries.insert(entry);
         self.checksums.resize(self.entries.span() * self.ranks, 0);
+        self.hashed.resize(self.entries.span(), false);
+        self.hashed[id as usize] = false;
         EntryId(id)
     }
 
@@ -85,14 +90,18 @@ impl EntryTable {
         self.entries.get_mut(id.0)
     }
 
-    /// Checksums of its shards, one per rank.
-    pub(crate) fn checksums(&self, id: EntryId) -> &[u64] {
-        &self.checksums[id.0 as usize * self.ranks..][..self.ranks]
+    /// Checksums of its shards, one per rank, if they are known.
+    pub(crate) fn checksums(&self, id: EntryId) -> Option<&[u64]> {
+        self.hashed[id.0 as usize]
+            .then(|| &self.checksums[id.0 as usize * self.ranks..][..self.ranks])
     }
 
-    /// Sets the checksums of its shards; `shards` has one value per rank.
-    pub(crate) fn set_checksums(&mut self, id: EntryId, shards: &[u64]) {
-        self.checksums[id.0 as usize * self.ranks..][..self.ranks].copy_from_slice(shards);
+    /// Sets the checksums of its shards: one value per rank, or that none are known.
+    pub(crate) fn set_checksums(&mut self, id: EntryId, shards: Option<&[u64]>) {
+        self.hashed[id.0 as usize] = shards.is_some();
+        if let Some(shards) = shards {
+            self.checksums[id.0 as usize * self.ranks..][..self.ranks].copy_from_slice(shards);
+        }
     }
 
     /// Every entry.
@@ -102,7 +111,7 @@ impl EntryTable {
 
     /// Bytes of memory held.
     pub(crate) const fn bytes(&self) -> usize {
-        self.entries.bytes() + self.checksums.capacity() * size_of::<u64>()
+        self.entries.bytes() + self.checksums.capacity() * size_of::<u64>() + self.hashed.capacity()
     }
 }
 

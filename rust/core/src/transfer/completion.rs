@@ -18,13 +18,14 @@ impl fmt::Display for Ticket {
 pub struct Completion {
     /// Which transfer.
     pub ticket: Ticket,
-    /// Why it failed. A load that fails its checksums has written nothing.
+    /// Why it failed. Of a load: what its blocks hold now is of no use, also if its checksums were wrong.
     pub error: Option<String>,
     /// Bytes that are whole where they were to go: all of them or, after a failure, none.
     pub bytes: usize,
     /// From its submission to its end.
     pub seconds: f64,
-    /// Of a store that succeeded: this rank's shard of each entry, in order.
+    /// Of a store that succeeded: this rank's shard of each entry, in order. None at all from an engine that
+    /// computes none.
     pub checksums: Vec<u64>,
 }
 

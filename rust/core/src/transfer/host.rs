@@ -12,6 +12,7 @@ use super::engine::Engine;
 use super::job::{Job, Message, Shared};
 use super::layout::Layout;
 use super::lock;
+use super::path::Path;
 use super::plan::{Direction, EntryCopy};
 use super::region::SlotMemory;
 use super::transfers::Transfers;
@@ -32,6 +33,24 @@ impl HostEngine {
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
     /// an impossible number of threads, [`Error::Transfer`] if they cannot be started.
     pub fn new(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
+        Self::start(layout, memory, threads, true)
+    }
+
+    /// As [`new`](Self::new), for stores that compute no checksums: their completions have none.
+    ///
+    /// # Errors
+    /// As of [`new`](Self::new).
+    pub fn without_checksums(layout: Layout, memory: SlotMemory, threads: usize) -> Result<Self> {
+        Self::start(layout, memory, threads, false)
+    }
+
+    /// What it copies with: `avx2` or `portable`.
+    #[must_use]
+    pub fn instructions(&self) -> &'static str {
+        self.shared.path.name
+    }
+
+    fn start(layout: Layout, memory: SlotMemory, threads: usize, checksums: bool) -> Result<Self> {
         let transfers = Transfers::new(layout, memory, "make an engine after forking")?;
         if !(1..=Self::MAX_THREADS).contains(&threads) {
             let most = Self::MAX_THREADS;
@@ -44,6 +63,8 @@ impl HostEngine {
             transfers,
             queue,
             threads,
+            path: Path::best(),
+            checksums,
         });
         let engine = Self {
             shared,
@@ -94,8 +115,8 @@ impl Drop for HostEngine {
 
 fn spawn(index: usize, messages: Receiver<Message>) -> Result<JoinHandle<()>> {
     let copy = move || {
-        while let Ok(Message::Work(job, phase)) = messages.recv() {
-            job.run(phase);
+        while let Ok(Message::Work(job)) = messages.recv() {
+            job.run();
         }
     };
     Builder::new()

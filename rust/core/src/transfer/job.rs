@@ -2,111 +2,112 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::checksum::{TILE_BYTES, combine, digest_parts};
+use super::checksum::{TILE_BYTES, combine};
 use super::completion::{Completion, Ticket};
-use super::plan::{Direction, Plan};
+use super::path::Path;
+use super::plan::{Cut, Direction, Plan};
+use super::tile::Tile;
 use super::transfers::Transfers;
 use super::{lock, panic_message};
 
-/// A store copies and hashes in steps that stay in a core's cache in between.
-const STORE_STEP: usize = 8 * TILE_BYTES;
-/// A load only copies: its steps are large enough that handing them out costs nothing.
-const LOAD_STEP: usize = 1 << 20;
+/// What a thread takes at a time: small enough that threads end together, large enough that taking it
+/// costs nothing.
+const STEP_BYTES: usize = 16 * TILE_BYTES;
+/// Waking a thread takes as long as copying so much.
+const WAKE_BYTES: usize = 256 << 10;
 
 /// The things that all jobs of one engine use.
 pub(super) struct Shared {
     pub(super) transfers: Transfers,
     pub(super) queue: Sender<Message>,
     pub(super) threads: usize,
+    pub(super) path: &'static Path,
+    /// Whether stores compute checksums.
+    pub(super) checksums: bool,
 }
 
 /// An order to a copy thread.
 pub(super) enum Message {
-    Work(Arc<Job>, Phase),
+    Work(Arc<Job>),
     Stop,
 }
 
-/// A load verifies, then copies: bytes that are not those that left the engine never reach it.
-/// A store only copies, and hashes what it has just copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    Verify,
-    Copy,
-}
-
-/// Threads work on a job together. Each takes entries that nobody has begun, so that it hashes
-/// what its own core has just copied, and in the end helps with those that others have begun.
+/// Threads work on a job together, a step at a time. A byte that is hashed is read once, and the same byte
+/// is written: a store's checksum is of the bytes in the slots, and a verified load reports bytes that are
+/// not those that left the engine after it has written them.
 pub(super) struct Job {
     shared: Arc<Shared>,
     ticket: Ticket,
     plan: Plan,
     started: Instant,
-    /// Threads told to work on the current phase that have not left it.
+    steps: Vec<Step>,
+    /// The first step that nobody has taken.
+    next: AtomicUsize,
+    /// Threads told to work on it that have not left it.
     workers: AtomicUsize,
-    /// The next entry that nobody has begun in this phase.
-    next_entry: AtomicUsize,
-    /// The next step of each entry.
-    next_steps: Vec<AtomicUsize>,
-    /// Of a store: the digest of each tile of each entry.
+    /// Of each entry that is hashed: the digest of each tile.
     digests: Vec<Vec<AtomicU64>>,
+    failed: AtomicBool,
     failure: Mutex<Option<String>>,
+}
+
+/// Bytes of an entry, from the start of a tile on.
+#[derive(Clone)]
+struct Step {
+    entry: usize,
+    range: Range<usize>,
 }
 
 impl Job {
     pub(super) fn start(shared: Arc<Shared>, plan: Plan) -> crate::error::Result<Ticket> {
         let started = Instant::now();
         let ticket = shared.transfers.start()?;
-        let entries = plan.entries().len();
         let mut job = Self {
             shared,
             ticket,
             plan,
             started,
+            steps: Vec::new(),
+            next: AtomicUsize::new(0),
             workers: AtomicUsize::new(0),
-            next_entry: AtomicUsize::new(0),
-            next_steps: (0..entries).map(|_| AtomicUsize::new(0)).collect(),
             digests: Vec::new(),
+            failed: AtomicBool::new(false),
             failure: Mutex::new(None),
         };
-        if job.plan.direction() == Direction::Store {
-            let tiles = |entry| job.shard_bytes(entry).div_ceil(TILE_BYTES);
-            job.digests = (0..entries)
-                .map(|entry| (0..tiles(entry)).map(|_| AtomicU64::new(0)).collect())
-                .collect();
+        let mut bytes = 0;
+        for entry in 0..job.plan.entries().len() {
+            let shard = job.shard_bytes(entry);
+            bytes += shard;
+            let starts = (0..shard).step_by(STEP_BYTES);
+            let ranges = starts.map(|start| start..shard.min(start + STEP_BYTES));
+            job.steps.extend(ranges.map(|range| Step { entry, range }));
+            let tiles = if job.is_hashed(entry) {
+                shard.div_ceil(TILE_BYTES)
+            } else {
+                0
+            };
+            let none = || AtomicU64::new(0);
+            job.digests
+                .push(std::iter::repeat_with(none).take(tiles).collect());
         }
-        let verify = job
-            .plan
-            .entries()
-            .iter()
-            .filter(|entry| entry.checksum.is_some())
-            .count();
-        let job = Arc::new(job);
-        if verify > 0 {
-            job.hand_out(Phase::Verify, verify)
-        } else {
-            job.hand_out_copies()
-        }
+        let most = job.shared.threads.min(bytes.div_ceil(WAKE_BYTES));
+        Arc::new(job).hand_out(most);
         Ok(ticket)
     }
 
-    /// One thread's share of a phase. Whatever happens in it, even a panic, the job ends.
-    pub(super) fn run(self: &Arc<Self>, phase: Phase) {
-        self.attempt(|| match phase {
-            Phase::Verify => self.verify_entries(),
-            Phase::Copy => self.copy_entries(),
-        });
-        // The last to leave a phase sees what all others did.
+    /// One thread's share. Whatever happens in it, even a panic, the job ends.
+    pub(super) fn run(&self) {
+        self.attempt(|| self.take_steps());
+        // The last to leave sees what all others did.
         if self.workers.fetch_sub(1, Ordering::AcqRel) == 1 {
-            match phase {
-                Phase::Verify if !self.has_failed() => self.hand_out_copies(),
-                _ => self.finish(),
-            }
+            self.attempt(|| self.verify());
+            self.finish();
         }
     }
 
@@ -119,34 +120,20 @@ impl Job {
         });
         if let Err(why) = outcome {
             lock(&self.failure).get_or_insert(why);
+            self.failed.store(true, Ordering::Relaxed);
         }
-    }
-
-    fn has_failed(&self) -> bool {
-        lock(&self.failure).is_some()
-    }
-
-    fn hand_out_copies(self: &Arc<Self>) {
-        let steps = (0..self.plan.entries().len())
-            .map(|entry| self.steps(entry))
-            .sum();
-        self.hand_out(Phase::Copy, steps);
     }
 
     /// Tells as many threads as can find something to do.
-    fn hand_out(self: &Arc<Self>, phase: Phase, tasks: usize) {
-        let workers = tasks.min(self.shared.threads);
+    fn hand_out(self: Arc<Self>, most: usize) {
+        let workers = most.min(self.steps.len());
         if workers == 0 {
             return self.finish();
         }
-        self.next_entry.store(0, Ordering::Relaxed);
         self.workers.store(workers, Ordering::Release);
         for _ in 0..workers {
             // The threads only stop when no transfer runs: this one runs.
-            let sent = self
-                .shared
-                .queue
-                .send(Message::Work(Arc::clone(self), phase));
+            let sent = self.shared.queue.send(Message::Work(Arc::clone(&self)));
             debug_assert!(sent.is_ok(), "copy threads outlive transfers");
         }
     }
@@ -155,135 +142,106 @@ impl Job {
         let error = lock(&self.failure).take();
         let whole = error.is_none();
         let bytes = self.plan.bytes(self.shared.transfers.layout());
-        let checksums = if whole { self.checksums() } else { Vec::new() };
+        let reports = whole && self.plan.direction() == Direction::Store && self.shared.checksums;
+        let entries = 0..self.plan.entries().len();
         self.shared.transfers.finish(Completion {
             ticket: self.ticket,
             error,
             bytes: if whole { bytes } else { 0 },
             seconds: self.started.elapsed().as_secs_f64(),
-            checksums,
+            checksums: if reports {
+                entries.map(|entry| self.checksum(entry)).collect()
+            } else {
+                Vec::new()
+            },
         });
     }
 
-    fn checksums(&self) -> Vec<u64> {
-        let of = |(entry, digests): (usize, &Vec<AtomicU64>)| {
-            let digests = digests.iter().map(|digest| digest.load(Ordering::Relaxed));
-            combine(digests, self.shard_bytes(entry))
-        };
-        self.digests.iter().enumerate().map(of).collect()
-    }
-
-    fn verify_entries(&self) -> Result<(), String> {
-        while let Some(entry) = self.begin_entry() {
-            self.verify(entry)?;
-        }
-        Ok(())
-    }
-
-    fn copy_entries(&self) -> Result<(), String> {
-        while let Some(entry) = self.begin_entry() {
-            self.copy_steps(entry);
-        }
-        (0..self.plan.entries().len()).for_each(|entry| self.copy_steps(entry));
-        Ok(())
-    }
-
-    /// An entry that nobody has begun; none once the job has failed.
-    fn begin_entry(&self) -> Option<usize> {
-        let entry = self.next_entry.fetch_add(1, Ordering::Relaxed);
-        (entry < self.plan.entries().len() && !self.has_failed()).then_some(entry)
-    }
-
-    fn verify(&self, entry: usize) -> Result<(), String> {
-        let Some(expected) = self.plan.entries()[entry].checksum else {
+    /// Compares a load with what it expects.
+    fn verify(&self) -> Result<(), String> {
+        if self.failed.load(Ordering::Relaxed) {
             return Ok(());
-        };
-        let bytes = self.shard_bytes(entry);
-        let digests = (0..bytes.div_ceil(TILE_BYTES)).map(|tile| self.digest(entry, tile));
-        let found = combine(digests, bytes);
-        if found != expected {
-            return Err(format!(
-                "checksum of entry {entry}: expected {expected:016x}, found {found:016x}: not \
-                 the bytes that left the engine, nothing was loaded"
-            ));
+        }
+        for (entry, copy) in self.plan.entries().iter().enumerate() {
+            let Some(expected) = copy.checksum else {
+                continue;
+            };
+            let found = self.checksum(entry);
+            if found != expected {
+                return Err(format!(
+                    "checksum of entry {entry}: expected {expected:016x}, found {found:016x}: not \
+                     the bytes that left the engine, so the blocks of this load hold nothing of use"
+                ));
+            }
         }
         Ok(())
     }
 
-    /// Those steps of an entry that no other thread takes.
-    fn copy_steps(&self, entry: usize) {
-        loop {
-            let step = self.next_steps[entry].fetch_add(1, Ordering::Relaxed);
-            if step >= self.steps(entry) || self.has_failed() {
-                return;
-            }
-            self.copy_step(entry, step);
+    /// Of an entry that is hashed.
+    fn checksum(&self, entry: usize) -> u64 {
+        let digests = self.digests[entry].iter();
+        let digests = digests.map(|digest| digest.load(Ordering::Relaxed));
+        combine(digests, self.shard_bytes(entry))
+    }
+
+    fn is_hashed(&self, entry: usize) -> bool {
+        match self.plan.direction() {
+            Direction::Store => self.shared.checksums,
+            Direction::Load => self.plan.entries()[entry].checksum.is_some(),
         }
     }
 
-    fn copy_step(&self, entry: usize, step: usize) {
+    fn take_steps(&self) -> Result<(), String> {
+        while !self.failed.load(Ordering::Relaxed) {
+            let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) else {
+                break;
+            };
+            self.copy(step);
+        }
+        Ok(())
+    }
+
+    fn copy(&self, Step { entry, range }: &Step) {
         let transfers = &self.shared.transfers;
-        let range = self.range(entry, step);
-        let pieces = self
-            .plan
-            .pieces(transfers.layout(), transfers.memory(), entry, range);
-        match self.plan.direction() {
-            Direction::Load => {
-                for piece in pieces {
-                    // SAFETY: the plan keeps pieces inside the two regions, whose makers promised
-                    // that they can be read and written; an arena and the engine's memory are
-                    // different allocations.
-                    unsafe {
-                        piece
-                            .arena
-                            .copy_to_nonoverlapping(piece.engine, piece.length)
-                    };
-                }
-            }
-            Direction::Store => {
-                for piece in pieces {
-                    // SAFETY: as above, the other way round.
-                    unsafe {
-                        piece
-                            .engine
-                            .copy_to_nonoverlapping(piece.arena, piece.length)
-                    };
-                }
-                let first = step * (STORE_STEP / TILE_BYTES);
-                let tiles = self.digests[entry].iter().enumerate().skip(first);
-                for (tile, digest) in tiles.take(STORE_STEP / TILE_BYTES) {
-                    digest.store(self.digest(entry, tile), Ordering::Relaxed);
+        let (layout, memory) = (transfers.layout(), transfers.memory());
+        let cuts = self.plan.cuts(layout, memory, *entry, range.clone());
+        let moves = cuts.map(|cut| Move::of(self.plan.direction(), cut));
+        // SAFETY: the plan keeps pieces inside the two regions, whose makers promised that they can be read and
+        // written; an arena and the engine's memory are different allocations.
+        unsafe {
+            if self.is_hashed(*entry) {
+                self.copy_and_hash(moves, &self.digests[*entry][range.start / TILE_BYTES..]);
+            } else {
+                for Move { from, to, length } in moves.filter(|part| !part.to.is_null()) {
+                    self.shared.path.copy(from, to, length);
                 }
             }
         }
     }
 
-    fn digest(&self, entry: usize, tile: usize) -> u64 {
-        let transfers = &self.shared.transfers;
-        let start = tile * TILE_BYTES;
-        let range = start..(start + TILE_BYTES).min(self.shard_bytes(entry));
-        let stretches = self.plan.stretches(transfers.memory(), entry, range);
-        digest_parts(stretches.map(|stretch| {
-            // SAFETY: the plan keeps stretches inside the arena, and its slots belong to this
-            // transfer: those of a store were written by this thread in the same step, those of a
-            // load are only read.
-            unsafe { std::slice::from_raw_parts(stretch.arena, stretch.length) }
-        }))
-    }
-
-    fn range(&self, entry: usize, step: usize) -> Range<usize> {
-        let start = step * self.step_bytes();
-        start..(start + self.step_bytes()).min(self.shard_bytes(entry))
-    }
-
-    fn steps(&self, entry: usize) -> usize {
-        self.shard_bytes(entry).div_ceil(self.step_bytes())
-    }
-
-    fn step_bytes(&self) -> usize {
-        match self.plan.direction() {
-            Direction::Store => STORE_STEP,
-            Direction::Load => LOAD_STEP,
+    /// # Safety
+    /// Of each move, the source can be read, and the target be written or is null; they do not overlap.
+    unsafe fn copy_and_hash(&self, moves: impl Iterator<Item = Move>, digests: &[AtomicU64]) {
+        let mut tile = Tile::new(self.shared.path);
+        let mut digests = digests.iter();
+        let mut end = |tile: &mut Tile| {
+            let done = std::mem::replace(tile, Tile::new(self.shared.path));
+            if let Some(digest) = digests.next() {
+                digest.store(done.digest(), Ordering::Relaxed);
+            }
+        };
+        for mut part in moves {
+            while part.length > 0 {
+                let now = part.split(tile.room());
+                // SAFETY: the caller's.
+                unsafe { tile.pass(now.from, now.to, now.length) };
+                if tile.room() == 0 {
+                    end(&mut tile);
+                }
+            }
+        }
+        if tile.room() < TILE_BYTES {
+            end(&mut tile);
         }
     }
 
@@ -291,6 +249,37 @@ impl Job {
     fn shard_bytes(&self, entry: usize) -> usize {
         let class = self.plan.entries()[entry].class;
         self.shared.transfers.layout().geometry().classes()[class].rank_bytes
+    }
+}
+
+/// Bytes from one place to another; to none if the engine leaves them out.
+struct Move {
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+}
+
+impl Move {
+    fn of(direction: Direction, cut: Cut) -> Self {
+        let engine = cut.engine.unwrap_or(std::ptr::null_mut());
+        let (from, to) = match direction {
+            Direction::Store => (engine, cut.arena),
+            Direction::Load => (cut.arena, engine),
+        };
+        let length = cut.length;
+        Self { from, to, length }
+    }
+
+    /// Takes at most so many bytes off its front.
+    fn split(&mut self, most: usize) -> Self {
+        let length = self.length.min(most);
+        let front = Self { length, ..*self };
+        self.from = self.from.wrapping_add(length);
+        if !self.to.is_null() {
+            self.to = self.to.wrapping_add(length);
+        }
+        self.length -= length;
+        front
     }
 }
 
@@ -330,6 +319,8 @@ mod tests {
             transfers: Transfers::new(layout, memory, "").unwrap(),
             queue,
             threads: 1,
+            path: Path::best(),
+            checksums: true,
         });
         let entry = EntryCopy {
             class: 0,
@@ -342,12 +333,19 @@ mod tests {
             .plan(Direction::Store, vec![entry])
             .unwrap();
         let ticket = Job::start(Arc::clone(&shared), plan).unwrap();
-        let Ok(Message::Work(job, phase)) = messages.try_recv() else {
+        let Ok(Message::Work(job)) = messages.try_recv() else {
             panic!("expected work")
         };
 
-        job.attempt(|| job.verify(7));
-        job.run(phase);
+        let wrong = Step {
+            entry: 7,
+            range: 0..8,
+        };
+        job.attempt(|| {
+            job.copy(&wrong);
+            Ok(())
+        });
+        job.run();
 
         let completions = shared.transfers.poll();
         assert_eq!((completions.len(), completions[0].ticket), (1, ticket));

@@ -11,10 +11,13 @@ mod completion;
 mod engine;
 mod host;
 mod job;
+mod lanes;
 mod layout;
+mod path;
 mod plan;
 mod process;
 mod region;
+mod tile;
 mod transfers;
 
 use std::any::Any;

@@ -45,6 +45,16 @@ pub struct Piece {
     pub length: usize,
 }
 
+/// A [`Piece`], or bytes of a shard that a load leaves out.
+pub(super) struct Cut {
+    /// In the engine's memory; `None` for bytes that are left out.
+    pub(super) engine: Option<*mut u8>,
+    /// In the arena.
+    pub(super) arena: *mut u8,
+    /// In bytes.
+    pub(super) length: usize,
+}
+
 /// Entries that were checked against a layout and an arena: every piece lies inside both.
 #[derive(Debug)]
 pub struct Plan {
@@ -107,6 +117,24 @@ impl Plan {
         entry: usize,
         range: Range<usize>,
     ) -> impl Iterator<Item = Piece> + 'a {
+        let piece = |cut: Cut| {
+            Some(Piece {
+                engine: cut.engine?,
+                arena: cut.arena,
+                length: cut.length,
+            })
+        };
+        self.cuts(layout, memory, entry, range).filter_map(piece)
+    }
+
+    /// As [`pieces`](Self::pieces), with what is left out.
+    pub(super) fn cuts<'a>(
+        &'a self,
+        layout: &'a Layout,
+        memory: &'a SlotMemory,
+        entry: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = Cut> + 'a {
         let blocks = &self.entries[entry].blocks;
         let spans = layout.spans(self.entries[entry].class);
         let mut current = spans.partition_point(|span| span.end() <= range.start);
@@ -116,7 +144,7 @@ impl Plan {
             arena: std::ptr::null_mut(),
             length: 0,
         };
-        let all = std::iter::from_fn(move || {
+        std::iter::from_fn(move || {
             if rest.length == 0 {
                 rest = stretches.next()?;
             }
@@ -126,17 +154,16 @@ impl Plan {
             let span = &spans[current];
             let skip = rest.position - span.start;
             let length = rest.length.min(span.length - skip);
-            let piece = blocks[span.block].map(|block| Piece {
-                engine: span.in_block(block).wrapping_add(skip),
+            let cut = Cut {
+                engine: blocks[span.block].map(|block| span.in_block(block).wrapping_add(skip)),
                 arena: rest.arena,
                 length,
-            });
+            };
             rest.position += length;
             rest.arena = rest.arena.wrapping_add(length);
             rest.length -= length;
-            Some(piece)
-        });
-        all.flatten()
+            Some(cut)
+        })
     }
 
     /// The arena's side of a range of this rank's shard of one entry: runs of slots that follow

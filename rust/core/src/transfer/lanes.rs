@@ -1,0 +1,134 @@
+//! Eight 64-bit lanes, and XXH3's two operations on them, for each set of instructions.
+//! <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, "XXH3 algorithm overview".
+
+/// Bytes that the lanes take at a time.
+pub(super) const STRIPE_BYTES: usize = 64;
+
+// XXH3 reads its input as little-endian numbers, and so do loads here.
+const _: () = assert!(cfg!(target_endian = "little"));
+
+const PRIME32_1: u64 = 0x9E37_79B1;
+
+/// The state of XXH3, or one stripe, or one key.
+///
+/// # Safety
+/// An implementation is used only on machines that have its instructions. Addresses are of
+/// [`STRIPE_BYTES`] bytes, readable or writable as the method needs.
+pub(super) trait Lanes: Copy {
+    unsafe fn load(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut u8);
+    unsafe fn accumulate(self, stripe: Self, key: Self) -> Self;
+    unsafe fn scramble(self, key: Self) -> Self;
+}
+
+/// Asks for bytes that are read soon.
+#[inline(always)]
+pub(super) fn prefetch(_address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has SSE, and a prefetch of an address that is not mapped does nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_address.cast());
+    }
+}
+
+/// Plain Rust; the compiler uses what every machine of the target has (SSE2, NEON).
+#[derive(Clone, Copy)]
+pub(super) struct Portable([u64; 8]);
+
+impl Lanes for Portable {
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's.
+        Self(unsafe { from.cast::<[u64; 8]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { to.cast::<[u64; 8]>().write_unaligned(self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate(self, stripe: Self, key: Self) -> Self {
+        Self(std::array::from_fn(|lane| {
+            let keyed = stripe.0[lane] ^ key.0[lane];
+            let product = (keyed & 0xFFFF_FFFF) * (keyed >> 32);
+            self.0[lane]
+                .wrapping_add(stripe.0[lane ^ 1])
+                .wrapping_add(product)
+        }))
+    }
+
+    #[inline(always)]
+    unsafe fn scramble(self, key: Self) -> Self {
+        Self(std::array::from_fn(|lane| {
+            let mixed = self.0[lane] ^ (self.0[lane] >> 47) ^ key.0[lane];
+            mixed.wrapping_mul(PRIME32_1)
+        }))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::Avx2;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Lanes, PRIME32_1};
+
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx2([__m256i; 2]);
+
+    impl Avx2 {
+        #[inline(always)]
+        fn of(lane: impl Fn(usize) -> __m256i) -> Self {
+            Self([lane(0), lane(1)])
+        }
+    }
+
+    impl Lanes for Avx2 {
+        #[inline(always)]
+        unsafe fn load(from: *const u8) -> Self {
+            // SAFETY: the caller's.
+            Self::of(|half| unsafe { _mm256_loadu_si256(from.cast::<__m256i>().add(half)) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut u8) {
+            let [low, high] = self.0;
+            let to = to.cast::<__m256i>();
+            // SAFETY: the caller's.
+            unsafe {
+                _mm256_storeu_si256(to, low);
+                _mm256_storeu_si256(to.add(1), high);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn accumulate(self, stripe: Self, key: Self) -> Self {
+            // SAFETY: the machine has AVX2.
+            Self::of(|half| unsafe {
+                let (lanes, stripe) = (self.0[half], stripe.0[half]);
+                let keyed = _mm256_xor_si256(stripe, key.0[half]);
+                let product = _mm256_mul_epu32(keyed, _mm256_srli_epi64::<32>(keyed));
+                let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(stripe);
+                _mm256_add_epi64(_mm256_add_epi64(lanes, swapped), product)
+            })
+        }
+
+        #[inline(always)]
+        unsafe fn scramble(self, key: Self) -> Self {
+            // SAFETY: the machine has AVX2.
+            Self::of(|half| unsafe {
+                let lanes = self.0[half];
+                let mixed = _mm256_xor_si256(lanes, _mm256_srli_epi64::<47>(lanes));
+                let mixed = _mm256_xor_si256(mixed, key.0[half]);
+                let prime = _mm256_set1_epi64x(PRIME32_1.cast_signed());
+                let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(mixed), prime);
+                let low = _mm256_mul_epu32(mixed, prime);
+                _mm256_add_epi64(low, _mm256_slli_epi64::<32>(high))
+            })
+        }
+    }
+}

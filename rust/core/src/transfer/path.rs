@@ -1,0 +1,222 @@
+//! Copies and hashes stripes in one pass, by the best instructions that this machine has.
+//!
+//! A copy waits for memory, so wider ones than AVX2 gain nothing, and writes that bypass the caches lose: see
+//! `benches/README.md`.
+
+use super::checksum::TILE_BYTES;
+use super::lanes::{Lanes, Portable, STRIPE_BYTES, prefetch};
+
+/// The state of a tile's XXH3 between two stripes.
+pub(super) type State = [u64; 8];
+
+/// Stripes of a tile; its last one has a key of its own.
+const STRIPES: usize = TILE_BYTES / STRIPE_BYTES;
+/// Stripes of a block of XXH3, after which its lanes are scrambled.
+const BLOCK: usize = (SECRET.len() - STRIPE_BYTES) / 8;
+const SCRAMBLE_KEY: usize = SECRET.len() - STRIPE_BYTES;
+const LAST_KEY: usize = SCRAMBLE_KEY - 7;
+/// How far ahead bytes are asked for: processors do not do it across pages.
+const AHEAD: usize = 1024;
+
+/// State, its next stripe, from, to or null, number of stripes.
+type Hash = unsafe fn(&mut State, usize, *const u8, *mut u8, usize);
+/// From, to, number of stripes.
+type Copy = unsafe fn(*const u8, *mut u8, usize);
+
+/// One set of instructions.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) name: &'static str,
+    hash: Hash,
+    copy: Copy,
+}
+
+static PORTABLE: Path = Path {
+    name: "portable",
+    hash: hash_portable,
+    copy: copy_portable,
+};
+#[cfg(target_arch = "x86_64")]
+static AVX2: Path = Path {
+    name: "avx2",
+    hash: hash_avx2,
+    copy: copy_avx2,
+};
+
+impl Path {
+    /// Those that this machine has, the best one first.
+    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+        #[cfg(target_arch = "x86_64")]
+        let wide = is_x86_feature_detected!("avx2").then_some(&AVX2);
+        #[cfg(not(target_arch = "x86_64"))]
+        let wide = None;
+        wide.into_iter().chain([&PORTABLE])
+    }
+
+    /// The best one.
+    pub(super) fn best() -> &'static Self {
+        Self::all().next().unwrap_or(&PORTABLE)
+    }
+
+    /// Hashes `count` stripes of a tile from its stripe `first` on and, unless `to` is null, writes them.
+    ///
+    /// # Safety
+    /// `from` can be read, and `to` be written or is null; they do not overlap.
+    pub(super) unsafe fn hash(
+        &self,
+        state: &mut State,
+        first: usize,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+    ) {
+        debug_assert!(first + count <= STRIPES);
+        // SAFETY: a path exists only where its instructions do; the rest is the caller's.
+        unsafe { (self.hash)(state, first, from, to, count) };
+    }
+
+    /// Copies.
+    ///
+    /// # Safety
+    /// `from` can be read and `to` be written; they do not overlap.
+    pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, length: usize) {
+        let stripes = length / STRIPE_BYTES;
+        let whole = stripes * STRIPE_BYTES;
+        // SAFETY: a path exists only where its instructions do; the parts lie inside what the caller gives.
+        unsafe {
+            (self.copy)(from, to, stripes);
+            from.add(whole)
+                .copy_to_nonoverlapping(to.add(whole), length - whole);
+        }
+    }
+}
+
+/// XXH3-64 of a tile from its state after the last stripe.
+pub(super) fn merge(state: &State) -> u64 {
+    const KEY: usize = 11;
+    let keys = SECRET[KEY..][..STRIPE_BYTES].as_chunks::<8>().0;
+    let mut keyed = std::iter::zip(state, keys).map(|(lane, key)| lane ^ u64::from_le_bytes(*key));
+    let mut hash = (TILE_BYTES as u64).wrapping_mul(PRIME64_1);
+    while let (Some(left), Some(right)) = (keyed.next(), keyed.next()) {
+        let product = u128::from(left) * u128::from(right);
+        hash = hash.wrapping_add(product as u64 ^ (product >> 64) as u64);
+    }
+    hash ^= hash >> 37;
+    hash = hash.wrapping_mul(0x1656_6791_9E37_79F9);
+    hash ^ (hash >> 32)
+}
+
+const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
+
+/// The state before the first stripe.
+pub(super) const START: State = [
+    0xC2B2_AE3D,
+    PRIME64_1,
+    0xC2B2_AE3D_27D4_EB4F,
+    0x1656_67B1_9E37_79F9,
+    0x85EB_CA77_C2B2_AE63,
+    0x85EB_CA77,
+    0x27D4_EB2F_1656_67C5,
+    0x9E37_79B1,
+];
+
+#[inline(always)]
+unsafe fn hash_with<L: Lanes, const WRITES: bool>(
+    state: &mut State,
+    first: usize,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+) {
+    let key = |offset: usize| {
+        let key = SECRET[offset..][..STRIPE_BYTES].as_ptr();
+        // SAFETY: the slice is as long.
+        unsafe { L::load(key) }
+    };
+    // SAFETY: the state is as long as a stripe; addresses stay inside what the caller gives.
+    unsafe {
+        let mut lanes = L::load(state.as_ptr().cast());
+        let (mut stripe, mut at) = (first, 0);
+        let end = first + count;
+        while stripe < end {
+            let block_end = end.min(stripe - stripe % BLOCK + BLOCK);
+            while stripe < block_end {
+                prefetch(from.wrapping_add(at + AHEAD));
+                let bytes = L::load(from.add(at));
+                if WRITES {
+                    bytes.store(to.add(at));
+                }
+                let offset = if stripe == STRIPES - 1 {
+                    LAST_KEY
+                } else {
+                    stripe % BLOCK * 8
+                };
+                lanes = lanes.accumulate(bytes, key(offset));
+                stripe += 1;
+                at += STRIPE_BYTES;
+            }
+            if stripe % BLOCK == 0 && stripe < STRIPES {
+                lanes = lanes.scramble(key(SCRAMBLE_KEY));
+            }
+        }
+        lanes.store(state.as_mut_ptr().cast());
+    }
+}
+
+#[inline(always)]
+unsafe fn copy_with<L: Lanes>(from: *const u8, to: *mut u8, stripes: usize) {
+    for stripe in 0..stripes {
+        let at = stripe * STRIPE_BYTES;
+        prefetch(from.wrapping_add(at + AHEAD));
+        // SAFETY: the addresses stay inside what the caller gives.
+        unsafe { L::load(from.add(at)).store(to.add(at)) };
+    }
+}
+
+macro_rules! compile {
+    ($hash:ident, $copy:ident, $lanes:ty $(, $feature:literal)?) => {
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn $hash(
+            state: &mut State,
+            first: usize,
+            from: *const u8,
+            to: *mut u8,
+            count: usize,
+        ) {
+            // SAFETY: the caller's.
+            unsafe {
+                if to.is_null() {
+                    hash_with::<$lanes, false>(state, first, from, to, count);
+                } else {
+                    hash_with::<$lanes, true>(state, first, from, to, count);
+                }
+            }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn $copy(from: *const u8, to: *mut u8, stripes: usize) {
+            // SAFETY: the caller's.
+            unsafe { copy_with::<$lanes>(from, to, stripes) }
+        }
+    };
+}
+
+compile!(hash_portable, copy_portable, Portable);
+#[cfg(target_arch = "x86_64")]
+compile!(hash_avx2, copy_avx2, super::lanes::Avx2, "avx2");
+
+/// XXH3's default secret.
+const SECRET: &[u8; 192] = &[
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+];
