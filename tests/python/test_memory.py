@@ -35,7 +35,9 @@ class Machine:
     def belongs_to(self, *lines: str) -> None:
         (self.root / "self").write_text("".join(f"{line}\n" for line in lines))
 
-    def group(self, path: str, limit: str, used: float, cached: float = 0, v1: bool = False) -> None:
+    def group(
+        self, path: str, limit: str, used: float, cached: float = 0, v1: bool = False
+    ) -> None:
         at = (self.mount / "memory" if v1 else self.mount) / path
         at.mkdir(parents=True, exist_ok=True)
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -112,7 +114,7 @@ def test_a_group_over_its_limit_leaves_nothing(machine: Machine) -> None:
 
 def test_engine_cores_share_what_is_free(machine: Machine) -> None:
     machine.available(40)
-    with pytest.raises(BudgetError, match="4 engine cores x 11 GiB = 44 GiB: .* 10.0 GiB each"):
+    with pytest.raises(BudgetError, match=r"4 engine cores x 11 GiB = 44 GiB: .* 10\.0 GiB each"):
         memory.require_memory(11, engine_cores=4)
     memory.require_memory(10, engine_cores=4)
 

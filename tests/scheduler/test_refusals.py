@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 
 from hybrid_pages import BudgetError, GeometryError
 from hybrid_pages.vllm.connector import HybridPagesConnector
-from hybrid_pages.vllm.messages import Report, StepMetadata, StoreJob
+from hybrid_pages.vllm.messages import Report
 from hybrid_pages.vllm.settings import SettingsError
 from hybrid_pages.vllm.support import UnsupportedError, supported_range
 from hybrid_pages.vllm.versions import SUPPORTED

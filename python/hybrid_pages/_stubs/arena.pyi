@@ -7,14 +7,14 @@ from hybrid_pages._stubs.geometry import Geometry
 
 @final
 class Arena:
-    """Slots in shared memory, cut into one plane per rank. Nothing is left behind when the processes
-    that map it are gone.
+    """Slots in shared memory, cut into one plane per rank. Nothing is left behind when the
+    processes that map it are gone.
 
-    A slot of `slot_bytes` has `slot_bytes // ranks` bytes in each rank's plane. A process may have all
-    planes or some: `ranks` says which.
+    A slot of `slot_bytes` has `slot_bytes // ranks` bytes in each rank's plane. A process may have
+    all planes or some: `ranks` says which.
 
-    paths: of these planes, in that order; where other processes of the same user open them, as long as
-    the creator of each lives.
+    paths: of these planes, in that order; where other processes of the same user open them, as long
+    as the creator of each lives.
     """
 
     @staticmethod
@@ -30,19 +30,20 @@ class Arena:
         """New slots, all zero.
 
         rank: make the plane of this rank alone; None for all ranks.
-        huge_pages: "2M" for pages of 2 MiB, which the system must have reserved; they are taken at once.
+        huge_pages: "2M" for pages of 2 MiB, which the system must have reserved; all are taken at
+        once.
         numa_node: take memory from this node, while it has some.
 
-        Raises ArenaError if the system refuses, BudgetError beyond the machine's memory or its huge pages,
-        InvalidArgumentError on slots that the ranks can't share equally.
+        Raises ArenaError if the system refuses, BudgetError beyond the machine's memory or its huge
+        pages, InvalidArgumentError on slots that the ranks can't share equally.
         """
 
     @staticmethod
     def open(paths: str | Sequence[str], geometry: Geometry) -> Arena:
         """Planes that other processes created.
 
-        Raises ForeignError if one was made for another geometry, ArenaError if one is no plane or no longer
-        there, or if they do not belong together.
+        Raises ForeignError if one was made for another geometry, ArenaError if one is no plane or no
+        longer there, or if they do not belong together.
         """
 
     @property

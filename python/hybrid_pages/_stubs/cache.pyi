@@ -116,8 +116,8 @@ class LeaseEntry:
     def block_index(self) -> int: ...
     @property
     def slots(self) -> list[int]:
-        """Where its payload lies: byte `p` of a rank's shard in `slots[p // part]` at `p % part` of that
-        rank's plane, which has `part = slot_bytes // ranks` bytes of each slot."""
+        """Where its payload lies: byte `p` of a rank's shard in `slots[p // part]` at `p % part` of
+        that rank's plane, which has `part = slot_bytes // ranks` bytes of each slot."""
 
     @property
     def checksums(self) -> list[int]:
@@ -184,9 +184,10 @@ class WriteLease:
         """How many of the wanted entries are not among `entries`, by reason.
 
         resident: there already. in_writing: this call or another lease writes it already.
-        no_room: everything that could make room is in use or of the same prefix. not_ready: the same,
-        while some slots are not ready. tenant_share: the same, of what its tenant has. orphan: a page before it is neither there nor in writing,
-        so that it could never be reached.
+        no_room: everything that could make room is in use or of the same prefix.
+        not_ready: the same, while some slots are not ready. tenant_share: the same, of what its
+        tenant has. orphan: a page before it is neither there nor in writing, so that it could never
+        be reached.
         """
 
     @property
@@ -413,14 +414,15 @@ class Cache:
     def set_ready_slots(self, slots: int) -> None:
         """Hand out only the first so many slots from now on: the memory of the others is not ready.
 
-        All are at the beginning. Raises InvalidArgumentError if a slot behind them was handed out before,
-        or there are not as many.
+        All are at the beginning. Raises InvalidArgumentError if a slot behind them was handed out
+        before, or there are not as many.
         """
 
     def stats(self) -> dict[str, int]:
         """Counts and sizes at this moment.
 
-        slots, ready_slots (those that may be handed out by now), free_slots, slot_bytes; pages, checkpoints, windows: resident entries by kind;
+        slots, ready_slots (those that may be handed out by now), free_slots, slot_bytes;
+        pages, checkpoints, windows: resident entries by kind;
         page_bytes, checkpoint_bytes, window_bytes: bytes of their slots; leased_slots: slots
         that a lease reads, writes or needs to stay; writing_entries; nodes: boundaries in the
         index; evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped

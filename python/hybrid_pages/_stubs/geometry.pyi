@@ -129,8 +129,8 @@ class Geometry:
     @staticmethod
     def from_json(text: str) -> Geometry: ...
     def suggest_slot_bytes(self) -> int:
-        """In each rank's plane, the largest power of two from 512 B to 2 MiB that wastes at most 1/64 by
-        rounding; for all ranks together."""
+        """In each rank's plane, the largest power of two from 512 B to 2 MiB that wastes at most
+        1/64 by rounding; for all ranks together."""
 
     def slots_per_entry(self, class_index: int, slot_bytes: int) -> int: ...
     def difference(self, other: Geometry) -> str | None:

@@ -14,7 +14,7 @@ from hybrid_pages._core import BudgetError
 
 GIB = 1 << 30
 AUTO_SHARE = 0.5
-"""The part of the free memory that ``"auto"`` takes; the rest is left to the engine and to others."""
+"""The part of the free memory that ``"auto"`` takes; the rest is the engine's and others'."""
 
 _MEMINFO, _CGROUP, _MOUNT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
 
@@ -75,8 +75,8 @@ def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None =
 
 
 def auto_host_gb(engine_cores: int = 1) -> float:
-    """The budget that ``"auto"`` stands for: a share of the free memory for each engine core, in GiB,
-    rounded down to hundredths."""
+    """The budget that ``"auto"`` stands for: a share of the free memory for each engine core, in
+    GiB, rounded down to hundredths."""
     share = free_memory().nbytes * AUTO_SHARE / max(1, engine_cores)
     return math.floor(share / GIB * 100) / 100
 

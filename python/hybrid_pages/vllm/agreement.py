@@ -77,8 +77,8 @@ class Agreement:
                 plane = Arena.open(report.plane, self.plan)
             except HybridPagesError as error:
                 raise UnsupportedError(
-                    f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, found "
-                    f"{error}: run an engine's scheduler and workers in one container and as one "
+                    f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, "
+                    f"found {error}: run an engine's scheduler and workers in one container and as one "
                     "user (containers of one pod: with a shared process namespace)"
                 ) from error
             if (plane.slots, plane.slot_bytes) != (slots.count, slots.slot_bytes):

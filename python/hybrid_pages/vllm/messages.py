@@ -89,7 +89,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
     loads: dict[str, list[Outcome]] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
     ready: dict[int, int] = field(default_factory=dict)
-    """Of a rank: slots, from the first on, whose memory is ready; left out while that is as it was."""
+    """Of a rank: slots, from the first on, whose memory is ready; left out while that stays."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Both ranks' outcomes, side by side."""

@@ -26,8 +26,8 @@ class Settings:
     machine together."""
 
     huge_pages: HugePages = ""
-    """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in the
-    page tables of a large budget. Empty for pages of the usual size."""
+    """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in
+    the page tables of a large budget. Empty for pages of the usual size."""
 
     policy: str = "reuse"
     """Which checkpoints deserve room, and which entries stay when the budget is full."""
