@@ -42,8 +42,8 @@ class Arena:
     def open(paths: str | Sequence[str], geometry: Geometry) -> Arena:
         """Planes that other processes created.
 
-        Raises ForeignError if one was made for another geometry, ArenaError if one is no plane or no
-        longer there, or if they do not belong together.
+        Raises ForeignError if one was made for another geometry, ArenaError if one is no plane or
+        is gone, or if they do not belong together.
         """
 
     @property

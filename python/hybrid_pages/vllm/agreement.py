@@ -78,8 +78,8 @@ class Agreement:
             except HybridPagesError as error:
                 raise UnsupportedError(
                     f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, "
-                    f"found {error}: run an engine's scheduler and workers in one container and as one "
-                    "user (containers of one pod: with a shared process namespace)"
+                    f"found {error}: run an engine's scheduler and workers in one container and as "
+                    "one user (containers of one pod: with a shared process namespace)"
                 ) from error
             if (plane.slots, plane.slot_bytes) != (slots.count, slots.slot_bytes):
                 raise UnsupportedError(
