@@ -219,6 +219,7 @@ impl Worker {
             slots: self.lanes.slots(),
             room: self.lanes.of(direction).buffers().room(),
             kernels: self.lanes.has_kernels(),
+            batches: self.device.driver().has_copy_batch(),
         };
         let queue = &mut self.waiting[direction as usize];
         let front = queue.front().copied();
