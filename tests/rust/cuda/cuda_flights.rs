@@ -220,7 +220,13 @@ fn a_transfer_longer_than_a_flight_comes_back_whole() {
             runs: runs.collect(),
         };
         let arena = Arc::new(Arena::create(&geometry, 512, 4 * BLOCKS).unwrap());
-        let layout = Layout::new(Arc::clone(&geometry), 0, &[BLOCKS], &[map.clone()]).unwrap();
+        let layout = Layout::new(
+            Arc::clone(&geometry),
+            0,
+            &[BLOCKS],
+            std::slice::from_ref(&map),
+        )
+        .unwrap();
         let engine = CudaEngine::new(layout, arena.memory(), &options(way)).unwrap();
         let all = || {
             (0..BLOCKS as u32).map(|block| {

@@ -135,6 +135,11 @@ impl Loader<'_> {
         lists <= self.room.lists
             && line.tiles as usize * size_of::<u64>() <= self.room.digests
             && line.bytes <= MOST_BYTES
-            && line.pieces() <= if self.batches { MOST_PIECES } else { MOST_CALLS }
+            && line.pieces()
+                <= if self.batches {
+                    MOST_PIECES
+                } else {
+                    MOST_CALLS
+                }
     }
 }
