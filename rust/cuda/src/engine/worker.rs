@@ -131,10 +131,15 @@ impl Worker {
             } else {
                 messages.recv_timeout(LOOK)
             };
-            match message {
-                Ok(Message::Transfer(request)) => self.accept(*request),
-                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
-                Err(RecvTimeoutError::Timeout) => {}
+            let mut next = Some(message);
+            while let Some(message) = next {
+                match message {
+                    Ok(Message::Transfer(request)) => self.accept(*request),
+                    Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                // All that wait may go together.
+                next = messages.try_recv().ok().map(Ok);
             }
             if let Err(error) = self.advance() {
                 self.break_down(&error);
