@@ -25,8 +25,8 @@ import torch
 
 import hybrid_pages
 from hybrid_pages import cuda
-from paging import report
-from paging.cases import KIB, LAYERS, MIB, SIZES, Case, cases
+from paging import beside, claims, report
+from paging.cases import GIB, KIB, LAYERS, MIB, SIZES, Case, cases
 from paging.machine import DryMachine, Machine
 from paging.methods import LIMIT, METHODS, OURS, Method, Missing
 from paging.place import Buffers, Place
@@ -135,6 +135,16 @@ def order(case: Case) -> tuple[int, int, int]:
     return stage, case.size, -case.count
 
 
+def _ends(chosen: list[Case]) -> tuple[int, int]:
+    """The smallest pieces, and the largest of about 1 MiB at most."""
+    sizes = sorted({case.size for case in chosen})
+    return sizes[0], max(size for size in sizes if size <= MIB)
+
+
+def _of(chosen: list[Case], size: int) -> list[Case]:
+    return [case for case in chosen if case.size == size and case.direction == "store"]
+
+
 def facts(machine: Machine) -> dict[str, Any]:
     """When, where, of what."""
     commit = os.environ.get("HYBRID_PAGES_COMMIT") or _output("git", "rev-parse", "HEAD")
@@ -193,23 +203,43 @@ def main() -> int:
     if options.dry_run and not cuda.is_available():
         methods = [name for name in methods if name not in OURS]
     signal.signal(signal.SIGTERM, stop)
+    begin = time.perf_counter()
+    pinned, decoded, stores = [], [], None
     bench = Bench(machine, chosen, methods, options.rounds)
-    bench.run(options.budget)
+    if cuda.is_available():
+        try:
+            for nbytes in (8 * MIB, 16 * MIB) if options.dry_run else (8 * GIB, 64 * GIB):
+                pinned.append(beside.pin(machine, nbytes))
+                print(f"pinned: {pinned[-1]}", flush=True)
+            small, large = (max(_of(chosen, size), key=lambda c: c.count) for size in _ends(chosen))
+            places = [(bench.place(case.size), case) for case in (small, large)]
+            stores = beside.ten_stores(*places[1], options.rounds)
+            decoded = beside.decode(machine, *places, 20 if options.dry_run else 500)
+            for one in decoded:
+                print(f"decode: {one}", flush=True)
+        except (Stopped, hybrid_pages.CudaError) as error:
+            bench.missing["beside"] = repr(error)
+    bench.run(options.budget - (time.perf_counter() - begin))
+    judged = claims.judge(bench.rows, pinned, decoded, stores)
     figures = {
         **facts(machine),
         "layers": LAYERS,
         "rounds": options.rounds,
         "missing": bench.missing,
         "left_out": bench.left_out,
-        "goals": report.goals(bench.rows),
+        "claims": [one.as_json() for one in judged],
+        "pinned": [one.as_json() for one in pinned],
+        "decode": [one.as_json() for one in decoded],
+        "ten_stores": stores,
         "rows": [row.as_json() for row in bench.rows],
     }
     if options.json:
         print(json.dumps(figures))
     else:
         print("\n" + report.table(bench.rows))
-        for goal in figures["goals"]:
-            print(goal)
+        print("\n" + claims.table(judged))
+        if options.dry_run:
+            print("a dry run: the verdicts are of the machinery alone")
         for name, why in bench.missing.items():
             print(f"without {name}: {why}")
     if bench.left_out:

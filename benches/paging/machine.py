@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +106,29 @@ class Machine:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3, done
 
+    def decode(self, steps: int, transfer: Callable[[], object] | None) -> list[float]:
+        """Seconds of each of so many steps of a small batch, and transfers beside them."""
+        rows = self._a[:64]
+        out = torch.empty((64, self._b.shape[1]), device=self.device, dtype=self._b.dtype)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        with torch.cuda.stream(self.compute):
+            marks[0].record()
+            for mark in marks[1:]:
+                for _ in range(32):
+                    torch.matmul(rows, self._b, out=out)
+                mark.record()
+        while transfer is not None and not marks[-1].query():
+            transfer()
+        marks[-1].synchronize()
+        pairs = itertools.pairwise(marks)
+        return [float(begin.elapsed_time(end)) / 1e3 for begin, end in pairs]
+
+    def memory(self) -> int:
+        """Bytes of host memory that may still be taken."""
+        text = Path("/proc/meminfo").read_text()
+        (line,) = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
+        return int(line.split()[1]) << 10
+
 
 class DryMachine(Machine):
     """The CPU in the place of a device: shows that the bench runs, and measures nothing.
@@ -165,3 +190,13 @@ class DryMachine(Machine):
                 transfer()
                 done += 1
         return time.perf_counter() - begin, done
+
+    def decode(self, steps: int, transfer: Callable[[], object] | None) -> list[float]:
+        seconds = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            sum(range(1000))
+            seconds.append(time.perf_counter() - begin)
+            if transfer is not None:
+                transfer()
+        return seconds

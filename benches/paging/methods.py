@@ -53,7 +53,8 @@ class Ours(Method):
     """A `CudaEngine`; `below` is its `kernel_below`. Engines of a size and a way are made once."""
 
     below: int | None = None
-    engines: dict[tuple[int, int | None], CudaEngine] = {}  # noqa: RUF012 - shared on purpose
+    share: float | None = None
+    engines: dict[tuple[Any, ...], CudaEngine] = {}  # noqa: RUF012 - shared on purpose
 
     def __init__(self, place: Place, case: Case) -> None:
         super().__init__(place, case)
@@ -68,7 +69,7 @@ class Ours(Method):
 
     @classmethod
     def engine_for(cls, place: Place) -> CudaEngine:
-        key = (place.size, cls.below)
+        key = (place.size, cls.below, cls.share)
         if key not in cls.engines:
             cls.engines[key] = CudaEngine(
                 place.geometry,
@@ -77,6 +78,7 @@ class Ours(Method):
                 num_blocks=place.blocks,
                 layers=place.maps,
                 kernel_below=cls.below,
+                share=cls.share,
                 owners=place.pool,
             )
             cls.check(place, cls.engines[key])

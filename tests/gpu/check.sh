@@ -3,6 +3,8 @@
 # From a bare checkout: python3 (PYTHON), torch and pytest are the machine's, nothing is fetched, and
 # the package is a wheel that was built elsewhere (WHEEL, or the newest in dist/). Wheels in
 # .cache/gpu-wheels/ are installed beside it.
+# With GPU_CHECK_DRY=1, everything runs on the mock that HYBRID_PAGES_LIBCUDA names, at tiny sizes and
+# with the package that python3 finds: it shows that the check itself works.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
@@ -38,19 +40,23 @@ stage() {
 
 skip() { summary+=("$1: skipped: $2"); }
 
-wheel=${WHEEL:-$(ls -t dist/hybrid_pages-*.whl 2>/dev/null | head -n 1)}
-if [ ! -f "$wheel" ]; then
-    echo "gpu-check: expected a wheel in dist/ (make wheel, on a machine with Rust) or WHEEL=, found" \
-        "'${wheel:-none}'" >&2
-    exit 2
+dry=${GPU_CHECK_DRY:+1}
+if [ -z "$dry" ]; then
+    wheel=${WHEEL:-$(ls -t dist/hybrid_pages-*.whl 2>/dev/null | head -n 1)}
+    if [ ! -f "$wheel" ]; then
+        echo "gpu-check: expected a wheel in dist/ (make wheel, on a machine with Rust) or WHEEL=, found" \
+            "'${wheel:-none}'" >&2
+        exit 2
+    fi
+    say "installing $wheel"
+    rm -rf "$site"
+    others=$(ls .cache/gpu-wheels/*.whl 2>/dev/null)
+    # shellcheck disable=SC2086
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --disable-pip-version-check \
+        --no-cache-dir --target "$site" "$wheel" $others || exit 2
+    export PYTHONPATH=$site
 fi
-say "installing $wheel"
-rm -rf "$site"
-others=$(ls .cache/gpu-wheels/*.whl 2>/dev/null)
-# shellcheck disable=SC2086
-"$python" -m pip install --quiet --no-index --no-deps --no-compile --disable-pip-version-check \
-    --no-cache-dir --target "$site" "$wheel" $others || exit 2
-export PYTHONPATH=$site PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1
 unset VIRTUAL_ENV
 
 reason=$("$python" -c 'from hybrid_pages import cuda; print(cuda.reason() or "")') || exit 2
@@ -60,15 +66,19 @@ if [ -n "$reason" ]; then
 fi
 
 pytest=("$python" -m pytest -p no:cacheprovider -q -rs --timeout 120)
-stage "tests" 200 "${pytest[@]}" tests/gpu
+stage "tests" 200 "${pytest[@]}" tests/gpu ${dry:+-k alignment}
 
-if why=$("$python" -c 'import hybrid_pages.transformers' 2>&1); then
+if [ -n "$dry" ]; then
+    skip "transformers" "a dry run"
+elif why=$("$python" -c 'import hybrid_pages.transformers' 2>&1); then
     stage "transformers" 120 "${pytest[@]}" tests/transformers/test_gpu.py -k qwen3.5
 else
     skip "transformers" "${why##*$'\n'}"
 fi
 
-if command -v compute-sanitizer >/dev/null; then
+if [ -n "$dry" ]; then
+    stage "odd shapes" 60 "$python" tests/gpu/small.py
+elif command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         stage "$tool" 90 compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$python" tests/gpu/small.py
@@ -78,7 +88,9 @@ else
 fi
 
 budget=$((whole - SECONDS + began - 40))
-if ((budget > 20)); then
+if [ -n "$dry" ]; then
+    stage "benchmark" 200 "$python" benches/gpu_paging.py --dry-run --budget 5 --rounds 1
+elif ((budget > 20)); then
     stage "benchmark" $((budget + 35)) "$python" benches/gpu_paging.py --budget "$budget"
 else
     skip "benchmark" "no time left"

@@ -164,7 +164,9 @@ def test_pinning_that_fails_is_said_once(
         engine.generate(PROMPT)
         assert engine.reset_prefix_cache()
         assert engine.generate(PROMPT).restored_tokens == 6 * N
-    said = [record for record in caplog.records if "pinning the arena" in record.getMessage()]
+    said = [
+        record for record in caplog.records if "of the arena's slots failed" in record.getMessage()
+    ]
     assert len(said) == 1
 
 

@@ -156,6 +156,8 @@ fn all_that_wait_fail_when_the_device_breaks() {
         let sum = plain.fill(7, &plain.payload(0));
         plain.fence(&stream).unwrap();
         let hold = stream.hold();
+        let calls = ["cuLaunchKernel", "cuMemcpyBatchAsync"].map(|name| mock.calls(name));
+        let calls = calls[usize::from(way == Way::Copies)];
         let mut tickets: Vec<_> = (0..4)
             .map(|number| {
                 plain
@@ -168,7 +170,7 @@ fn all_that_wait_fail_when_the_device_breaks() {
             _ => "cuMemcpyBatchAsync",
         };
         cuda_support::until("the stores are given to streams", || {
-            mock.calls(function) == 4
+            mock.calls(function) > calls
         });
         mock.fail(function, 1, ILLEGAL_ADDRESS, Mode::Late);
         let load = vec![expecting(Plain::entry(7, 7), sum)];

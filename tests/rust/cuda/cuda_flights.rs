@@ -69,10 +69,14 @@ fn ten_stores_are_five_flights_at_most_and_each_has_its_own_checksum() {
             let entry = vec![Plain::entry(number % Plain::BLOCKS, number % Plain::BLOCKS)];
             plain.submit(Store, entry, &stream).unwrap()
         };
-        let first: Vec<_> = (0..FLIGHTS).map(store).collect();
-        until("the first are given to streams", || {
-            moves(&mock, way) - before == FLIGHTS
+        let first = (0..FLIGHTS).map(|number| {
+            let ticket = store(number);
+            until("it is given to a stream", || {
+                moves(&mock, way) - before == number + 1
+            });
+            ticket
         });
+        let first: Vec<_> = first.collect();
         let tickets: Vec<_> = first
             .into_iter()
             .chain((0..6).map(|n| store(n + FLIGHTS)))
@@ -220,7 +224,13 @@ fn a_transfer_longer_than_a_flight_comes_back_whole() {
             runs: runs.collect(),
         };
         let arena = Arc::new(Arena::create(&geometry, 512, 4 * BLOCKS).unwrap());
-        let layout = Layout::new(Arc::clone(&geometry), 0, &[BLOCKS], &[map.clone()]).unwrap();
+        let layout = Layout::new(
+            Arc::clone(&geometry),
+            0,
+            &[BLOCKS],
+            std::slice::from_ref(&map),
+        )
+        .unwrap();
         let engine = CudaEngine::new(layout, arena.memory(0).unwrap(), &options(way)).unwrap();
         let all = || {
             (0..BLOCKS as u32).map(|block| {

@@ -111,7 +111,8 @@ fn pageable_loads_do_not_wait_for_stores_either() {
     let mock = Mock::new();
     let stream = mock.stream();
     mock.set("NO_PINNING", 1);
-    for way in [Way::Copies] {
+    {
+        let way = Way::Copies;
         let plain = Plain::new(&mock, &options(way)).unwrap();
         let (late, wanted) = (
             Dice::new(5).bytes(Plain::BYTES),

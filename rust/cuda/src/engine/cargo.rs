@@ -17,6 +17,8 @@ use super::job::Job;
 /// begun after it, and submits get slower as the driver's queues grow.
 const MOST_BYTES: u64 = 64 << 20;
 const MOST_PIECES: u64 = 1024;
+/// The same, where the driver is given each copy by a call.
+const MOST_CALLS: u64 = 256;
 /// Each may have a point in a stream to wait for.
 const MOST_REQUESTS: usize = 32;
 
@@ -48,6 +50,8 @@ pub(super) struct Loader<'a> {
     pub(super) room: Room,
     /// Whether the device can compute digests.
     pub(super) kernels: bool,
+    /// Whether the driver takes many copies in one call.
+    pub(super) batches: bool,
 }
 
 impl Loader<'_> {
@@ -131,6 +135,11 @@ impl Loader<'_> {
         lists <= self.room.lists
             && line.tiles as usize * size_of::<u64>() <= self.room.digests
             && line.bytes <= MOST_BYTES
-            && line.pieces() <= MOST_PIECES
+            && line.pieces()
+                <= if self.batches {
+                    MOST_PIECES
+                } else {
+                    MOST_CALLS
+                }
     }
 }

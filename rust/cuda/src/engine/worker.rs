@@ -131,10 +131,15 @@ impl Worker {
             } else {
                 messages.recv_timeout(LOOK)
             };
-            match message {
-                Ok(Message::Transfer(request)) => self.accept(*request),
-                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
-                Err(RecvTimeoutError::Timeout) => {}
+            let mut next = Some(message);
+            while let Some(message) = next {
+                match message {
+                    Ok(Message::Transfer(request)) => self.accept(*request),
+                    Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                // All that wait may go together.
+                next = messages.try_recv().ok().map(Ok);
             }
             if let Err(error) = self.advance() {
                 self.break_down(&error);
@@ -219,6 +224,7 @@ impl Worker {
             slots: self.lanes.slots(),
             room: self.lanes.of(direction).buffers().room(),
             kernels: self.lanes.has_kernels(),
+            batches: self.device.driver().has_copy_batch(),
         };
         let queue = &mut self.waiting[direction as usize];
         let front = queue.front().copied();
