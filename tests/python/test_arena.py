@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hybrid_pages import _core
-from hybrid_pages._core import Arena, Geometry, Group, Layer, Segment
+from hybrid_pages._core import Arena, ArenaError, Geometry, Group, Layer, Segment
 
 
 def geometry(size: int = 8) -> Geometry:
@@ -41,7 +41,7 @@ def test_slots_hold_what_is_written() -> None:
     ours.write(2, b"yz")
     assert ours.read(2) == b"yz" + b"x" * 98
     assert ours.read(1) == bytes(100)
-    assert repr(ours) == f"Arena(path='{ours.path}', slots=3, slot_bytes=100)"
+    assert repr(ours) == f"Arena(paths=['{ours.path}'], slots=3, slot_bytes=100)"
 
 
 def test_another_process_reads_and_writes_the_same_slots() -> None:
@@ -122,3 +122,27 @@ def test_wrong_types_are_type_errors() -> None:
     for call in calls:
         with pytest.raises(TypeError):
             call()
+
+
+def on_ranks(ranks: int) -> Geometry:
+    group = Group("attention", [Layer("layer", [Segment("data", "uint8", [8])])])
+    return Geometry(block_tokens=16, groups=[group], identity={}, ranks=ranks)
+
+
+def test_planes_of_two_ranks_make_one_arena() -> None:
+    made = [Arena.create(on_ranks(2), slot_bytes=64, slots=3, rank=rank) for rank in (1, 0)]
+    assert [one.ranks for one in made] == [[1], [0]]
+    both = Arena.open([one.path for one in made], on_ranks(2))
+    assert (both.ranks, both.slot_bytes, both.nbytes) == ([0, 1], 64, 192)
+    assert both.paths == [made[1].path, made[0].path]
+    both.write(1, bytes(range(64)))
+    assert both.read(1) == bytes(range(64))
+    with pytest.raises(ArenaError, match="expected an arena of one plane, found 2: use paths"):
+        _ = both.path
+    with pytest.raises(ArenaError, match=r"expected the plane of rank 0, found those of \[1\]"):
+        made[0].read(1)
+
+
+def test_huge_pages_of_another_size_are_refused() -> None:
+    with pytest.raises(_core.InvalidArgumentError, match="huge_pages: expected '2M', found '1G'"):
+        Arena.create(geometry(), slot_bytes=100, slots=3, huge_pages="1G")

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hybrid_pages import arguments, cli
-from hybrid_pages.adapter import pool
+from hybrid_pages.adapter import memory
 from hybrid_pages.demo import main as demo
 
 NO_SIZES = ["-1", "0", "-0.0", "nan", "inf", "1e30", "1e-9", "abc", "", "1GiB", "9" * 5000]
@@ -60,7 +60,7 @@ def test_numbers_in_range_are_read():
 
 def test_no_size_is_above_the_memory_of_the_machine(monkeypatch):
     machine = {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(pool.os, "sysconf", machine.get)
+    monkeypatch.setattr(memory.os, "sysconf", machine.get)
     assert arguments.gib(0.01)("4") == 4
     with pytest.raises(Exception, match=r"from 0.01 to 4.00, this machine's memory, found '4.01'"):
         arguments.gib(0.01)("4.01")

@@ -143,6 +143,7 @@ def test_stats_name_every_count() -> None:
     store(cache, namespace, "ab")
     assert {name: count for name, count in cache.stats().items() if count} == {
         "slots": 64,
+        "ready_slots": 64,
         "free_slots": 64 - 5,
         "slot_bytes": SLOT_BYTES,
         "pages": 2,

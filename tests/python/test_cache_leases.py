@@ -84,7 +84,6 @@ def test_after_clear_leases_end_without_harm() -> None:
 @pytest.mark.parametrize(
     ("error", "bad"),
     [
-        (TypeError, None),
         (TypeError, 7),
         (TypeError, [1, 2, 3]),
         (TypeError, ["a", "b", "c"]),

@@ -192,7 +192,7 @@ def test_a_group_counts_all_blocks_of_an_entry() -> None:
 
 def test_json_of_another_version_is_foreign_and_anything_else_a_geometry_error() -> None:
     other = geometry().to_json().replace('"format_version":2', '"format_version":3')
-    with pytest.raises(_core.ForeignError, match="expected format version 1, found 2"):
+    with pytest.raises(_core.ForeignError, match="expected format version 2, found 3"):
         Geometry.from_json(other)
     for text in ["", "[]", "nonsense", geometry().to_json()[:-1]]:
         with pytest.raises(_core.GeometryError, match="JSON"):

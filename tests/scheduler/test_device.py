@@ -213,3 +213,54 @@ def test_the_engine_is_made_for_the_device_that_the_caches_lie_on() -> None:
     assert engines.cache_device({}) == torch.device("cpu")
     with pytest.raises(UnsupportedError, match="layer 'b': expected its cache in CPU or CUDA"):
         engines.cache_device(here | {"b": torch.zeros(1, device="meta")})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
+    driver: Any, ranks: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registration ends while the engine serves, on one rank after the other."""
+    monkeypatch.setattr(Engine, "waits_for_memory", False)
+    usable = {rank: 0 for rank in range(ranks)}
+    made = engines.pin
+
+    class Slow:
+        """A pinning that says when it is told to."""
+
+        def __init__(self, rank: int, inner: Any) -> None:
+            self._rank, self._inner = rank, inner
+
+        usable_slots = property(lambda self: usable[self._rank])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    def pin(device: Any, arena: Any, rank: int) -> Any:
+        pinning = made(device, arena, rank)
+        assert pinning is not None and pinning.wait(60)
+        slow[rank] = Slow(rank, pinning)
+        return pinning
+
+    slow: dict[int, Any] = {}
+    monkeypatch.setattr(engines, "pin", pin)
+    engine = start(ranks=ranks)
+    for runner in engine.runners:
+        runner.connector.worker._pinning = slow[runner.rank]
+    half = engine.connector.scheduler
+    total = half.slots.count
+    half.cache.set_ready_slots(0)
+    half._ready = dict(usable)
+
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    counters = half.stats()["counters"]
+    assert counters["skipped_entries:not_ready"] > 0
+    assert engine.cache.stats()["pages"] == engine.cache.stats()["ready_slots"] == 0
+    for rank in range(ranks):
+        usable[rank] = total
+        engine.generate(Workload(random.Random(rank)).fresh(2 * N))
+    assert engine.cache.stats()["ready_slots"] == total
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()

@@ -120,9 +120,11 @@ class Connection:
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
             UnsupportedError: a rank on another machine, or whose plane can't be opened here.
         """
+        reports = list(reports)
         agreed = self.agreement.take(reports)
         if self.agreement.plan is not None and not self.connected:
             self._connect(self.agreement.plan)
+        self.got_ready({report.rank: report.ready for report in reports})
         if agreed and self.agreement.geometry is not None:
             self.arena = self.agreement.open_arena(self.slots)
             self.geometry = self.agreement.geometry
@@ -136,7 +138,8 @@ class Connection:
         """Ranks have so many slots ready now: what all of them have may be used."""
         if self._ready is None or not slots:
             return
-        self._ready |= slots
+        for rank, count in slots.items():
+            self._ready[rank] = max(count, self._ready.get(rank, 0))
         if self.connected and len(self._ready) == self.ranks:
             self.cache.set_ready_slots(min(self._ready.values()))
 

@@ -174,7 +174,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         ones: beside others the report comes with the first metadata alone.
         """
         worker = self._worker()
-        return worker.report if worker.alone else None
+        return worker.handshake() if worker.alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Orders this step's loads: vLLM calls this after it has zeroed new blocks and freed those

@@ -34,6 +34,8 @@ class Report(KVConnectorHandshakeMetadata):
     """Path of this rank's plane of the arena."""
     alone: bool = False
     """Whether there is certainly no other connector beside."""
+    ready: int = field(default=0, compare=False)
+    """Slots, from the first on, whose memory was ready when it was handed over."""
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,9 @@ class Settings:
         if "host_gb" in given:
             given["host_gb"] = budget_of(given["host_gb"])
         settings = cls(**given)
-        for key in ("checksum", "verify_on_load"):
-            if key in extra_config and getattr(settings, key) != extra_config[key]:
+        found = {"checksum": settings.checksum, "verify_on_load": settings.verify_on_load}
+        for key, value in found.items():
+            if key in extra_config and value != extra_config[key]:
                 raise _contradiction(extra_config["checksum"], extra_config["verify_on_load"])
         return settings
 

@@ -149,6 +149,12 @@ class WorkerHalf:
             logger.exception("rank %d stores and loads nothing", self.rank)
             self._no_engine = str(error)
 
+    def handshake(self) -> Report | None:
+        """The report, with the slots that are ready by now."""
+        if self.report is not None and self._pinning is not None:
+            self.report.ready = self._pinning.usable_slots
+        return self.report
+
     def _make_plane(self, plan: Geometry) -> Arena:
         """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
         slots = Slots.of(self.settings.host_gb, plan)
@@ -279,7 +285,8 @@ class WorkerHalf:
             ready = self._progress.of(self._pinning)
             if ready is not None:
                 metadata.ready[self.rank] = ready
-        return metadata if any(vars(metadata).values()) else None
+        news = metadata.stores or metadata.loads or metadata.reports or metadata.ready
+        return metadata if news else None
 
     def _poll(self) -> list[Completion]:
         return self.engine.poll() if self.engine is not None else []

@@ -79,17 +79,16 @@ pub struct PyPinning {
 #[pymethods]
 impl PyPinning {
     #[new]
-    #[pyo3(signature = (arena, *, rank, device, piece_bytes = None))]
+    #[pyo3(signature = (arena, *, rank, device, piece_bytes = 2147483648))]
     fn new(
         py: Python<'_>,
         arena: &PyArena,
         rank: Whole,
         #[pyo3(from_py_with = whole)] device: usize,
-        piece_bytes: Option<Whole>,
+        #[pyo3(from_py_with = whole)] piece_bytes: usize,
     ) -> PyResult<Self> {
         let memory = arena.inner.memory(rank.0).map_err(to_py)?;
-        let most = piece_bytes.map_or(Pinning::PIECE_BYTES, |bytes| bytes.0);
-        let pinning = py.detach(|| Pinning::new(memory, device, most));
+        let pinning = py.detach(|| Pinning::new(memory, device, piece_bytes));
         Ok(Self {
             inner: Arc::new(pinning.map_err(cuda_to_py)?),
         })

@@ -19,7 +19,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "python"))
 
 from device_memory import Device
-from hybrid_pages.vllm import engines
+from hybrid_pages.vllm import engines, versions
 from mock_driver import Mock, build
 
 DEVICE = torch.device("cuda", 0)
@@ -41,6 +41,7 @@ def pretended(patch: pytest.MonkeyPatch) -> Iterator[Mock]:
 
     patch.setattr(engines, "cache_device", lambda kv_caches: DEVICE)
     patch.setattr(engines, "current_stream", lambda device: 0)
+    patch.setattr(versions, "pins_memory", lambda: True)
     with mock.patch.object(torch, "zeros", on_device):
         yield driver
     assert driver.count("violations") == 0

@@ -109,6 +109,9 @@ class Result:
 class Engine:
     """A scheduler, its workers, and the connector's halves between them."""
 
+    waits_for_memory = True
+    """Whether pinning ends before the first step."""
+
     def __init__(
         self,
         shape: Shape = GDN,
@@ -251,6 +254,15 @@ class Engine:
             external=self._external,
         )
 
+    def _get_ready(self) -> None:
+        """Memory is pinned while vLLM warms the model up, and the handshake says so, as far as the
+        connector is alone."""
+        for runner in self.runners:
+            pinning = getattr(getattr(runner.connector, "worker", None), "_pinning", None)
+            if pinning is not None:
+                assert pinning.wait(60)
+                self.half.got_ready({runner.rank: pinning.usable_slots})
+
     def _connect(self) -> None:
         """Hands the workers' word to the scheduler half; notes which blocks loads may write."""
         connector = self.connector
@@ -260,6 +272,8 @@ class Engine:
             if (payload := runner.connector.get_handshake_metadata()) is not None
         }
         connector.set_xfer_handshake_metadata_pp_aware(handshakes)
+        if self.waits_for_memory:
+            self._get_ready()
         self._aggregator = KVOutputAggregator.from_connector(connector, self.ranks)
         allocated = connector.update_state_after_alloc
 
