@@ -191,7 +191,7 @@ def test_a_device_without_a_driver_is_refused_at_start(
         start()
 
 
-def test_sleep_lets_go_of_the_device_and_waking_up_takes_it_again(
+def test_sleep_lets_go_of_the_caches_and_keeps_what_is_pinned(
     driver: Any, start: StartEngine
 ) -> None:
     engine = start()
@@ -199,12 +199,16 @@ def test_sleep_lets_go_of_the_device_and_waking_up_takes_it_again(
     registered = driver.count("registrations")
     assert registered == 1
     connector = engine.runners[0].connector
+    calls = driver.calls("cuMemHostRegister_v2")
     connector.unregister_kv_caches()
-    assert driver.count("registrations") == 0
+    assert connector.worker.engine is None
     connector.restore_kv_caches()
     assert engine.reset_prefix_cache()
     assert engine.generate(PROMPT).restored_tokens == 6 * N
     assert driver.count("registrations") == 1
+    assert driver.calls("cuMemHostRegister_v2") == calls
+    connector.worker.shutdown()
+    assert driver.count("registrations") == 0
 
 
 def test_the_engine_is_made_for_the_device_that_the_caches_lie_on() -> None:
