@@ -155,7 +155,7 @@ impl Geometry {
     /// # Errors
     /// [`Error::InvalidArgument`] on empty slots, or slots that the ranks can't share equally.
     pub fn rank_slot_bytes(&self, slot_bytes: usize) -> Result<usize> {
-        if slot_bytes == 0 || slot_bytes % self.ranks != 0 {
+        if slot_bytes == 0 || !slot_bytes.is_multiple_of(self.ranks) {
             return Err(Error::InvalidArgument(format!(
                 "slot_bytes: expected a multiple of the number of ranks, {}, found {slot_bytes}",
                 self.ranks
