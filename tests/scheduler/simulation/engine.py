@@ -8,7 +8,7 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -56,6 +56,15 @@ CONNECTOR = {
 def connector(**extra: Any) -> dict[str, Any]:
     """The transfer configuration of HybridPagesConnector; a small budget unless told otherwise."""
     return CONNECTOR | {"kv_connector_extra_config": {"host_gb": 0.004} | extra}
+
+
+def move_away(worker: KVConnectorBase_V1) -> None:
+    """As in a process of its own: nothing but messages goes between the halves."""
+    for child in getattr(worker, "sub_connectors", [worker]):
+        half = getattr(child, "worker", None)
+        if half is not None:
+            begin = half.begin
+            half.begin = lambda step, begin=begin: begin(replace(step, half=None))
 
 
 def origin_of(request: Request, versions: Mapping[str, int]) -> Origin:
@@ -236,13 +245,12 @@ class Engine:
             config = copy.copy(self.config)
             config.parallel_config = copy.copy(config.parallel_config)
             config.parallel_config.rank = rank
-            if not self.in_process:  # then nothing but messages goes between the halves
-                config.kv_transfer_config = copy.copy(config.kv_transfer_config)
-                config.kv_transfer_config.engine_id = f"another process, rank {rank}"
             worker = KVConnectorFactory.create_connector(
                 config=config, role=KVConnectorRole.WORKER, kv_cache_config=plan
             )
             worker.register_kv_caches(memory.tensors)
+            if not self.in_process:
+                move_away(worker)
         return Runner(
             rank,
             memory,
