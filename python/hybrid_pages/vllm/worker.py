@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _IDLE_WAIT_SECONDS = 0.002
+_START_WAIT_SECONDS = 2.0
 
 
 @dataclass
@@ -150,8 +151,10 @@ class WorkerHalf:
             self._no_engine = str(error)
 
     def handshake(self) -> Report | None:
-        """The report, with the slots that are ready by now."""
+        """The report, with the slots that are ready by now. A small budget is so before the first
+        request comes."""
         if self.report is not None and self._pinning is not None:
+            self._pinning.wait(_START_WAIT_SECONDS)
             self.report.ready = self._pinning.usable_slots
         return self.report
 
