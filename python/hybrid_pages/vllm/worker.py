@@ -63,6 +63,10 @@ class WorkerHalf:
         config: the engine's configuration.
         kv_cache_config: vLLM's plan of this worker's KV cache.
         alone: whether there is certainly no other connector beside.
+
+    Raises:
+        BudgetError: ``host_gb`` cannot hold one entry of each kind, or is more than the memory that
+            is free.
     """
 
     def __init__(
@@ -78,7 +82,10 @@ class WorkerHalf:
         self.rank: int = config.parallel_config.rank
         # The ranks of a mixture of experts wait for each other's steps.
         self._waits = config.parallel_config.data_parallel_size == 1
-        self.plan: Geometry | None = None
+        self.plan = planned_geometry(config, kv_cache_config)
+        if self.plan is not None:
+            # vLLM keeps a connector whose registration fails, for the next engine of this process.
+            self._slots(self.plan)
         self.report: Report | None = None
         """This rank's geometries, for the scheduler half; None before caches are registered."""
         self.geometry: Geometry | None = None
@@ -114,7 +121,8 @@ class WorkerHalf:
         self.geometry, self._maps = read_layout(
             self._config, self._kv_cache_config, self._kv_caches
         )
-        self.plan = planned_geometry(self._config, self._kv_cache_config)
+        if self.plan is None:
+            self.plan = planned_geometry(self._config, self._kv_cache_config)
         if self.plan is None:
             raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
         require_sizes(self.plan, self.geometry)
@@ -158,11 +166,16 @@ class WorkerHalf:
             self.report.ready = self._pinning.usable_slots
         return self.report
 
-    def _make_plane(self, plan: Geometry) -> Arena:
-        """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
+    def _slots(self, plan: Geometry) -> Slots:
+        """What the budget buys, if this machine has the memory for this rank's part."""
         slots = Slots.of(self.settings.host_gb, plan)
         if not self.settings.huge_pages:
             require_memory(self.settings.host_gb / plan.ranks)
+        return slots
+
+    def _make_plane(self, plan: Geometry) -> Arena:
+        """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
+        slots = self._slots(plan)
         return Arena.create(
             plan,
             slot_bytes=slots.slot_bytes,
