@@ -22,6 +22,7 @@ from simulation.copies import Script
 from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import GDN, SHAPES, Shape
+from simulation.speculation import Speculation
 
 DENSE = SHAPES["attention-only"]
 OURS = {"kv_role": "kv_both"} | connector()
@@ -286,3 +287,23 @@ def test_beside_nixl_in_either_order(
         engine.forget_local()
         assert engine.generate(first).restored_tokens == 6 * N
         engine.check_idle()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("order", ["first", "last"])
+@pytest.mark.parametrize(("method", "shape"), [("mtp", DENSE), ("mtp", GDN), ("ngram", GDN)])
+def test_an_engine_that_speculates_restores_beside_another_connector(
+    start_beside: Any, method: str, shape: Shape, order: str, asynchronous: bool
+) -> None:
+    children = [OURS, FAILING] if order == "first" else [FAILING, OURS]
+    speculation = Speculation(method, 2)
+    engine = start_beside(
+        *children, shape=shape, speculation=speculation, async_scheduling=asynchronous
+    )
+    first = prompt(1, 5 * N + 3)
+    engine.generate(first)
+    engine.forget_local()
+    # vLLM makes its own state one block earlier where draft layers look ahead.
+    ahead = shape is GDN and engine.half.grid.drops_last_block
+    assert engine.generate(first).restored_tokens == (4 if ahead else 5) * N
+    engine.check_idle()
