@@ -52,8 +52,9 @@ def lease_that_cannot_commit(engine: Engine) -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             return getattr(cache, name)
 
-        def reserve(self, *args: Any, **kwargs: Any) -> Any:
-            return Breaking(cache.reserve(*args, **kwargs), "commit")
+        def offer(self, *args: Any, **kwargs: Any) -> Any:
+            offered = cache.offer(*args, **kwargs)
+            return offered and (Breaking(offered[0], "commit"), offered[1])
 
     with patched(engine.half.stores, "cache", Leases()):
         yield
@@ -109,7 +110,7 @@ LOOKUP = {
     "acquire raises": (_broken(lambda e: e.half.loads, "cache", "acquire"), "lookup"),
 }
 STORE = {
-    "reserve raises": (_broken(lambda e: e.half.stores, "cache", "reserve"), "store_plan"),
+    "offer raises": (_broken(lambda e: e.half.stores, "cache", "offer"), "store_plan"),
     "pinning raises": (_broken(lambda e: e.half.stores, "pool", "touch"), "store_plan"),
     "there is no engine": (no_engine, "store_start"),
     "submitting raises": (_broken(lambda e: e.worker, "engine", "store"), "store_start"),
