@@ -93,3 +93,27 @@ def test_wrong_columns_and_engine_blocks_are_rejected():
         offer(cache, namespace, [[], []], states=[(CHECKPOINT, 3, [9])])
     stats = cache.stats()
     assert stats["free_slots"] == stats["slots"]
+
+
+def test_blocks_beyond_all_tables_are_not_there():
+    assert plain().filled([[], [5]], 0, 2**62) == [(PAGE, 0)]
+    cache, namespace = make()
+    lease, entries = offer(cache, namespace, [[], [5]], end=2**62)
+    assert [(item, ids) for item, _, ids in entries] == [(PAGE, [5])]
+    lease.abort()
+    assert offer(cache, namespace, [[], [5]], first=7, end=2**62) is None
+
+
+def test_a_table_may_ask_for_the_lease_that_reads_it():
+    cache, namespace = make()
+    lease, _ = offer(cache, namespace, [[], [5, 6, 7]], states=[(CHECKPOINT, 2, [9])])
+    lease.commit([SUMS] * 4)
+    held = cache.acquire(namespace, keys("abc"))
+
+    class Block:
+        @property
+        def block_id(self):
+            assert not held.released
+            return 4
+
+    assert held.targets(plain(), [[Block()] * 3, [Block()] * 3], 48)

@@ -268,3 +268,17 @@ def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
     assert engine.reset_prefix_cache()
     assert engine.generate(PROMPT).restored_tokens == 6 * N
     engine.check_idle()
+
+
+def test_memory_that_is_ready_after_the_cache_was_stopped_changes_nothing(
+    driver: Any, start: StartEngine
+) -> None:
+    engine = start()
+    half = engine.connector.scheduler
+    half.got_ready({0: half.slots.count + 5})
+    assert engine.cache.stats()["ready_slots"] == half.slots.count
+    half.stopped = True
+    half.got_ready({0: half.slots.count + 9})
+    half.stopped = False
+    engine.generate(PROMPT)
+    engine.check_idle()

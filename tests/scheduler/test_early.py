@@ -178,6 +178,13 @@ def test_an_automatic_budget_is_found_out_once_for_all_engine_cores(
     assert transfer.kv_connector_extra_config["host_gb"] == 2.5
 
 
+def test_huge_pages_are_no_free_memory(model: Path, ten_gib: None) -> None:
+    """They are reserved already: the worker counts those that nobody uses."""
+    assert configure(model, ours(host_gb=500, huge_pages="2M"))
+    with pytest.raises(SettingsError, match="host_gb: expected a number of GiB with huge_pages"):
+        configure(model, ours(host_gb="auto", huge_pages="2M"))
+
+
 def test_a_machine_without_engine_cores_needs_no_memory(model: Path, ten_gib: None) -> None:
     options = {"data_parallel_size": 2, "data_parallel_size_local": 0}
     assert configure(model, ours(host_gb=500), **options)

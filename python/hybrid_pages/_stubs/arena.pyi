@@ -53,6 +53,10 @@ class Arena:
     @property
     def paths(self) -> list[str]: ...
     @property
+    def warnings(self) -> list[str]:
+        """What was wished of new planes and could not be had: the memory of a node."""
+
+    @property
     def ranks(self) -> list[int]: ...
     @property
     def slots(self) -> int: ...

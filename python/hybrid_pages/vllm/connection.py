@@ -124,7 +124,6 @@ class Connection:
         agreed = self.agreement.take(reports)
         if self.agreement.plan is not None and not self.connected:
             self._connect(self.agreement.plan)
-        self.got_ready({report.rank: report.ready for report in reports})
         if agreed and self.agreement.geometry is not None:
             self.arena = self.agreement.open_arena(self.slots)
             self.geometry = self.agreement.geometry
@@ -133,15 +132,16 @@ class Connection:
                 self.ranks,
                 self.geometry.fingerprint.hex()[:12],
             )
+        self.got_ready({report.rank: report.ready for report in reports})
 
     def got_ready(self, slots: Mapping[int, int]) -> None:
         """Ranks have so many slots ready now: what all of them have may be used."""
-        if self._ready is None or not slots:
+        if self._ready is None or self.stopped:
             return
         for rank, count in slots.items():
             self._ready[rank] = max(count, self._ready.get(rank, 0))
         if self.connected and len(self._ready) == self.ranks:
-            self.cache.set_ready_slots(min(self._ready.values()))
+            self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
 
     @property
     def serving(self) -> bool:

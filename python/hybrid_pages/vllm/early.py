@@ -44,15 +44,17 @@ def check(config: "VllmConfig", connector: str) -> None:
     """
     host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
     if config.kv_transfer_config is not None:
-        settings = list(versions.extra_configs(config.kv_transfer_config, connector))
-        for extra in settings:
-            fix_budget(extra, cores.here * len(settings))
+        given = list(versions.extra_configs(config.kv_transfer_config, connector))
+        for extra in given:
+            fix_budget(extra, cores.here * len(given))
     for transfer in _ours(config.kv_transfer_config, connector):
         require_version(versions.installed())
         require_reads()
         require_platform()
-        host_gb += Settings.parse(transfer.kv_connector_extra_config).host_gb
-        require_memory(host_gb, cores.here)
+        settings = Settings.parse(transfer.kv_connector_extra_config)
+        if not settings.huge_pages:  # these are reserved already, and not free to others
+            host_gb += settings.host_gb
+            require_memory(host_gb, cores.here)
         beside = _without_hybrid_manager(config.kv_transfer_config)
         recurrent = config.model_config.is_hybrid
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)

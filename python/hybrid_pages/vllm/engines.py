@@ -9,6 +9,7 @@ from hybrid_pages import (
     Arena,
     Completion,
     CudaEngine,
+    CudaError,
     Geometry,
     HostEngine,
     LayerMap,
@@ -112,7 +113,13 @@ def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:
 def numa_node(device: torch.device) -> int | None:
     """The node of the machine's memory that a device is near to; None if unknown, and for a CPU,
     whose threads take memory where they run."""
-    return None if device.type == "cpu" else device_numa_node(device.index or 0)
+    if device.type == "cpu":
+        return None
+    try:
+        return device_numa_node(device.index or 0)
+    except CudaError as error:
+        logger.warning("the node of %s is unknown: %s", device, error)
+        return None
 
 
 def make_engine(

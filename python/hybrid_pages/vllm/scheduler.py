@@ -157,7 +157,8 @@ class SchedulerHalf(Connection):
                     self.confirm(metadata.reports)
                 except Exception as error:
                     self._stop(error)
-            self.got_ready(metadata.ready)
+            if metadata.ready:
+                self.got_ready(metadata.ready)
             trusted = self.agreement.geometry is not None and not self.stopped
             for job, outcomes in metadata.stores.items():
                 self.stores.ended(job, outcomes, trusted=trusted)

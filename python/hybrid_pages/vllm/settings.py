@@ -140,8 +140,16 @@ def fix_budget(extra_config: dict[str, Any], engine_cores: int) -> None:
     Args:
         extra_config: ``kv_connector_extra_config``, which is changed.
         engine_cores: how many of them share this machine.
+
+    Raises:
+        SettingsError: ``"auto"`` beside ``huge_pages``.
     """
     if extra_config.get("host_gb") == "auto":
+        if extra_config.get("huge_pages"):
+            raise SettingsError(
+                "host_gb: expected a number of GiB with huge_pages, found 'auto': free memory says "
+                "nothing of huge pages"
+            )
         extra_config["host_gb"] = budget_of("auto", engine_cores)
 
 

@@ -176,7 +176,7 @@ class WorkerHalf:
     def _make_plane(self, plan: Geometry) -> Arena:
         """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
         slots = self._slots(plan)
-        return Arena.create(
+        arena = Arena.create(
             plan,
             slot_bytes=slots.slot_bytes,
             slots=slots.count,
@@ -184,6 +184,9 @@ class WorkerHalf:
             huge_pages=self.settings.huge_pages or None,
             numa_node=engines.numa_node(self._device),
         )
+        for warning in arena.warnings:
+            logger.warning("rank %d: %s", self.rank, warning)
+        return arena
 
     def unregister(self) -> None:
         """Ends every copy and leaves the buffers alone until :meth:`restore`."""
@@ -327,7 +330,9 @@ class WorkerHalf:
         self._results.metadata.stores.setdefault(job, []).append(outcome)
 
     def shutdown(self) -> None:
-        """Ends every copy, and gives back what is pinned."""
+        """Ends every copy, and gives back what is pinned and this rank's plane."""
         self.unregister()
-        if self._pinning is not None:
-            self._pinning.close()
+        pinning, self._pinning, self._arena = self._pinning, None, None
+        self._kv_caches = {}
+        if pinning is not None:
+            pinning.close()

@@ -55,7 +55,8 @@ impl Columns {
     /// Whether a request that resumes after `end` tokens reads the engine block of a column.
     #[must_use]
     pub fn is_read(&self, column: usize, end: usize) -> bool {
-        let seen = |window| column.saturating_add(1).saturating_mul(self.tokens) + window > end + 1;
+        let last = column.saturating_add(1).saturating_mul(self.tokens);
+        let seen = |window| last.saturating_add(window) > end.saturating_add(1);
         self.window_tokens.is_none_or(seen)
     }
 }

@@ -76,6 +76,12 @@ impl PyArena {
     }
 
     #[getter]
+    fn warnings(&self) -> Vec<&str> {
+        let planes = self.inner.planes().iter();
+        planes.filter_map(|plane| plane.warning()).collect()
+    }
+
+    #[getter]
     fn ranks(&self) -> Vec<usize> {
         self.inner
             .planes()

@@ -91,10 +91,14 @@ impl PyReadLease {
         tables: &Bound<'_, PyAny>,
         resumes: Whole,
     ) -> PyResult<Vec<LoadEntry>> {
-        let lease = self.lock();
-        let targets = columns.loads(tables, lease.first()..lease.blocks(), resumes.0)?;
-        let mut entries = Vec::with_capacity(lease.entries().len());
-        for entry in lease.entries() {
+        // Reading the tables may run Python code, which may want the lease.
+        let (blocks, held) = {
+            let lease = self.lock();
+            (lease.first()..lease.blocks(), lease.entries().to_vec())
+        };
+        let targets = columns.loads(tables, blocks, resumes.0)?;
+        let mut entries = Vec::with_capacity(held.len());
+        for entry in held {
             let blocks = targets(entry.class_index, entry.block_index)?;
             if blocks.iter().any(Option::is_some) {
                 let slots = entry.slots.iter().map(|slot| slot.0).collect();

@@ -92,6 +92,10 @@ impl PyTableColumns {
         tables: &Bound<'_, PyAny>,
         blocks: Range<usize>,
     ) -> PyResult<Vec<(usize, usize, Vec<u32>)>> {
+        // A block takes an engine block of each table at least: what is beyond them is not there.
+        let lengths = tables.try_iter()?.map(|table| table?.len());
+        let longest = lengths.collect::<PyResult<Vec<_>>>()?.into_iter().max();
+        let blocks = blocks.start..blocks.end.min(longest.unwrap_or(0));
         let mut pages = Vec::with_capacity(blocks.len());
         for (class, (kind, groups)) in self.classes.iter().enumerate() {
             if *kind == ClassKind::Recurrent || blocks.is_empty() {

@@ -263,6 +263,10 @@ impl State {
             if self.stop.load(Ordering::Acquire) {
                 break;
             }
+            if let Err(error) = self.take(index) {
+                failed = Some(self.without_memory(index, &error));
+                break;
+            }
             match self.pin(index) {
                 Ok((registration, offset)) => {
                     self.mapped[index].store(offset, Ordering::Relaxed);
@@ -296,20 +300,41 @@ impl State {
         self.usable.store(slots, Ordering::Release);
     }
 
-    fn pin(&self, index: usize) -> Result<(Registration, u64)> {
+    fn part(&self, index: usize) -> Result<Region> {
         let (address, bytes) = self.cuts.piece(index);
         let region = self.memory.region();
         let offset = address as usize - region.address().addr().get();
         let first = region.address().as_ptr().wrapping_add(offset);
-        let threads = available_parallelism().map_or(1, usize::from).min(THREADS);
         // SAFETY: a part of the slots' region, which `memory` keeps mapped.
-        unsafe {
-            let part = Region::new(first, bytes as usize)?;
-            prefault(part, threads)?;
-            let pinned = Registration::new(&self.device, part.address(), part.nbytes())?;
-            let offset = pinned.mapped().wrapping_sub(address);
-            Ok((pinned, offset))
+        Ok(unsafe { Region::new(first, bytes as usize)? })
+    }
+
+    /// Takes the memory of a piece from the system.
+    fn take(&self, index: usize) -> Result<()> {
+        let threads = available_parallelism().map_or(1, usize::from).min(THREADS);
+        Ok(prefault(self.part(index)?, threads)?)
+    }
+
+    fn pin(&self, index: usize) -> Result<(Registration, u64)> {
+        let part = self.part(index)?;
+        // SAFETY: a part of the slots' region, which `memory` keeps mapped.
+        let pinned = unsafe { Registration::new(&self.device, part.address(), part.nbytes())? };
+        let offset = pinned.mapped().wrapping_sub(self.cuts.piece(index).0);
+        Ok((pinned, offset))
+    }
+
+    /// What to say where the system has no memory for a piece. Its slots may not be touched at all.
+    fn without_memory(&self, index: usize, error: &CudaError) -> String {
+        if self.failure == Failure::GivesBack {
+            self.progress().registrations.clear();
         }
+        format!(
+            "the system has no memory for {} bytes of the arena's slots: {error}. {} of {} slots are \
+             used: give the process more memory, or the arena less",
+            self.cuts.piece(index).1,
+            self.usable.load(Ordering::Acquire),
+            self.memory.slots()
+        )
     }
 
     /// What to say of a piece that cannot be pinned.

@@ -25,6 +25,7 @@ use super::{huge_pages, numa};
 pub(super) struct Mapping {
     memory: MmapRaw,
     path: String,
+    warning: Option<String>,
     _file: File,
 }
 
@@ -47,9 +48,14 @@ impl Mapping {
         rustix::fs::fcntl_add_seals(&file, seals())
             .map_err(|error| failed("sealing", error.into()))?;
         let memory = MmapRaw::map_raw(&file).map_err(|error| failed("a mapping", error))?;
-        if let Some(node) = options.numa_node {
-            numa::prefer(&memory, node).map_err(|error| failed("a NUMA binding", error))?;
-        }
+        // A wish: containers often may not say where memory is taken from.
+        let wish = options.numa_node.map(|node| numa::prefer(&memory, node));
+        let warning = wish.and_then(|outcome| {
+            let error = outcome.err()?;
+            Some(format!(
+                "memory is not taken near the device: mbind failed: {error}"
+            ))
+        });
         let encoded = header.encode();
         // SAFETY: the mapping is new, longer than a header, and nobody else has its path yet. A file of
         // huge pages can't be written otherwise.
@@ -62,6 +68,7 @@ impl Mapping {
         Ok(Self {
             memory,
             path,
+            warning,
             _file: file,
         })
     }
@@ -118,10 +125,16 @@ impl Mapping {
             Self {
                 memory,
                 path: path.to_owned(),
+                warning: None,
                 _file: file,
             },
             header,
         ))
+    }
+
+    /// What could not be had of what its creator wished.
+    pub(super) fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     pub(super) fn path(&self) -> &str {

@@ -74,6 +74,12 @@ impl Plane {
         self.mapping.path()
     }
 
+    /// What its creator wished and could not have: the memory of a node.
+    #[must_use]
+    pub fn warning(&self) -> Option<&str> {
+        self.mapping.warning()
+    }
+
     /// The rank whose shards lie here.
     #[must_use]
     pub const fn rank(&self) -> usize {

@@ -23,10 +23,15 @@ pub fn prefault(region: Region, threads: usize) -> Result<()> {
         let populate = |from: usize| {
             let bytes = share.min(end - from);
             let first = Part(base.with_addr(from));
-            scope.spawn(move || first.populate(bytes, page))
+            let populate = move || first.populate(bytes, page);
+            // Without a thread, which the system may refuse, the next ones do it.
+            std::thread::Builder::new().spawn_scoped(scope, populate)
         };
         let running: Vec<_> = parts.map(populate).collect();
-        let joined = running.into_iter().map(std::thread::ScopedJoinHandle::join);
+        let joined = running.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join(),
+            Err(error) => Ok(Err(error)),
+        });
         joined.collect::<Vec<_>>()
     });
     for outcome in outcomes {

@@ -21,6 +21,10 @@ impl Mapping {
         Err(unsupported())
     }
 
+    pub(super) fn warning(&self) -> Option<&str> {
+        match *self {}
+    }
+
     pub(super) fn path(&self) -> &str {
         match *self {}
     }
