@@ -1,32 +1,11 @@
 """How far a worker's memory is pinned: for the scheduler half, and in the log."""
 
-from typing import Protocol
-
+from hybrid_pages import Pinning
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.vllm.log import logger
 
 _LINES = 8
 """Most lines in the log for one plane."""
-
-
-class Pinned(Protocol):
-    """As ``Pinning``."""
-
-    @property
-    def usable_slots(self) -> int:
-        """Slots from the first on that may be used."""
-
-    @property
-    def slots(self) -> int:
-        """All slots."""
-
-    @property
-    def error(self) -> str | None:
-        """Why some will not be pinned."""
-
-    @property
-    def seconds(self) -> float:
-        """For how long it has pinned."""
 
 
 class Progress:
@@ -42,7 +21,7 @@ class Progress:
         self._reported = self._logged = 0
         self._failed = False
 
-    def of(self, pinned: Pinned) -> int | None:
+    def of(self, pinned: Pinning) -> int | None:
         """The slots that may be used, if they have become more since the last call."""
         ready = pinned.usable_slots
         if pinned.error is not None and not self._failed:

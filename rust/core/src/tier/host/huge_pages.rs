@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 /// Size of a huge page.
 pub(super) const BYTES: usize = 2 << 20;
 
-/// Where Linux says how many nobody uses.
-const FREE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+/// Where Linux counts them.
+const COUNTS: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// Refuses a size for which the system has too few.
 pub(super) fn require(bytes: usize) -> Result<()> {
@@ -25,10 +25,9 @@ pub(super) fn require(bytes: usize) -> Result<()> {
 
 /// Free huge pages that no mapping has a claim to.
 fn free() -> usize {
-    let number = |path: &str| {
-        let text = fs::read_to_string(path).unwrap_or_default();
+    let count = |name: &str| {
+        let text = fs::read_to_string(format!("{COUNTS}/{name}")).unwrap_or_default();
         text.trim().parse::<usize>().unwrap_or(0)
     };
-    let reserved = number("/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages");
-    number(FREE).saturating_sub(reserved)
+    count("free_hugepages").saturating_sub(count("resv_hugepages"))
 }
