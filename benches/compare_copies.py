@@ -10,57 +10,78 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from hybrid_pages import Arena, Geometry, Group, HostEngine, Layer, LayerMap, Segment
 
-_BLOCKS = 8
+_TOTAL = 128 << 20
+"""At least so many bytes on each side, so that no round finds its bytes in the CPU's caches."""
+
+
+class Shape(NamedTuple):
+    """Pieces of one entry: one in each layer, in blocks that may be larger."""
+
+    layers: int
+    size: int
+    stride: int
+
+    @property
+    def blocks(self) -> int:
+        return max(3, -(-_TOTAL // (self.layers * self.size)))
+
+
 _SHAPES = {
-    "page, 49 MiB": (16, 784 * 4096),
-    "page, 4 MiB": (64, 64 << 10),
-    "page, 512 KiB": (32, 16 << 10),
+    "page, 49 MiB": Shape(16, 784 * 4096, 784 * 4096),
+    "checkpoint, 147 MiB": Shape(48, 3_145_728 + 61_440, 784 * 4096),
+    "page, 4 MiB": Shape(64, 64 << 10, 64 << 10),
+    "page, 512 KiB": Shape(32, 16 << 10, 16 << 10),
 }
 
 
 class Ours:
-    """One entry through the engine."""
+    """An entry for each block, through the engine."""
 
-    def __init__(self, pool: torch.Tensor, block: int, threads: int) -> None:
-        layers, blocks, size = pool.shape
-        parts = [Layer(str(i), [Segment("kv", "uint8", (size,))]) for i in range(layers)]
+    def __init__(self, pool: torch.Tensor, shape: Shape, threads: int) -> None:
+        parts = [
+            Layer(str(i), [Segment("kv", "uint8", (shape.size,))]) for i in range(shape.layers)
+        ]
         geometry = Geometry(block_tokens=16, groups=[Group("attention", parts)], identity={})
         slot_bytes = geometry.suggest_slot_bytes()
-        needed = geometry.slots_per_entry(0, slot_bytes)
-        self.arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=needed)
+        each = geometry.slots_per_entry(0, slot_bytes)
+        self._arena = Arena.create(geometry, slot_bytes=slot_bytes, slots=each * shape.blocks)
         maps = [
             LayerMap(
                 group=0,
                 layer=layer,
                 address=pool[layer].data_ptr(),
-                nbytes=blocks * size,
-                block_stride=size,
-                runs=[(0, size)],
+                nbytes=shape.blocks * shape.stride,
+                block_stride=shape.stride,
+                runs=[(0, shape.size)],
             )
-            for layer in range(layers)
+            for layer in range(shape.layers)
         ]
         self._engine = HostEngine(
             geometry,
-            self.arena,
+            self._arena,
             rank=0,
-            num_blocks=blocks,
+            num_blocks=shape.blocks,
             layers=maps,
             threads=threads,
             owners=pool,
         )
-        self._entry = (0, list(range(needed)), [block])
-        self._sum = self._run(self._engine.store([self._entry]))[0]
+        self._entries = [
+            (0, list(range(block * each, (block + 1) * each)), [block])
+            for block in range(shape.blocks)
+        ]
+        self._sums = [self.store(block)[0] for block in range(shape.blocks)]
 
-    def store(self) -> None:
-        self._run(self._engine.store([self._entry]))
+    def store(self, block: int) -> list[int]:
+        return self._run(self._engine.store([self._entries[block]]))
 
-    def load(self) -> None:
-        self._run(self._engine.load([(*self._entry, self._sum)]))
+    def load(self, block: int) -> None:
+        self._run(self._engine.load([(*self._entries[block], self._sums[block])]))
 
     def _run(self, ticket: int) -> list[int]:
         self._engine.wait(ticket)
@@ -68,54 +89,66 @@ class Ours:
         assert done.ok, done.error
         return done.checksums
 
-    def contents(self) -> bytes:
-        return b"".join(self.arena.read(slot) for slot in range(self.arena.slots))
+    def contents(self, block: int) -> bytes:
+        return b"".join(self._arena.read(slot) for slot in self._entries[block][1])
 
 
-def measure(name: str, layers: int, size: int, threads: int, rounds: int) -> None:
-    pool = torch.randint(0, 256, (layers, _BLOCKS, size), dtype=torch.uint8)
-    host = torch.zeros(layers, size, dtype=torch.uint8)
-    block = torch.tensor([3])
-    ours = Ours(pool, 3, threads)
+def measure(name: str, shape: Shape, threads: int, rounds: int) -> None:
+    layers, size, stride = shape
+    pool = torch.randint(0, 256, (layers, shape.blocks, stride), dtype=torch.uint8)[:, :, :size]
+    host = torch.zeros(shape.blocks, layers, size, dtype=torch.uint8)
+    index = torch.arange(shape.blocks)
+    ours = Ours(pool, shape, threads)
 
-    def each(out: bool) -> Callable[[], object]:
-        pairs = [(host[i], pool[i, 3]) if out else (pool[i, 3], host[i]) for i in range(layers)]
-        return lambda: [to.copy_(of) for to, of in pairs]
-
-    def select() -> None:
+    def copy(block: int) -> None:
         for layer in range(layers):
-            torch.index_select(pool[layer], 0, block, out=host[layer : layer + 1])
+            host[block, layer].copy_(pool[layer, block])
 
-    def scatter() -> None:
+    def copy_back(block: int) -> None:
         for layer in range(layers):
-            pool[layer].index_copy_(0, block, host[layer : layer + 1])
+            pool[layer, block].copy_(host[block, layer])
 
-    ways: dict[str, dict[str, Callable[[], object]]] = {
+    def select(block: int) -> None:
+        which, to = index[block : block + 1], host[block]
+        for layer in range(layers):
+            torch.index_select(pool[layer], 0, which, out=to[layer : layer + 1])
+
+    def scatter(block: int) -> None:
+        which, of = index[block : block + 1], host[block]
+        for layer in range(layers):
+            pool[layer].index_copy_(0, which, of[layer : layer + 1])
+
+    ways: dict[str, dict[str, Callable[[int], object]]] = {
         "store": {
             "hybrid-pages": ours.store,
-            "torch copy_": each(True),
-            "torch copy_ strided": lambda: host.copy_(pool[:, 3]),
+            "torch copy_": copy,
+            "torch copy_ strided": lambda block: host[block].copy_(pool[:, block]),
             "torch index_select": select,
         },
         "load": {
             "hybrid-pages": ours.load,
-            "torch copy_": each(False),
-            "torch copy_ strided": lambda: pool[:, 3].copy_(host),
+            "torch copy_": copy_back,
+            "torch copy_ strided": lambda block: pool[:, block].copy_(host[block]),
             "torch index_copy_": scatter,
         },
     }
     for direction, variants in ways.items():
-        for call in variants.values():
-            call()
-        payload = pool[:, 3].contiguous().numpy().tobytes()
-        assert host.numpy().tobytes() == payload == ours.contents()[: len(payload)]
+        for block in range(shape.blocks):
+            for call in variants.values():
+                call(block)
+        for block in (0, shape.blocks - 1):
+            payload = pool[:, block].contiguous().numpy().tobytes()
+            assert host[block].numpy().tobytes() == payload
+            assert ours.contents(block)[: len(payload)] == payload
         names = list(variants)
         times: dict[str, list[float]] = {name: [] for name in names}
         for number in range(rounds):
             turn = number % len(names)
-            for variant in names[turn:] + names[:turn]:
+            for place, variant in enumerate(names[turn:] + names[:turn]):
+                # Another block each time: bytes that one way has just read would be in the caches.
+                block = (number * len(names) + place) % shape.blocks
                 start = time.perf_counter()
-                variants[variant]()
+                variants[variant](block)
                 times[variant].append(time.perf_counter() - start)
         base = times["hybrid-pages"]
         for variant in names:
@@ -135,8 +168,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     print("| entry | direction | way | GiB/s | ours is faster by |\n|---|---|---|---|---|")
-    for name, (layers, size) in _SHAPES.items():
-        measure(name, layers, size, given.threads, given.rounds)
+    for name, shape in _SHAPES.items():
+        measure(name, shape, given.threads, given.rounds)
 
 
 if __name__ == "__main__":

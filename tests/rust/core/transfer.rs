@@ -650,6 +650,34 @@ fn tickets_end_once_and_can_be_waited_for_again() {
 }
 
 #[test]
+fn a_wait_copies_and_one_that_ends_early_leaves_the_rest_to_the_threads() {
+    const BYTES: usize = 4 << 20;
+    let plain = Plain::new(BYTES, BYTES, Plain::BLOCKS, 1);
+    let blocks = || 0..Plain::BLOCKS;
+    for timeout in [Duration::ZERO, Duration::from_micros(300), Duration::MAX] {
+        let go = |direction, entries| {
+            let ticket = plain.engine.submit(direction, entries).unwrap();
+            let ended = plain.engine.wait(ticket, Some(timeout)).unwrap();
+            assert!(ended || timeout < Duration::MAX);
+            assert!(plain.engine.wait(ticket, None).unwrap());
+            let done = plain.engine.poll().remove(0);
+            assert_eq!((done.ticket, done.error), (ticket, None));
+            done.checksums
+        };
+        let mut before = plain.memory.bytes();
+        let stores = blocks().map(|block| entry(0, &[block as u32], &[block]));
+        let sums = go(Direction::Store, stores.collect());
+        let loads = std::iter::zip(blocks(), sums).map(|(block, sum)| {
+            let next = (block + 1) % Plain::BLOCKS;
+            expecting(entry(0, &[block as u32], &[next]), sum)
+        });
+        go(Direction::Load, loads.collect());
+        before.rotate_right(BYTES);
+        assert!(plain.memory.bytes() == before);
+    }
+}
+
+#[test]
 fn closing_waits_for_what_is_in_flight_and_refuses_more() {
     let plain = Plain::new(1 << 20, 1 << 16, 64, 2);
     let slots: Vec<u32> = (0..64).collect();

@@ -21,7 +21,7 @@ pub fn checksum(data: &[u8]) -> u64 {
 /// If it is longer.
 #[must_use]
 pub fn tile_digest(bytes: &[u8]) -> u64 {
-    let mut tile = Tile::new(Path::best());
+    let mut tile = Tile::new(Path::best(0));
     tile.take(bytes);
     tile.digest()
 }

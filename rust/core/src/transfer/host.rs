@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 
@@ -21,6 +22,8 @@ use super::transfers::Transfers;
 pub struct HostEngine {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// What the threads have not begun.
+    messages: Receiver<Message>,
 }
 
 impl HostEngine {
@@ -44,10 +47,10 @@ impl HostEngine {
         Self::start(layout, memory, threads, false)
     }
 
-    /// What it copies with: `avx2` or `portable`.
+    /// What it copies small transfers with: `avx2` or `portable`.
     #[must_use]
     pub fn instructions(&self) -> &'static str {
-        self.shared.path.name
+        Path::best(0).name
     }
 
     fn start(layout: Layout, memory: SlotMemory, threads: usize, checksums: bool) -> Result<Self> {
@@ -63,12 +66,12 @@ impl HostEngine {
             transfers,
             queue,
             threads,
-            path: Path::best(),
             checksums,
         });
         let engine = Self {
             shared,
             threads: Mutex::new(Vec::new()),
+            messages: messages.clone(),
         };
         for index in 0..threads {
             // On failure the drop of `engine` stops those that were started.
@@ -88,12 +91,31 @@ impl Engine for HostEngine {
         Job::start(Arc::clone(&self.shared), plan)
     }
 
+    /// Waits by copying, as long as there is something that no thread has begun: a small transfer ends before
+    /// a thread that sleeps would have begun it.
+    fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<bool> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        while !self.transfers().wait(ticket, Some(Duration::ZERO))?
+            && until.is_none_or(|until| Instant::now() < until)
+            && let Ok(message) = self.messages.try_recv()
+        {
+            match message {
+                Message::Work(job) => job.run(until),
+                Message::Stop => {
+                    self.shared.tell(Message::Stop);
+                    break;
+                }
+            }
+        }
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        self.transfers().wait(ticket, left)
+    }
+
     fn close(&self) {
         self.transfers().close(|| {
             let threads = std::mem::take(&mut *lock(&self.threads));
             for _ in &threads {
-                let told = self.shared.queue.send(Message::Stop);
-                debug_assert!(told.is_ok(), "no thread has left yet");
+                self.shared.tell(Message::Stop);
             }
             for thread in threads {
                 let left = thread.join();
@@ -116,7 +138,7 @@ impl Drop for HostEngine {
 fn spawn(index: usize, messages: Receiver<Message>) -> Result<JoinHandle<()>> {
     let copy = move || {
         while let Ok(Message::Work(job)) = messages.recv() {
-            job.run();
+            job.run(None);
         }
     };
     Builder::new()

@@ -10,6 +10,7 @@ use crossbeam_channel::Sender;
 
 use super::checksum::{TILE_BYTES, combine};
 use super::completion::{Completion, Ticket};
+use super::lanes::fence;
 use super::path::Path;
 use super::plan::{Cut, Direction, Plan};
 use super::tile::Tile;
@@ -27,9 +28,17 @@ pub(super) struct Shared {
     pub(super) transfers: Transfers,
     pub(super) queue: Sender<Message>,
     pub(super) threads: usize,
-    pub(super) path: &'static Path,
     /// Whether stores compute checksums.
     pub(super) checksums: bool,
+}
+
+impl Shared {
+    /// Gives an order to the thread that takes it first.
+    pub(super) fn tell(&self, message: Message) {
+        // Its receiver is kept as long.
+        let told = self.queue.send(message);
+        debug_assert!(told.is_ok(), "the engine outlives its orders");
+    }
 }
 
 /// An order to a copy thread.
@@ -45,6 +54,7 @@ pub(super) struct Job {
     shared: Arc<Shared>,
     ticket: Ticket,
     plan: Plan,
+    path: &'static Path,
     started: Instant,
     steps: Vec<Step>,
     /// The first step that nobody has taken.
@@ -69,8 +79,9 @@ impl Job {
         let started = Instant::now();
         let ticket = shared.transfers.start()?;
         let mut job = Self {
-            shared,
             ticket,
+            path: Path::best(plan.bytes(shared.transfers.layout())),
+            shared,
             plan,
             started,
             steps: Vec::new(),
@@ -101,9 +112,14 @@ impl Job {
         Ok(ticket)
     }
 
-    /// One thread's share. Whatever happens in it, even a panic, the job ends.
-    pub(super) fn run(&self) {
-        self.attempt(|| self.take_steps());
+    /// One thread's share. Whatever happens in it, even a panic, the job ends. A thread that has to leave
+    /// before, at `until`, leaves its share to another.
+    pub(super) fn run(self: Arc<Self>, until: Option<Instant>) {
+        self.attempt(|| self.take_steps(until));
+        if self.is_left() {
+            self.shared.tell(Message::Work(Arc::clone(&self)));
+            return;
+        }
         // The last to leave sees what all others did.
         if self.workers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.attempt(|| self.verify());
@@ -132,9 +148,7 @@ impl Job {
         }
         self.workers.store(workers, Ordering::Release);
         for _ in 0..workers {
-            // The threads only stop when no transfer runs: this one runs.
-            let sent = self.shared.queue.send(Message::Work(Arc::clone(&self)));
-            debug_assert!(sent.is_ok(), "copy threads outlive transfers");
+            self.shared.tell(Message::Work(Arc::clone(&self)));
         }
     }
 
@@ -191,14 +205,20 @@ impl Job {
         }
     }
 
-    fn take_steps(&self) -> Result<(), String> {
-        while !self.failed.load(Ordering::Relaxed) {
+    fn take_steps(&self, until: Option<Instant>) -> Result<(), String> {
+        while self.is_left() && until.is_none_or(|until| Instant::now() < until) {
             let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) else {
                 break;
             };
             self.copy(step);
         }
         Ok(())
+    }
+
+    /// Whether there are steps that nobody has taken.
+    fn is_left(&self) -> bool {
+        let taken = self.next.load(Ordering::Relaxed);
+        taken < self.steps.len() && !self.failed.load(Ordering::Relaxed)
     }
 
     fn copy(&self, Step { entry, range }: &Step) {
@@ -213,19 +233,20 @@ impl Job {
                 self.copy_and_hash(moves, &self.digests[*entry][range.start / TILE_BYTES..]);
             } else {
                 for Move { from, to, length } in moves.filter(|part| !part.to.is_null()) {
-                    self.shared.path.copy(from, to, length);
+                    self.path.copy(from, to, length);
                 }
             }
         }
+        fence();
     }
 
     /// # Safety
     /// Of each move, the source can be read, and the target be written or is null; they do not overlap.
     unsafe fn copy_and_hash(&self, moves: impl Iterator<Item = Move>, digests: &[AtomicU64]) {
-        let mut tile = Tile::new(self.shared.path);
+        let mut tile = Tile::new(self.path);
         let mut digests = digests.iter();
         let mut end = |tile: &mut Tile| {
-            let done = std::mem::replace(tile, Tile::new(self.shared.path));
+            let done = std::mem::replace(tile, Tile::new(self.path));
             if let Some(digest) = digests.next() {
                 digest.store(done.digest(), Ordering::Relaxed);
             }
@@ -319,7 +340,6 @@ mod tests {
             transfers: Transfers::new(layout, memory, "").unwrap(),
             queue,
             threads: 1,
-            path: Path::best(),
             checksums: true,
         });
         let entry = EntryCopy {
@@ -345,7 +365,7 @@ mod tests {
             job.copy(&wrong);
             Ok(())
         });
-        job.run();
+        job.run(None);
 
         let completions = shared.transfers.poll();
         assert_eq!((completions.len(), completions[0].ticket), (1, ticket));

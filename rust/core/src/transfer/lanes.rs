@@ -17,8 +17,24 @@ const PRIME32_1: u64 = 0x9E37_79B1;
 pub(super) trait Lanes: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
+    /// Writes past the caches, to an address that is a multiple of [`STREAM_ALIGN`], in any order with other
+    /// writes until a [`fence`].
+    unsafe fn stream(self, to: *mut u8);
     unsafe fn accumulate(self, stripe: Self, key: Self) -> Self;
     unsafe fn scramble(self, key: Self) -> Self;
+}
+
+/// What addresses of writes past the caches are multiples of.
+pub(super) const STREAM_ALIGN: usize = 32;
+
+/// Ends writes past the caches: other threads see them before what is written later.
+#[inline(always)]
+pub(super) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has SSE.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 /// Asks for bytes that are read soon.
@@ -46,6 +62,12 @@ impl Lanes for Portable {
     unsafe fn store(self, to: *mut u8) {
         // SAFETY: the caller's.
         unsafe { to.cast::<[u64; 8]>().write_unaligned(self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8) {
+        // SAFETY: the caller's.
+        unsafe { self.store(to) };
     }
 
     #[inline(always)]
@@ -102,6 +124,17 @@ mod x86 {
             unsafe {
                 _mm256_storeu_si256(to, low);
                 _mm256_storeu_si256(to.add(1), high);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn stream(self, to: *mut u8) {
+            let [low, high] = self.0;
+            let to = to.cast::<__m256i>();
+            // SAFETY: the caller's.
+            unsafe {
+                _mm256_stream_si256(to, low);
+                _mm256_stream_si256(to.add(1), high);
             }
         }
 

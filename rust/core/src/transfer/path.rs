@@ -1,10 +1,11 @@
 //! Copies and hashes stripes in one pass, by the best instructions that this machine has.
 //!
-//! A copy waits for memory, so wider ones than AVX2 gain nothing, and writes that bypass the caches lose: see
-//! `benches/README.md`.
+//! A copy waits for memory, so wider ones than AVX2 gain nothing. A write through the caches reads first what it
+//! overwrites, and one past them doesn't: that pays where a transfer is larger than they are, on some
+//! processors. See `benches/README.md`.
 
 use super::checksum::TILE_BYTES;
-use super::lanes::{Lanes, Portable, STRIPE_BYTES, prefetch};
+use super::lanes::{Lanes, Portable, STREAM_ALIGN, STRIPE_BYTES, prefetch};
 
 /// The state of a tile's XXH3 between two stripes.
 pub(super) type State = [u64; 8];
@@ -16,7 +17,7 @@ const BLOCK: usize = (SECRET.len() - STRIPE_BYTES) / 8;
 const SCRAMBLE_KEY: usize = SECRET.len() - STRIPE_BYTES;
 const LAST_KEY: usize = SCRAMBLE_KEY - 7;
 /// How far ahead bytes are asked for: processors do not do it across pages.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 2048;
 
 /// State, its next stripe, from, to or null, number of stripes.
 type Hash = unsafe fn(&mut State, usize, *const u8, *mut u8, usize);
@@ -42,23 +43,38 @@ static AVX2: Path = Path {
     hash: hash_avx2,
     copy: copy_avx2,
 };
+/// Writes past the caches.
+#[cfg(target_arch = "x86_64")]
+static AVX2_STREAM: Path = Path {
+    name: "avx2, past the caches",
+    hash: stream_hash_avx2,
+    copy: stream_copy_avx2,
+};
+
+/// Writes of transfers of so many bytes go past the caches.
+const STREAM_BYTES: usize = 2 << 20;
 
 impl Path {
-    /// Those that this machine has, the best one first.
+    /// Those that this machine has, the best one for little first.
     pub(super) fn all() -> impl Iterator<Item = &'static Self> {
         #[cfg(target_arch = "x86_64")]
-        let wide = is_x86_feature_detected!("avx2").then_some(&AVX2);
+        let wide = is_x86_feature_detected!("avx2").then_some([&AVX2, &AVX2_STREAM]);
         #[cfg(not(target_arch = "x86_64"))]
-        let wide = None;
-        wide.into_iter().chain([&PORTABLE])
+        let wide = None::<[_; 0]>;
+        wide.into_iter().flatten().chain([&PORTABLE])
     }
 
-    /// The best one.
-    pub(super) fn best() -> &'static Self {
+    /// The best one for a transfer of so many bytes.
+    pub(super) fn best(bytes: usize) -> &'static Self {
+        #[cfg(target_arch = "x86_64")]
+        if bytes >= STREAM_BYTES && streams() && is_x86_feature_detected!("avx2") {
+            return &AVX2_STREAM;
+        }
         Self::all().next().unwrap_or(&PORTABLE)
     }
 
-    /// Hashes `count` stripes of a tile from its stripe `first` on and, unless `to` is null, writes them.
+    /// Hashes `count` stripes of a tile from its stripe `first` on and, unless `to` is null, writes them: before
+    /// this thread's next [`fence`](super::lanes::fence), not for other threads.
     ///
     /// # Safety
     /// `from` can be read, and `to` be written or is null; they do not overlap.
@@ -75,7 +91,7 @@ impl Path {
         unsafe { (self.hash)(state, first, from, to, count) };
     }
 
-    /// Copies.
+    /// Copies: before this thread's next [`fence`](super::lanes::fence), not for other threads.
     ///
     /// # Safety
     /// `from` can be read and `to` be written; they do not overlap.
@@ -89,6 +105,16 @@ impl Path {
                 .copy_to_nonoverlapping(to.add(whole), length - whole);
         }
     }
+}
+
+/// Whether writes past the caches were seen to be faster on processors of this kind.
+#[cfg(target_arch = "x86_64")]
+fn streams() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx]
+        .map(u32::to_le_bytes)
+        .as_flattened()
+        == b"AuthenticAMD"
 }
 
 /// XXH3-64 of a tile from its state after the last stripe.
@@ -120,8 +146,13 @@ pub(super) const START: State = [
     0x9E37_79B1,
 ];
 
+/// What becomes of the bytes that are hashed.
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const STREAM: u8 = 2;
+
 #[inline(always)]
-unsafe fn hash_with<L: Lanes, const WRITES: bool>(
+unsafe fn hash_with<L: Lanes, const WAY: u8>(
     state: &mut State,
     first: usize,
     from: *const u8,
@@ -143,8 +174,10 @@ unsafe fn hash_with<L: Lanes, const WRITES: bool>(
             while stripe < block_end {
                 prefetch(from.wrapping_add(at + AHEAD));
                 let bytes = L::load(from.add(at));
-                if WRITES {
-                    bytes.store(to.add(at));
+                match WAY {
+                    WRITE => bytes.store(to.add(at)),
+                    STREAM => bytes.stream(to.add(at)),
+                    _ => {}
                 }
                 let offset = if stripe == STRIPES - 1 {
                     LAST_KEY
@@ -164,17 +197,26 @@ unsafe fn hash_with<L: Lanes, const WRITES: bool>(
 }
 
 #[inline(always)]
-unsafe fn copy_with<L: Lanes>(from: *const u8, to: *mut u8, stripes: usize) {
+unsafe fn copy_with<L: Lanes, const WAY: u8>(from: *const u8, to: *mut u8, stripes: usize) {
     for stripe in 0..stripes {
         let at = stripe * STRIPE_BYTES;
-        prefetch(from.wrapping_add(at + AHEAD));
+        if WAY == WRITE {
+            prefetch(from.wrapping_add(at + AHEAD));
+        }
         // SAFETY: the addresses stay inside what the caller gives.
-        unsafe { L::load(from.add(at)).store(to.add(at)) };
+        unsafe {
+            let bytes = L::load(from.add(at));
+            if WAY == STREAM {
+                bytes.stream(to.add(at));
+            } else {
+                bytes.store(to.add(at));
+            }
+        }
     }
 }
 
 macro_rules! compile {
-    ($hash:ident, $copy:ident, $lanes:ty $(, $feature:literal)?) => {
+    ($hash:ident, $copy:ident, $lanes:ty, $way:expr $(, $feature:literal)?) => {
         $(#[target_feature(enable = $feature)])?
         unsafe fn $hash(
             state: &mut State,
@@ -183,27 +225,43 @@ macro_rules! compile {
             to: *mut u8,
             count: usize,
         ) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's; streams are aligned.
             unsafe {
                 if to.is_null() {
-                    hash_with::<$lanes, false>(state, first, from, to, count);
+                    hash_with::<$lanes, READ>(state, first, from, to, count);
+                } else if $way == STREAM && to.addr().is_multiple_of(STREAM_ALIGN) {
+                    hash_with::<$lanes, STREAM>(state, first, from, to, count);
                 } else {
-                    hash_with::<$lanes, true>(state, first, from, to, count);
+                    hash_with::<$lanes, WRITE>(state, first, from, to, count);
                 }
             }
         }
 
         $(#[target_feature(enable = $feature)])?
         unsafe fn $copy(from: *const u8, to: *mut u8, stripes: usize) {
-            // SAFETY: the caller's.
-            unsafe { copy_with::<$lanes>(from, to, stripes) }
+            // SAFETY: the caller's; streams are aligned.
+            unsafe {
+                if $way == STREAM && to.addr().is_multiple_of(STREAM_ALIGN) {
+                    copy_with::<$lanes, STREAM>(from, to, stripes);
+                } else {
+                    copy_with::<$lanes, WRITE>(from, to, stripes);
+                }
+            }
         }
     };
 }
 
-compile!(hash_portable, copy_portable, Portable);
+compile!(hash_portable, copy_portable, Portable, WRITE);
 #[cfg(target_arch = "x86_64")]
-compile!(hash_avx2, copy_avx2, super::lanes::Avx2, "avx2");
+compile!(hash_avx2, copy_avx2, super::lanes::Avx2, WRITE, "avx2");
+#[cfg(target_arch = "x86_64")]
+compile!(
+    stream_hash_avx2,
+    stream_copy_avx2,
+    super::lanes::Avx2,
+    STREAM,
+    "avx2"
+);
 
 /// XXH3's default secret.
 const SECRET: &[u8; 192] = &[
