@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ if folder := os.environ.get("HYBRID_PAGES_VLLM"):
 
 import pytest
 import vllm
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging_if_needed
 
 from hybrid_pages.vllm import engines as copy_engines
 from simulation.copies import Copies, Script
@@ -33,6 +36,18 @@ from simulation.shapes import GDN, Shape
 
 def pytest_report_header() -> str:
     return f"vllm: {vllm.__version__} from {os.path.dirname(vllm.__file__)}"
+
+
+@pytest.fixture
+def caplog(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """pytest's own listens to the root, and vLLM keeps records from there once an engine runs."""
+    configure_logging_if_needed(LoggingConfig())  # the first engine would take our handler away
+    ours = logging.getLogger("vllm.hybrid_pages")
+    monkeypatch.setattr(ours, "propagate", False)
+    monkeypatch.setattr(ours, "handlers", [*ours.handlers, caplog.handler])
+    return caplog
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from hybrid_pages import CudaError
 from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.support import UnsupportedError
 from simulation.device import pretended
@@ -33,6 +34,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def failures(engine: Engine) -> dict[str, float]:
     counters = engine.connector.scheduler.stats()["counters"]
     return {key: count for key, count in counters.items() if key.startswith("failures")}
+
+
+def skipped(engine: Engine) -> float:
+    return engine.connector.scheduler.stats()["counters"].get("skipped_entries:not_ready", 0)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -180,6 +185,24 @@ def test_an_engine_that_cannot_be_made_is_not_tried_in_every_step(
         assert engine.reset_prefix_cache()
     assert engine.generate(PROMPT).restored_tokens == 0
     assert driver.calls("cuMemHostRegister_v2") == 1
+    engine.check_idle()
+
+
+def test_stores_without_a_pinning_fail_by_their_true_reason(
+    driver: Any, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not wait for memory that nobody gets ready."""
+
+    def fails(*_: Any) -> None:
+        raise CudaError("cuDevicePrimaryCtxRetain: out of memory")
+
+    monkeypatch.setattr(engines, "pin", fails)
+    engine = start()
+    engine.generate(PROMPT)  # the first report comes with its first step
+    waited = skipped(engine)
+    engine.generate(PROMPT)
+    assert failures(engine)["failures:store_start"] > 0
+    assert skipped(engine) == waited
     engine.check_idle()
 
 

@@ -157,6 +157,8 @@ class WorkerHalf:
         except CudaError as error:
             logger.exception("rank %d stores and loads nothing", self.rank)
             self._no_engine = str(error)
+            if self._pinning is None:  # what is offered fails by this error, not by waiting
+                self.report.ready = self._arena.slots
 
     def handshake(self) -> Report | None:
         """The report, with the slots that are ready by now. A small budget is so before the first

@@ -192,11 +192,16 @@ impl Pinning {
     /// # Errors
     /// [`CudaError::Core`] with [`Error::InvalidArgument`] while an engine uses it.
     pub fn close(&self) -> Result<()> {
-        let engines = self.state.engines.load(Ordering::Acquire);
-        if engines > 0 {
-            return Err(CudaError::Core(Error::InvalidArgument(format!(
-                "pinning: expected no engine that uses it, found {engines}: close them first"
-            ))));
+        {
+            // Engines join under the same lock, so none can after this.
+            let mut progress = self.state.progress();
+            let engines = self.state.engines.load(Ordering::Acquire);
+            if engines > 0 {
+                return Err(CudaError::Core(Error::InvalidArgument(format!(
+                    "pinning: expected no engine that uses it, found {engines}: close them first"
+                ))));
+            }
+            progress.closed = true;
         }
         self.release();
         Ok(())
@@ -226,7 +231,8 @@ impl Pinning {
     /// [`CudaError::Core`] with [`Error::InvalidArgument`] if they are other slots, or given back.
     pub(crate) fn join(self: &Arc<Self>, memory: &SlotMemory) -> Result<Pinned> {
         let (ours, theirs) = (self.state.memory.region(), memory.region());
-        let found = if self.state.progress().closed {
+        let progress = self.state.progress();
+        let found = if progress.closed {
             "one that is closed"
         } else if (ours.address(), ours.nbytes()) != (theirs.address(), theirs.nbytes()) {
             "one of other slots"

@@ -15,9 +15,11 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
+use crate::transfer::Region;
 
 use super::header::Header;
 use super::plane::PlaneOptions;
+use super::prefault::prefault;
 use super::{huge_pages, numa};
 
 /// A mapped file. Its creator keeps the descriptor open: that is what its path names.
@@ -57,6 +59,10 @@ impl Mapping {
             ))
         });
         let encoded = header.encode();
+        // Without memory for it, a limit on huge pages for one, the write itself would end the process.
+        // SAFETY: the mapping is longer than a header, and lives longer than the call.
+        let start = unsafe { Region::new(memory.as_mut_ptr(), encoded.len())? };
+        prefault(start, 1)?;
         // SAFETY: the mapping is new, longer than a header, and nobody else has its path yet. A file of
         // huge pages can't be written otherwise.
         unsafe {
