@@ -120,11 +120,14 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
         places,
         damaged,
         aside,
+        is_new,
     } = found;
+    let lost = is_new && aside.is_none() && (0..shared.shapes.len()).any(|class| has_cells(store, class));
+    let aside = aside.or_else(|| lost.then(|| "slabs without one".to_owned()));
     if let Some(why) = aside {
         shared.failed(
             Reason::IndexDamaged,
-            &format!("expected an index, found {why}: it was set aside"),
+            &format!("expected an index, found {why}: what there was is set aside"),
         );
     }
     for _ in 0..damaged {
@@ -142,6 +145,11 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
     }
     lock(&shared.book).fill(&shared.shapes, places);
     Some(index)
+}
+
+fn has_cells(store: &Store, class: usize) -> bool {
+    // A slab that can't be measured has been counted, or will be.
+    store.slab(class).length().is_ok_and(|length| length > 0)
 }
 
 /// The entries whose cells lie inside the slabs, and how many others there are.

@@ -43,6 +43,8 @@ pub(super) struct Found {
     pub(super) damaged: u64,
     /// Why the file was set aside, if it was.
     pub(super) aside: Option<String>,
+    /// Whether there was no file, or an empty one.
+    pub(super) is_new: bool,
 }
 
 impl Debug for Index {
@@ -118,7 +120,11 @@ impl Index {
         let claim = owner.encode();
         if is_new {
             index.claim(&claim).map_err(|error| error.to_string())?;
-            return Ok((index, Found::default()));
+            let found = Found {
+                is_new,
+                ..Found::default()
+            };
+            return Ok((index, found));
         }
         let found = index
             .load(&claim, owner)
