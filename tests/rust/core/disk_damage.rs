@@ -27,7 +27,11 @@ fn heals(setup: &Setup) -> Engine {
     drop(engine);
     let engine = setup.engine();
     for prompt in PROMPTS {
-        assert_eq!(engine.restore(prompt), prompt.len(), "{prompt} was written again");
+        assert_eq!(
+            engine.restore(prompt),
+            prompt.len(),
+            "{prompt} was written again"
+        );
     }
     engine
 }
@@ -57,7 +61,10 @@ fn each(setup: &Setup, damages: impl Iterator<Item = (String, Box<dyn FnOnce(&Pa
         let engine = setup.engine();
         let depths = PROMPTS.map(|prompt| engine.restore(prompt));
         let failures: u64 = engine.stats().failures.iter().sum();
-        assert!(failures > 0 || depths == [3, 3], "{what}: {depths:?} without a failure");
+        assert!(
+            failures > 0 || depths == [3, 3],
+            "{what}: {depths:?} without a failure"
+        );
         assert!(failures < 12, "{what}: one damage, {failures} failures");
         drop(engine);
         drop(heals(&setup));
@@ -70,7 +77,9 @@ fn a_flipped_bit_in_any_region_of_a_cell_is_found_out() {
     let place = tempfile::tempdir().unwrap();
     let setup = Setup::small(place.path());
     // The header's fields and its checksum, and first, middle and last bytes of both shards.
-    let places = [0, 8, 12, 16, 47, 48, 79, 80, 84, 88, 96, 128, 136, 500, 4088, 4095];
+    let places = [
+        0, 8, 12, 16, 47, 48, 79, 80, 84, 88, 96, 128, 136, 500, 4088, 4095,
+    ];
     let shards = [4096, 6_000, 4096 + 4999, 12_288, 14_000, 12_288 + 4999];
     let places: Vec<usize> = places.into_iter().chain(shards).collect();
     let flip = move |at: usize| -> (String, Box<dyn FnOnce(&Path)>) {
@@ -135,17 +144,23 @@ fn cut_and_deleted_files_are_misses() {
     let cases = files.into_iter().flat_map(|file| {
         let cut = move |part: usize| -> (String, Box<dyn FnOnce(&Path)>) {
             let damage = move |store: &Path| {
-                change(&store.join(file), |bytes| bytes.truncate(bytes.len() * part / 8));
+                change(&store.join(file), |bytes| {
+                    bytes.truncate(bytes.len() * part / 8)
+                });
             };
             (format!("{file} cut to {part}/8"), Box::new(damage))
         };
         let delete = move |store: &Path| std::fs::remove_file(store.join(file)).unwrap();
-        let deleted: (String, Box<dyn FnOnce(&Path)>) = (format!("{file} deleted"), Box::new(delete));
+        let deleted: (String, Box<dyn FnOnce(&Path)>) =
+            (format!("{file} deleted"), Box::new(delete));
         let longer = move |store: &Path| {
             change(&store.join(file), |bytes| bytes.extend([0xAB; 10_000]));
         };
         let longer: (String, Box<dyn FnOnce(&Path)>) = (format!("{file} longer"), Box::new(longer));
-        (0..8).map(cut).chain([longer]).chain((file != "index.redb").then_some(deleted))
+        (0..8)
+            .map(cut)
+            .chain([longer])
+            .chain((file != "index.redb").then_some(deleted))
     });
     each(&setup, cases);
 }

@@ -37,6 +37,8 @@ struct State {
     hanging: usize,
     /// Calls that a fault has met.
     met: usize,
+    /// Added to the time.
+    later: u64,
     /// Files whose unsynced writes are known.
     journal: Option<HashMap<String, Journal>>,
 }
@@ -85,6 +87,11 @@ impl BadDoor {
     pub fn mend(&self) {
         self.state().faults.clear();
         self.0.1.notify_all();
+    }
+
+    /// Time passes.
+    pub fn pass(&self, seconds: u64) {
+        self.state().later += seconds;
     }
 
     pub fn hanging(&self) -> usize {
@@ -149,6 +156,10 @@ impl BadDoor {
 }
 
 impl Door for BadDoor {
+    fn seconds(&self) -> u64 {
+        SystemDoor.seconds() + self.state().later
+    }
+
     fn open(
         &self,
         directory: BorrowedFd<'_>,
@@ -170,7 +181,11 @@ impl Door for BadDoor {
                 synced,
                 since: Vec::new(),
             };
-            self.state().journal.as_mut().unwrap().insert(name.into(), journal);
+            self.state()
+                .journal
+                .as_mut()
+                .unwrap()
+                .insert(name.into(), journal);
         }
         Ok(Box::new(BadFile {
             inner,
@@ -189,11 +204,19 @@ struct BadFile {
 
 impl BadFile {
     /// Changes the file and remembers it, in one step.
-    fn change<T>(&self, run: impl FnOnce() -> io::Result<T>, change: impl FnOnce(&T) -> Change) -> io::Result<T> {
+    fn change<T>(
+        &self,
+        run: impl FnOnce() -> io::Result<T>,
+        change: impl FnOnce(&T) -> Change,
+    ) -> io::Result<T> {
         let mut state = self.door.state();
         let done = run()?;
         if let Some(journal) = &mut state.journal {
-            journal.get_mut(&self.name).unwrap().since.push(change(&done));
+            journal
+                .get_mut(&self.name)
+                .unwrap()
+                .since
+                .push(change(&done));
         }
         Ok(done)
     }
@@ -202,7 +225,10 @@ impl BadFile {
 impl DoorFile for BadFile {
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         let wanted = |fault| {
-            matches!(fault, Fault::Reads(_) | Fault::Short | Fault::Flip | Fault::Hang)
+            matches!(
+                fault,
+                Fault::Reads(_) | Fault::Short | Fault::Flip | Fault::Hang
+            )
         };
         match self.door.meet(&self.name, wanted) {
             Some(Fault::Reads(kind)) => Err(kind.into()),
@@ -268,11 +294,15 @@ impl DoorFile for BadFile {
     }
 
     fn set_length(&self, length: u64) -> io::Result<()> {
-        if let Some(Fault::Writes(kind)) =
-            self.door.meet(&self.name, |fault| matches!(fault, Fault::Writes(_)))
+        if let Some(Fault::Writes(kind)) = self
+            .door
+            .meet(&self.name, |fault| matches!(fault, Fault::Writes(_)))
         {
             return Err(kind.into());
         }
-        self.change(|| self.inner.set_length(length), |()| Change::Length(length))
+        self.change(
+            || self.inner.set_length(length),
+            |()| Change::Length(length),
+        )
     }
 }

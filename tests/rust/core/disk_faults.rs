@@ -54,6 +54,7 @@ fn a_read_that_fails_costs_that_entry_and_it_is_written_again() {
         assert!(stats.failed(reason) > 0, "{fault:?}: {stats:?}");
         door.mend();
         assert_eq!(engine.disk.take_notes().len(), 1);
+        engine.settle(); // Reads that have not ended hold slots.
         assert_eq!(engine.restore("xyz"), 3);
         engine.store("abc");
         engine.settle();
@@ -73,7 +74,16 @@ fn a_lost_checkpoint_costs_a_shallower_resume() {
     drop(engine);
     let engine = setup.engine();
     door.set("class-1", Fault::Reads(ErrorKind::Other));
-    assert!(engine.cache.promote(engine.namespace, &disk_support::cache_support::keys("abcd"), 0).unwrap());
+    assert!(
+        engine
+            .cache
+            .promote(
+                engine.namespace,
+                &disk_support::cache_support::keys("abcd"),
+                0
+            )
+            .unwrap()
+    );
     wait("the failure", || engine.stats().failed(Reason::Read) == 1);
     door.mend();
     assert_eq!(engine.restore("abcd"), 2);
@@ -162,13 +172,17 @@ fn a_hang_costs_the_deadline_once_and_the_disk_comes_back() {
     assert!(engine.stats().dropped > 0);
     assert_eq!(engine.restore("xyz"), 3, "the host serves");
     // Threads that come back late touch no slot.
-    let before: Vec<_> = (0..40).map(|slot| engine.arena.read(hybrid_pages::ids::SlotId(slot)).unwrap()).collect();
+    let before: Vec<_> = (0..40)
+        .map(|slot| engine.arena.read(hybrid_pages::ids::SlotId(slot)).unwrap())
+        .collect();
     door.mend();
     wait("the end of the outage", || {
         engine.cache.poll();
         !engine.stats().out
     });
-    let after: Vec<_> = (0..40).map(|slot| engine.arena.read(hybrid_pages::ids::SlotId(slot)).unwrap()).collect();
+    let after: Vec<_> = (0..40)
+        .map(|slot| engine.arena.read(hybrid_pages::ids::SlotId(slot)).unwrap())
+        .collect();
     assert!(before == after);
     engine.store("back");
     engine.settle();

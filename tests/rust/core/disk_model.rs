@@ -67,7 +67,9 @@ impl World {
     }
 
     fn run(&mut self, call: Call) {
-        let Some(engine) = &mut self.engine else { return };
+        let Some(engine) = &mut self.engine else {
+            return;
+        };
         match call {
             Call::Store(prompt) => {
                 engine.store(&prompt);

@@ -1,10 +1,12 @@
 //! Who may use a directory, how much of it, and what a clear leaves there.
 
+mod disk_door;
 mod disk_support;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use disk_door::BadDoor;
 use disk_support::{Setup, hex};
 use hybrid_pages::error::Error;
 use hybrid_pages::tier::disk::Reason;
@@ -19,10 +21,23 @@ fn error(setup: &Setup) -> Error {
     setup.try_engine().err().expect("an error")
 }
 
+/// The slabs take no more than the quota, but for what a file system notes of each.
+#[track_caller]
+fn assert_on_disk(setup: &Setup) {
+    let (found, most) = (on_disk(setup), setup.options.quota_bytes + 2 * 8192);
+    assert!(
+        found <= most,
+        "{found} bytes on disk, expected {most} at most"
+    );
+}
+
 /// What the directory takes on disk, indexes aside.
 fn on_disk(setup: &Setup) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let lane = setup.options.path.join(format!("lane-{}", setup.options.lane));
+    let lane = setup
+        .options
+        .path
+        .join(format!("lane-{}", setup.options.lane));
     let mut bytes = 0;
     for folder in fs::read_dir(lane).unwrap().map(Result::unwrap) {
         if folder.file_type().unwrap().is_dir() {
@@ -47,7 +62,11 @@ fn only_the_owner_may_read() {
     let mut folders = vec![setup.options.path.clone()];
     let mut files = 0;
     while let Some(folder) = folders.pop() {
-        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{folder:?}");
+        assert_eq!(
+            folder.metadata().unwrap().permissions().mode() & 0o777,
+            0o700,
+            "{folder:?}"
+        );
         for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
             if entry.file_type().unwrap().is_dir() {
                 folders.push(entry.path());
@@ -88,7 +107,9 @@ fn a_path_that_is_no_directory_of_ours_is_an_error_at_start() {
     let place = tempfile::tempdir().unwrap();
     let mut setup = Setup::small(place.path());
     let cases: [(&str, &dyn Fn()); 3] = [
-        ("file", &|| fs::write(place.path().join("file"), "x").unwrap()),
+        ("file", &|| {
+            fs::write(place.path().join("file"), "x").unwrap()
+        }),
         ("no/parent", &|| {}),
         ("foreign", &|| {
             fs::create_dir(place.path().join("foreign")).unwrap();
@@ -99,7 +120,10 @@ fn a_path_that_is_no_directory_of_ours_is_an_error_at_start() {
         make();
         setup.options.path = place.path().join(name);
         let text = error(&setup).to_string();
-        assert!(text.contains(name) && text.contains("expected") && text.contains("found"), "{text}");
+        assert!(
+            text.contains(name) && text.contains("expected") && text.contains("found"),
+            "{text}"
+        );
     }
     assert_eq!(fs::read(place.path().join("foreign/photo")).unwrap(), b"x");
 }
@@ -114,7 +138,10 @@ fn another_format_is_refused_by_name_and_left_alone() {
     let Error::Foreign(text) = error(&setup) else {
         panic!("expected another format to be refused");
     };
-    assert!(text.contains("format 9") && text.contains("format 1"), "{text}");
+    assert!(
+        text.contains("format 9") && text.contains("format 1"),
+        "{text}"
+    );
     fs::write(&marker, "hybrid-pages disk store, format 1\n").unwrap();
     assert_eq!(setup.engine().restore("abc"), 3);
 }
@@ -134,7 +161,10 @@ fn a_lane_has_one_user_and_lanes_are_apart() {
     let engine = setup.engine();
     engine.keep("abc");
     let text = error(&setup).to_string();
-    assert!(text.contains(&format!("process {}", std::process::id())), "{text}");
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
     let mut other = setup.clone();
     other.options.lane = 1;
     let second = other.engine();
@@ -184,7 +214,10 @@ fn identities_share_a_quota_and_the_one_used_longest_ago_goes() {
         let old = fs::File::open(setup.store().join("index.redb")).unwrap();
         let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(100_000);
         for name in ["index.redb", "class-0.slab", "class-1.slab"] {
-            let file = fs::File::options().write(true).open(setup.store().join(name)).unwrap();
+            let file = fs::File::options()
+                .write(true)
+                .open(setup.store().join(name))
+                .unwrap();
             let later = long_ago + std::time::Duration::from_secs(u64::from(number) * 1000);
             file.set_modified(later).unwrap();
         }
@@ -221,7 +254,7 @@ fn what_earlier_processes_left_goes_when_cells_are_needed() {
         engine.keep(prompt);
         engine.audit();
         assert!(engine.stats().live_bytes <= setup.options.quota_bytes);
-        assert!(on_disk(&setup) <= setup.options.quota_bytes);
+        assert_on_disk(&setup);
     }
     assert!(engine.stats().left_over < 8);
     assert_eq!(engine.stats().failed(Reason::Quota), 0);
@@ -230,6 +263,48 @@ fn what_earlier_processes_left_goes_when_cells_are_needed() {
     for prompt in ["abc", "jkl", "mno"] {
         assert_eq!(engine.restore(prompt), 3, "{prompt}");
     }
+}
+
+#[test]
+fn of_what_is_left_over_the_oldest_and_deepest_goes_first() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    let door = BadDoor::default();
+    setup.options.door = std::sync::Arc::new(door.clone());
+    setup.options.quota_bytes = 3 * PROMPT;
+    let engine = setup.engine();
+    engine.keep("abc");
+    door.pass(3600);
+    engine.keep("def");
+    engine.keep("ghi");
+    door.pass(3600);
+    assert_eq!(engine.load("ghi"), 3, "a use that only the host sees");
+    if engine.load("abc") == 0 {
+        assert_eq!(engine.restore("abc"), 3);
+    }
+    engine.settle();
+    drop(engine);
+    // Two entries of `def` have to go: the checkpoint and the last page.
+    let engine = setup.engine();
+    engine.store("xy");
+    engine.settle();
+    engine.audit();
+    let hit = |prompt: &str| (engine.hit(prompt).blocks, engine.hit(prompt).pages);
+    assert_eq!(["abc", "ghi"].map(hit), [(3, 3), (3, 3)]);
+    assert_eq!(hit("def"), (0, 0));
+    assert_eq!(hit("xy"), (2, 2));
+}
+
+#[test]
+fn of_one_prompt_the_deepest_goes_first() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    setup.options.quota_bytes = 2 * PROMPT + 4 * PAGE;
+    setup.engine().keep("abcdef");
+    let engine = setup.engine();
+    engine.keep("xy");
+    let hit = engine.hit("abcdef");
+    assert!((1..6).contains(&hit.pages), "{hit:?}");
 }
 
 #[test]
@@ -243,7 +318,7 @@ fn the_quota_holds_whatever_is_written() {
         engine.store(prompt);
         engine.settle();
         engine.audit();
-        assert!(on_disk(&setup) <= setup.options.quota_bytes);
+        assert_on_disk(&setup);
     }
     assert_eq!(engine.stats().failed(Reason::Quota), 0);
     assert!(engine.tier().usage.evicted > 0);
@@ -260,9 +335,9 @@ fn a_lower_quota_holds_from_the_start() {
     setup.options.quota_bytes = PROMPT + PAGE;
     let engine = setup.engine();
     assert!(engine.stats().live_bytes <= setup.options.quota_bytes);
-    assert!(on_disk(&setup) <= setup.options.quota_bytes);
+    assert_on_disk(&setup);
     engine.keep("xyz");
-    assert!(on_disk(&setup) <= setup.options.quota_bytes);
+    assert_on_disk(&setup);
     engine.audit();
 }
 
@@ -314,8 +389,12 @@ fn cleared_entries_are_gone_for_good() {
         engine.settle();
         let lane = setup.options.path.join("lane-0");
         let cleared = || {
-            let names = fs::read_dir(&lane).unwrap().map(|it| it.unwrap().file_name());
-            names.filter(|name| name.to_string_lossy().starts_with("cleared-")).count()
+            let names = fs::read_dir(&lane)
+                .unwrap()
+                .map(|it| it.unwrap().file_name());
+            names
+                .filter(|name| name.to_string_lossy().starts_with("cleared-"))
+                .count()
         };
         while cleared() > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));

@@ -17,6 +17,7 @@ use super::shape::{capacity, shapes};
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::buffer;
+use super::uses::Noting;
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::ids::{EntryKey, SlotId};
@@ -66,9 +67,11 @@ impl Disk {
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
         let lane = Lane::open(&options.path, options.lane)?;
         let sizes = (geometry.ranks(), slot_bytes);
+        let shared = Arc::new(Shared::new(options, shapes, sizes, lane));
+        let policy = Noting::new(policy, Arc::clone(&shared.uses));
         Ok(Self {
-            room: Room::new(room, policy),
-            shared: Arc::new(Shared::new(options, shapes, sizes, lane)),
+            room: Room::new(room, Box::new(policy)),
+            shared,
             queue_slots: queue_slots.max(largest.unwrap_or(1)),
             checked: Instant::now(),
             process: std::process::id(),
@@ -203,6 +206,7 @@ impl Below for Disk {
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
         let shared = &self.shared;
         let (name, class) = (name_of(key), key.class_index);
+        lock(&shared.uses).writes(name);
         let out = self.is_out();
         let mut book = lock(&shared.book);
         let same = |record: &super::book::Record| record.place.sums[..] == *checksums;
@@ -268,15 +272,20 @@ impl Below for Disk {
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
         self.check_health();
+        self.shared.note_uses();
         ended.append(&mut lock(&self.shared.ended));
     }
 
     fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>> {
+        let name = name_of(key);
         let found = if self.is_out() {
             None
         } else {
-            lock(&self.shared.book).find(&name_of(key))
+            lock(&self.shared.book).find(&name)
         };
+        if found.is_some() {
+            lock(&self.shared.uses).found(name);
+        }
         self.shared.count(|counts| match found {
             Some(_) => counts.hits += 1,
             None => counts.misses += 1,
@@ -318,6 +327,7 @@ impl Drop for Disk {
         while !shared.abandon_all() {
             std::thread::sleep(NAP);
         }
+        shared.note_uses();
         shared.bell.stop();
         let keeper = lock(&shared.keeper).take();
         if let Some(keeper) = keeper {

@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::cells::Cells;
+use super::door::Door;
 use super::folder::Other;
 use super::format::{Name, Place};
 use super::index::Change;
@@ -14,7 +14,8 @@ use super::shape::Shape;
 use super::store::Store;
 use crate::tier::CopyId;
 
-/// Uses closer together than this are one: each costs a write to the index.
+/// Uses within one minute count as one: each costs a write to the index. What hangs from a page was used no later
+/// than the page, to the minute, and of what was used in one minute the deepest goes first.
 const USE_SECONDS: u64 = 60;
 
 /// An entry that is whole on disk.
@@ -50,6 +51,8 @@ pub(super) enum Victim {
 /// Everything that is known of a disk. Its bytes never exceed the quota when a cell is taken.
 #[derive(Debug)]
 pub(super) struct Book {
+    /// For the time.
+    door: Arc<dyn Door>,
     pub(super) quota: u64,
     pub(super) store: Option<Arc<Store>>,
     pub(super) epoch: u64,
@@ -81,8 +84,9 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(quota: u64, shapes: &[Shape]) -> Self {
+    pub(super) fn new(quota: u64, shapes: &[Shape], door: Arc<dyn Door>) -> Self {
         Self {
+            door,
             quota,
             store: None,
             epoch: 0,
@@ -157,8 +161,8 @@ impl Book {
             self.left.remove(&(place.used, Reverse(place.block), *name));
             record.known = true;
         }
-        let now = now();
-        if now >= record.place.used.saturating_add(USE_SECONDS) {
+        let now = minute(&*self.door);
+        if record.place.used < now {
             record.place.used = now;
             let place = record.place.clone();
             self.change(*name, Some(place));
@@ -372,8 +376,7 @@ impl Book {
     }
 }
 
-/// Seconds since 1970.
-pub(super) fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
+/// Seconds since 1970 when this minute began.
+pub(super) fn minute(door: &dyn Door) -> u64 {
+    door.seconds() / USE_SECONDS * USE_SECONDS
 }

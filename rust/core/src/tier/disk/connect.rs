@@ -122,7 +122,8 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
         aside,
         is_new,
     } = found;
-    let lost = is_new && aside.is_none() && (0..shared.shapes.len()).any(|class| has_cells(store, class));
+    let lost =
+        is_new && aside.is_none() && (0..shared.shapes.len()).any(|class| has_cells(store, class));
     let aside = aside.or_else(|| lost.then(|| "slabs without one".to_owned()));
     if let Some(why) = aside {
         shared.failed(
@@ -130,20 +131,25 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
             &format!("expected an index, found {why}: what there was is set aside"),
         );
     }
-    for _ in 0..damaged {
+    for _ in &damaged {
         shared.failed(
             Reason::Record,
             "expected a record of the index, found damage",
         );
     }
     let (places, short) = within(shared, store, places);
-    for _ in 0..short {
+    for _ in &short {
         shared.failed(
             Reason::Short,
             "expected a whole slab, found one that ends early",
         );
     }
-    lock(&shared.book).fill(&shared.shapes, places);
+    // Their cells are free: the index must forget them before others get these cells.
+    let gone = damaged.into_iter().chain(short);
+    let mut book = lock(&shared.book);
+    book.changes.extend(gone.map(|name| (name, None)));
+    book.fill(&shared.shapes, places);
+    drop(book);
     Some(index)
 }
 
@@ -152,12 +158,12 @@ fn has_cells(store: &Store, class: usize) -> bool {
     store.slab(class).length().is_ok_and(|length| length > 0)
 }
 
-/// The entries whose cells lie inside the slabs, and how many others there are.
+/// The entries whose cells lie inside the slabs, and the names of the others.
 fn within(
     shared: &Shared,
     store: &Store,
-    mut places: Vec<(Name, Place)>,
-) -> (Vec<(Name, Place)>, usize) {
+    places: Vec<(Name, Place)>,
+) -> (Vec<(Name, Place)>, Vec<Name>) {
     let cells = |class: usize| {
         let length = store.slab(class).length().unwrap_or_else(|error| {
             shared.failed(Reason::Read, &format!("a slab's length: {error}"));
@@ -166,8 +172,7 @@ fn within(
         length / shared.shapes[class].cell_bytes
     };
     let cells: Vec<u64> = (0..shared.shapes.len()).map(cells).collect();
-    let before = places.len();
-    places.retain(|(_, place)| place.cell < cells[place.class]);
-    let short = before - places.len();
-    (places, short)
+    let inside = |(_, place): &(Name, Place)| place.cell < cells[place.class];
+    let (inside, outside): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
+    (inside, outside.into_iter().map(|(name, _)| name).collect())
 }
