@@ -171,12 +171,18 @@ fn speeds(place: &Path, threads: usize) {
         tier.forget(ENTRIES);
         // In the first round the file system finds room.
         if round > 0 {
-            rounds.iter_mut().zip(found).for_each(|(to, took)| to.push(speed(took)));
+            rounds
+                .iter_mut()
+                .zip(found)
+                .for_each(|(to, took)| to.push(speed(took)));
         }
     }
     assert_eq!(tier.shard, SHARD);
     for (name, at) in [("write", 0), ("read", 2)] {
-        let shares = rounds[at + 1].iter().zip(&rounds[at]).map(|(ours, raw)| ours / raw);
+        let shares = rounds[at + 1]
+            .iter()
+            .zip(&rounds[at])
+            .map(|(ours, raw)| ours / raw);
         println!(
             "{name}, {threads} threads: {:5.0} MiB/s, raw {:5.0} MiB/s, share {:.2}",
             median(rounds[at + 1].clone()),
@@ -191,7 +197,10 @@ fn opening(place: &Path) {
     let path = place.join("many");
     let (mut tier, _) = Tier::open(&path, 512, 4);
     let took = tier.run(COUNT, 4096, true);
-    println!("{COUNT} entries of 8 KiB written in {:.1} s", took.as_secs_f64());
+    println!(
+        "{COUNT} entries of 8 KiB written in {:.1} s",
+        took.as_secs_f64()
+    );
     assert!(tier.disk.handle().settle(LIMIT));
     drop(tier);
     let mut times = Vec::new();

@@ -173,12 +173,12 @@ fn a_loss_of_power_costs_entries_and_no_byte_is_wrong() {
         let found = restored(&engine, prompts).iter().filter(|&&it| it).count();
         *whole.entry(found > 0).or_default() += 1;
         engine.audit();
-        engine.keep("new");
+        engine.keep("zyx");
         let stats = engine.stats();
         drop(engine);
         let engine = setup.engine();
         assert_eq!(
-            engine.restore("new"),
+            engine.restore("zyx"),
             3,
             "seed {seed}: {stats:?} {:?}",
             engine.stats()

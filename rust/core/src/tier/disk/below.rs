@@ -105,8 +105,12 @@ impl Disk {
                 job.direction == Direction::Read
                     && job.started().is_some_and(|at| at.elapsed() > deadline)
             };
-            let waited = lock(&shared.health).progress().elapsed();
-            !book.running.is_empty() && (waited > deadline || book.running.values().any(late))
+            // A write that waits for its cell, while a directory is removed, is no sign of a hang.
+            let waits =
+                |job: &Arc<Job>| job.direction == Direction::Read || job.started().is_some();
+            let stuck = lock(&shared.health).progress().elapsed() > deadline;
+            let mut running = book.running.values();
+            running.any(|job| late(job) || stuck && waits(job))
         };
         if hangs {
             lock(&shared.health).take_out();
@@ -221,10 +225,12 @@ impl Below for Disk {
         let (Some(store), Some(planes)) = (store, shared.planes.get()) else {
             return self.end(copy, Err(refused("a disk that takes writes", "none")));
         };
-        let shape = &shared.shapes[class];
-        if !planes.hold(slots, shape.shard_bytes) || checksums.len() != shared.ranks {
+        let shape = shared.shapes.get(class).filter(|shape| {
+            planes.hold(slots, shape.shard_bytes) && checksums.len() == shared.ranks
+        });
+        let Some(shape) = shape else {
             return self.end(copy, Err(refused("slots of the arena", "others")));
-        }
+        };
         let subject = Subject {
             name,
             class,
@@ -319,8 +325,11 @@ impl Drop for Disk {
         let shared = &self.shared;
         let limit = shared.options.deadline.max(Duration::from_secs(1));
         let begun = Instant::now();
+        while !shared.is_idle() && !self.is_out() && begun.elapsed() < limit {
+            std::thread::sleep(NAP);
+        }
         shared.queue.stop();
-        while shared.has_threads() && begun.elapsed() < limit {
+        while shared.has_threads() && begun.elapsed() < 2 * limit {
             std::thread::sleep(NAP);
         }
         // Nothing touches the slots afterwards, though a thread may hang.
@@ -331,7 +340,7 @@ impl Drop for Disk {
         shared.bell.stop();
         let keeper = lock(&shared.keeper).take();
         if let Some(keeper) = keeper {
-            while !keeper.is_finished() && begun.elapsed() < 2 * limit {
+            while !keeper.is_finished() && begun.elapsed() < 3 * limit {
                 std::thread::sleep(NAP);
             }
             if keeper.is_finished() && keeper.join().is_err() {

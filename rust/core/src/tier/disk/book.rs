@@ -26,6 +26,18 @@ pub(super) struct Record {
     pub(super) known: bool,
 }
 
+/// What was used longest ago goes first, then the deepest block, then its checkpoint before its page.
+type Turn = (u64, Reverse<u32>, Reverse<usize>, Name);
+
+fn turn(name: &Name, place: &Place) -> Turn {
+    (
+        place.used,
+        Reverse(place.block),
+        Reverse(place.class),
+        *name,
+    )
+}
+
 /// A directory that is to be removed.
 #[derive(Debug, Clone)]
 pub(super) struct Trash {
@@ -62,7 +74,7 @@ pub(super) struct Book {
     pub(super) cleared_early: bool,
     pub(super) entries: HashMap<Name, Record>,
     /// Entries that this cache does not know, those to go first in front.
-    left: BTreeSet<(u64, Reverse<u32>, Name)>,
+    left: BTreeSet<Turn>,
     cells: Vec<Cells>,
     /// Reads of a cell that are under way, and whether it is to be given back with the last.
     reading: HashMap<(usize, u64), (u32, bool)>,
@@ -115,7 +127,7 @@ impl Book {
             self.cells[class] = Cells::over(shape.cell_bytes, &taken);
         }
         for (name, place) in places {
-            self.left.insert((place.used, Reverse(place.block), name));
+            self.left.insert(turn(&name, &place));
             let known = false;
             self.entries.insert(name, Record { place, known });
         }
@@ -158,7 +170,7 @@ impl Book {
         let record = self.entries.get_mut(name)?;
         if !record.known {
             let place = &record.place;
-            self.left.remove(&(place.used, Reverse(place.block), *name));
+            self.left.remove(&turn(name, place));
             record.known = true;
         }
         let now = minute(&*self.door);
@@ -190,7 +202,7 @@ impl Book {
             return;
         };
         if !known {
-            self.left.remove(&(place.used, Reverse(place.block), *name));
+            self.left.remove(&turn(name, &place));
         }
         self.change(*name, None);
         self.give_cell(place.class, place.cell);
@@ -268,7 +280,7 @@ impl Book {
         if self.giving > 0 {
             return Victim::Wait;
         }
-        let left = self.left.first().map(|&(used, _, name)| (used, name));
+        let left = self.left.first().map(|&(used, _, _, name)| (used, name));
         let other = self.others.front().map(|other| other.used);
         match (left, other) {
             (Some((used, name)), other) if other.is_none_or(|other| used < other) => {

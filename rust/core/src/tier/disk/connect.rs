@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::Builder;
 
-use super::book::{Book, Trash};
+use super::book::{Book, Trash, minute};
 use super::crew;
 use super::folder::directory_of;
 use super::format::{Identity, Name, Place};
@@ -31,7 +31,9 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
         let lane = shared.lane.name();
         Error::Disk(format!("{lane}: expected {what}, found {error}"))
     };
-    let others = shared.lane.others(&directory);
+    let others = shared.lane.others(&directory, |name, error| {
+        shared.failed(Reason::Directory, &format!("cannot read {name}: {error}"));
+    });
     let (others, cleared) = others.map_err(|error| failed("a list of directories", error))?;
     {
         let mut book = lock(&shared.book);
@@ -137,7 +139,12 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
             "expected a record of the index, found damage",
         );
     }
-    let (places, short) = within(shared, store, places);
+    let (mut places, short) = within(shared, store, places);
+    let now = minute(&*shared.options.door);
+    // A clock that was wrong once must not keep entries for ever.
+    for (_, place) in &mut places {
+        place.used = place.used.min(now);
+    }
     for _ in &short {
         shared.failed(
             Reason::Short,
