@@ -269,7 +269,7 @@ impl Book {
         let stale = self.cells.iter_mut().enumerate();
         let cell = stale
             .filter(|(_, cells)| cells.stale_bytes() > 0)
-            .find_map(|(class, cells)| Some((class, cells.to_punch()?, cells.cell_bytes())));
+            .find_map(|(class, cells)| Some((class, cells.take_to_punch()?, cells.cell_bytes())));
         if let Some((class, cell, bytes)) = cell {
             self.giving += bytes;
             return Victim::Cell(class, cell);
