@@ -1,0 +1,89 @@
+"""The settings of a disk below the host's memory: what can be told before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hybrid_pages._core import BudgetError
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.memory import GIB
+
+LONGEST_DEADLINE_MS = 3_600_000
+
+
+def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:
+    """Rejects settings of a disk that contradict each other or make no sense.
+
+    Raises:
+        SettingsError: names the setting.
+    """
+    if disk_path and not 0 < disk_gb < 1 << 30:
+        raise SettingsError(
+            f"disk_gb: expected a quota above 0 and below 1073741824 GiB with disk_path, found "
+            f"{disk_gb:g}: say how much of the file system the cache may take"
+        )
+    if disk_gb and not disk_path:
+        raise SettingsError(
+            f"disk_path: expected a directory with disk_gb {disk_gb:g}, found none: name one, or "
+            "leave disk_gb out"
+        )
+    if not 1 <= disk_deadline_ms <= LONGEST_DEADLINE_MS:
+        raise SettingsError(
+            f"disk_deadline_ms: expected 1 to {LONGEST_DEADLINE_MS} milliseconds, found "
+            f"{disk_deadline_ms}"
+        )
+
+
+def require_directory(disk_path: str, disk_gb: float) -> None:
+    """Rejects a path where no files can be made, and a quota that its file system cannot hold.
+    Makes nothing.
+
+    Raises:
+        SettingsError: names the path, what is wrong and what to do.
+        BudgetError: the quota is larger than the file system.
+    """
+    path = Path(disk_path)
+    if path.is_symlink():
+        raise SettingsError(
+            f"disk_path: expected a directory, found the symbolic link {disk_path!r}: name the "
+            "directory that it leads to"
+        )
+    place = path
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise SettingsError(
+            f"disk_path: expected a directory, found the file {str(place)!r}: name another path"
+        )
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"disk_path: expected to read and write in {str(place)!r}, found no permission to: "
+            "make this process's user its owner, or name another path"
+        )
+    status = os.statvfs(place)
+    if status.f_flag & os.ST_RDONLY:
+        raise SettingsError(
+            f"disk_path: expected a file system to write on, found {str(place)!r} on one that is "
+            "mounted read-only: mount it for writing, or name another path"
+        )
+    nbytes = status.f_blocks * status.f_frsize
+    if disk_gb * GIB > nbytes:
+        raise BudgetError(
+            f"disk_gb: expected at most the size of the file system of {str(place)!r}, "
+            f"{nbytes / GIB:.1f} GiB, found {disk_gb:g} GiB: lower it"
+        )
+
+
+def require_entries(disk_gb: float, entry_bytes: int) -> None:
+    """Rejects a quota that cannot hold one entry of each kind, which have so many bytes together.
+
+    Raises:
+        BudgetError: names the least quota.
+    """
+    if disk_gb * GIB < entry_bytes:
+        raise BudgetError(
+            f"disk_gb: expected at least {entry_bytes / GIB:.4f} GiB ({entry_bytes} bytes), which "
+            f"hold one block with its states, found {disk_gb:g} GiB: raise it (a useful cache "
+            "takes some hundred times as much)"
+        )
