@@ -40,9 +40,14 @@ def test_with_a_disk_stores_have_checksums_whatever_the_setting_says():
 
 
 def test_a_directory_that_can_be_made_is_accepted_and_not_made(tmp_path):
-    disk.require_directory(str(tmp_path / "a" / "b"), 0.001)
+    disk.require_directory(str(tmp_path / "a"), 0.001)
     assert not (tmp_path / "a").exists()
     disk.require_directory(str(tmp_path), 0.001)
+
+
+def test_its_parent_has_to_be_there(tmp_path):
+    with pytest.raises(SettingsError, match="nor .*/a': make it first"):
+        disk.require_directory(str(tmp_path / "a" / "b"), 0.001)
 
 
 @pytest.mark.parametrize("below", ["", "/more"])
@@ -78,7 +83,8 @@ def test_a_quota_beyond_the_file_system_is_refused(tmp_path):
         disk.require_directory(str(tmp_path), 1 << 29)
 
 
-def test_a_quota_below_one_entry_is_refused():
-    disk.require_entries(1 / 1024, 1 << 20)
-    with pytest.raises(BudgetError, match=r"disk_gb: expected at least 0.0010 GiB \(1048577 bytes"):
-        disk.require_entries(1 / 1024, (1 << 20) + 1)
+def test_engine_cores_share_the_quota():
+    shares = [disk.DiskShare.of("/a", 3.0, 7, lane=lane, lanes=3) for lane in range(3)]
+    assert [share.nbytes for share in shares] == [1 << 30] * 3
+    assert [share.lane for share in shares] == [0, 1, 2]
+    assert disk.DiskShare.of("", 0.0, 7) is None

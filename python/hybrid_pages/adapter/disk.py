@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from hybrid_pages._core import BudgetError
+from hybrid_pages._core import BudgetError, Disk, Geometry
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
 
+DEADLINE_MS = 5000
+"""Unless the user says otherwise."""
 LONGEST_DEADLINE_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class DiskShare:
+    """What one cache has of a directory.
+
+    path, deadline_ms: as the user gave them. nbytes: its part of the quota. lane: its number among
+    the caches that share the directory.
+    """
+
+    path: str
+    nbytes: int
+    deadline_ms: int = DEADLINE_MS
+    lane: int = 0
+
+    @classmethod
+    def of(
+        cls, path: str, gb: float, deadline_ms: int, *, lane: int = 0, lanes: int = 1
+    ) -> "DiskShare | None":
+        """One of so many equal shares; None without a directory."""
+        return cls(path, int(gb * GIB) // lanes, deadline_ms, lane) if path else None
+
+    def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Disk:
+        """The disk for a cache with such slots, which finds nothing before it is connected.
+
+        Raises:
+            BudgetError: its part of the quota cannot hold one entry of each class.
+            DiskError: the directory cannot be used, or another process uses it.
+            ForeignError: something else is in it.
+        """
+        return Disk(
+            geometry,
+            slot_bytes=slot_bytes,
+            path=self.path,
+            quota_bytes=self.nbytes,
+            lane=self.lane,
+            deadline_ms=self.deadline_ms,
+            policy=policy,
+        )
 
 
 def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:
@@ -49,9 +91,12 @@ def require_directory(disk_path: str, disk_gb: float) -> None:
             f"disk_path: expected a directory, found the symbolic link {disk_path!r}: name the "
             "directory that it leads to"
         )
-    place = path
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
+    place = path if os.path.lexists(path) else path.parent
+    if not os.path.lexists(place):
+        raise SettingsError(
+            f"disk_path: expected a directory, or one in which it can be made, found neither "
+            f"{disk_path!r} nor {str(place)!r}: make it first"
+        )
     if not place.is_dir():
         raise SettingsError(
             f"disk_path: expected a directory, found the file {str(place)!r}: name another path"
@@ -72,18 +117,4 @@ def require_directory(disk_path: str, disk_gb: float) -> None:
         raise BudgetError(
             f"disk_gb: expected at most the size of the file system of {str(place)!r}, "
             f"{nbytes / GIB:.1f} GiB, found {disk_gb:g} GiB: lower it"
-        )
-
-
-def require_entries(disk_gb: float, entry_bytes: int) -> None:
-    """Rejects a quota that cannot hold one entry of each kind, which have so many bytes together.
-
-    Raises:
-        BudgetError: names the least quota.
-    """
-    if disk_gb * GIB < entry_bytes:
-        raise BudgetError(
-            f"disk_gb: expected at least {entry_bytes / GIB:.4f} GiB ({entry_bytes} bytes), which "
-            f"hold one block with its states, found {disk_gb:g} GiB: raise it (a useful cache "
-            "takes some hundred times as much)"
         )

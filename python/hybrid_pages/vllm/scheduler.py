@@ -14,6 +14,7 @@ from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.events import EventGroup
 from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.here import worker_here
+from hybrid_pages.vllm.identity import ModelFacts
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
@@ -48,6 +49,7 @@ class SchedulerHalf(Connection):
         cores: EngineCores = ONLY_ONE,
         event_groups: Sequence[EventGroup] | None = None,
         pins: bool = False,
+        model: ModelFacts | None = None,
     ) -> None:
         super().__init__(
             settings,
@@ -59,10 +61,11 @@ class SchedulerHalf(Connection):
             cores=cores,
             event_groups=event_groups,
             pins=pins,
+            model=model,
         )
         self.name = uuid.uuid4().hex
         """By which a worker in the same process is found."""
-        self.epochs = Epochs()
+        self.epochs = Epochs(lasting=model is not None)
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
         self._invalid = InvalidBlocks(grid, self.epochs)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from hybrid_pages.adapter.disk import require_quota
+from hybrid_pages.adapter.disk import DEADLINE_MS, require_quota
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import budget_of
@@ -34,7 +34,7 @@ class Settings:
     """Quota of the files in ``disk_path``, in GiB, for all engine cores of the machine together.
     Needed with ``disk_path``."""
 
-    disk_deadline_ms: int = 5000
+    disk_deadline_ms: int = DEADLINE_MS
     """A read from ``disk_path`` that takes longer has failed, and the disk is left alone for a
     while. A request waits no longer for it, either."""
 
