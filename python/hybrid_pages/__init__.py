@@ -9,6 +9,7 @@ What a program needs to keep and find such a cache itself:
 - :class:`Arena` is the memory that the slots lie in, shared by the processes of a node;
 - :class:`HostEngine` copies between an engine's memory and an arena, :class:`CudaEngine` between a
   GPU's and an arena; :mod:`hybrid_pages.cuda` finds devices, streams and layers;
+- :class:`Disk` keeps entries below a cache, beyond the process;
 - :class:`Trace` and :func:`replay_traces` say what a policy would have kept.
 
 Users of vLLM need none of it: see :mod:`hybrid_pages.vllm`. Importing this package imports neither
@@ -16,6 +17,7 @@ torch nor vLLM.
 """
 
 from hybrid_pages._core import (
+    DISK_LATENCY_LIMITS_US,
     FORMAT_VERSION,
     POLICIES,
     ROUTES,
@@ -30,6 +32,8 @@ from hybrid_pages._core import (
     CudaDevice,
     CudaEngine,
     CudaError,
+    Disk,
+    DiskError,
     ForeignError,
     Geometry,
     GeometryError,
@@ -65,6 +69,7 @@ from hybrid_pages._core import (
 )
 
 __all__ = [
+    "DISK_LATENCY_LIMITS_US",
     "FORMAT_VERSION",
     "POLICIES",
     "ROUTES",
@@ -79,6 +84,8 @@ __all__ = [
     "CudaDevice",
     "CudaEngine",
     "CudaError",
+    "Disk",
+    "DiskError",
     "ForeignError",
     "Geometry",
     "GeometryError",

@@ -31,10 +31,15 @@ from hybrid_pages._stubs.cuda import (
     cuda_devices,
     device_numa_node,
 )
+from hybrid_pages._stubs.disk import (
+    DISK_LATENCY_LIMITS_US,
+    Disk,
+)
 from hybrid_pages._stubs.errors import (
     ArenaError,
     BudgetError,
     CudaError,
+    DiskError,
     ForeignError,
     GeometryError,
     HybridPagesError,
@@ -67,6 +72,7 @@ from hybrid_pages._stubs.transfer import (
 )
 
 __all__ = [
+    "DISK_LATENCY_LIMITS_US",
     "FORMAT_VERSION",
     "POLICIES",
     "ROUTES",
@@ -81,6 +87,8 @@ __all__ = [
     "CudaDevice",
     "CudaEngine",
     "CudaError",
+    "Disk",
+    "DiskError",
     "ForeignError",
     "Geometry",
     "GeometryError",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 from hybrid_pages._stubs.changes import Changes
+from hybrid_pages._stubs.disk import Disk
 from hybrid_pages._stubs.geometry import Geometry
 
 @final
@@ -228,11 +229,13 @@ class Cache:
         slots: int,
         policy: str = "lru",
         tenant_share: float = 1.0,
+        disk: Disk | None = None,
     ) -> Cache:
         """An empty cache over `slots` slots of `slot_bytes` bytes.
 
         tenant_share: the share of the slots, above 0 and at most 1, that the entries of one tenant
-        cannot exceed; see :meth:`namespace`.
+        cannot exceed; see :meth:`namespace`. disk: a tier below, which no other cache has, made
+        for the same geometry and slots.
 
         Raises BudgetError, naming what is needed, if they, or a share of them, can't hold one entry
         of each class.
@@ -410,6 +413,21 @@ class Cache:
 
     def retire(self, namespace: int) -> None:
         """Announce nothing of a namespace any more, as long as its number is known."""
+
+    def poll(self) -> None:
+        """Take note of copies to and from tiers below that ended.
+
+        Lookups, promotions and commits do so, too: it is for times when there are none.
+        """
+
+    def tiers(self) -> list[dict[str, int | str]]:
+        """Counts of each tier below the host, in order, since the start but for slots and entries.
+
+        name; slots, free_slots, evictable_slots: its room, in slots of the host; entries; evicted:
+        to make room; written, read: entries; declined: offered, and not wanted, or no room, or the
+        queue was full; found: entries from before this cache; failed_writes, failed_reads,
+        corrupt_reads (of other bytes than were written): each cost that entry in the tier.
+        """
 
     def set_ready_slots(self, slots: int) -> None:
         """Hand out only the first so many slots from now on: the memory of the others is not ready.

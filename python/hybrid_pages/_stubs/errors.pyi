@@ -24,6 +24,9 @@ class LeaseError(HybridPagesError):
 class TransferError(HybridPagesError):
     """A copy that did not happen, or whose bytes were not those that left the engine."""
 
+class DiskError(HybridPagesError):
+    """A disk's directory that cannot be used, or a copy from or to a disk that did not happen."""
+
 class CudaError(TransferError):
     """No CUDA here, or a function of its driver that failed.
 

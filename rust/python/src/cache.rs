@@ -1,7 +1,10 @@
 //! The cache.
 
-use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry};
+use hybrid_pages::cache::{
+    Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry, TierStats,
+};
 use hybrid_pages::error::Error;
+use hybrid_pages::geometry::{Geometry, PageClass};
 use hybrid_pages::ids::{NamespaceId, PrefixKey};
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
 use pyo3::exceptions::PyTypeError;
@@ -9,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
 
 use crate::changes::PyChanges;
+use crate::disk::PyDisk;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
@@ -128,6 +132,18 @@ fn block_keys<'py>(
     take(sequence.len()?, &|at| sequence.get_item(at))
 }
 
+/// What a cache knows of the classes of a geometry.
+pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<ClassConfig>, Error> {
+    let class = |class: &PageClass| {
+        Ok(ClassConfig {
+            kind: class.kind,
+            window_blocks: class.window_blocks.unwrap_or_default(),
+            slots_per_entry: geometry.slots_per_entry(class.index, slot_bytes)?,
+        })
+    };
+    geometry.classes().iter().map(class).collect()
+}
+
 /// Which prefixes are there, and which slots hold their pages and checkpoints.
 #[pyclass(frozen, name = "Cache", module = "hybrid_pages._core")]
 pub struct PyCache {
@@ -137,13 +153,14 @@ pub struct PyCache {
 #[pymethods]
 impl PyCache {
     #[new]
-    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru", tenant_share = 1.0))]
+    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru", tenant_share = 1.0, disk = None))]
     fn new(
         geometry: &PyGeometry,
         slot_bytes: Whole,
         slots: Whole,
         policy: &str,
         tenant_share: f64,
+        disk: Option<&PyDisk>,
     ) -> PyResult<Self> {
         if !(tenant_share > 0.0 && tenant_share <= 1.0) {
             return Err(to_py(Error::InvalidArgument(format!(
@@ -151,28 +168,17 @@ impl PyCache {
             ))));
         }
         let geometry = &geometry.inner;
-        let class = |class: &hybrid_pages::geometry::PageClass| {
-            Ok(ClassConfig {
-                kind: class.kind,
-                window_blocks: class.window_blocks.unwrap_or_default(),
-                slots_per_entry: geometry.slots_per_entry(class.index, slot_bytes.0)?,
-            })
-        };
-        let classes = geometry
-            .classes()
-            .iter()
-            .map(class)
-            .collect::<Result<_, Error>>();
         let config = CacheConfig {
-            classes: classes.map_err(to_py)?,
+            classes: class_configs(geometry, slot_bytes.0).map_err(to_py)?,
             ranks: geometry.ranks(),
             slots: slots.0,
             slot_bytes: slot_bytes.0,
             policy: policy.to_owned(),
             tenant_slots: Some((slots.0 as f64 * tenant_share) as usize),
         };
+        let below = disk.map(|disk| disk.take(slot_bytes.0)).transpose()?;
         Ok(Self {
-            inner: Cache::new(&config).map_err(to_py)?,
+            inner: Cache::with_tiers(&config, below.into_iter().collect()).map_err(to_py)?,
         })
     }
 
@@ -435,6 +441,22 @@ impl PyCache {
 
     fn clear(&self, py: Python<'_>) -> usize {
         py.detach(|| self.inner.clear())
+    }
+
+    fn poll(&self, py: Python<'_>) {
+        py.detach(|| self.inner.poll());
+    }
+
+    fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let tier = |tier: TierStats| {
+            let dict = PyDict::new(py);
+            dict.set_item("name", &tier.name)?;
+            for (name, value) in tier.fields() {
+                dict.set_item(name, value)?;
+            }
+            Ok(dict)
+        };
+        self.inner.tiers().into_iter().map(tier).collect()
     }
 
     fn set_ready_slots(&self, slots: Whole) -> PyResult<()> {

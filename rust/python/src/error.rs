@@ -20,6 +20,7 @@ struct Table {
     budget: Py<PyType>,
     lease: Py<PyType>,
     transfer: Py<PyType>,
+    disk: Py<PyType>,
     cuda: Py<PyType>,
     trace: Py<PyType>,
 }
@@ -94,6 +95,11 @@ impl Table {
                 &[parent],
             )?,
             transfer,
+            disk: exception(
+                "DiskError",
+                "A disk's directory that cannot be used, or a copy from or to a disk that did not happen.",
+                &[parent],
+            )?,
             cuda,
             trace: exception(
                 "TraceError",
@@ -104,7 +110,7 @@ impl Table {
         })
     }
 
-    fn all(&self) -> [&Py<PyType>; 10] {
+    fn all(&self) -> [&Py<PyType>; 11] {
         [
             &self.base,
             &self.geometry,
@@ -114,6 +120,7 @@ impl Table {
             &self.budget,
             &self.lease,
             &self.transfer,
+            &self.disk,
             &self.cuda,
             &self.trace,
         ]
@@ -135,6 +142,7 @@ pub fn to_py(error: Error) -> PyErr {
             Error::Budget(_) => &table.budget,
             Error::Lease(_) => &table.lease,
             Error::Transfer(_) => &table.transfer,
+            Error::Disk(_) => &table.disk,
             _ => &table.base,
         };
         PyErr::from_type(exception.bind(py).clone(), error.to_string())

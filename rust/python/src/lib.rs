@@ -5,6 +5,7 @@ mod arrays;
 mod cache;
 mod changes;
 mod cuda;
+mod disk;
 mod dlpack;
 mod engine;
 mod error;
@@ -33,6 +34,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     running::register(m)?;
     engine::register(m)?;
     cuda::register(m)?;
+    disk::register(m)?;
     hints::register(m)?;
     tables::register(m)?;
     cache::register(m)?;

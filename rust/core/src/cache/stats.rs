@@ -78,6 +78,27 @@ pub struct TierStats {
     pub corrupt_reads: u64,
 }
 
+impl TierStats {
+    /// Every count with its name.
+    #[must_use]
+    pub const fn fields(&self) -> [(&'static str, u64); 12] {
+        [
+            ("slots", self.usage.capacity),
+            ("free_slots", self.usage.free),
+            ("evictable_slots", self.usage.evictable),
+            ("entries", self.usage.entries),
+            ("evicted", self.usage.evicted),
+            ("written", self.written),
+            ("declined", self.declined),
+            ("failed_writes", self.failed_writes),
+            ("found", self.found),
+            ("read", self.read),
+            ("failed_reads", self.failed_reads),
+            ("corrupt_reads", self.corrupt_reads),
+        ]
+    }
+}
+
 impl Stats {
     /// Every count with its name.
     #[must_use]

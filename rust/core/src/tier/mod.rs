@@ -9,6 +9,7 @@
 //!   host moves none: the engine's workers do.
 
 mod below;
+pub mod disk;
 mod host;
 mod room;
 

@@ -1,0 +1,82 @@
+"""Entries that outlive the process."""
+
+from os import PathLike
+from typing import final
+
+from hybrid_pages._stubs.arena import Arena
+from hybrid_pages._stubs.geometry import Geometry
+
+DISK_LATENCY_LIMITS_US: list[int]
+"""Upper limits, in microseconds, of the buckets of :meth:`Disk.latencies`; the last has none."""
+
+@final
+class Disk:
+    """A tier on a local disk, for one :class:`Cache`. Without the cache it does nothing.
+
+    What is published goes to disk in the background, and a later process with the same identity
+    finds it again. Damaged files never raise: they cost entries, each failure is counted by reason,
+    and :meth:`notes` has the first of each kind.
+    """
+
+    def __new__(
+        cls,
+        geometry: Geometry,
+        *,
+        slot_bytes: int,
+        path: str | PathLike[str],
+        quota_bytes: int,
+        lane: int = 0,
+        deadline_ms: int = 2000,
+        threads: int = 4,
+        queue_bytes: int = 1 << 30,
+        policy: str = "lru",
+    ) -> Disk:
+        """Take a lane of a directory, which is made if its parent is there.
+
+        quota_bytes: what all entries of the lane may take, those of other identities included.
+        lane: the number of this process among those that share the directory. deadline_ms: a read
+        that takes longer fails, and the disk is out for some time. threads: so many reads and writes
+        are under way at a time. queue_bytes: of slots that wait to be written; what is offered
+        beyond that is declined.
+
+        Raises DiskError if the path is no directory of this user's or another process has the lane,
+        ForeignError if something else is in it or another format, BudgetError for a quota that
+        can't hold one entry of each class, InvalidArgumentError for a number out of range.
+        """
+
+    def connect(self, arena: Arena, identity: bytes) -> None:
+        """Open the store of an identity over the arena in which the cache's slots lie.
+
+        identity: 32 bytes that name everything that the entries' bytes depend on, the geometry
+        included. Before this the disk finds nothing and takes nothing.
+
+        Raises DiskError if files can't be made, and at the second call; ArenaError if the arena
+        lacks a plane; InvalidArgumentError for another length or slots of another size.
+        """
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until all copies ended and a later process would find all that was written.
+
+        False if that takes longer.
+        """
+
+    def notes(self) -> list[str]:
+        """Lines for a log, each given once: the first failure of each kind."""
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start, or of the moment.
+
+        hits, misses: of lookups of entries that the cache did not know; reads, writes: entries;
+        read_bytes: their payload; written_bytes: with headers and padding; spared_writes: the
+        bytes were there; reading, writing: now; dropped: offers while the disk took none; outages;
+        out: 1 while it hangs; entries: that can be found; left_over: of earlier processes, not
+        found again yet; live_bytes, other_bytes (of other identities), quota_bytes; durable:
+        entries written that outlive the process; persistent: 0 after a clear, when nothing does;
+        direct: 1 if bytes go past the system's cache; failed_*: by reason.
+        """
+
+    def latencies(self) -> dict[str, tuple[list[int], int]]:
+        """For "read" and "write": how many took how long, by bucket, and the sum in microseconds.
+
+        The buckets end at :data:`DISK_LATENCY_LIMITS_US`.
+        """

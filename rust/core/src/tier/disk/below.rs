@@ -1,0 +1,337 @@
+//! The disk as a tier: calls of the cache become jobs for threads, and none waits for the device but
+//! [`clear`](Below::clear), which moves one directory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connect::clear;
+use super::crew;
+use super::door::ALIGNMENT;
+use super::folder::Lane;
+use super::format::name_of;
+use super::handle::DiskHandle;
+use super::job::{Direction, Job, Subject};
+use super::lock;
+use super::options::DiskOptions;
+use super::shape::{capacity, shapes};
+use super::shared::Shared;
+use super::stats::Reason;
+use super::store::buffer;
+use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+use crate::ids::{EntryKey, SlotId};
+use crate::policy::{NewEntry, Policy};
+use crate::tier::{Below, CopyEnd, CopyId, Room, Tier};
+
+/// Slots of all tiers must have names: a disk takes at most half of them.
+const MOST_SLOTS: u64 = 1 << 29;
+const NAP: Duration = Duration::from_millis(1);
+
+/// A tier on a local disk. See the module's documentation.
+pub struct Disk {
+    room: Room,
+    shared: Arc<Shared>,
+    queue_slots: u64,
+    checked: Instant,
+    process: u32,
+}
+
+impl Disk {
+    /// Takes a lane of a disk path for the entries of a geometry in slots of that size. `policy` is an empty policy
+    /// for this tier alone. The store is opened by [`DiskHandle::connect`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] for a quota that can't hold an
+    /// entry of each class, [`Error::Disk`] if the path is no directory of this user's or another process has
+    /// the lane, [`Error::Foreign`] if it belongs to somebody else or to another format.
+    pub fn open(
+        options: DiskOptions,
+        geometry: &Geometry,
+        slot_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self> {
+        options.check()?;
+        let shapes = shapes(geometry, slot_bytes)?;
+        let needed: u64 = shapes.iter().map(|shape| shape.cell_bytes).sum();
+        let slots: u64 = shapes.iter().map(|shape| shape.slots as u64).sum();
+        let room = capacity(&shapes, options.quota_bytes).min(MOST_SLOTS);
+        if options.quota_bytes < needed || room < slots {
+            return Err(Error::Budget(format!(
+                "disk: expected a quota that holds one entry of each class, {needed} bytes or somewhat \
+                 more, found {}: raise it",
+                options.quota_bytes
+            )));
+        }
+        let largest = shapes.iter().map(|shape| shape.slots as u64).max();
+        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
+        let lane = Lane::open(&options.path, options.lane)?;
+        let sizes = (geometry.ranks(), slot_bytes);
+        Ok(Self {
+            room: Room::new(room, policy),
+            shared: Arc::new(Shared::new(options, shapes, sizes, lane)),
+            queue_slots: queue_slots.max(largest.unwrap_or(1)),
+            checked: Instant::now(),
+            process: std::process::id(),
+        })
+    }
+
+    /// To connect it and to count.
+    #[must_use]
+    pub fn handle(&self) -> DiskHandle {
+        DiskHandle(Arc::clone(&self.shared))
+    }
+
+    /// Ends what hangs, and sees whether what hung answers again.
+    fn check_health(&mut self) {
+        let shared = &self.shared;
+        let deadline = shared.options.deadline;
+        if self.checked.elapsed() < (deadline / 20).min(Duration::from_millis(10)) {
+            return;
+        }
+        self.checked = Instant::now();
+        if lock(&shared.health).is_out() {
+            shared.abandon_all();
+            if lock(&shared.health).try_again() {
+                try_again(shared);
+            }
+            return;
+        }
+        let hangs = {
+            let book = lock(&shared.book);
+            let late = |job: &Arc<Job>| {
+                job.direction == Direction::Read
+                    && job.started().is_some_and(|at| at.elapsed() > deadline)
+            };
+            let waited = lock(&shared.health).progress().elapsed();
+            !book.running.is_empty() && (waited > deadline || book.running.values().any(late))
+        };
+        if hangs {
+            lock(&shared.health).take_out();
+            shared.count(|counts| counts.outages += 1);
+            shared.queue.new_crew();
+            shared.abandon_all();
+        }
+    }
+
+    fn start(&self, job: Arc<Job>) {
+        let shared = &self.shared;
+        let mut book = lock(&shared.book);
+        if book.running.is_empty() {
+            lock(&shared.health).moved();
+        }
+        if job.direction == Direction::Write {
+            book.undo_write(&job.name);
+            book.writing.insert(job.name, Arc::clone(&job));
+        }
+        book.running.insert(job.copy, Arc::clone(&job));
+        drop(book);
+        shared.queue.add(job);
+    }
+
+    fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
+        lock(&self.shared.ended).push(CopyEnd { copy, result });
+    }
+
+    fn is_out(&self) -> bool {
+        lock(&self.shared.health).is_out()
+    }
+}
+
+/// Tries the device on a thread of its own, which may hang, too.
+fn try_again(shared: &Arc<Shared>) {
+    let trial = Arc::clone(shared);
+    let run = move || {
+        let works = probe(&trial);
+        let mut health = lock(&trial.health);
+        if works {
+            let crew = trial.queue.new_crew();
+            health.tried(crew::start(&trial, crew).is_ok());
+        } else {
+            health.tried(false);
+        }
+    };
+    let thread = std::thread::Builder::new().name("hybrid-pages-disk-trial".into());
+    if thread.spawn(run).is_err() {
+        lock(&shared.health).tried(false);
+    }
+}
+
+/// Whether a few bytes can be written and read.
+fn probe(shared: &Shared) -> bool {
+    let direct = lock(&shared.book).store.as_ref().map(|store| store.direct);
+    let outcome = || -> std::io::Result<()> {
+        let door = &shared.options.door;
+        let file = door.open(shared.lane.folder(), "trial", direct.unwrap_or(false))?;
+        let mut bytes = buffer(ALIGNMENT)?;
+        file.write_all(&bytes, 0)?;
+        file.read_all(&mut bytes, 0)
+    };
+    outcome().is_ok()
+}
+
+impl Tier for Disk {
+    fn name(&self) -> &str {
+        "disk"
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn room_mut(&mut self) -> &mut Room {
+        &mut self.room
+    }
+}
+
+impl Below for Disk {
+    fn queue_slots(&self) -> u64 {
+        self.queue_slots
+    }
+
+    fn accepts(&mut self, _: &NewEntry) -> bool {
+        let takes = {
+            let has_store = lock(&self.shared.book).store.is_some();
+            let health = lock(&self.shared.health);
+            has_store && !health.is_out() && health.takes_writes()
+        };
+        if !takes {
+            self.shared.count(|counts| counts.dropped += 1);
+        }
+        takes
+    }
+
+    fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
+        let shared = &self.shared;
+        let (name, class) = (name_of(key), key.class_index);
+        let out = self.is_out();
+        let mut book = lock(&shared.book);
+        let same = |record: &super::book::Record| record.place.sums[..] == *checksums;
+        if book.entries.get(&name).is_some_and(same) {
+            book.know(&name);
+            drop(book);
+            shared.count(|counts| counts.spared_writes += 1);
+            return self.end(copy, Ok(Vec::new()));
+        }
+        let store = book.store.clone().filter(|_| !out);
+        drop(book);
+        let (Some(store), Some(planes)) = (store, shared.planes.get()) else {
+            return self.end(copy, Err(refused("a disk that takes writes", "none")));
+        };
+        let shape = &shared.shapes[class];
+        if !planes.hold(slots, shape.shard_bytes) || checksums.len() != shared.ranks {
+            return self.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        let subject = Subject {
+            name,
+            class,
+            block: u32::try_from(key.block_index).unwrap_or(u32::MAX),
+            slots: slots.to_vec(),
+            sums: checksums.into(),
+            cell: None,
+        };
+        self.start(Job::new(copy, Direction::Write, subject, store, shape));
+    }
+
+    fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
+        let shared = &self.shared;
+        let name = name_of(key);
+        if self.is_out() {
+            shared.failed(Reason::Deadline, "expected an answer, found the disk out");
+            return self.end(copy, Err(refused("a disk that answers", "an outage")));
+        }
+        let mut book = lock(&shared.book);
+        book.know(&name);
+        let place = book.entries.get(&name).map(|record| record.place.clone());
+        let (Some(place), Some(store)) = (place, book.store.clone()) else {
+            drop(book);
+            shared.failed(Reason::Gone, "expected an entry, found that it had left");
+            return self.end(copy, Err(refused("an entry on disk", "none")));
+        };
+        let shape = &shared.shapes[place.class];
+        let planes = shared.planes.get();
+        if planes.is_none_or(|planes| !planes.hold(slots, shape.shard_bytes)) {
+            drop(book);
+            return self.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        book.begin_read(place.class, place.cell);
+        drop(book);
+        let subject = Subject {
+            name,
+            class: place.class,
+            block: place.block,
+            slots: slots.to_vec(),
+            sums: place.sums,
+            cell: Some(place.cell),
+        };
+        self.start(Job::new(copy, Direction::Read, subject, store, shape));
+    }
+
+    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
+        self.check_health();
+        ended.append(&mut lock(&self.shared.ended));
+    }
+
+    fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>> {
+        let found = if self.is_out() {
+            None
+        } else {
+            lock(&self.shared.book).find(&name_of(key))
+        };
+        self.shared.count(|counts| match found {
+            Some(_) => counts.hits += 1,
+            None => counts.misses += 1,
+        });
+        found
+    }
+
+    fn remove(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut book = lock(&self.shared.book);
+        book.undo_write(&name);
+        book.remove(&name);
+        drop(book);
+        self.shared.bell.ring();
+    }
+
+    fn clear(&mut self) {
+        let shared = &self.shared;
+        let mut book = lock(&shared.book);
+        clear(shared, &mut book);
+        drop(book);
+        shared.bell.ring();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return; // A fork has none of the threads.
+        }
+        let shared = &self.shared;
+        let limit = shared.options.deadline.max(Duration::from_secs(1));
+        let begun = Instant::now();
+        shared.queue.stop();
+        while shared.has_threads() && begun.elapsed() < limit {
+            std::thread::sleep(NAP);
+        }
+        // Nothing touches the slots afterwards, though a thread may hang.
+        while !shared.abandon_all() {
+            std::thread::sleep(NAP);
+        }
+        shared.bell.stop();
+        let keeper = lock(&shared.keeper).take();
+        if let Some(keeper) = keeper {
+            while !keeper.is_finished() && begun.elapsed() < 2 * limit {
+                std::thread::sleep(NAP);
+            }
+            if keeper.is_finished() && keeper.join().is_err() {
+                shared.failed(Reason::Index, "the thread of the index panicked");
+            }
+        }
+        shared.lane.release();
+    }
+}
+
+fn refused(expected: &str, found: &str) -> Error {
+    Error::Disk(format!("expected {expected}, found {found}"))
+}

@@ -1,0 +1,379 @@
+//! What a disk has, in memory: entries, cells, and who goes when room is needed.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::cells::Cells;
+use super::folder::Other;
+use super::format::{Name, Place};
+use super::index::Change;
+use super::job::Job;
+use super::shape::Shape;
+use super::store::Store;
+use crate::tier::CopyId;
+
+/// Uses closer together than this are one: each costs a write to the index.
+const USE_SECONDS: u64 = 60;
+
+/// An entry that is whole on disk.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) place: Place,
+    /// Whether this cache knows it: has written it, or has found it again.
+    pub(super) known: bool,
+}
+
+/// A directory that is to be removed.
+#[derive(Debug, Clone)]
+pub(super) struct Trash {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+}
+
+/// What makes room next.
+#[derive(Debug)]
+pub(super) enum Victim {
+    /// It has gone already.
+    Entry,
+    /// A stale cell is to be punched.
+    Cell(usize, u64),
+    /// A directory is to be removed.
+    Directory(Trash),
+    /// Somebody makes room at this moment.
+    Wait,
+    /// There is none.
+    Nobody,
+}
+
+/// Everything that is known of a disk. Its bytes never exceed the quota when a cell is taken.
+#[derive(Debug)]
+pub(super) struct Book {
+    pub(super) quota: u64,
+    pub(super) store: Option<Arc<Store>>,
+    pub(super) epoch: u64,
+    /// Whether it has had a store.
+    pub(super) connected: bool,
+    /// Cleared before.
+    pub(super) cleared_early: bool,
+    pub(super) entries: HashMap<Name, Record>,
+    /// Entries that this cache does not know, those to go first in front.
+    left: BTreeSet<(u64, Reverse<u32>, Name)>,
+    cells: Vec<Cells>,
+    /// Reads of a cell that are under way, and whether it is to be given back with the last.
+    reading: HashMap<(usize, u64), (u32, bool)>,
+    /// Writes under way that somebody wants.
+    pub(super) writing: HashMap<Name, Arc<Job>>,
+    /// Copies that have not ended.
+    pub(super) running: HashMap<CopyId, Arc<Job>>,
+    /// For the index.
+    pub(super) changes: Vec<Change>,
+    /// Entries written since the start.
+    pub(super) published: u64,
+    /// So many of them outlive the process.
+    pub(super) durable: u64,
+    /// Other identities, the one used longest ago in front.
+    pub(super) others: VecDeque<Other>,
+    pub(super) trash: Vec<Trash>,
+    /// Bytes that somebody is giving back now.
+    giving: u64,
+}
+
+impl Book {
+    pub(super) fn new(quota: u64, shapes: &[Shape]) -> Self {
+        Self {
+            quota,
+            store: None,
+            epoch: 0,
+            connected: false,
+            cleared_early: false,
+            entries: HashMap::new(),
+            left: BTreeSet::new(),
+            cells: shapes.iter().map(|it| Cells::new(it.cell_bytes)).collect(),
+            reading: HashMap::new(),
+            writing: HashMap::new(),
+            running: HashMap::new(),
+            changes: Vec::new(),
+            published: 0,
+            durable: 0,
+            others: VecDeque::new(),
+            trash: Vec::new(),
+            giving: 0,
+        }
+    }
+
+    /// Starts with what an index had.
+    pub(super) fn fill(&mut self, shapes: &[Shape], places: Vec<(Name, Place)>) {
+        for (class, shape) in shapes.iter().enumerate() {
+            let of_it = places.iter().filter(|(_, place)| place.class == class);
+            let taken: Vec<u64> = of_it.map(|(_, place)| place.cell).collect();
+            self.cells[class] = Cells::over(shape.cell_bytes, &taken);
+        }
+        for (name, place) in places {
+            self.left.insert((place.used, Reverse(place.block), name));
+            let known = false;
+            self.entries.insert(name, Record { place, known });
+        }
+    }
+
+    pub(super) fn cells(&self) -> &[Cells] {
+        &self.cells
+    }
+
+    pub(super) fn left_over(&self) -> usize {
+        self.left.len()
+    }
+
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.cells.iter().map(Cells::live_bytes).sum()
+    }
+
+    /// Bytes outside of this identity's cells.
+    pub(super) fn other_bytes(&self) -> u64 {
+        let others: u64 = self.others.iter().map(|other| other.bytes).sum();
+        let trash: u64 = self.trash.iter().map(|trash| trash.bytes).sum();
+        others + trash + self.giving
+    }
+
+    /// Everything that the quota counts.
+    pub(super) fn footprint(&self) -> u64 {
+        let stale: u64 = self.cells.iter().map(Cells::stale_bytes).sum();
+        self.live_bytes() + stale + self.other_bytes()
+    }
+
+    /// The checksums of an entry, which counts as used and known from now on.
+    pub(super) fn find(&mut self, name: &Name) -> Option<Vec<u64>> {
+        self.store.as_ref()?;
+        self.know(name)?;
+        Some(self.entries[name].place.sums.to_vec())
+    }
+
+    /// An entry is used, and known from now on.
+    pub(super) fn know(&mut self, name: &Name) -> Option<()> {
+        let record = self.entries.get_mut(name)?;
+        if !record.known {
+            let place = &record.place;
+            self.left.remove(&(place.used, Reverse(place.block), *name));
+            record.known = true;
+        }
+        let now = now();
+        if now >= record.place.used.saturating_add(USE_SECONDS) {
+            record.place.used = now;
+            let place = record.place.clone();
+            self.change(*name, Some(place));
+        }
+        Some(())
+    }
+
+    fn change(&mut self, name: Name, place: Option<Place>) {
+        if self.store.as_ref().is_some_and(|store| store.persistent) {
+            self.changes.push((name, place));
+        }
+    }
+
+    /// An entry is whole on disk.
+    pub(super) fn publish(&mut self, name: Name, place: Place) {
+        self.remove(&name);
+        self.published += 1;
+        self.change(name, Some(place.clone()));
+        self.entries.insert(name, Record { place, known: true });
+    }
+
+    /// An entry is gone. Its cell is given back when nobody reads it.
+    pub(super) fn remove(&mut self, name: &Name) {
+        let Some(Record { place, known }) = self.entries.remove(name) else {
+            return;
+        };
+        if !known {
+            self.left.remove(&(place.used, Reverse(place.block), *name));
+        }
+        self.change(*name, None);
+        self.give_cell(place.class, place.cell);
+    }
+
+    /// The same, if it is still the one in that cell.
+    pub(super) fn remove_from(&mut self, name: &Name, class: usize, cell: u64) {
+        let at = self
+            .entries
+            .get(name)
+            .map(|it| (it.place.class, it.place.cell));
+        if at == Some((class, cell)) {
+            self.remove(name);
+        }
+    }
+
+    /// Nobody wants what is being written under that name.
+    pub(super) fn undo_write(&mut self, name: &Name) {
+        if let Some(job) = self.writing.remove(name) {
+            job.undo();
+        }
+    }
+
+    pub(super) fn begin_read(&mut self, class: usize, cell: u64) {
+        self.reading.entry((class, cell)).or_default().0 += 1;
+    }
+
+    pub(super) fn end_read(&mut self, class: usize, cell: u64) {
+        let Some((readers, doomed)) = self.reading.get_mut(&(class, cell)) else {
+            return;
+        };
+        *readers -= 1;
+        if *readers == 0 {
+            let doomed = *doomed;
+            self.reading.remove(&(class, cell));
+            if doomed {
+                self.cells[class].give(cell);
+            }
+        }
+    }
+
+    pub(super) fn give_cell(&mut self, class: usize, cell: u64) {
+        match self.reading.get_mut(&(class, cell)) {
+            Some((_, doomed)) => *doomed = true,
+            None => self.cells[class].give(cell),
+        }
+    }
+
+    /// A cell for an entry, if the quota has room now.
+    pub(super) fn take_cell(&mut self, class: usize) -> Option<u64> {
+        let footprint = self.footprint();
+        if footprint <= self.quota
+            && let Some(cell) = self.cells[class].take_stale()
+        {
+            return Some(cell);
+        }
+        let after = footprint.checked_add(self.cells[class].cell_bytes())?;
+        (after <= self.quota).then(|| self.cells[class].take_new())
+    }
+
+    /// What makes room next: stale cells first, then what was used longest ago of other identities and of
+    /// what earlier processes left.
+    pub(super) fn next_victim(&mut self) -> Victim {
+        let stale = self.cells.iter_mut().enumerate();
+        let cell = stale
+            .filter(|(_, cells)| cells.stale_bytes() > 0)
+            .find_map(|(class, cells)| Some((class, cells.to_punch()?, cells.cell_bytes())));
+        if let Some((class, cell, bytes)) = cell {
+            self.giving += bytes;
+            return Victim::Cell(class, cell);
+        }
+        if let Some(trash) = self.take_trash() {
+            return Victim::Directory(trash);
+        }
+        if self.giving > 0 {
+            return Victim::Wait;
+        }
+        let left = self.left.first().map(|&(used, _, name)| (used, name));
+        let other = self.others.front().map(|other| other.used);
+        match (left, other) {
+            (Some((used, name)), other) if other.is_none_or(|other| used < other) => {
+                self.remove(&name);
+                Victim::Entry
+            }
+            (_, Some(_)) => {
+                let Some(Other { name, bytes, .. }) = self.others.pop_front() else {
+                    return Victim::Nobody;
+                };
+                self.giving += bytes;
+                Victim::Directory(Trash { name, bytes })
+            }
+            _ => Victim::Nobody,
+        }
+    }
+
+    /// A directory to remove now, and not when room is needed.
+    pub(super) fn take_trash(&mut self) -> Option<Trash> {
+        let trash = self.trash.pop()?;
+        self.giving += trash.bytes;
+        Some(trash)
+    }
+
+    /// An empty directory is to be removed.
+    pub(super) fn throw_away(&mut self, name: String) {
+        self.trash.push(Trash { name, bytes: 0 });
+    }
+
+    /// A cell of the store of that epoch was punched.
+    pub(super) fn punched(&mut self, epoch: u64, class: usize, cell: u64) {
+        let bytes = self.cells[class].cell_bytes();
+        self.giving -= bytes;
+        if epoch == self.epoch {
+            self.cells[class].punched(cell);
+        }
+    }
+
+    /// A directory was removed, or could not be: then its bytes stay counted and others have to go.
+    pub(super) fn removed(&mut self, trash: Trash, gone: bool) {
+        self.giving -= trash.bytes;
+        if !gone {
+            self.quota = self.quota.saturating_sub(trash.bytes);
+        }
+    }
+
+    /// Forgets everything; writes under way are undone. What the store takes is trash under that name.
+    pub(super) fn clear(&mut self, shapes: &[Shape], aside: Option<String>) {
+        for (_, job) in self.writing.drain() {
+            job.undo();
+        }
+        let stale: u64 = self.cells.iter().map(Cells::stale_bytes).sum();
+        let bytes = self.live_bytes() + stale;
+        if let Some(name) = aside {
+            self.trash.push(Trash { name, bytes });
+        }
+        self.cells = shapes.iter().map(|it| Cells::new(it.cell_bytes)).collect();
+        self.epoch += 1;
+        self.store = None;
+        self.entries = HashMap::new();
+        self.left.clear();
+        self.reading.clear();
+        self.changes.clear();
+        self.durable = self.published;
+    }
+
+    /// Every entry, for a new index.
+    pub(super) fn snapshot(&self) -> Vec<Change> {
+        let record = |(name, record): (&Name, &Record)| (*name, Some(record.place.clone()));
+        self.entries.iter().map(record).collect()
+    }
+
+    /// The first contradiction: for tests.
+    pub(super) fn audit(&self) -> Option<String> {
+        let mut cells = HashSet::new();
+        for record in self.entries.values() {
+            if !cells.insert((record.place.class, record.place.cell)) {
+                return Some(format!("two entries in {:?}", record.place));
+            }
+        }
+        let unknown = self.entries.values().filter(|record| !record.known).count();
+        if unknown != self.left.len() {
+            return Some(format!("{unknown} unknown, {} left over", self.left.len()));
+        }
+        let used: u64 = self
+            .entries
+            .values()
+            .map(|record| self.cells[record.place.class].cell_bytes())
+            .sum();
+        let idle = self.running.is_empty() && self.reading.is_empty();
+        if idle && used != self.live_bytes() {
+            return Some(format!(
+                "{used} bytes of entries, {} of cells",
+                self.live_bytes()
+            ));
+        }
+        if idle && self.live_bytes() + self.other_bytes() > self.quota {
+            return Some(format!(
+                "{} bytes over a quota of {}",
+                self.footprint(),
+                self.quota
+            ));
+        }
+        None
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}

@@ -1,0 +1,165 @@
+//! A disk opens its store when the arena and the identity are known.
+
+use std::sync::Arc;
+use std::thread::Builder;
+
+use super::book::{Book, Trash};
+use super::crew;
+use super::folder::directory_of;
+use super::format::{Identity, Name, Place};
+use super::index::{Found, Index};
+use super::keeper::{Keeper, owner, shrink};
+use super::lock;
+use super::planes::Planes;
+use super::shared::Shared;
+use super::stats::Reason;
+use super::store::{Store, StoreNames};
+use crate::error::{Error, Result};
+use crate::tier::Arena;
+
+/// Opens the store of an identity over an arena and starts the threads.
+pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {
+    let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
+    let mut keeper = lock(&shared.keeper);
+    if shared.planes.set(planes).is_err() {
+        return Err(Error::Disk(
+            "expected to be connected once, found a second time: make a new cache".into(),
+        ));
+    }
+    let directory = directory_of(identity);
+    let failed = |what: &str, error: std::io::Error| {
+        let lane = shared.lane.name();
+        Error::Disk(format!("{lane}: expected {what}, found {error}"))
+    };
+    let others = shared.lane.others(&directory);
+    let (others, cleared) = others.map_err(|error| failed("a list of directories", error))?;
+    {
+        let mut book = lock(&shared.book);
+        book.others.extend(others);
+        let trash = cleared.into_iter().map(|name| Trash { name, bytes: 0 });
+        book.trash.extend(trash);
+    }
+    let folder = shared.lane.identity(&directory);
+    let names = StoreNames {
+        identity: *identity,
+        epoch: 0,
+        directory,
+        persistent: true,
+    };
+    let store = folder
+        .and_then(|folder| Store::open(&*shared.options.door, folder, names, shared.shapes.len()));
+    let store = store.map_err(|error| failed("files of this user", error))?;
+    let index = open_index(shared, &store);
+    shrink(shared, &store);
+    let room: Vec<_> = {
+        let book = lock(&shared.book);
+        book.cells()
+            .iter()
+            .map(|cells| (cells.end(), cells.gaps()))
+            .collect()
+    };
+    if let Err(error) = store.tidy(&shared.shapes, &room) {
+        shared.failed(Reason::Upkeep, &format!("cannot give back room: {error}"));
+    }
+    {
+        let mut book = lock(&shared.book);
+        book.store = Some(Arc::new(store));
+        book.connected = true;
+        if book.cleared_early {
+            clear(shared, &mut book);
+        }
+    }
+    let thread = Keeper::new(Arc::clone(shared), index.map(|index| (0, index)));
+    let thread = Builder::new()
+        .name("hybrid-pages-disk-keeper".into())
+        .spawn(move || thread.run())
+        .map_err(|error| Error::Disk(format!("disk threads cannot start: {error}")))?;
+    *keeper = Some(thread);
+    crew::start(shared, shared.queue.new_crew())?;
+    shared.bell.ring();
+    Ok(())
+}
+
+/// Forgets everything, for this process and those after it.
+pub(super) fn clear(shared: &Shared, book: &mut Book) {
+    if !book.connected {
+        book.cleared_early = true;
+        return;
+    }
+    let aside = match book.store.clone() {
+        Some(store) if store.persistent => match shared.lane.set_aside(&store.directory) {
+            Ok(name) => Some(name),
+            Err(error) => {
+                let without = Index::forget(&store.folder);
+                let what = format!(
+                    "cannot move {} away ({error}), so its index was removed: {without:?}",
+                    store.directory
+                );
+                shared.failed(Reason::Directory, &what);
+                None
+            }
+        },
+        Some(store) => Some(store.directory.clone()),
+        None => None,
+    };
+    book.clear(&shared.shapes, aside);
+}
+
+/// Opens the index and takes over what it has. Whatever is wrong with it costs entries, not the start.
+fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
+    let owner = owner(shared, store);
+    let opened = Index::open(&*shared.options.door, &store.folder, &owner);
+    let (index, found) = match opened {
+        Ok(opened) => opened,
+        Err(why) => {
+            shared.failed(Reason::Index, &format!("cannot open the index: {why}"));
+            return None;
+        }
+    };
+    let Found {
+        places,
+        damaged,
+        aside,
+    } = found;
+    if let Some(why) = aside {
+        shared.failed(
+            Reason::IndexDamaged,
+            &format!("expected an index, found {why}: it was set aside"),
+        );
+    }
+    for _ in 0..damaged {
+        shared.failed(
+            Reason::Record,
+            "expected a record of the index, found damage",
+        );
+    }
+    let (places, short) = within(shared, store, places);
+    for _ in 0..short {
+        shared.failed(
+            Reason::Short,
+            "expected a whole slab, found one that ends early",
+        );
+    }
+    lock(&shared.book).fill(&shared.shapes, places);
+    Some(index)
+}
+
+/// The entries whose cells lie inside the slabs, and how many others there are.
+fn within(
+    shared: &Shared,
+    store: &Store,
+    mut places: Vec<(Name, Place)>,
+) -> (Vec<(Name, Place)>, usize) {
+    let cells = |class: usize| {
+        let length = store.slab(class).length().unwrap_or_else(|error| {
+            shared.failed(Reason::Read, &format!("a slab's length: {error}"));
+            0
+        });
+        length / shared.shapes[class].cell_bytes
+    };
+    let cells: Vec<u64> = (0..shared.shapes.len()).map(cells).collect();
+    let before = places.len();
+    places.retain(|(_, place)| place.cell < cells[place.class]);
+    let short = before - places.len();
+    (places, short)
+}

@@ -1,0 +1,86 @@
+//! The threads that read and write.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::Builder;
+
+use super::lock;
+use super::options::MAX_THREADS;
+use super::queue::Work;
+use super::shape::BUFFER_BYTES;
+use super::shared::Shared;
+use super::stats::Reason;
+use super::store::buffer;
+use crate::error::{Error, Result};
+
+/// Starts threads for a crew.
+///
+/// # Errors
+/// [`Error::Disk`] if none can be started.
+pub(super) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
+    let running = shared.threads.load(Ordering::SeqCst);
+    let count = shared
+        .options
+        .threads
+        .min((2 * MAX_THREADS).saturating_sub(running));
+    let mut started = Err("expected a thread to return, found that all hang".to_owned());
+    for index in 0..count {
+        shared.threads.fetch_add(1, Ordering::SeqCst);
+        let member = Member(Arc::clone(shared));
+        let thread = Builder::new()
+            .name(format!("hybrid-pages-disk-{index}"))
+            .spawn(move || member.work(crew));
+        match thread {
+            Ok(_) => started = Ok(()),
+            Err(error) if started.is_err() => started = Err(error.to_string()),
+            Err(_) => {}
+        }
+    }
+    started.map_err(|error| Error::Disk(format!("disk threads cannot start: {error}")))
+}
+
+/// A thread; counted until it ends, however it does.
+struct Member(Arc<Shared>);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Member {
+    fn work(self, crew: u64) {
+        let shared = &self.0;
+        let Some(planes) = shared.planes.get() else {
+            return;
+        };
+        let mut bytes = match buffer(BUFFER_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                return shared.failed(Reason::Read, &format!("no memory for a buffer: {error}"));
+            }
+        };
+        while let Some(work) = shared.queue.next(crew) {
+            match work {
+                Work::Place(job) => match shared.place(&job) {
+                    Ok(cell) => {
+                        job.set_cell(cell);
+                        shared.queue.placed(job);
+                    }
+                    Err((reason, what)) => {
+                        job.fail(reason, what);
+                        job.end_pieces(job.pieces);
+                        shared.finish(&job);
+                    }
+                },
+                Work::Piece(job, piece) => {
+                    job.run(piece, &shared.shapes[job.class], planes, &mut bytes);
+                    lock(&shared.health).moved();
+                    if job.end_pieces(1) {
+                        shared.finish(&job);
+                    }
+                }
+            }
+        }
+    }
+}

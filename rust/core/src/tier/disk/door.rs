@@ -1,0 +1,154 @@
+//! The one way to a disk's files: tests put faults under it.
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+/// Offsets, lengths and addresses of what goes past the system's cache are multiples of this.
+pub const ALIGNMENT: usize = 4096;
+
+/// Opens files.
+pub trait Door: Debug + Send + Sync {
+    /// Opens, and makes if it is not there, the file of that name in a directory, for reading and writing,
+    /// readable by its owner alone. Symbolic links are refused. `direct`: past the system's cache; offsets,
+    /// lengths and addresses are aligned then.
+    ///
+    /// # Errors
+    /// Those of the system: `InvalidInput` where `direct` cannot be had.
+    fn open(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &str,
+        direct: bool,
+    ) -> io::Result<Box<dyn DoorFile>>;
+}
+
+/// An open file. Any number of threads may use it at a time.
+pub trait DoorFile: Debug + Send + Sync {
+    /// Reads some bytes; 0 at the end of the file.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes some bytes.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Waits until everything that was written survives a loss of power.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Gives back the room of these bytes, which read as zeros then.
+    ///
+    /// # Errors
+    /// Those of the system: `Unsupported` where the file system can't.
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn length(&self) -> io::Result<u64>;
+
+    /// Cuts the file, or makes it longer by zeros that take no room.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn set_length(&self, length: u64) -> io::Result<()>;
+}
+
+impl dyn DoorFile + '_ {
+    /// Reads all of the bytes.
+    ///
+    /// # Errors
+    /// Those of the system; `UnexpectedEof` if the file ends before.
+    pub fn read_all(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.read_at(&mut bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of the bytes.
+    ///
+    /// # Errors
+    /// Those of the system; `WriteZero` if it takes no more.
+    pub fn write_all(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.write_at(&bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The system's files.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemDoor;
+
+impl Door for SystemDoor {
+    fn open(
+        &self,
+        directory: BorrowedFd<'_>,
+        name: &str,
+        direct: bool,
+    ) -> io::Result<Box<dyn DoorFile>> {
+        let mut flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if direct {
+            flags |= OFlags::DIRECT;
+        }
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = File::from(rustix::fs::openat(directory, name, flags, mode)?);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("expected a file, found something else"));
+        }
+        Ok(Box::new(file))
+    }
+}
+
+impl DoorFile for File {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, bytes, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        FileExt::write_at(self, bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(self.as_fd(), flags, offset, length)?)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        self.set_len(length)
+    }
+}

@@ -1,0 +1,329 @@
+//! Directories below a disk path: who owns them, and how they come and go.
+//!
+//! Everything is opened from its directory's descriptor and no symbolic link is followed, so nobody who
+//! changes the path meanwhile makes this write somewhere else.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::format::{DISK_FORMAT_VERSION, Identity};
+use crate::error::{Error, Result};
+
+const MARKER: &str = "hybrid-pages-disk";
+const LOCK: &str = "lock";
+const CLEARED: &str = "cleared-";
+const PRIVATE: Mode = Mode::RWXU;
+
+/// A lane of a disk path, which this process owns as long as this lives.
+#[derive(Debug)]
+pub(super) struct Lane {
+    folder: OwnedFd,
+    name: String,
+    lock: Mutex<Option<File>>,
+}
+
+/// A directory of another identity.
+#[derive(Debug, Clone)]
+pub(super) struct Other {
+    pub(super) name: String,
+    /// What it takes on disk.
+    pub(super) bytes: u64,
+    /// Seconds since 1970.
+    pub(super) used: u64,
+}
+
+fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Error {
+    let error = error.into();
+    Error::Disk(format!(
+        "{}: expected {what}, found {error}",
+        path.display()
+    ))
+}
+
+impl Lane {
+    /// Opens the disk path, which is made if its parent is there, and takes one of its lanes.
+    ///
+    /// # Errors
+    /// [`Error::Disk`] if the path is no directory of this user's, or another process has the lane;
+    /// [`Error::Foreign`] if something else is in it, or another format.
+    pub(super) fn open(path: &Path, lane: u32) -> Result<Self> {
+        let root = open_root(path)?;
+        check_marker(path, &root)?;
+        let name = format!("lane-{lane}");
+        let here = path.join(&name);
+        let folder = make_folder(root.as_fd(), &name)
+            .map_err(|error| failed(&here, "a directory of this user", error))?;
+        let lock = take_lock(&here, folder.as_fd())?;
+        Ok(Self {
+            folder,
+            name: here.display().to_string(),
+            lock: Mutex::new(Some(lock)),
+        })
+    }
+
+    /// Its path, for messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The directory of an identity, made if it is not there.
+    pub(super) fn identity(&self, name: &str) -> io::Result<OwnedFd> {
+        make_folder(self.folder.as_fd(), name)
+    }
+
+    /// A directory that the next process removes, with its name.
+    pub(super) fn ephemeral(&self) -> io::Result<(String, OwnedFd)> {
+        let name = cleared()?;
+        let folder = make_folder(self.folder.as_fd(), &name)?;
+        Ok((name, folder))
+    }
+
+    /// The directory itself, for files that belong to no identity.
+    pub(super) fn folder(&self) -> BorrowedFd<'_> {
+        self.folder.as_fd()
+    }
+
+    /// Lets another process have the lane.
+    pub(super) fn release(&self) {
+        drop(super::lock(&self.lock).take());
+    }
+
+    /// Moves a directory out of reach, under a name that it returns: nobody opens it again. That outlives the
+    /// process at once.
+    pub(super) fn set_aside(&self, name: &str) -> io::Result<String> {
+        let aside = cleared()?;
+        match rustix::fs::renameat(&self.folder, name, &self.folder, &aside) {
+            Ok(()) | Err(Errno::NOENT) => Ok(aside),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes a directory with its files.
+    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        let folder = match open_folder(self.folder.as_fd(), name) {
+            Ok(folder) => folder,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        for file in names(folder.as_fd())? {
+            rustix::fs::unlinkat(&folder, file.as_str(), AtFlags::empty())?;
+        }
+        rustix::fs::unlinkat(&self.folder, name, AtFlags::REMOVEDIR)?;
+        Ok(())
+    }
+
+    /// Makes renames survive a loss of power.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.folder)?)
+    }
+
+    /// Other identities in this lane, the one used longest ago first, and what earlier processes cleared
+    /// and did not get to remove.
+    pub(super) fn others(&self, own: &str) -> io::Result<(Vec<Other>, Vec<String>)> {
+        let (mut others, mut cleared) = (Vec::new(), Vec::new());
+        for name in names(self.folder.as_fd())? {
+            if name.starts_with(CLEARED) {
+                cleared.push(name);
+            } else if name != own && is_identity(&name) {
+                let folder = open_folder(self.folder.as_fd(), &name)?;
+                let (bytes, used) = size(folder.as_fd())?;
+                others.push(Other { name, bytes, used });
+            }
+        }
+        others.sort_by_key(|other| other.used);
+        Ok((others, cleared))
+    }
+}
+
+/// The name of an identity's directory.
+pub(super) fn directory_of(identity: &Identity) -> String {
+    hex(identity)
+}
+
+fn cleared() -> io::Result<String> {
+    Ok(format!("{CLEARED}{}", hex(&random()?[..16])))
+}
+
+fn is_identity(name: &str) -> bool {
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    name.len() == 64 && name.bytes().all(digit)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn open_root(path: &Path) -> Result<OwnedFd> {
+    match rustix::fs::mkdir(path, PRIVATE) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(failed(path, "a directory, or a place for one", error)),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
+        Errno::LOOP | Errno::NOTDIR => Error::Disk(format!(
+            "{}: expected a directory, found a symbolic link or a file: name the directory itself",
+            path.display()
+        )),
+        error => failed(path, "a directory of this user", error),
+    })?;
+    make_private(root.as_fd()).map_err(|error| failed(path, "a directory of this user", error))?;
+    Ok(root)
+}
+
+fn make_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(parent, name, PRIVATE) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let folder = open_folder(parent, name)?;
+    make_private(folder.as_fd())?;
+    Ok(folder)
+}
+
+fn open_folder(parent: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+/// Closes a directory to everybody but its owner.
+fn make_private(folder: BorrowedFd<'_>) -> io::Result<()> {
+    let stat = rustix::fs::fstat(folder)?;
+    if stat.st_mode & 0o777 != 0o700 {
+        rustix::fs::fchmod(folder, PRIVATE)?;
+    }
+    // Root may write anywhere; others are told here rather than at the first write.
+    rustix::fs::accessat(
+        folder,
+        ".",
+        rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+        AtFlags::empty(),
+    )?;
+    Ok(())
+}
+
+/// The names in a directory.
+fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in rustix::fs::Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
+/// What the files in a directory take on disk, and when the last was changed.
+fn size(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let (mut bytes, mut used) = (0, 0);
+    for name in names(folder)? {
+        let stat = rustix::fs::statat(folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+            used = used.max(u64::try_from(stat.st_mtime).unwrap_or(0));
+        }
+    }
+    Ok((bytes, used))
+}
+
+/// Accepts an empty directory, which gets a marker, and one with the marker of this format.
+fn check_marker(path: &Path, root: &OwnedFd) -> Result<()> {
+    let marker = format!("hybrid-pages disk store, format {DISK_FORMAT_VERSION}\n");
+    let here = path.join(MARKER);
+    let read = || -> io::Result<Option<String>> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(root, MARKER, flags, Mode::empty()) {
+            Ok(file) => {
+                let mut text = String::new();
+                File::from(file).take(256).read_to_string(&mut text)?;
+                Ok(Some(text))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    };
+    let mut found = read().map_err(|error| failed(&here, "a file of this user", error))?;
+    if found.is_none() {
+        let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
+        // Another lane may be writing its marker now; a new file system has `lost+found`.
+        let foreign = |name: &&String| !name.starts_with(MARKER) && *name != "lost+found";
+        if let Some(name) = names.iter().find(foreign) {
+            return Err(Error::Foreign(format!(
+                "{}: expected an empty directory or one that hybrid-pages made, found '{name}' in it: \
+                 name a directory for the disk tier alone",
+                path.display()
+            )));
+        }
+        write_marker(root, &marker).map_err(|error| failed(&here, "a new file", error))?;
+        found = read().map_err(|error| failed(&here, "a file of this user", error))?;
+    }
+    if found.as_deref() == Some(&marker) {
+        return Ok(());
+    }
+    let found = found.unwrap_or_default();
+    Err(Error::Foreign(format!(
+        "{}: expected '{}', found '{}': it was left as it is; name another directory, or remove this one \
+         if nothing uses it",
+        here.display(),
+        marker.trim_end(),
+        found.trim_end().escape_debug()
+    )))
+}
+
+/// Writes the marker whole or not at all, unless another lane has.
+fn write_marker(root: &OwnedFd, marker: &str) -> io::Result<()> {
+    let draft = format!("{MARKER}.{}", hex(&random()?[..8]));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(root, &draft, flags, Mode::RUSR | Mode::WUSR)?;
+    let mut file = File::from(file);
+    file.write_all(marker.as_bytes())?;
+    file.sync_all()?;
+    rustix::fs::renameat(root, &draft, root, MARKER)?;
+    Ok(())
+}
+
+/// Takes the lock of a lane, which the system gives back when the process ends.
+fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> Result<File> {
+    let path = here.join(LOCK);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(folder, LOCK, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|error| failed(&path, "a file of this user", error))?;
+    let mut file = File::from(file);
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            // Who holds it may not have written its number yet.
+            let _ = (&file).take(32).read_to_string(&mut holder);
+            let holder = holder.trim();
+            let holder = if holder.is_empty() { "unknown" } else { holder };
+            return Err(Error::Disk(format!(
+                "{}: expected to be its only user, found that process {holder} uses it: give each server a \
+                 disk path of its own, or stop the other one",
+                here.display()
+            )));
+        }
+        Err(error) => return Err(failed(&path, "a file that can be locked", error)),
+    }
+    let write = |file: &mut File| -> io::Result<()> {
+        file.set_len(0)?;
+        file.rewind()?;
+        write!(file, "{}", std::process::id())
+    };
+    write(&mut file).map_err(|error| failed(&path, "a file that can be written", error))?;
+    Ok(file)
+}

@@ -1,0 +1,135 @@
+//! What the bytes on disk mean: `docs/disk-format.md` has it byte by byte.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::door::ALIGNMENT;
+use crate::ids::EntryKey;
+
+/// Version of everything below a disk path. A store of another version is left alone.
+pub const DISK_FORMAT_VERSION: u32 = 1;
+
+/// Bytes of a cell before its payload.
+pub(super) const HEADER_BYTES: usize = ALIGNMENT;
+
+/// Most ranks whose checksums a header has room for.
+pub(super) const MAX_RANKS: usize = 256;
+
+const MAGIC: [u8; 8] = *b"HYBPCELL";
+const SUMS_AT: usize = 128;
+const CHECK_AT: usize = HEADER_BYTES - 8;
+
+/// The name of an entry on disk: a digest of its key.
+pub(super) type Name = [u8; 32];
+
+/// Names an identity: whatever the bytes depend on, the geometry included.
+pub type Identity = [u8; 32];
+
+/// The name of an entry.
+pub(super) fn name_of(key: &EntryKey) -> Name {
+    let mut hasher = blake3::Hasher::new();
+    for part in [&key.namespace[..], key.prefix.as_bytes()] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.update(&(key.block_index as u64).to_le_bytes());
+    hasher.update(&(key.class_index as u64).to_le_bytes());
+    *hasher.finalize().as_bytes()
+}
+
+/// What the header of a cell says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header<'a> {
+    pub(super) identity: &'a Identity,
+    pub(super) name: &'a Name,
+    pub(super) class: usize,
+    pub(super) block: u32,
+    pub(super) cell: u64,
+    /// Bytes of one rank's shard.
+    pub(super) shard_bytes: usize,
+    /// One per rank.
+    pub(super) sums: &'a [u64],
+}
+
+impl Header<'_> {
+    /// Writes it; the rest of the bytes become zeros.
+    pub(super) fn encode(&self, bytes: &mut [u8]) {
+        let bytes = &mut bytes[..HEADER_BYTES];
+        bytes.fill(0);
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&DISK_FORMAT_VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.sums.len() as u32).to_le_bytes());
+        bytes[16..48].copy_from_slice(self.identity);
+        bytes[48..80].copy_from_slice(self.name);
+        bytes[80..84].copy_from_slice(&(self.class as u32).to_le_bytes());
+        bytes[84..88].copy_from_slice(&self.block.to_le_bytes());
+        bytes[88..96].copy_from_slice(&self.cell.to_le_bytes());
+        bytes[96..104].copy_from_slice(&(self.shard_bytes as u64).to_le_bytes());
+        for (sum, place) in self.sums.iter().zip(bytes[SUMS_AT..].chunks_exact_mut(8)) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+        let check = xxh3_64(&bytes[..CHECK_AT]);
+        bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
+    }
+
+    /// Whether these bytes are this header, to the last one.
+    pub(super) fn is(&self, bytes: &[u8]) -> bool {
+        let mut expected = [0; HEADER_BYTES];
+        self.encode(&mut expected);
+        bytes.get(..HEADER_BYTES) == Some(&expected[..])
+    }
+}
+
+/// Where an entry is, as the index keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) class: usize,
+    pub(super) block: u32,
+    pub(super) cell: u64,
+    /// Seconds since 1970 when it was last used.
+    pub(super) used: u64,
+    pub(super) sums: Box<[u64]>,
+}
+
+const PLACE_BYTES: usize = 24;
+
+impl Place {
+    /// As the index keeps it, with a checksum that covers the name.
+    pub(super) fn encode(&self, name: &Name) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(PLACE_BYTES + 8 * self.sums.len() + 8);
+        bytes.extend((self.class as u32).to_le_bytes());
+        bytes.extend(self.block.to_le_bytes());
+        bytes.extend(self.cell.to_le_bytes());
+        bytes.extend(self.used.to_le_bytes());
+        for sum in &self.sums {
+            bytes.extend(sum.to_le_bytes());
+        }
+        let check = check_of(name, &bytes);
+        bytes.extend(check.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for anything that was not written for that name.
+    pub(super) fn decode(name: &Name, bytes: &[u8], ranks: usize) -> Option<Self> {
+        if bytes.len() != PLACE_BYTES + 8 * ranks + 8 {
+            return None;
+        }
+        let (bytes, check) = bytes.split_at(bytes.len() - 8);
+        if check != check_of(name, bytes).to_le_bytes() {
+            return None;
+        }
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let half = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let sums = (0..ranks).map(|rank| word(PLACE_BYTES + 8 * rank));
+        Some(Self {
+            class: half(0)? as usize,
+            block: half(4)?,
+            cell: word(8)?,
+            used: word(16)?,
+            sums: sums.collect::<Option<_>>()?,
+        })
+    }
+}
+
+fn check_of(name: &Name, bytes: &[u8]) -> u64 {
+    xxh3_64(&[&name[..], bytes].concat())
+}

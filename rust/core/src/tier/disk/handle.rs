@@ -1,0 +1,73 @@
+//! A disk as its owner sees it, once the cache has the disk itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connect::connect;
+use super::format::Identity;
+use super::lock;
+use super::shared::Shared;
+use super::stats::DiskStats;
+use crate::error::Result;
+use crate::tier::Arena;
+
+const NAP: Duration = Duration::from_millis(2);
+
+/// Connects a disk and counts what it does. It may outlive the disk.
+#[derive(Debug, Clone)]
+pub struct DiskHandle(pub(super) Arc<Shared>);
+
+impl DiskHandle {
+    /// Opens the store of an identity over the arena that the cache's slots lie in. Before that the disk finds
+    /// nothing and takes nothing. `identity` names everything that the bytes depend on.
+    ///
+    /// Damage of any kind costs entries, never the start.
+    ///
+    /// # Errors
+    /// [`Error::Disk`](crate::error::Error::Disk) if files can't be made or threads not be started, and at the second call;
+    /// [`Error::Arena`](crate::error::Error::Arena) if the arena lacks a plane;
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for slots of another size.
+    pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
+        connect(&self.0, arena, identity)
+    }
+
+    /// Counts at this moment.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        self.0.stats()
+    }
+
+    /// What an operator should read: one line for the first failure of each kind, each given once.
+    #[must_use]
+    pub fn take_notes(&self) -> Vec<String> {
+        self.0.take_notes()
+    }
+
+    /// Waits until every copy has ended and a new process would find all that was written. False if that takes
+    /// longer than the limit.
+    #[must_use]
+    pub fn settle(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            let idle = self.0.is_idle() && {
+                let book = lock(&self.0.book);
+                let kept = book.durable == book.published && book.changes.is_empty();
+                kept || book.store.as_ref().is_none_or(|store| !store.persistent)
+            };
+            if idle {
+                return true;
+            }
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            self.0.bell.ring();
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// The first contradiction in what the disk knows, if there is one: for tests and tools.
+    #[must_use]
+    pub fn audit(&self) -> Option<String> {
+        lock(&self.0.book).audit()
+    }
+}

@@ -1,0 +1,286 @@
+//! A copy between slots and a cell, piece by piece, by any number of threads.
+
+use std::sync::{Arc, Mutex, RwLock, TryLockError};
+use std::time::Instant;
+
+use super::format::{Header, Name};
+use super::lock;
+use super::planes::Planes;
+use super::shape::{Piece, Shape};
+use super::stats::Reason;
+use super::store::Store;
+use crate::ids::SlotId;
+use crate::tier::CopyId;
+use crate::transfer::{TILE_BYTES, combine, tile_digest};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// From the disk.
+    Read,
+    /// To the disk.
+    Write,
+}
+
+/// A copy.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) copy: CopyId,
+    pub(super) direction: Direction,
+    pub(super) name: Name,
+    pub(super) class: usize,
+    pub(super) block: u32,
+    pub(super) slots: Vec<SlotId>,
+    /// What the bytes should have, one per rank.
+    pub(super) sums: Box<[u64]>,
+    pub(super) store: Arc<Store>,
+    pub(super) pieces: usize,
+    pub(super) begun: Instant,
+    /// Whether the slots are somebody else's by now. Whoever touches them holds this.
+    left: RwLock<bool>,
+    progress: Mutex<Progress>,
+}
+
+/// What a copy is of.
+pub(super) struct Subject {
+    pub(super) name: Name,
+    pub(super) class: usize,
+    pub(super) block: u32,
+    pub(super) slots: Vec<SlotId>,
+    pub(super) sums: Box<[u64]>,
+    /// Of a read.
+    pub(super) cell: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    cell: Option<u64>,
+    done: usize,
+    started: Option<Instant>,
+    /// Of each tile, rank after rank.
+    digests: Vec<u64>,
+    failed: Option<(Reason, String)>,
+    /// Nobody wants what it writes any more.
+    undone: bool,
+}
+
+impl Job {
+    pub(super) fn new(
+        copy: CopyId,
+        direction: Direction,
+        subject: Subject,
+        store: Arc<Store>,
+        shape: &Shape,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            copy,
+            direction,
+            name: subject.name,
+            class: subject.class,
+            block: subject.block,
+            slots: subject.slots,
+            store,
+            pieces: shape.pieces.len(),
+            begun: Instant::now(),
+            left: RwLock::new(false),
+            progress: Mutex::new(Progress {
+                cell: subject.cell,
+                done: 0,
+                started: None,
+                digests: vec![0; shape.tiles() * subject.sums.len()],
+                failed: None,
+                undone: false,
+            }),
+            sums: subject.sums,
+        })
+    }
+
+    pub(super) fn cell(&self) -> Option<u64> {
+        lock(&self.progress).cell
+    }
+
+    pub(super) fn set_cell(&self, cell: u64) {
+        lock(&self.progress).cell = Some(cell);
+    }
+
+    /// When its first piece was begun.
+    pub(super) fn started(&self) -> Option<Instant> {
+        lock(&self.progress).started
+    }
+
+    /// Nobody wants what it writes any more.
+    pub(super) fn undo(&self) {
+        lock(&self.progress).undone = true;
+    }
+
+    pub(super) fn is_undone(&self) -> bool {
+        lock(&self.progress).undone
+    }
+
+    /// The first failure counts.
+    pub(super) fn fail(&self, reason: Reason, what: String) {
+        lock(&self.progress).failed.get_or_insert((reason, what));
+    }
+
+    pub(super) fn failure(&self) -> Option<(Reason, String)> {
+        lock(&self.progress).failed.clone()
+    }
+
+    /// So many pieces are over. True with the last one.
+    pub(super) fn end_pieces(&self, count: usize) -> bool {
+        let mut progress = lock(&self.progress);
+        progress.done += count;
+        progress.done == self.pieces
+    }
+
+    /// Gives the slots up unless a thread touches them at this moment: from then on none does.
+    pub(super) fn leave_slots(&self) -> bool {
+        match self.left.try_write() {
+            Ok(mut left) => {
+                *left = true;
+                true
+            }
+            Err(TryLockError::Poisoned(left)) => {
+                *left.into_inner() = true;
+                true
+            }
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// Copies one piece; a copy that has failed does no more.
+    pub(super) fn run(&self, piece: usize, shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
+        let cell = {
+            let mut progress = lock(&self.progress);
+            progress.started.get_or_insert_with(Instant::now);
+            if progress.failed.is_some() || progress.undone {
+                return;
+            }
+            progress.cell
+        };
+        let Some(cell) = cell else {
+            return self.fail(Reason::Quota, "expected a cell, found none".into());
+        };
+        let piece = &shape.pieces[piece];
+        let bytes = &mut buffer[..piece.length];
+        let outcome = match self.direction {
+            Direction::Read => self.read(cell, piece, shape, planes, bytes),
+            Direction::Write => self.write(cell, piece, shape, planes, bytes),
+        };
+        if let Err((reason, what)) = outcome {
+            self.fail(reason, what);
+        }
+    }
+
+    fn read(
+        &self,
+        cell: u64,
+        piece: &Piece,
+        shape: &Shape,
+        planes: &Planes,
+        bytes: &mut [u8],
+    ) -> Result<(), (Reason, String)> {
+        let offset = cell * shape.cell_bytes + piece.at as u64;
+        let slab = self.store.slab(self.class);
+        slab.read_all(bytes, offset).map_err(|error| {
+            let short = error.kind() == std::io::ErrorKind::UnexpectedEof;
+            let reason = if short { Reason::Short } else { Reason::Read };
+            (
+                reason,
+                format!("cell {cell} of class {}: {error}", self.class),
+            )
+        })?;
+        if piece.at == 0 && !self.header(cell, shape).is(bytes) {
+            let what = "expected the header of the entry, found another one";
+            return Err((Reason::Header, format!("cell {cell}: {what}")));
+        }
+        self.take_digests(piece, shape, bytes);
+        let left = self
+            .left
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !*left {
+            for part in &piece.parts {
+                let bytes = &bytes[part.at..][..part.length];
+                // SAFETY: the cache keeps the slots for this copy until its end was reported, and the
+                // lock that is held here keeps that from happening meanwhile.
+                unsafe { planes.scatter(part.rank, &self.slots, part.offset, bytes) };
+            }
+        }
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        cell: u64,
+        piece: &Piece,
+        shape: &Shape,
+        planes: &Planes,
+        bytes: &mut [u8],
+    ) -> Result<(), (Reason, String)> {
+        // What no part fills goes to disk, too: no other entry's bytes may be in it.
+        bytes.fill(0);
+        if piece.at == 0 {
+            self.header(cell, shape).encode(bytes);
+        }
+        {
+            let left = self
+                .left
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            if *left {
+                return Ok(());
+            }
+            for part in &piece.parts {
+                let bytes = &mut bytes[part.at..][..part.length];
+                // SAFETY: as in `read`: until its end nobody writes these slots.
+                unsafe { planes.gather(part.rank, &self.slots, part.offset, bytes) };
+            }
+        }
+        self.take_digests(piece, shape, bytes);
+        let offset = cell * shape.cell_bytes + piece.at as u64;
+        let slab = self.store.slab(self.class);
+        slab.write_all(bytes, offset).map_err(|error| {
+            let full = matches!(
+                error.kind(),
+                std::io::ErrorKind::StorageFull
+                    | std::io::ErrorKind::QuotaExceeded
+                    | std::io::ErrorKind::FileTooLarge
+            );
+            let reason = if full { Reason::Full } else { Reason::Write };
+            (
+                reason,
+                format!("cell {cell} of class {}: {error}", self.class),
+            )
+        })
+    }
+
+    fn header(&self, cell: u64, shape: &Shape) -> Header<'_> {
+        Header {
+            identity: &self.store.identity,
+            name: &self.name,
+            class: self.class,
+            block: self.block,
+            cell,
+            shard_bytes: shape.shard_bytes,
+            sums: &self.sums,
+        }
+    }
+
+    fn take_digests(&self, piece: &Piece, shape: &Shape, bytes: &[u8]) {
+        for part in &piece.parts {
+            let tiles = bytes[part.at..][..part.length].chunks(TILE_BYTES);
+            let digests: Vec<u64> = tiles.map(tile_digest).collect();
+            let first = part.rank * shape.tiles() + part.offset / TILE_BYTES;
+            lock(&self.progress).digests[first..][..digests.len()].copy_from_slice(&digests);
+        }
+    }
+
+    /// The checksums of the bytes that were copied, once all pieces are over.
+    pub(super) fn found_sums(&self, shape: &Shape) -> Vec<u64> {
+        let progress = lock(&self.progress);
+        let shards = progress.digests.chunks(shape.tiles());
+        shards
+            .map(|digests| combine(digests.iter().copied(), shape.shard_bytes))
+            .collect()
+    }
+}

@@ -1,0 +1,201 @@
+//! The thread that keeps the index up with the book, and removes directories. No engine step is needed
+//! for either.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::book::Victim;
+use super::index::{Index, Owner};
+use super::lock;
+use super::shared::Shared;
+use super::stats::Reason;
+use super::store::{Store, StoreNames};
+
+/// Changes within this time go into one commit.
+const BATCH: Duration = Duration::from_millis(40);
+const IDLE: Duration = Duration::from_secs(1);
+/// The longest pause before a broken index is made anew.
+const LONGEST: Duration = Duration::from_secs(64);
+
+/// The keeper's own state.
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    /// With the epoch of its store.
+    index: Option<(u64, Index)>,
+    pause: Duration,
+    again: Instant,
+}
+
+impl Keeper {
+    /// Keeps an index that was opened for a store, or makes one.
+    pub(super) fn new(shared: Arc<Shared>, index: Option<(u64, Index)>) -> Self {
+        Self {
+            shared,
+            index,
+            pause: IDLE,
+            again: Instant::now(),
+        }
+    }
+
+    /// Until it is told to stop. What was published by then is committed.
+    pub(super) fn run(mut self) {
+        loop {
+            let ringing = self.shared.bell.wait(IDLE);
+            if ringing.rung && !ringing.stop {
+                self.shared.bell.pause(BATCH);
+            }
+            self.tidy();
+            self.commit();
+            if ringing.stop {
+                break;
+            }
+        }
+        let store = lock(&self.shared.book).store.clone();
+        if let Some(Err(error)) = store.map(|store| store.sync()) {
+            self.shared
+                .failed(Reason::Upkeep, &format!("cannot sync: {error}"));
+        }
+        self.close();
+    }
+
+    /// Removes what was cleared, and opens a new store after that.
+    fn tidy(&mut self) {
+        let shared = &self.shared;
+        let mut synced = false;
+        loop {
+            let mut book = lock(&shared.book);
+            let Some(trash) = book.take_trash() else {
+                break;
+            };
+            drop(book);
+            if !std::mem::replace(&mut synced, true)
+                && let Err(error) = shared.lane.sync()
+            {
+                shared.failed(Reason::Upkeep, &format!("cannot sync a rename: {error}"));
+            }
+            shared.discard(trash);
+        }
+        let (missing, epoch) = {
+            let book = lock(&shared.book);
+            (book.store.is_none(), book.epoch)
+        };
+        if missing && let Err(error) = self.open_ephemeral(epoch) {
+            self.shared
+                .failed(Reason::Directory, &format!("cannot make a store: {error}"));
+        }
+    }
+
+    /// A store that ends with the process: what the engine's bytes depend on may have changed since its
+    /// identity was named.
+    fn open_ephemeral(&self, epoch: u64) -> std::io::Result<()> {
+        let shared = &self.shared;
+        let (directory, folder) = shared.lane.ephemeral()?;
+        let names = StoreNames {
+            identity: super::folder::random()?,
+            epoch,
+            directory: directory.clone(),
+            persistent: false,
+        };
+        let store = Store::open(&*shared.options.door, folder, names, shared.shapes.len());
+        let mut book = lock(&shared.book);
+        match store {
+            Ok(store) if book.epoch == epoch => {
+                book.store = Some(Arc::new(store));
+                Ok(())
+            }
+            outcome => {
+                book.throw_away(directory);
+                outcome.map(drop)
+            }
+        }
+    }
+
+    fn commit(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut book = lock(&shared.book);
+        let Some(store) = book.store.clone().filter(|store| store.persistent) else {
+            drop(book);
+            return self.close();
+        };
+        let mut changes = std::mem::take(&mut book.changes);
+        let mut published = book.published;
+        drop(book);
+        if self.index.is_none() {
+            if Instant::now() < self.again {
+                return; // A new index gets everything.
+            }
+            let owner = owner(&shared, &store);
+            match Index::anew(&*shared.options.door, &store.folder, &owner) {
+                Ok((index, _)) => self.index = Some((store.epoch, index)),
+                Err(why) => return self.broken(&why),
+            }
+            let mut book = lock(&shared.book);
+            if book.epoch != store.epoch {
+                return;
+            }
+            changes = book.snapshot();
+            book.changes.clear();
+            published = book.published;
+        }
+        let Some((_, index)) = &self.index else {
+            return;
+        };
+        if !changes.is_empty()
+            && let Err(why) = index.commit(&changes)
+        {
+            return self.broken(&why);
+        }
+        self.pause = IDLE;
+        let mut book = lock(&shared.book);
+        if book.epoch == store.epoch {
+            book.durable = published;
+        }
+    }
+
+    /// The index is made anew later, from what is in memory.
+    fn broken(&mut self, why: &str) {
+        self.shared
+            .failed(Reason::Index, &format!("cannot write the index: {why}"));
+        if let Some((_, index)) = self.index.take() {
+            // It was broken before: how it closes says nothing new.
+            drop(index.close());
+        }
+        self.again = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST);
+    }
+
+    fn close(&mut self) {
+        if let Some((_, index)) = self.index.take()
+            && let Err(why) = index.close()
+        {
+            self.shared
+                .failed(Reason::Index, &format!("cannot close the index: {why}"));
+        }
+    }
+}
+
+/// What the index of a store must name.
+pub(super) fn owner<'a>(shared: &Shared, store: &'a Store) -> Owner<'a> {
+    Owner {
+        identity: &store.identity,
+        ranks: shared.ranks,
+        cells: shared.shapes.iter().map(|shape| shape.cell_bytes).collect(),
+    }
+}
+
+/// Makes room until the quota holds: it may be lower than it was.
+pub(super) fn shrink(shared: &Shared, store: &Store) {
+    loop {
+        let victim = {
+            let mut book = lock(&shared.book);
+            if book.footprint() <= book.quota {
+                return;
+            }
+            book.next_victim()
+        };
+        match victim {
+            Victim::Nobody => return,
+            victim => shared.give(victim, store),
+        }
+    }
+}

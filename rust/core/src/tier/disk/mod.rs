@@ -1,0 +1,42 @@
+//! A tier on a local disk: entries that outlive the process, in slab files with an index.
+//!
+//! A directory holds one lane per process that uses it, and a lane one store per identity: `docs/disk-format.md`
+//! has every byte. All that a lookup needs is in memory, the [`book`](self); threads move bytes between slots and cells, and
+//! a keeper writes the index behind them. What is read is shown to nobody before its header and its checksums
+//! were those that the book names, so no order of writes is needed for bytes to be right: a crash or a loss
+//! of power can only cost entries.
+
+mod below;
+mod book;
+mod cells;
+mod connect;
+mod crew;
+mod door;
+mod folder;
+mod format;
+mod handle;
+mod health;
+mod index;
+mod job;
+mod keeper;
+mod options;
+mod planes;
+mod queue;
+mod shape;
+mod shared;
+mod stats;
+mod store;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use below::Disk;
+pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};
+pub use format::{DISK_FORMAT_VERSION, Identity};
+pub use handle::DiskHandle;
+pub use options::DiskOptions;
+pub use stats::{DiskStats, LATENCY_LIMITS_US, Latencies, Reason};
+
+/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,127 @@
+//! Pieces of copies that wait for a thread. Reads go before writes: somebody waits for them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
+
+use super::job::{Direction, Job};
+use super::lock;
+
+/// What a thread is to do next.
+pub(super) enum Work {
+    /// A write needs a cell.
+    Place(Arc<Job>),
+    /// A piece of a copy, by its number.
+    Piece(Arc<Job>, usize),
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    reads: VecDeque<(Arc<Job>, usize)>,
+    writes: VecDeque<(Arc<Job>, usize)>,
+    /// Writes that need a cell.
+    placeless: VecDeque<Arc<Job>>,
+    stopped: bool,
+    /// Threads of older crews leave.
+    crew: u64,
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+impl Queue {
+    /// Adds a copy. A write gets its cell first.
+    pub(super) fn add(&self, job: Arc<Job>) {
+        let mut waiting = lock(&self.waiting);
+        match job.direction {
+            Direction::Read => waiting.reads.push_back((job, 0)),
+            Direction::Write => waiting.placeless.push_back(job),
+        }
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    /// The write has its cell: before others get theirs, its pieces are written.
+    pub(super) fn placed(&self, job: Arc<Job>) {
+        lock(&self.waiting).writes.push_back((job, 0));
+        self.changed.notify_all();
+    }
+
+    /// Waits for work; `None`: the thread is to leave.
+    pub(super) fn next(&self, crew: u64) -> Option<Work> {
+        let mut waiting = lock(&self.waiting);
+        loop {
+            if waiting.stopped || waiting.crew != crew {
+                return None;
+            }
+            if let Some(work) = waiting.take() {
+                return Some(work);
+            }
+            waiting = self
+                .changed
+                .wait(waiting)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// Has threads of older crews leave; they touch nothing that is queued. Returns the new crew.
+    pub(super) fn new_crew(&self) -> u64 {
+        let mut waiting = lock(&self.waiting);
+        waiting.crew += 1;
+        let crew = waiting.crew;
+        drop(waiting);
+        self.changed.notify_all();
+        crew
+    }
+
+    /// Drops what waits: copies, each with the number of its pieces that no thread will do.
+    pub(super) fn clear(&self) -> Vec<(Arc<Job>, usize)> {
+        let mut waiting = lock(&self.waiting);
+        let Waiting {
+            reads,
+            writes,
+            placeless,
+            ..
+        } = &mut *waiting;
+        let begun = reads.drain(..).chain(writes.drain(..));
+        let begun = begun.map(|(job, next)| {
+            let left = job.pieces - next;
+            (job, left)
+        });
+        let rest = placeless.drain(..).map(|job| {
+            let left = job.pieces;
+            (job, left)
+        });
+        begun.chain(rest).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let waiting = lock(&self.waiting);
+        waiting.reads.is_empty() && waiting.writes.is_empty() && waiting.placeless.is_empty()
+    }
+
+    /// Has all threads leave.
+    pub(super) fn stop(&self) {
+        lock(&self.waiting).stopped = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Waiting {
+    fn take(&mut self) -> Option<Work> {
+        for pieces in [&mut self.reads, &mut self.writes] {
+            if let Some((job, piece)) = pieces.front_mut() {
+                let work = Work::Piece(Arc::clone(job), *piece);
+                *piece += 1;
+                if *piece == job.pieces {
+                    pieces.pop_front();
+                }
+                return Some(work);
+            }
+        }
+        self.placeless.pop_front().map(Work::Place)
+    }
+}

@@ -1,0 +1,386 @@
+//! What the threads of a disk share with it, and how copies end.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::book::{Book, Trash, Victim};
+use super::folder::Lane;
+use super::format::Place;
+use super::health::Health;
+use super::job::{Direction, Job};
+use super::lock;
+use super::options::DiskOptions;
+use super::planes::Planes;
+use super::queue::Queue;
+use super::shape::Shape;
+use super::stats::{DiskStats, Reason};
+use crate::error::{Error, Result};
+use crate::tier::CopyEnd;
+
+/// How long somebody who needs room waits for others who make some.
+const GIVING: Duration = Duration::from_millis(2);
+const MOST_WAITS: usize = 5_000;
+
+/// Shared by a disk, its handles and its threads. Of these locks, the book's is taken before the others, and
+/// none while a system call runs that may wait for the device.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) options: DiskOptions,
+    pub(super) shapes: Vec<Shape>,
+    pub(super) ranks: usize,
+    pub(super) slot_bytes: usize,
+    pub(super) lane: Lane,
+    pub(super) planes: OnceLock<Planes>,
+    pub(super) queue: Queue,
+    pub(super) book: Mutex<Book>,
+    pub(super) health: Mutex<Health>,
+    pub(super) ended: Mutex<Vec<CopyEnd>>,
+    /// Threads that read and write, those that hang included.
+    pub(super) threads: AtomicUsize,
+    pub(super) bell: Bell,
+    pub(super) keeper: Mutex<Option<JoinHandle<()>>>,
+    counts: Mutex<DiskStats>,
+    notes: Mutex<Notes>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    said: HashSet<Reason>,
+    waiting: Vec<String>,
+}
+
+/// Wakes the keeper.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    state: Mutex<Ringing>,
+    rings: Condvar,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ringing {
+    pub(super) rung: bool,
+    pub(super) stop: bool,
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        lock(&self.state).rung = true;
+        self.rings.notify_all();
+    }
+
+    pub(super) fn stop(&self) {
+        lock(&self.state).stop = true;
+        self.rings.notify_all();
+    }
+
+    /// Waits for a ring, the stop or the limit.
+    pub(super) fn wait(&self, limit: Duration) -> Ringing {
+        let state = lock(&self.state);
+        let idle = |state: &mut Ringing| !state.rung && !state.stop;
+        let waited = self.rings.wait_timeout_while(state, limit, idle);
+        let mut state = match waited {
+            Ok((state, _)) => state,
+            Err(poison) => poison.into_inner().0,
+        };
+        let found = *state;
+        state.rung = false;
+        found
+    }
+
+    /// Waits for the stop or the limit.
+    pub(super) fn pause(&self, limit: Duration) {
+        let state = lock(&self.state);
+        drop(
+            self.rings
+                .wait_timeout_while(state, limit, |state| !state.stop),
+        );
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        options: DiskOptions,
+        shapes: Vec<Shape>,
+        (ranks, slot_bytes): (usize, usize),
+        lane: Lane,
+    ) -> Self {
+        Self {
+            slot_bytes,
+            keeper: Mutex::default(),
+            book: Mutex::new(Book::new(options.quota_bytes, &shapes)),
+            health: Mutex::new(Health::new(options.retry)),
+            shapes,
+            ranks,
+            lane,
+            options,
+            planes: OnceLock::new(),
+            queue: Queue::default(),
+            ended: Mutex::default(),
+            threads: AtomicUsize::new(0),
+            bell: Bell::default(),
+            counts: Mutex::default(),
+            notes: Mutex::default(),
+        }
+    }
+
+    pub(super) fn count(&self, change: impl FnOnce(&mut DiskStats)) {
+        change(&mut lock(&self.counts));
+    }
+
+    /// Counts a failure; the first for a reason is noted.
+    pub(super) fn failed(&self, reason: Reason, what: &str) {
+        self.count(|counts| counts.failures[reason as usize] += 1);
+        let mut notes = lock(&self.notes);
+        if notes.said.insert(reason) {
+            let (place, name) = (self.lane.name(), reason.name());
+            notes.waiting.push(format!(
+                "disk tier {place}: {what} (counted as '{name}'; further ones are counted only)"
+            ));
+        }
+    }
+
+    /// What was noted since the last call.
+    pub(super) fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.notes).waiting)
+    }
+
+    pub(super) fn stats(&self) -> DiskStats {
+        let book = lock(&self.book);
+        let mut stats = lock(&self.counts).clone();
+        for job in book.running.values() {
+            match job.direction {
+                Direction::Read => stats.reading += 1,
+                Direction::Write => stats.writing += 1,
+            }
+        }
+        stats.out = lock(&self.health).is_out();
+        stats.entries = book.entries.len() as u64;
+        stats.left_over = book.left_over() as u64;
+        stats.live_bytes = book.live_bytes();
+        stats.other_bytes = book.other_bytes();
+        stats.quota_bytes = book.quota;
+        stats.durable = book.durable;
+        if let Some(store) = &book.store {
+            stats.persistent = store.persistent;
+            stats.direct = store.direct;
+        }
+        stats
+    }
+
+    /// Makes room for a write and takes its cell.
+    pub(super) fn place(&self, job: &Job) -> std::result::Result<u64, (Reason, String)> {
+        for _ in 0..MOST_WAITS {
+            let victim = {
+                let mut book = lock(&self.book);
+                if job.is_undone() || job.store.epoch != book.epoch {
+                    return Err((Reason::Gone, "expected a write, found it undone".into()));
+                }
+                if let Some(cell) = book.take_cell(job.class) {
+                    return Ok(cell);
+                }
+                book.next_victim()
+            };
+            match victim {
+                Victim::Nobody => break,
+                victim => self.give(victim, &job.store),
+            }
+        }
+        let what = format!(
+            "expected a free cell within the quota of {} bytes, found none",
+            self.options.quota_bytes
+        );
+        Err((Reason::Quota, what))
+    }
+
+    /// Makes the room that a victim was chosen for.
+    pub(super) fn give(&self, victim: Victim, store: &super::store::Store) {
+        match victim {
+            Victim::Entry => self.bell.ring(),
+            Victim::Nobody => {}
+            Victim::Wait => std::thread::sleep(GIVING),
+            Victim::Cell(class, cell) => {
+                if let Err(error) = store.punch(&self.shapes, class, cell) {
+                    self.failed(Reason::Upkeep, &format!("cannot punch a hole: {error}"));
+                }
+                lock(&self.book).punched(store.epoch, class, cell);
+            }
+            Victim::Directory(trash) => self.discard(trash),
+        }
+    }
+
+    /// Removes a directory.
+    pub(super) fn discard(&self, trash: Trash) {
+        let outcome = self.lane.remove(&trash.name);
+        if let Err(error) = &outcome {
+            let name = &trash.name;
+            self.failed(Reason::Directory, &format!("cannot remove {name}: {error}"));
+        }
+        lock(&self.book).removed(trash, outcome.is_ok());
+    }
+
+    /// All pieces of a copy are over: its end is reported, unless that was done, and its cell is kept or
+    /// given back.
+    pub(super) fn finish(&self, job: &Arc<Job>) {
+        let shape = &self.shapes[job.class];
+        let failure = job.failure().or_else(|| {
+            let wrong = job.found_sums(shape) != job.sums[..];
+            wrong.then(|| match job.direction {
+                Direction::Read => {
+                    let what = "expected the bytes that were written, found others";
+                    (Reason::Checksum, what.to_owned())
+                }
+                Direction::Write => {
+                    let what = "expected slots with the bytes that were offered, found others";
+                    (Reason::Source, what.to_owned())
+                }
+            })
+        });
+        let mut book = lock(&self.book);
+        let wanted = book.running.remove(&job.copy).is_some();
+        let current = job.store.epoch == book.epoch;
+        match job.direction {
+            Direction::Read => self.end_read(&mut book, job, failure.as_ref(), current),
+            Direction::Write => {
+                self.end_write(&mut book, job, failure.as_ref(), wanted && current);
+            }
+        }
+        drop(book);
+        if !wanted {
+            return;
+        }
+        if let Some((reason, what)) = &failure
+            && !job.is_undone()
+        {
+            self.failed(*reason, what);
+        }
+        let result = match (failure, job.direction) {
+            // The cache compares the checksums itself, and counts.
+            (None | Some((Reason::Checksum, _)), Direction::Read) => Ok(job.found_sums(shape)),
+            (None, Direction::Write) => Ok(Vec::new()),
+            (Some((_, what)), _) => Err(Error::Disk(what)),
+        };
+        self.report(job, result);
+    }
+
+    fn end_read(
+        &self,
+        book: &mut Book,
+        job: &Job,
+        failure: Option<&(Reason, String)>,
+        current: bool,
+    ) {
+        let Some(cell) = job.cell().filter(|_| current) else {
+            return;
+        };
+        match failure {
+            None => {
+                let payload = (self.shapes[job.class].shard_bytes * self.ranks) as u64;
+                self.count(|counts| {
+                    counts.reads += 1;
+                    counts.read_bytes += payload;
+                    counts.read_latencies.add(job.begun.elapsed());
+                });
+            }
+            Some((Reason::Deadline, _)) => {}
+            Some(_) => {
+                book.remove_from(&job.name, job.class, cell);
+                self.bell.ring();
+            }
+        }
+        book.end_read(job.class, cell);
+    }
+
+    fn end_write(
+        &self,
+        book: &mut Book,
+        job: &Arc<Job>,
+        failure: Option<&(Reason, String)>,
+        wanted: bool,
+    ) {
+        let mine = |other: &Arc<Job>| Arc::ptr_eq(other, job);
+        if book.writing.get(&job.name).is_some_and(mine) {
+            book.writing.remove(&job.name);
+        }
+        match failure {
+            Some((Reason::Full | Reason::Write, _)) => lock(&self.health).refused(),
+            Some(_) => {}
+            None => lock(&self.health).wrote(),
+        }
+        let Some(cell) = job.cell() else { return };
+        if job.store.epoch != book.epoch {
+            return;
+        }
+        if failure.is_some() || !wanted || job.is_undone() {
+            book.give_cell(job.class, cell);
+            return;
+        }
+        let place = Place {
+            class: job.class,
+            block: job.block,
+            cell,
+            used: super::book::now(),
+            sums: job.sums.clone(),
+        };
+        book.publish(job.name, place);
+        let bytes = self.shapes[job.class].cell_bytes;
+        self.count(|counts| {
+            counts.writes += 1;
+            counts.written_bytes += bytes;
+            counts.write_latencies.add(job.begun.elapsed());
+        });
+        self.bell.ring();
+    }
+
+    fn report(&self, job: &Job, result: Result<Vec<u64>>) {
+        let copy = job.copy;
+        lock(&self.ended).push(CopyEnd { copy, result });
+    }
+
+    /// Ends copies for the cache though threads may still be at them: from now on none touches their slots.
+    /// Returns whether all could be ended.
+    pub(super) fn abandon_all(&self) -> bool {
+        let dropped = self.queue.clear();
+        let mut book = lock(&self.book);
+        let jobs: Vec<Arc<Job>> = book.running.values().cloned().collect();
+        let mut given_up = Vec::new();
+        for job in jobs {
+            if job.leave_slots() {
+                book.running.remove(&job.copy);
+                given_up.push(job);
+            }
+        }
+        let all = book.running.is_empty();
+        drop(book);
+        for job in given_up {
+            let what = format!(
+                "expected an answer within {:?}, found none: the disk is out",
+                self.options.deadline
+            );
+            job.fail(Reason::Deadline, what.clone());
+            self.failed(Reason::Deadline, &what);
+            self.report(&job, Err(Error::Disk(what)));
+        }
+        for (job, pieces) in dropped {
+            job.fail(
+                Reason::Deadline,
+                "expected its turn, found an outage".into(),
+            );
+            if job.end_pieces(pieces) {
+                self.finish(&job);
+            }
+        }
+        all
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        let book = lock(&self.book);
+        book.running.is_empty() && self.queue.is_empty()
+    }
+
+    pub(super) fn has_threads(&self) -> bool {
+        self.threads.load(Ordering::SeqCst) > 0
+    }
+}

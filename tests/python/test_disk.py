@@ -1,0 +1,144 @@
+"""Entries on a disk outlive the cache that wrote them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cache_support import SLOT_BYTES, hybrid, keys, whole
+from hybrid_pages import (
+    DISK_LATENCY_LIMITS_US,
+    Arena,
+    BudgetError,
+    Cache,
+    Disk,
+    DiskError,
+    ForeignError,
+    InvalidArgumentError,
+    checksum,
+)
+
+SLOTS = 32
+IDENTITY = bytes(range(32))
+
+
+class Process:
+    """What an engine's process has: an arena, and a cache over a disk."""
+
+    def __init__(self, path: Path, identity: bytes = IDENTITY) -> None:
+        geometry = hybrid()
+        self.arena = Arena.create(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS)
+        self.disk = Disk(geometry, slot_bytes=SLOT_BYTES, path=path, quota_bytes=1 << 20)
+        self.cache = Cache(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS, disk=self.disk)
+        self.namespace = self.cache.namespace(b"engine")
+        self.disk.connect(self.arena, identity)
+
+    def store(self, prompt: str) -> None:
+        with self.cache.reserve(self.namespace, keys(prompt), whole(prompt)) as lease:
+            sums = []
+            for entry in lease.entries:
+                size = 64 if entry.class_index == 0 else 160
+                data = payload(prompt, entry.class_index, entry.block_index, size)
+                for at, slot in enumerate(entry.slots):
+                    self.arena.write(slot, data[at * SLOT_BYTES :][:SLOT_BYTES])
+                sums.append([checksum(data)])
+            lease.commit(sums)
+        assert self.disk.settle(60)
+        self.cache.poll()
+
+    def restore(self, prompt: str) -> int:
+        limit = time.monotonic() + 60
+        while self.cache.promote(self.namespace, keys(prompt)):
+            assert time.monotonic() < limit, "a promotion did not end"
+            time.sleep(0.001)
+        lease = self.cache.acquire(self.namespace, keys(prompt))
+        if lease is None:
+            return 0
+        with lease:
+            for entry in lease.entries:
+                size = 64 if entry.class_index == 0 else 160
+                data = b"".join(self.arena.read(slot) for slot in entry.slots)[:size]
+                expected = payload(prompt, entry.class_index, entry.block_index, size)
+                assert data == expected
+                assert entry.checksums == [checksum(data)]
+            return lease.blocks
+
+
+def payload(prompt: str, kind: int, block: int, size: int) -> bytes:
+    seed = f"{prompt[: block + 1]} {kind} ".encode()
+    return (seed * size)[:size]
+
+
+def test_a_prompt_comes_back_in_the_next_process(tmp_path):
+    first = Process(tmp_path / "disk")
+    first.store("abc")
+    stats = first.disk.stats()
+    assert (stats["writes"], stats["durable"], stats["persistent"]) == (4, 4, 1)
+    (tier,) = first.cache.tiers()
+    assert (tier["name"], tier["written"], tier["entries"]) == ("disk", 4, 4)
+    del first
+    second = Process(tmp_path / "disk")
+    assert second.disk.stats()["left_over"] == 4
+    assert second.restore("abcd") == 3
+    stats = second.disk.stats()
+    assert (stats["reads"], stats["left_over"], second.disk.notes()) == (4, 0, [])
+    buckets, microseconds = second.disk.latencies()["read"]
+    assert len(buckets) == len(DISK_LATENCY_LIMITS_US) + 1
+    assert sum(buckets) == 4
+    assert microseconds > 0
+
+
+def test_another_identity_finds_nothing(tmp_path):
+    first = Process(tmp_path / "disk")
+    first.store("abc")
+    del first
+    assert Process(tmp_path / "disk", identity=bytes(32)).restore("abc") == 0
+
+
+def test_after_a_clear_nothing_is_found_again(tmp_path):
+    first = Process(tmp_path / "disk")
+    first.store("abc")
+    first.cache.clear()
+    del first
+    assert Process(tmp_path / "disk").restore("abc") == 0
+
+
+def test_a_disk_has_one_user_and_one_cache(tmp_path):
+    first = Process(tmp_path / "disk")
+    with pytest.raises(DiskError, match=r"expected to be its only user, found that process \d+"):
+        Process(tmp_path / "disk")
+    with pytest.raises(InvalidArgumentError, match="expected one that no cache has"):
+        Cache(hybrid(), slot_bytes=SLOT_BYTES, slots=SLOTS, disk=first.disk)
+    with pytest.raises(DiskError, match="expected to be connected once"):
+        first.disk.connect(first.arena, IDENTITY)
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "letters").write_text("dear")
+    with pytest.raises(ForeignError, match=r"found 'letters' in it"):
+        Process(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters"]
+
+
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        (BudgetError, {"quota_bytes": 20_000}),
+        (InvalidArgumentError, {"threads": 0}),
+        (InvalidArgumentError, {"deadline_ms": 0}),
+        (InvalidArgumentError, {"policy": "best"}),
+        (DiskError, {"path": "/proc/no/such/place"}),
+        (TypeError, {"lane": "0"}),
+    ],
+)
+def test_settings_that_make_no_sense_are_rejected(tmp_path, error, settings):
+    given = {"path": tmp_path / "disk", "quota_bytes": 1 << 20} | settings
+    with pytest.raises(error):
+        Disk(hybrid(), slot_bytes=SLOT_BYTES, **given)
+
+
+def test_an_identity_has_32_bytes(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="identity: expected 32 bytes, found 3"):
+        Process(tmp_path / "disk", identity=b"abc")
