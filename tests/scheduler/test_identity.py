@@ -28,7 +28,9 @@ WEIGHTS = "model.safetensors"
 
 
 def safetensors(path: Path, data: bytes) -> None:
-    header = json.dumps({"t": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}})
+    header = json.dumps(
+        {"t": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
+    )
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data)
 
 
@@ -293,9 +295,7 @@ def test_an_adapter_is_named_by_its_files(adapter: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["missing", "no weights", "unknown"])
-def test_an_adapter_without_files_has_a_name_in_this_process_alone(
-    adapter: Path, how: str
-) -> None:
+def test_an_adapter_without_files_has_a_name_in_this_process_alone(adapter: Path, how: str) -> None:
     path = str(adapter)
     if how == "missing":
         path += "/nowhere"

@@ -118,7 +118,7 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     for _ in range(5):
         engine.step()
     assert result.request.status == RequestStatus.WAITING
-    now = load.PROMOTION_SECONDS
+    now = engine.half.loads.wait_seconds
     engine.run()
     assert result.tokens and result.restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1

@@ -13,6 +13,7 @@ from hybrid_pages.adapter.memory import GIB
 DEADLINE_MS = 5000
 """Unless the user says otherwise."""
 LONGEST_DEADLINE_MS = 3_600_000
+_SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class DiskShare:
             deadline_ms=self.deadline_ms,
             policy=policy,
         )
+
+
+def close_disk(disk: Disk | None) -> None:
+    """Waits a while for what is on its way to the disk, and gives its directory back."""
+    if disk is not None:
+        disk.settle(_SETTLE_SECONDS)
+        disk.close()
 
 
 def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:

@@ -264,9 +264,7 @@ class _Describer:
         if known is not None:
             return ("config of", known)
         self._configs[id(config)] = name
-        fields = [
-            (k, self(f"{name}.{k}", v)) for k, v in vars(config).items() if k not in VOLATILE
-        ]
+        fields = [(k, self(f"{name}.{k}", v)) for k, v in vars(config).items() if k not in VOLATILE]
         attention = getattr(config, "_attn_implementation", None)
         function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention else None
         return (type(config), tuple(fields), attention, Same(function))

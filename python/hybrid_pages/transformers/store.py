@@ -12,7 +12,13 @@ import torch
 
 from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import DEADLINE_MS, DiskShare, require_directory, require_quota
+from hybrid_pages.adapter.disk import (
+    DEADLINE_MS,
+    DiskShare,
+    close_disk,
+    require_directory,
+    require_quota,
+)
 from hybrid_pages.adapter.entries import Checksums, Entries
 from hybrid_pages.adapter.identity import stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
@@ -92,7 +98,7 @@ class CacheStore(Closing):
             disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
             identity=stable_identity(self.layout.geometry, disk_facts(model)),
         )
-        self.index, self.arena = pool.cache, pool.arena
+        self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
         self.entries = Entries(
             self.layout.geometry, pool.cache, wait_seconds=disk_deadline_ms / 1000
         )
@@ -191,6 +197,7 @@ class CacheStore(Closing):
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
+        close_disk(self._disk)
 
     # ---- for PrefixCache
 

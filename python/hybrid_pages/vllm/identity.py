@@ -115,7 +115,10 @@ def _facts(config: "VllmConfig") -> Iterator[tuple[str, str]]:
     drafts = config.speculative_config
     if drafts is not None and drafts.method in WITH_LAYERS:
         yield "draft_method", str(drafts.method)
-        yield from _of_model("draft_", config, drafts.draft_model_config)
+        if drafts.draft_model_config is None:
+            yield "draft_model", f"{drafts.model} {drafts.revision}"
+        else:
+            yield from _of_model("draft_", config, drafts.draft_model_config)
     if config.weight_transfer_config is not None:
         logger.warning(
             "hybrid-pages: weight_transfer_config lets weights change while the engine runs, so "

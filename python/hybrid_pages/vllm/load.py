@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-
 class Loads:
     """Looks prefixes up, plans their loads and ends them.
 
@@ -71,6 +70,8 @@ class Loads:
         first = local_tokens // n
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
         if hit.blocks > max(hit.host, first) and self._is_promoted(tracked, first, limit):
+            if tracked.host_hit is None:
+                tracked.host_hit = hit.host * n
             return None
         tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
         if tracked.skips_loads or hit.host * n <= local_tokens:
@@ -143,8 +144,11 @@ class Loads:
         # vLLM's own hit may end inside a block, and then no connector loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
+        before, tracked.host_hit = tracked.host_hit, None
+        read = 0 if before is None else max(0, min(host, start - before))
         self.figures.count(hits, rest - other, "local")
-        self.figures.count(hits, host, "host")
+        self.figures.count(hits, host - read, "host")
+        self.figures.count(hits, read, "disk")
         if not tracked.counted:
             tracked.counted, tracked.others = True, other
             self.figures.count("lookups")
