@@ -46,7 +46,7 @@ def test_a_directory_that_can_be_made_is_accepted_and_not_made(tmp_path):
 
 
 def test_its_parent_has_to_be_there(tmp_path):
-    with pytest.raises(SettingsError, match="nor .*/a': make it first"):
+    with pytest.raises(SettingsError, match=r"nor .*/a': make it first"):
         disk.require_directory(str(tmp_path / "a" / "b"), 0.001)
 
 
@@ -65,7 +65,7 @@ def test_a_link_is_refused(tmp_path):
 
 def test_permission_is_needed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root
-    with pytest.raises(SettingsError, match="expected to read and write in .* no permission"):
+    with pytest.raises(SettingsError, match=r"expected to read and write in .* no permission"):
         disk.require_directory(str(tmp_path), 0.001)
 
 

@@ -192,7 +192,7 @@ def test_a_folder_without_weights_is_an_error(tmp_path, leave):
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(UnsupportedError, match="expected a folder with weights, found .*nowhere"):
+    with pytest.raises(UnsupportedError, match=r"expected a folder with weights, found .*nowhere"):
         model_files(tmp_path / "nowhere")
 
 

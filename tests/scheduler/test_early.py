@@ -284,6 +284,6 @@ def test_a_quota_beyond_the_disk_is_rejected(model: Path, tmp_path: Path) -> Non
 
 def test_dummy_weights_and_a_disk_do_not_go_together(model: Path, tmp_path: Path) -> None:
     transfer = ours(host_gb=0.5, disk_path=str(tmp_path), disk_gb=0.01)
-    with pytest.raises(UnsupportedError, match="disk_path: load_format: .* found 'dummy'"):
+    with pytest.raises(UnsupportedError, match=r"disk_path: load_format: .* found 'dummy'"):
         configure(model, transfer, load_format="dummy")
     configure(model, ours(host_gb=0.5), load_format="dummy")

@@ -231,7 +231,7 @@ def test_hashes_with_a_random_seed_are_refused(
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     config.cache_config.prefix_caching_hash_algo = algorithm
-    with pytest.raises(UnsupportedError, match="disk_path: .*random seed: set PYTHONHASHSEED"):
+    with pytest.raises(UnsupportedError, match=r"disk_path: .*random seed: set PYTHONHASHSEED"):
         require_lasting(config)
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     require_lasting(config)

@@ -62,8 +62,8 @@ def test_a_later_cache_restores_what_the_host_would(model, opened):
     assert later.stats().failed_loads == 0
 
 
-@pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
-def test_equal_would_not_be_found_for_other_states(model, opened):
+def test_equal_would_not_be_found_for_other_states(opened):
+    model = tiny.make("qwen3.5")
     first = opened(model)
     run(first)
     hit, _ = run(first)
@@ -158,8 +158,9 @@ def _fresh(model):
     return DynamicCache(config=model.config)
 
 
-@pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
-def test_code_without_a_version_is_refused(model, tmp_path):
+def test_code_without_a_version_is_refused(tmp_path):
+    model = tiny.make("qwen3.5")
+
     class Patched(type(model.lm_head)):
         def forward(self, x):
             return super().forward(x) * 2
@@ -220,8 +221,8 @@ def test_another_process_gives_the_same_names(tmp_path):
     assert len(set(lines)) == 2 and found[1].stdout.split() == lines
 
 
-@pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
-def test_a_directory_has_one_user(model, opened, tmp_path):
+def test_a_directory_has_one_user(opened, tmp_path):
+    model = tiny.make("qwen3.5")
     opened(model)
     with pytest.raises(DiskError, match="expected to be its only user"):
         PrefixCache(

@@ -32,7 +32,7 @@ class DiskShare:
     @classmethod
     def of(
         cls, path: str, gb: float, deadline_ms: int, *, lane: int = 0, lanes: int = 1
-    ) -> "DiskShare | None":
+    ) -> DiskShare | None:
         """One of so many equal shares; None without a directory."""
         return cls(path, int(gb * GIB) // lanes, deadline_ms, lane) if path else None
 

@@ -38,8 +38,9 @@ RANDOM = "random numbers in forward passes"
 class State:
     """A model that does not change.
 
-    number: of the state, in its store. name: of the state, in what is stored. continues: whether the model goes on from a recurrent state
-    when it is given several tokens. uncached: why its caches cannot be stored.
+    number: of the state, in its store. name: of the state, in what is stored. continues: whether
+    the model goes on from a recurrent state when it is given several tokens. uncached: why its
+    caches cannot be stored.
     """
 
     number: int

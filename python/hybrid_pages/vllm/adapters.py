@@ -45,7 +45,7 @@ class LastingNames:
         self._known: dict[tuple[object, ...], _Known] = {}
         self._process = short_lived().encode()
 
-    def name(self, adapter: "LoRARequest") -> bytes:
+    def name(self, adapter: LoRARequest) -> bytes:
         """The name of an adapter that is loaded once."""
         key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
         known = self._known.pop(key, None)
@@ -65,7 +65,7 @@ class LastingNames:
         """A name inside this process, made one that no other has."""
         return b"adapter of process " + self._process + b" " + name
 
-    def _read(self, adapter: "LoRARequest", folder: Path | None) -> bytes:
+    def _read(self, adapter: LoRARequest, folder: Path | None) -> bytes:
         own = repr((adapter.lora_name, adapter.lora_int_id, adapter.lora_path)).encode()
         if folder is None:
             return self._unnamed(adapter, own, "they are not on this machine")
@@ -75,7 +75,7 @@ class LastingNames:
             return self._unnamed(adapter, own, str(error))
         return f"adapter {versions.adapter_layout(adapter)} {digest}".encode()
 
-    def _unnamed(self, adapter: "LoRARequest", own: bytes, reason: str) -> bytes:
+    def _unnamed(self, adapter: LoRARequest, own: bytes, reason: str) -> bytes:
         logger.warning(
             "hybrid-pages: after this engine's end nothing of adapter %r is found on disk, since "
             "its files do not name it: %s",
@@ -108,7 +108,7 @@ def file_marks(folder: Path | None) -> Marks:
         return None
 
 
-def _folder(adapter: "LoRARequest") -> Path | None:
+def _folder(adapter: LoRARequest) -> Path | None:
     """Where an adapter's files are, as vLLM finds them (``vllm/lora/utils.py``)."""
     path = Path(adapter.lora_path).expanduser()
     if path.is_absolute() or path.exists():

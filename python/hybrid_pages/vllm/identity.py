@@ -40,7 +40,7 @@ class ModelFacts:
         UnsupportedError: something that no other process could compare, and what to set.
     """
 
-    def __init__(self, config: "VllmConfig") -> None:
+    def __init__(self, config: VllmConfig) -> None:
         require_lasting(config)
         self.facts = dict(_facts(config))
 
@@ -54,7 +54,7 @@ class ModelFacts:
         return ", ".join(found)
 
 
-def require_lasting(config: "VllmConfig") -> None:
+def require_lasting(config: VllmConfig) -> None:
     """Rejects what gives entries no name that outlives the engine, as far as the configuration
     tells: models of a hub may not be there yet.
 
@@ -64,7 +64,7 @@ def require_lasting(config: "VllmConfig") -> None:
     reject([f"disk_path: {reason}" for reason in _reasons(config)])
 
 
-def _reasons(config: "VllmConfig") -> Iterator[str]:
+def _reasons(config: VllmConfig) -> Iterator[str]:
     load, model, cache = config.load_config, config.model_config, config.cache_config
     if load.load_format not in versions.FILE_FORMATS:
         yield (
@@ -90,7 +90,7 @@ def _reasons(config: "VllmConfig") -> Iterator[str]:
         )
 
 
-def _facts(config: "VllmConfig") -> Iterator[tuple[str, str]]:
+def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
     import torch
 
     model, cache = config.model_config, config.cache_config
@@ -127,7 +127,7 @@ def _facts(config: "VllmConfig") -> Iterator[tuple[str, str]]:
         yield "process", short_lived()
 
 
-def _of_model(prefix: str, config: "VllmConfig", model: "ModelConfig") -> Iterator[tuple[str, str]]:
+def _of_model(prefix: str, config: VllmConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     yield f"{prefix}config", _text(_without_places(model.hf_config.to_dict()))
     yield f"{prefix}implementation", f"{model.model_impl} {model.code_revision}"
     yield f"{prefix}dtype", str(model.dtype)
@@ -137,7 +137,7 @@ def _of_model(prefix: str, config: "VllmConfig", model: "ModelConfig") -> Iterat
     yield f"{prefix}weights", _weights(config, model)
 
 
-def _weights(config: "VllmConfig", model: "ModelConfig") -> str:
+def _weights(config: VllmConfig, model: ModelConfig) -> str:
     name = str(model.model)
     place: str | None = name
     if not Path(name).exists():

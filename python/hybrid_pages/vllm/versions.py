@@ -480,12 +480,13 @@ def conv_state_layout() -> str:
 def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
     """What computes the caches of layers, as it was chosen when the model was made: backends and
     the variants of custom operators. Known in a worker's process; empty elsewhere."""
+    from torch.nn import Module
     from vllm.model_executor.custom_op import CustomOp
 
     made, found = config.compilation_config.static_forward_context, set()
     for layer in filter(None, map(made.get, layers)):
         found.add(_named(layer.get_attn_backend()))
-        for module in layer.modules() if isinstance(layer, _module_type()) else ():
+        for module in layer.modules() if isinstance(layer, Module) else ():
             if isinstance(module, CustomOp):
                 found.add(f"{_named(type(module))}.{module._forward_method.__name__}")
     return sorted(found)
@@ -493,12 +494,6 @@ def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
 
 def _named(item: type) -> str:
     return f"{item.__module__}.{item.__qualname__}"
-
-
-def _module_type() -> type:
-    from torch.nn import Module
-
-    return Module
 
 
 # ---- what outlives the engine
