@@ -1,61 +1,36 @@
-"""One engine on a disk, in vLLM's default multi-process mode, which waits to be ended by others.
+"""An engine on a disk that waits to be ended by others, once it has run its prompts.
 
-It asks every prompt twice, prints one JSON line and waits.
-
-usage: serve_disk.py MODEL DISK LENGTH ...
+usage: serve_disk.py MODEL DISK SEED
 """
 
-import json
 import sys
 import time
+from pathlib import Path
 
-from vllm import LLM, SamplingParams
-from vllm.inputs import TokensPrompt
+import fixtures  # noqa: F401 (sets the environment)
+from harness import Engine, tokens
+
+BLOCKS = (3, 21)
 
 
-def main(model: str, disk: str, lengths: list[int]) -> None:
-    llm = LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        block_size=32,
-        max_model_len=4096,
-        max_num_seqs=4,
-        max_num_batched_tokens=1000,
-        kv_cache_memory_bytes=64 << 20,
-        disable_log_stats=False,
-        kv_transfer_config={
-            "kv_connector": "HybridPagesConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"host_gb": 0.1, "disk_path": disk, "disk_gb": 0.2},
-        },
-    )
-    sampling = SamplingParams(
-        temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=3
-    )
+def settings(disk: Path) -> dict[str, object]:
+    """Of every engine on the disk."""
+    return {"disk_path": str(disk), "disk_gb": 0.2}
 
-    def ask(length: int) -> list[object]:
-        """One prompt, alone: cached tokens, tokens, log-probabilities."""
-        prompt = [3 + (length + i * i) % 500 for i in range(length)]
-        given = TokensPrompt(prompt_token_ids=prompt)
-        (output,) = llm.generate([given], sampling, use_tqdm=False)
-        answer = output.outputs[0]
-        likely = [
-            sorted((token, entry.logprob) for token, entry in position.items())
-            for position in answer.logprobs
-        ]
-        return [output.num_cached_tokens, list(answer.token_ids), likely]
 
-    found = {key: [ask(length) for length in lengths] for key in ("first", "local")}
-    found["metrics"] = {
-        f"{metric.name}:{metric.labels.get('source', '')}": metric.value
-        for metric in llm.get_metrics()
-        if "hybrid_pages_hit_tokens" in metric.name
-    }
-    print("FOUND " + json.dumps(found), flush=True)
-    while True:
-        time.sleep(1)
+def prompts(seed: object, n: int) -> list[tuple[int, ...]]:
+    """The prompts that an engine with this seed runs."""
+    return [tokens((seed, blocks), blocks * n + 5) for blocks in BLOCKS]
+
+
+def main(model: Path, disk: Path, seed: str) -> None:
+    engine = Engine(model, settings(disk))
+    for prompt in prompts(seed, engine.N):
+        if engine.run(prompt, 8).resumed:
+            raise RuntimeError("expected nothing of a new prompt, found some")
+    print("DONE", flush=True)
+    time.sleep(3600)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], [int(length) for length in sys.argv[3:]])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -36,8 +36,8 @@ class Disk:
         quota_bytes: what all entries of the lane may take, those of other identities included.
         lane: the number of this process among those that share the directory. deadline_ms: a read
         that takes longer fails, and the disk is out for some time. threads: so many reads and
-        writes are under way at a time. queue_bytes: of slots that wait to be written; what is offered
-        beyond that is declined.
+        writes are under way at a time. queue_bytes: of slots that wait to be written; what is
+        offered beyond that is declined.
 
         Raises DiskError if the path is no directory of this user's or another process has the lane,
         ForeignError if something else is in it or another format, BudgetError for a quota that
