@@ -69,6 +69,8 @@ def test_a_restarted_engine_gives_what_the_local_hit_gives(engine):
             with engine.looking_away():
                 engine.run(prompt, 8)  # vLLM's own blocks, from no restored one
             assert restored == engine.local_hit(prompt, restored, 8)
+    kernels = engine.half.geometry.identity["kernels"]
+    assert "CPU" in kernels and "gdn" in kernels, kernels
     assert not any("failures" in name for name in engine.stats())
 
 

@@ -137,6 +137,13 @@ def test_so_do_versions_seed_drafts_and_the_machine(
     assert of(config) != mine
 
 
+def test_nothing_that_differs_between_processes_is_written() -> None:
+    names = [f"layer{index}" for index in range(50)]
+    assert identity._text({"a": set(names)}) == identity._text({"a": set(reversed(names))})
+    assert identity._text([object()]) == identity._text([object()])
+    assert identity._text([torch.float16]) != identity._text([torch.float32])
+
+
 def test_drafts_from_the_text_change_nothing(config: VllmConfig) -> None:
     mine = of(config)
     config.speculative_config = SimpleNamespace(method="ngram")

@@ -164,4 +164,13 @@ def _without_places(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+    return json.dumps(value, sort_keys=True, default=_written)
+
+
+def _written(value: Any) -> Any:
+    """What is no JSON, written in a way that every process shares."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    text = str(value)
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}" if " at 0x" in text else text

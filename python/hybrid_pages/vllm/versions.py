@@ -487,8 +487,10 @@ def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
     for layer in filter(None, map(made.get, layers)):
         found.add(_named(layer.get_attn_backend()))
         for module in layer.modules() if isinstance(layer, Module) else ():
-            if isinstance(module, CustomOp):
-                found.add(f"{_named(type(module))}.{module._forward_method.__name__}")
+            method = vars(module).get("_forward_method") if isinstance(module, CustomOp) else None
+            if method is not None:  # a function, a method, or what compiles one
+                name = getattr(method, "__name__", type(method).__name__)
+                found.add(f"{_named(type(module))}.{name}")
     return sorted(found)
 
 
