@@ -234,3 +234,13 @@ def test_a_directory_has_one_user(opened, tmp_path):
 def test_a_path_without_a_quota_is_refused(model, tmp_path):
     with pytest.raises(SettingsError, match="disk_gb: expected a quota above 0"):
         PrefixCache(model, host_gb=0.01, disk_path=tmp_path / "disk")
+
+
+def test_a_state_that_gets_code_of_ours_is_counted_and_not_found_again(opened):
+    model = tiny.make("qwen3.5")
+    cache = opened(model)
+    model.model.layers[0].hint = _wrapped(len)
+    run(cache)
+    assert run(cache)[1] == 5 * BLOCK
+    assert any(name.startswith("unnamed: ") for name in cache.stats().changes)
+    assert run(opened(tiny.make("qwen3.5")))[1] == 0

@@ -28,8 +28,10 @@ class Stats:
     other calls, by the reason why they ran without the cache. changes: how often something was
     found changed, so that what had been stored is not used any more, by what it was: ``weights``,
     ``weights_changed()``, or what changed while a text was computed, which was not stored then.
+    With a disk also ``unnamed``: what is stored from then on is not found by a later process.
     prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads: restores that
-    failed and were computed. failed_stores: stores that failed. Entries are pages (full attention),
+    failed and were computed. failed_stores: stores that failed. late_loads: lookups that waited too
+    long for a disk. Entries are pages (full attention),
     windows (sliding) and checkpoints (recurrent states); resident_bytes is what they take.
     """
 
@@ -44,6 +46,7 @@ class Stats:
     stored_bytes: int
     failed_loads: int
     failed_stores: int
+    late_loads: int
     pages: int
     windows: int
     checkpoints: int
@@ -204,6 +207,7 @@ class PrefixCache(Closing):
                 stored_bytes=moved.stored_bytes,
                 failed_loads=moved.failed_loads,
                 failed_stores=moved.failed_stores,
+                late_loads=moved.late_loads,
                 pages=now["pages"],
                 windows=now["windows"],
                 checkpoints=now["checkpoints"],

@@ -196,6 +196,7 @@ class Watch:
                 name = lasting_name(key[1:])  # without the epoch
             except Unnamed as error:
                 self.unnamed = str(error)
+                self.changes[f"unnamed: {error}"] += 1
             else:
                 if self._models.may_have(name, key):
                     return name
