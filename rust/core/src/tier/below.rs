@@ -27,6 +27,8 @@ pub struct CopyEnd {
 /// [`clear`](Self::clear) also undoes the writes before it that have not ended. Dropping the
 /// tier ends its copies: nothing touches the slots afterwards.
 ///
+/// An entry enters the room right after it was found, if it does, and right before it is written.
+///
 /// A request waits for a read as long as the read takes, so a tier whose reads may hang needs a time limit
 /// of its own. Nothing waits for writes.
 pub trait Below: Tier {

@@ -17,6 +17,7 @@ use super::shape::{capacity, shapes};
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::buffer;
+use super::uses::Noting;
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::ids::{EntryKey, SlotId};
@@ -66,9 +67,11 @@ impl Disk {
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
         let lane = Lane::open(&options.path, options.lane)?;
         let sizes = (geometry.ranks(), slot_bytes);
+        let shared = Arc::new(Shared::new(options, shapes, sizes, lane));
+        let policy = Noting::new(policy, Arc::clone(&shared.uses));
         Ok(Self {
-            room: Room::new(room, policy),
-            shared: Arc::new(Shared::new(options, shapes, sizes, lane)),
+            room: Room::new(room, Box::new(policy)),
+            shared,
             queue_slots: queue_slots.max(largest.unwrap_or(1)),
             checked: Instant::now(),
             process: std::process::id(),
@@ -102,8 +105,12 @@ impl Disk {
                 job.direction == Direction::Read
                     && job.started().is_some_and(|at| at.elapsed() > deadline)
             };
-            let waited = lock(&shared.health).progress().elapsed();
-            !book.running.is_empty() && (waited > deadline || book.running.values().any(late))
+            // A write that waits for its cell, while a directory is removed, is no sign of a hang.
+            let waits =
+                |job: &Arc<Job>| job.direction == Direction::Read || job.started().is_some();
+            let stuck = lock(&shared.health).progress().elapsed() > deadline;
+            let mut running = book.running.values();
+            running.any(|job| late(job) || stuck && waits(job))
         };
         if hangs {
             lock(&shared.health).take_out();
@@ -203,6 +210,7 @@ impl Below for Disk {
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
         let shared = &self.shared;
         let (name, class) = (name_of(key), key.class_index);
+        lock(&shared.uses).writes(name);
         let out = self.is_out();
         let mut book = lock(&shared.book);
         let same = |record: &super::book::Record| record.place.sums[..] == *checksums;
@@ -217,10 +225,12 @@ impl Below for Disk {
         let (Some(store), Some(planes)) = (store, shared.planes.get()) else {
             return self.end(copy, Err(refused("a disk that takes writes", "none")));
         };
-        let shape = &shared.shapes[class];
-        if !planes.hold(slots, shape.shard_bytes) || checksums.len() != shared.ranks {
+        let shape = shared.shapes.get(class).filter(|shape| {
+            planes.hold(slots, shape.shard_bytes) && checksums.len() == shared.ranks
+        });
+        let Some(shape) = shape else {
             return self.end(copy, Err(refused("slots of the arena", "others")));
-        }
+        };
         let subject = Subject {
             name,
             class,
@@ -268,15 +278,20 @@ impl Below for Disk {
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
         self.check_health();
+        self.shared.note_uses();
         ended.append(&mut lock(&self.shared.ended));
     }
 
     fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>> {
+        let name = name_of(key);
         let found = if self.is_out() {
             None
         } else {
-            lock(&self.shared.book).find(&name_of(key))
+            lock(&self.shared.book).find(&name)
         };
+        if found.is_some() {
+            lock(&self.shared.uses).found(name);
+        }
         self.shared.count(|counts| match found {
             Some(_) => counts.hits += 1,
             None => counts.misses += 1,
@@ -316,23 +331,27 @@ impl Drop for Disk {
 
 /// Ends the copies and the threads, and gives the lane back. The second call does nothing.
 pub(super) fn close(shared: &Shared) {
+    let limit = shared.options.deadline.max(Duration::from_secs(1));
+    let begun = Instant::now();
+    while !shared.is_idle() && !lock(&shared.health).is_out() && begun.elapsed() < limit {
+        std::thread::sleep(NAP);
+    }
     if lock(&shared.health).close() {
         return;
     }
-    let limit = shared.options.deadline.max(Duration::from_secs(1));
-    let begun = Instant::now();
     shared.queue.stop();
-    while shared.has_threads() && begun.elapsed() < limit {
+    while shared.has_threads() && begun.elapsed() < 2 * limit {
         std::thread::sleep(NAP);
     }
     // Nothing touches the slots afterwards, though a thread may hang.
     while !shared.abandon_all() {
         std::thread::sleep(NAP);
     }
+    shared.note_uses();
     shared.bell.stop();
     let keeper = lock(&shared.keeper).take();
     if let Some(keeper) = keeper {
-        while !keeper.is_finished() && begun.elapsed() < 2 * limit {
+        while !keeper.is_finished() && begun.elapsed() < 3 * limit {
             std::thread::sleep(NAP);
         }
         if keeper.is_finished() && keeper.join().is_err() {

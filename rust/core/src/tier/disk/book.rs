@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::cells::Cells;
+use super::door::Door;
 use super::folder::Other;
 use super::format::{Name, Place};
 use super::index::Change;
@@ -14,7 +14,8 @@ use super::shape::Shape;
 use super::store::Store;
 use crate::tier::CopyId;
 
-/// Uses closer together than this are one: each costs a write to the index.
+/// Uses within one minute count as one: each costs a write to the index. What hangs from a page was used no later
+/// than the page, to the minute, and of what was used in one minute the deepest goes first.
 const USE_SECONDS: u64 = 60;
 
 /// An entry that is whole on disk.
@@ -23,6 +24,18 @@ pub(super) struct Record {
     pub(super) place: Place,
     /// Whether this cache knows it: has written it, or has found it again.
     pub(super) known: bool,
+}
+
+/// What was used longest ago goes first, then the deepest block, then its checkpoint before its page.
+type Turn = (u64, Reverse<u32>, Reverse<usize>, Name);
+
+fn turn(name: &Name, place: &Place) -> Turn {
+    (
+        place.used,
+        Reverse(place.block),
+        Reverse(place.class),
+        *name,
+    )
 }
 
 /// A directory that is to be removed.
@@ -50,6 +63,8 @@ pub(super) enum Victim {
 /// Everything that is known of a disk. Its bytes never exceed the quota when a cell is taken.
 #[derive(Debug)]
 pub(super) struct Book {
+    /// For the time.
+    door: Arc<dyn Door>,
     pub(super) quota: u64,
     pub(super) store: Option<Arc<Store>>,
     pub(super) epoch: u64,
@@ -59,7 +74,7 @@ pub(super) struct Book {
     pub(super) cleared_early: bool,
     pub(super) entries: HashMap<Name, Record>,
     /// Entries that this cache does not know, those to go first in front.
-    left: BTreeSet<(u64, Reverse<u32>, Name)>,
+    left: BTreeSet<Turn>,
     cells: Vec<Cells>,
     /// Reads of a cell that are under way, and whether it is to be given back with the last.
     reading: HashMap<(usize, u64), (u32, bool)>,
@@ -81,8 +96,9 @@ pub(super) struct Book {
 }
 
 impl Book {
-    pub(super) fn new(quota: u64, shapes: &[Shape]) -> Self {
+    pub(super) fn new(quota: u64, shapes: &[Shape], door: Arc<dyn Door>) -> Self {
         Self {
+            door,
             quota,
             store: None,
             epoch: 0,
@@ -111,7 +127,7 @@ impl Book {
             self.cells[class] = Cells::over(shape.cell_bytes, &taken);
         }
         for (name, place) in places {
-            self.left.insert((place.used, Reverse(place.block), name));
+            self.left.insert(turn(&name, &place));
             let known = false;
             self.entries.insert(name, Record { place, known });
         }
@@ -154,11 +170,11 @@ impl Book {
         let record = self.entries.get_mut(name)?;
         if !record.known {
             let place = &record.place;
-            self.left.remove(&(place.used, Reverse(place.block), *name));
+            self.left.remove(&turn(name, place));
             record.known = true;
         }
-        let now = now();
-        if now >= record.place.used.saturating_add(USE_SECONDS) {
+        let now = minute(&*self.door);
+        if record.place.used < now {
             record.place.used = now;
             let place = record.place.clone();
             self.change(*name, Some(place));
@@ -186,7 +202,7 @@ impl Book {
             return;
         };
         if !known {
-            self.left.remove(&(place.used, Reverse(place.block), *name));
+            self.left.remove(&turn(name, &place));
         }
         self.change(*name, None);
         self.give_cell(place.class, place.cell);
@@ -253,7 +269,7 @@ impl Book {
         let stale = self.cells.iter_mut().enumerate();
         let cell = stale
             .filter(|(_, cells)| cells.stale_bytes() > 0)
-            .find_map(|(class, cells)| Some((class, cells.to_punch()?, cells.cell_bytes())));
+            .find_map(|(class, cells)| Some((class, cells.take_to_punch()?, cells.cell_bytes())));
         if let Some((class, cell, bytes)) = cell {
             self.giving += bytes;
             return Victim::Cell(class, cell);
@@ -264,7 +280,7 @@ impl Book {
         if self.giving > 0 {
             return Victim::Wait;
         }
-        let left = self.left.first().map(|&(used, _, name)| (used, name));
+        let left = self.left.first().map(|&(used, _, _, name)| (used, name));
         let other = self.others.front().map(|other| other.used);
         match (left, other) {
             (Some((used, name)), other) if other.is_none_or(|other| used < other) => {
@@ -372,8 +388,7 @@ impl Book {
     }
 }
 
-/// Seconds since 1970.
-pub(super) fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
+/// Seconds since 1970 when this minute began.
+pub(super) fn minute(door: &dyn Door) -> u64 {
+    door.seconds() / USE_SECONDS * USE_SECONDS
 }

@@ -61,7 +61,7 @@ impl Cells {
     }
 
     /// A stale cell to punch. It is not handed out before [`punched`](Self::punched).
-    pub(super) fn to_punch(&mut self) -> Option<u64> {
+    pub(super) fn take_to_punch(&mut self) -> Option<u64> {
         self.stale.pop_last()
     }
 
@@ -117,7 +117,7 @@ mod tests {
         cells.give(1);
         assert_eq!((cells.live_bytes(), cells.stale_bytes()), (40, 20));
         assert_eq!(cells.take_stale(), Some(1));
-        assert_eq!(cells.to_punch(), Some(3));
+        assert_eq!(cells.take_to_punch(), Some(3));
         assert_eq!((cells.take_stale(), cells.take_new()), (None, 6));
         cells.punched(3);
         assert_eq!(cells.take_new(), 3);

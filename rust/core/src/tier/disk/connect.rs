@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::Builder;
 
-use super::book::{Book, Trash};
+use super::book::{Book, Trash, minute};
 use super::crew;
 use super::folder::directory_of;
 use super::format::{Identity, Name, Place};
@@ -31,7 +31,9 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
         let lane = shared.lane.name();
         Error::Disk(format!("{lane}: expected {what}, found {error}"))
     };
-    let others = shared.lane.others(&directory);
+    let others = shared.lane.others(&directory, |name, error| {
+        shared.failed(Reason::Directory, &format!("cannot read {name}: {error}"));
+    });
     let (others, cleared) = others.map_err(|error| failed("a list of directories", error))?;
     {
         let mut book = lock(&shared.book);
@@ -120,36 +122,55 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
         places,
         damaged,
         aside,
+        is_new,
     } = found;
+    let lost =
+        is_new && aside.is_none() && (0..shared.shapes.len()).any(|class| has_cells(store, class));
+    let aside = aside.or_else(|| lost.then(|| "slabs without one".to_owned()));
     if let Some(why) = aside {
         shared.failed(
             Reason::IndexDamaged,
-            &format!("expected an index, found {why}: it was set aside"),
+            &format!("expected an index, found {why}: what there was is set aside"),
         );
     }
-    for _ in 0..damaged {
+    for _ in &damaged {
         shared.failed(
             Reason::Record,
             "expected a record of the index, found damage",
         );
     }
-    let (places, short) = within(shared, store, places);
-    for _ in 0..short {
+    let (mut places, short) = within(shared, store, places);
+    let now = minute(&*shared.options.door);
+    // A clock that was wrong once must not keep entries for ever.
+    for (_, place) in &mut places {
+        place.used = place.used.min(now);
+    }
+    for _ in &short {
         shared.failed(
             Reason::Short,
             "expected a whole slab, found one that ends early",
         );
     }
-    lock(&shared.book).fill(&shared.shapes, places);
+    // Their cells are free: the index must forget them before others get these cells.
+    let gone = damaged.into_iter().chain(short);
+    let mut book = lock(&shared.book);
+    book.changes.extend(gone.map(|name| (name, None)));
+    book.fill(&shared.shapes, places);
+    drop(book);
     Some(index)
 }
 
-/// The entries whose cells lie inside the slabs, and how many others there are.
+fn has_cells(store: &Store, class: usize) -> bool {
+    // A slab that can't be measured has been counted, or will be.
+    store.slab(class).length().is_ok_and(|length| length > 0)
+}
+
+/// The entries whose cells lie inside the slabs, and the names of the others.
 fn within(
     shared: &Shared,
     store: &Store,
-    mut places: Vec<(Name, Place)>,
-) -> (Vec<(Name, Place)>, usize) {
+    places: Vec<(Name, Place)>,
+) -> (Vec<(Name, Place)>, Vec<Name>) {
     let cells = |class: usize| {
         let length = store.slab(class).length().unwrap_or_else(|error| {
             shared.failed(Reason::Read, &format!("a slab's length: {error}"));
@@ -158,8 +179,7 @@ fn within(
         length / shared.shapes[class].cell_bytes
     };
     let cells: Vec<u64> = (0..shared.shapes.len()).map(cells).collect();
-    let before = places.len();
-    places.retain(|(_, place)| place.cell < cells[place.class]);
-    let short = before - places.len();
-    (places, short)
+    let inside = |(_, place): &(Name, Place)| place.cell < cells[place.class];
+    let (inside, outside): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
+    (inside, outside.into_iter().map(|(name, _)| name).collect())
 }

@@ -65,9 +65,10 @@ impl Member {
                 Work::Place(job) => match shared.place(&job) {
                     Ok(cell) => {
                         job.set_cell(cell);
-                        shared.queue.placed(job);
+                        shared.queue.placed(Some(job));
                     }
                     Err((reason, what)) => {
+                        shared.queue.placed(None);
                         job.fail(reason, what);
                         job.end_pieces(job.pieces);
                         shared.finish(&job);

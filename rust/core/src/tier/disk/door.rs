@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 /// Offsets, lengths and addresses of what goes past the system's cache are multiples of this.
 pub const ALIGNMENT: usize = 4096;
 
-/// Opens files.
+/// Opens files, and knows the time.
 pub trait Door: Debug + Send + Sync {
     /// Opens, and makes if it is not there, the file of that name in a directory, for reading and writing,
     /// readable by its owner alone. Symbolic links are refused. `direct`: past the system's cache; offsets,
@@ -25,6 +26,12 @@ pub trait Door: Debug + Send + Sync {
         name: &str,
         direct: bool,
     ) -> io::Result<Box<dyn DoorFile>>;
+
+    /// Seconds since 1970.
+    fn seconds(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.map_or(0, |now| now.as_secs())
+    }
 }
 
 /// An open file. Any number of threads may use it at a time.

@@ -55,6 +55,9 @@ impl Lane {
     pub(super) fn open(path: &Path, lane: u32) -> Result<Self> {
         let root = open_root(path)?;
         check_marker(path, &root)?;
+        // Only now: what is somebody else's stays as it is.
+        make_private(root.as_fd())
+            .map_err(|error| failed(path, "a directory of this user", error))?;
         let name = format!("lane-{lane}");
         let here = path.join(&name);
         let folder = make_folder(root.as_fd(), &name)
@@ -124,16 +127,23 @@ impl Lane {
     }
 
     /// Other identities in this lane, the one used longest ago first, and what earlier processes cleared
-    /// and did not get to remove.
-    pub(super) fn others(&self, own: &str) -> io::Result<(Vec<Other>, Vec<String>)> {
+    /// and did not get to remove. A directory that can't be read is named to `trouble` and left alone.
+    pub(super) fn others(
+        &self,
+        own: &str,
+        mut trouble: impl FnMut(&str, io::Error),
+    ) -> io::Result<(Vec<Other>, Vec<String>)> {
         let (mut others, mut cleared) = (Vec::new(), Vec::new());
         for name in names(self.folder.as_fd())? {
             if name.starts_with(CLEARED) {
                 cleared.push(name);
             } else if name != own && is_identity(&name) {
-                let folder = open_folder(self.folder.as_fd(), &name)?;
-                let (bytes, used) = size(folder.as_fd())?;
-                others.push(Other { name, bytes, used });
+                let folder = open_folder(self.folder.as_fd(), &name);
+                let folder = folder.map_err(io::Error::from);
+                match folder.and_then(|folder| size_of_files(folder.as_fd())) {
+                    Ok((bytes, used)) => others.push(Other { name, bytes, used }),
+                    Err(error) => trouble(&name, error),
+                }
             }
         }
         others.sort_by_key(|other| other.used);
@@ -179,7 +189,6 @@ fn open_root(path: &Path) -> Result<OwnedFd> {
         )),
         error => failed(path, "a directory of this user", error),
     })?;
-    make_private(root.as_fd()).map_err(|error| failed(path, "a directory of this user", error))?;
     Ok(root)
 }
 
@@ -228,7 +237,7 @@ fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<String>> {
 }
 
 /// What the files in a directory take on disk, and when the last was changed.
-fn size(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+fn size_of_files(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     let (mut bytes, mut used) = (0, 0);
     for name in names(folder)? {
         let stat = rustix::fs::statat(folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;

@@ -39,10 +39,12 @@ pub(super) struct Index {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) places: Vec<(Name, Place)>,
-    /// Records that were left out.
-    pub(super) damaged: u64,
+    /// Records that were left out, and are to be removed.
+    pub(super) damaged: Vec<Name>,
     /// Why the file was set aside, if it was.
     pub(super) aside: Option<String>,
+    /// Whether there was no file, or an empty one.
+    pub(super) is_new: bool,
 }
 
 impl Debug for Index {
@@ -118,7 +120,11 @@ impl Index {
         let claim = owner.encode();
         if is_new {
             index.claim(&claim).map_err(|error| error.to_string())?;
-            return Ok((index, Found::default()));
+            let found = Found {
+                is_new,
+                ..Found::default()
+            };
+            return Ok((index, found));
         }
         let found = index
             .load(&claim, owner)
@@ -152,7 +158,7 @@ impl Index {
             let name = *name.value();
             let place = Place::decode(&name, bytes.value(), owner.ranks);
             let Some(place) = place.filter(|place| place.class < owner.cells.len()) else {
-                found.damaged += 1;
+                found.damaged.push(name);
                 continue;
             };
             let at = (place.class, place.cell);
@@ -162,11 +168,14 @@ impl Index {
             found.places.push((name, place));
         }
         // Of two entries in one cell, nobody knows which is there.
-        found.damaged += twice.len() as u64;
-        let mut at = 0;
-        found.places.retain(|_| {
+        let (mut at, damaged) = (0, &mut found.damaged);
+        found.places.retain(|(name, _)| {
+            let keep = !twice.contains(&at);
             at += 1;
-            !twice.contains(&(at - 1))
+            if !keep {
+                damaged.push(*name);
+            }
+            keep
         });
         Ok(Some(found))
     }

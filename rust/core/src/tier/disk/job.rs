@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
 
+use super::door::ALIGNMENT;
 use super::format::{Header, Name};
 use super::lock;
 use super::planes::Planes;
@@ -217,8 +218,6 @@ impl Job {
         planes: &Planes,
         bytes: &mut [u8],
     ) -> Result<(), (Reason, String)> {
-        // What no part fills goes to disk, too: no other entry's bytes may be in it.
-        bytes.fill(0);
         if piece.at == 0 {
             self.header(cell, shape).encode(bytes);
         }
@@ -231,7 +230,10 @@ impl Job {
                 return Ok(());
             }
             for part in &piece.parts {
-                let bytes = &mut bytes[part.at..][..part.length];
+                let padded = part.length.next_multiple_of(ALIGNMENT);
+                let (bytes, padding) = bytes[part.at..][..padded].split_at_mut(part.length);
+                // The buffer has other entries' bytes: none of them may go to disk with this one.
+                padding.fill(0);
                 // SAFETY: as in `read`: until its end nobody writes these slots.
                 unsafe { planes.gather(part.rank, &self.slots, part.offset, bytes) };
             }

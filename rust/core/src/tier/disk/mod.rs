@@ -26,6 +26,7 @@ mod shape;
 mod shared;
 mod stats;
 mod store;
+mod uses;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

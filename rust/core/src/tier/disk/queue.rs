@@ -20,6 +20,8 @@ struct Waiting {
     writes: VecDeque<(Arc<Job>, usize)>,
     /// Writes that need a cell.
     placeless: VecDeque<Arc<Job>>,
+    /// A thread finds cells for writes: one at a time, since it may have to remove a directory first.
+    placing: bool,
     stopped: bool,
     /// Threads of older crews leave.
     crew: u64,
@@ -44,9 +46,13 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The write has its cell: before others get theirs, its pieces are written.
-    pub(super) fn placed(&self, job: Arc<Job>) {
-        lock(&self.waiting).writes.push_back((job, 0));
+    /// The write that a thread was to find a cell for has one, or `None`: there is none. Before others get
+    /// theirs, its pieces are written.
+    pub(super) fn placed(&self, job: Option<Arc<Job>>) {
+        let mut waiting = lock(&self.waiting);
+        waiting.placing = false;
+        waiting.writes.extend(job.map(|job| (job, 0)));
+        drop(waiting);
         self.changed.notify_all();
     }
 
@@ -71,6 +77,7 @@ impl Queue {
     pub(super) fn new_crew(&self) -> u64 {
         let mut waiting = lock(&self.waiting);
         waiting.crew += 1;
+        waiting.placing = false;
         let crew = waiting.crew;
         drop(waiting);
         self.changed.notify_all();
@@ -122,6 +129,11 @@ impl Waiting {
                 return Some(work);
             }
         }
-        self.placeless.pop_front().map(Work::Place)
+        if self.placing {
+            return None;
+        }
+        let job = self.placeless.pop_front()?;
+        self.placing = true;
+        Some(Work::Place(job))
     }
 }

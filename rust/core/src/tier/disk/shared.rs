@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::book::{Book, Trash, Victim};
+use super::book::{Book, Trash, Victim, minute};
 use super::folder::Lane;
 use super::format::Place;
 use super::health::Health;
@@ -17,6 +17,7 @@ use super::planes::Planes;
 use super::queue::Queue;
 use super::shape::Shape;
 use super::stats::{DiskStats, Reason};
+use super::uses::Uses;
 use crate::error::{Error, Result};
 use crate::tier::CopyEnd;
 
@@ -41,6 +42,7 @@ pub(super) struct Shared {
     /// Threads that read and write, those that hang included.
     pub(super) threads: AtomicUsize,
     pub(super) bell: Bell,
+    pub(super) uses: Arc<Mutex<Uses>>,
     pub(super) keeper: Mutex<Option<JoinHandle<()>>>,
     counts: Mutex<DiskStats>,
     notes: Mutex<Notes>,
@@ -107,10 +109,12 @@ impl Shared {
         (ranks, slot_bytes): (usize, usize),
         lane: Lane,
     ) -> Self {
+        let door = Arc::clone(&options.door);
         Self {
             slot_bytes,
+            uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
             keeper: Mutex::default(),
-            book: Mutex::new(Book::new(options.quota_bytes, &shapes)),
+            book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
             health: Mutex::new(Health::new(options.retry)),
             shapes,
             ranks,
@@ -321,7 +325,7 @@ impl Shared {
             class: job.class,
             block: job.block,
             cell,
-            used: super::book::now(),
+            used: minute(&*self.options.door),
             sums: job.sums.clone(),
         };
         book.publish(job.name, place);
@@ -373,6 +377,20 @@ impl Shared {
             }
         }
         all
+    }
+
+    /// Notes in the book what was used.
+    pub(super) fn note_uses(&self) {
+        let used = lock(&self.uses).take();
+        if used.is_empty() {
+            return;
+        }
+        let mut book = lock(&self.book);
+        for name in &used {
+            book.know(name);
+        }
+        drop(book);
+        self.bell.ring();
     }
 
     pub(super) fn is_idle(&self) -> bool {
