@@ -43,7 +43,9 @@ class DiskShare:
             BudgetError: its part of the quota cannot hold one entry of each class.
             DiskError: the directory cannot be used, or another process uses it.
             ForeignError: something else is in it.
+            SettingsError: the path is none of a directory that can be written.
         """
+        require_directory(self.path, self.nbytes / GIB)
         return Disk(
             geometry,
             slot_bytes=slot_bytes,
