@@ -105,6 +105,24 @@ def test_after_a_clear_nothing_is_found_again(tmp_path):
     assert Process(tmp_path / "disk").restore("abc") == 0
 
 
+def test_a_closed_disk_gives_its_directory_back_and_does_nothing_more(tmp_path):
+    first = Process(tmp_path / "disk")
+    first.store("abc")
+    for _ in range(2):
+        first.disk.close()
+    second = Process(tmp_path / "disk")
+    assert second.restore("abcd") == 3
+    first.cache.clear()
+    assert first.disk.stats()["out"] == 1
+    with first.cache.reserve(first.namespace, keys("x"), whole("x")) as lease:
+        lease.commit([[0] for _ in lease.entries])
+    assert first.cache.lookup(first.namespace, keys("x")).blocks == 1
+    assert first.disk.stats()["writes"] == 4
+    second.store("abcdef")
+    del second
+    assert Process(tmp_path / "disk").restore("abcdefg") == 6
+
+
 def test_a_disk_has_one_user_and_one_cache(tmp_path):
     first = Process(tmp_path / "disk")
     with pytest.raises(DiskError, match=r"expected to be its only user, found that process \d+"):

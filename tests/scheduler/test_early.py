@@ -261,3 +261,29 @@ def test_other_platforms_are_rejected_by_name(
     monkeypatch.setattr(versions, "platform", lambda: platform)
     with pytest.raises(UnsupportedError, match=f"expected cpu or cuda.*found {platform}"):
         configure(model, ours(host_gb=0.01))
+
+
+# A disk.
+
+
+def test_a_disk_is_let_through_and_nothing_is_made(model: Path, tmp_path: Path) -> None:
+    configure(model, ours(host_gb=0.5, disk_path=str(tmp_path / "disk"), disk_gb=0.01))
+    assert not (tmp_path / "disk").exists()
+
+
+def test_a_wrong_directory_is_rejected_before_the_model_loads(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="disk_path: expected a directory, found the file"):
+        configure(model, ours(host_gb=0.5, disk_path=str(tmp_path / "file"), disk_gb=0.01))
+
+
+def test_a_quota_beyond_the_disk_is_rejected(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="disk_gb: expected at most the size of the file system"):
+        configure(model, ours(host_gb=0.5, disk_path=str(tmp_path), disk_gb=1 << 29))
+
+
+def test_dummy_weights_and_a_disk_do_not_go_together(model: Path, tmp_path: Path) -> None:
+    transfer = ours(host_gb=0.5, disk_path=str(tmp_path), disk_gb=0.01)
+    with pytest.raises(UnsupportedError, match=r"disk_path: load_format: .* found 'dummy'"):
+        configure(model, transfer, load_format="dummy")
+    configure(model, ours(host_gb=0.5), load_format="dummy")

@@ -71,7 +71,7 @@ def test_a_request_waits_without_blocks_then_restores_and_counts_once(start: Sta
         assert pool.get_num_free_blocks() == engine.plan.num_blocks - 1
     engine.run()
     assert result.restored_tokens == 4 * N
-    assert hits(engine) == {"host": 4 * N}
+    assert hits(engine) == {"disk": 4 * N}
     assert counters(engine)["lookups"] == 2
     assert counters(engine)["lookup_tokens"] == 2 * len(prompt)
     engine.check_idle()
@@ -118,7 +118,7 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     for _ in range(5):
         engine.step()
     assert result.request.status == RequestStatus.WAITING
-    now = load.PROMOTION_SECONDS
+    now = engine.half.loads.wait_seconds
     engine.run()
     assert result.tokens and result.restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1
@@ -140,7 +140,7 @@ def test_beside_another_connector_a_request_waits_and_counts_once(
             assert result.request.status == RequestStatus.WAITING
         engine.run()
         assert result.restored_tokens == 4 * N
-        assert hits(engine) == {"host": 4 * N}
+        assert hits(engine) == {"disk": 4 * N}
         assert counters(engine)["lookups"] == 2
         engine.check_idle()
     finally:

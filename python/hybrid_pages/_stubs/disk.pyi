@@ -60,6 +60,13 @@ class Disk:
         False if that takes longer.
         """
 
+    def close(self) -> None:
+        """End the copies, and give the directory back: another disk may take it.
+
+        The cache may be used on; it finds nothing here, and nothing is written. The second call
+        does nothing.
+        """
+
     def notes(self) -> list[str]:
         """Lines for a log, each given once: the first failure of each kind."""
 

@@ -1,5 +1,6 @@
 """Entries on their way from an engine to the cache and back: published whole, restored whole."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,21 +10,29 @@ Checksums = list[list[int]]
 """Of each entry, in the lease's order, the checksum of each rank's shard."""
 
 
+_POLL_SECONDS = 0.0005
+
+
 @dataclass
 class Moved:
-    """Bytes copied so far, and copies that failed."""
+    """Bytes copied so far, copies that failed, and lookups that waited too long for a tier."""
 
     stored_bytes: int = 0
     restored_bytes: int = 0
     failed_loads: int = 0
+    late_loads: int = 0
     failed_stores: int = 0
 
 
 class Entries:
-    """Stores and loads entries of one geometry through a cache. Counts in ``moved``."""
+    """Stores and loads entries of one geometry through a cache. Counts in ``moved``.
 
-    def __init__(self, geometry: Geometry, cache: Cache) -> None:
+    wait_seconds: how long a lookup waits for tiers below the host; then the host's hit counts.
+    """
+
+    def __init__(self, geometry: Geometry, cache: Cache, *, wait_seconds: float = 0.0) -> None:
         self.geometry, self.cache, self.moved = geometry, cache, Moved()
+        self._wait_seconds = wait_seconds
 
     def store(
         self,
@@ -66,6 +75,19 @@ class Entries:
             lease.commit(copy(entries))
         self.moved.stored_bytes += self._bytes(entries)
 
+    def reach(self, namespace: int, keys: Sequence[bytes], *, limit: int) -> int:
+        """The joint hit of the host, at most ``limit`` blocks, when what tiers below add to it has
+        been read."""
+        until = time.monotonic() + self._wait_seconds
+        while True:
+            hit = self.cache.lookup(namespace, keys, limit=limit)
+            if hit.blocks <= hit.host or not self.cache.promote(namespace, keys, limit=limit):
+                return self.cache.lookup(namespace, keys, limit=limit).host
+            if time.monotonic() >= until:
+                self.moved.late_loads += 1
+                return hit.host
+            time.sleep(_POLL_SECONDS)
+
     def load(
         self,
         namespace: int,
@@ -74,11 +96,12 @@ class Entries:
         *,
         limit: int,
     ) -> int:
-        """Restores the joint hit, at most ``limit`` blocks; how many blocks that were.
+        """Restores the hit that :meth:`reach` finds; how many blocks that were.
 
         copy: copies what a lease covers out of its slots. If it raises TransferError, the entries
         are dropped, and nothing is restored.
         """
+        self.reach(namespace, keys, limit=limit)
         lease = self.cache.acquire(namespace, keys, limit=limit)
         if lease is None:
             return 0

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from hybrid_pages._core import Arena, BudgetError, Cache, Geometry
+from hybrid_pages._core import Arena, BudgetError, Cache, Disk, Geometry
+from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, auto_host_gb, require_memory, the_machine
 from hybrid_pages.adapter.policies import require_policy
@@ -47,8 +48,15 @@ class Slots:
         needs = (geometry.slots_per_entry(i.index, self.slot_bytes) for i in geometry.classes)
         return sum(needs)
 
-    def cache(self, geometry: Geometry, *, policy: str, tenant_share: float = 1.0) -> Cache:
-        """An empty cache over these slots.
+    def cache(
+        self,
+        geometry: Geometry,
+        *,
+        policy: str,
+        tenant_share: float = 1.0,
+        disk: Disk | None = None,
+    ) -> Cache:
+        """An empty cache over these slots, and over a disk if there is one.
 
         Raises:
             BudgetError: a tenant's share of them cannot hold one entry of each class.
@@ -68,6 +76,7 @@ class Slots:
             slots=self.count,
             policy=policy,
             tenant_share=tenant_share,
+            disk=disk,
         )
 
 
@@ -78,21 +87,38 @@ class Pool:
         geometry: of the entries.
         host_gb: the budget in GiB, or ``"auto"`` for a safe share of the free memory.
         policy: name of the policy that the cache asks.
+        disk: what the cache has of a disk below.
+        identity: everything that the bytes depend on, for the disk.
 
     Raises:
-        BudgetError: the budget cannot hold one entry of each class, or exceeds the memory that is
-            free here.
+        BudgetError: the budget, or the disk's, cannot hold one entry of each class, or exceeds the
+            memory that is free here.
+        DiskError, ForeignError: the disk's directory cannot be used, another process uses it, or
+            something else is in it.
         SettingsError: an unknown policy.
     """
 
-    def __init__(self, geometry: Geometry, *, host_gb: float | str, policy: str) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        host_gb: float | str,
+        policy: str,
+        disk: DiskShare | None = None,
+        identity: bytes = b"",
+    ) -> None:
         require_policy(policy)
         budget = budget_of(host_gb)
         require_memory(budget)
         slots = Slots.of(budget, geometry)
         self.geometry = geometry
-        self.cache = slots.cache(geometry, policy=policy)
+        self.disk: Disk | None = None
+        if disk is not None:
+            self.disk = disk.open(geometry, slot_bytes=slots.slot_bytes, policy=policy)
+        self.cache = slots.cache(geometry, policy=policy, disk=self.disk)
         self.arena = Arena.create(geometry, slot_bytes=slots.slot_bytes, slots=slots.count)
+        if self.disk is not None:
+            self.disk.connect(self.arena, identity)
 
 
 def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:

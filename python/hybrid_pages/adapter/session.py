@@ -54,9 +54,9 @@ class Session(Generic[States]):
 
     def resume(self) -> int:
         """Tells the policy of the request, and restores the deepest boundary; tokens restored."""
-        keys, cache = self._prefix.keys, self._entries.cache
+        keys = self._prefix.keys
         self._wanted = deserving(self._admissions.admit(self._namespace, keys, self._tokens))
-        hit = cache.lookup(self._namespace, keys, limit=self._limit).host
+        hit = self._entries.reach(self._namespace, keys, limit=self._limit)
         if hit * self._size <= self._floor:
             return 0
         if not (self._runtime.continues() or self._can_step(hit)):

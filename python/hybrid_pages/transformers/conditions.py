@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hybrid_pages.transformers import rope
+from hybrid_pages.transformers.identity import VOLATILE
 
 _STANDARD = frozenset(vars(torch.nn.Module())) - {"training"}
 # Attributes of models that no forward pass reads, or that `generate` itself writes.
@@ -54,22 +55,23 @@ _OWN_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_util
 _LIBRARIES = ("torch", "transformers", "accelerate", "huggingface_hub", "tokenizers", "builtins")
 _CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _FAST = {type(None), bool, int, str}
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+"""Types of values that are what they look like."""
 
 
 class Same:
     """An object that equals itself alone. It is held, so that no other takes its place."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("held",)
 
     def __init__(self, held: Any) -> None:
-        self._held = held
+        self.held = held
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._held is other._held
+        return isinstance(other, Same) and self.held is other.held
 
     def __hash__(self) -> int:
-        return id(self._held)
+        return id(self.held)
 
 
 class ModuleDescription(NamedTuple):
@@ -211,7 +213,7 @@ class _Describer:
         self._objects: dict[int, str] = {}
 
     def __call__(self, name: str, value: Any) -> Hashable:
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             return value if value == value else "nan"
         if isinstance(value, torch.Tensor):
             self._found.tensors[name] = value
@@ -254,7 +256,7 @@ class _Describer:
         return (Same(value), tuple(fields))
 
     def _key(self, key: Any) -> Hashable:
-        return key if isinstance(key, _PLAIN) else Same(key)
+        return key if isinstance(key, PLAIN) else Same(key)
 
     def _config(self, name: str, config: Any) -> Hashable:
         """The first place where a config is met describes it."""
@@ -262,7 +264,7 @@ class _Describer:
         if known is not None:
             return ("config of", known)
         self._configs[id(config)] = name
-        fields = [(k, self(f"{name}.{k}", v)) for k, v in vars(config).items()]
+        fields = [(k, self(f"{name}.{k}", v)) for k, v in vars(config).items() if k not in VOLATILE]
         attention = getattr(config, "_attn_implementation", None)
         function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention else None
         return (type(config), tuple(fields), attention, Same(function))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import torch
@@ -13,9 +16,9 @@ from hybrid_pages.transformers.support import UnsupportedError
 
 WeightsDigest = Literal["sampled", "full"]
 
-_SAMPLES = 64
+_SAMPLES, _THREADS = 64, 8
 # Where a model came from and who wrote its file changes no byte.
-_VOLATILE = ("_name_or_path", "transformers_version", "architectures")
+VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 
 
 def model_identity(model: Any, weights: WeightsDigest) -> dict[str, str]:
@@ -37,6 +40,11 @@ def model_identity(model: Any, weights: WeightsDigest) -> dict[str, str]:
     }
 
 
+def disk_facts(model: Any) -> dict[str, str]:
+    """What else tells the bytes of one machine from another's."""
+    return {"format": "1", "device": f"{model.device.type} {platform.machine()}"}
+
+
 def adapters(model: Any) -> bool:
     """Whether adapters (PEFT) are on the model: they may be switched between two calls."""
     return hasattr(model, "peft_config") or bool(getattr(model, "_hf_peft_config_loaded", False))
@@ -48,7 +56,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _config_digest(config: Any) -> str:
-    fields = {key: value for key, value in config.to_dict().items() if key not in _VOLATILE}
+    fields = {key: value for key, value in config.to_dict().items() if key not in VOLATILE}
     text = json.dumps(fields, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -57,12 +65,21 @@ def _weights_digest(model: Any, weights: WeightsDigest) -> str:
     if weights not in ("sampled", "full"):
         raise UnsupportedError(f"weights: expected 'sampled' or 'full', found {weights!r}")
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in _tensors(model):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        flat = tensor.detach().reshape(-1)
-        if weights == "sampled" and flat.numel() > _SAMPLES:
-            places = torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1)
-            flat = flat[places // (_SAMPLES - 1)]
-        if flat.numel():
-            digest.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    tensors = list(_tensors(model))
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        contents = threads.map(lambda each: _contents(each[1], weights), tensors)
+        for (name, tensor), content in zip(tensors, contents, strict=True):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+            digest.update(content)
     return digest.hexdigest()
+
+
+def _contents(tensor: torch.Tensor, weights: WeightsDigest) -> bytes:
+    flat = tensor.detach().reshape(-1)
+    if weights == "sampled" and flat.numel() > _SAMPLES:
+        places = torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1)
+        flat = flat[places // (_SAMPLES - 1)]
+    if not flat.numel():
+        return b""
+    raw = flat.cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.blake2b(memoryview(raw), digest_size=16).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import torch
 
 from hybrid_pages import ForeignError, InvalidArgumentError
+from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.transformers.identity import WeightsDigest, model_identity
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.request import read_request
 from hybrid_pages.transformers.rope import regime
 from hybrid_pages.transformers.run import Run, Uncached
 from hybrid_pages.transformers.store import CacheStore, require_model
-from hybrid_pages.transformers.support import Closing
+from hybrid_pages.transformers.support import Closing, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ class Stats:
     other calls, by the reason why they ran without the cache. changes: how often something was
     found changed, so that what had been stored is not used any more, by what it was: ``weights``,
     ``weights_changed()``, or what changed while a text was computed, which was not stored then.
+    With a disk also ``unnamed``: what is stored from then on is not found by a later process.
     prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads: restores that
-    failed and were computed. failed_stores: stores that failed. Entries are pages (full attention),
+    failed and were computed. failed_stores: stores that failed. late_loads: lookups that waited too
+    long for a disk. Entries are pages (full attention),
     windows (sliding) and checkpoints (recurrent states); resident_bytes is what they take.
     """
 
@@ -42,6 +46,7 @@ class Stats:
     stored_bytes: int
     failed_loads: int
     failed_stores: int
+    late_loads: int
     pages: int
     windows: int
     checkpoints: int
@@ -84,14 +89,19 @@ class PrefixCache(Closing):
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
         weights: how weights enter the identity of what is stored, see :class:`CacheStore`.
         verify_on_load: compare checksums before restored bytes are used.
+        disk_path, disk_gb, disk_deadline_ms: a directory for what outlives the process and its
+            quota in GiB, see :class:`CacheStore`. Found again are prompts of the same model, by
+            every byte of its weights, under the same settings and with the same code.
         store: one made for the same model, to share it. Its memory and settings are used then.
             It is not closed with this object. Entries are shared with caches of the same model
             object, and of others whose weights, all of them compared, are equal when this cache is
             made; not with :meth:`CacheStore.snapshot`, which cannot tell what filled a cache.
 
     Raises:
-        UnsupportedError: the model or its cache is of a kind that cannot be stored.
-        BudgetError: host_gb cannot hold one entry of each kind.
+        UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
+            disk_path, its code has no version.
+        BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
+        SettingsError, DiskError: disk_path cannot be used.
         ForeignError: store was made for another model.
     """
 
@@ -104,6 +114,9 @@ class PrefixCache(Closing):
         policy: str = "reuse",
         weights: WeightsDigest = "sampled",
         verify_on_load: bool = False,
+        disk_path: str | os.PathLike[str] = "",
+        disk_gb: float = 0.0,
+        disk_deadline_ms: int = DEADLINE_MS,
         store: CacheStore | None = None,
     ) -> None:
         self.model = model
@@ -114,12 +127,17 @@ class PrefixCache(Closing):
             policy=policy,
             weights=weights,
             verify_on_load=verify_on_load,
+            disk_path=disk_path,
+            disk_gb=disk_gb,
+            disk_deadline_ms=disk_deadline_ms,
         )
         self._owns_store = store is None
         if store is not None:
             require_model(model)
             # A model that the store knows may have changed since: its states are told apart.
             known = store.models.knows(model)
+            if store.models.process:
+                weights = store.weights
             identity = store.geometry.identity if known else model_identity(model, weights)
             layout = read_layout(model, store.layout.block_tokens, identity)
             difference = store.geometry.difference(layout.geometry)
@@ -133,6 +151,13 @@ class PrefixCache(Closing):
         with self._lock:
             self._watch = self.store.models.watch(model, self.store.layout)
             self._watch.look()
+        if self._watch.unnamed is not None:
+            self.close()
+            raise UnsupportedError(
+                f"disk_path: expected a model whose code has a version, found "
+                f"{self._watch.unnamed}: another process may have other code under that name: "
+                "install it as a package, or leave disk_path out"
+            )
 
     def generate(self, inputs: Any = None, *, cache_salt: str = "", **kwargs: Any) -> Any:
         """Returns what ``model.generate`` does for these arguments, sooner if a prefix is known.
@@ -182,6 +207,7 @@ class PrefixCache(Closing):
                 stored_bytes=moved.stored_bytes,
                 failed_loads=moved.failed_loads,
                 failed_stores=moved.failed_stores,
+                late_loads=moved.late_loads,
                 pages=now["pages"],
                 windows=now["windows"],
                 checkpoints=now["checkpoints"],

@@ -36,7 +36,7 @@ class Run:
     ) -> None:
         self._owner, self._request, self._store = owner, request, owner.store
         self._state, self._regime = state, regime
-        self._named = salt, f"{state.number}:{regime.name}"
+        self._named = salt, f"{state.name}:{regime.name}"
 
     def generate(self, kwargs: dict[str, Any]) -> Any:
         """The result of ``model.generate``, or :class:`Uncached` while there is no answer yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,12 +12,20 @@ import torch
 
 from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
+from hybrid_pages.adapter.disk import (
+    DEADLINE_MS,
+    DiskShare,
+    close_disk,
+    require_directory,
+    require_quota,
+)
 from hybrid_pages.adapter.entries import Checksums, Entries
+from hybrid_pages.adapter.identity import stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import Pool, budget_of
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.identity import WeightsDigest, adapters, model_identity
+from hybrid_pages.transformers.identity import WeightsDigest, adapters, disk_facts, model_identity
 from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
@@ -46,10 +55,18 @@ class CacheStore(Closing):
         weights: how the model's weights enter the geometry's identity: "sampled" digests 64
             elements of every tensor, "full" every byte.
         verify_on_load: compare checksums before restored bytes are used.
+        disk_path: directory for what outlives the process, which :class:`PrefixCache` finds again
+            for the same model; :meth:`snapshot` cannot tell what filled a cache, so what it stores
+            is not found after the end. Every byte of the weights is read once, whatever ``weights``
+            says.
+        disk_gb: quota of the files in it, in GiB; needed with disk_path.
+        disk_deadline_ms: a restore waits no longer for the disk.
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored.
-        BudgetError: host_gb cannot hold one entry of each kind.
+        BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
+        SettingsError: settings of the disk that make no sense.
+        DiskError: disk_path cannot be used, or another process uses it.
     """
 
     def __init__(
@@ -61,17 +78,33 @@ class CacheStore(Closing):
         policy: str = "reuse",
         weights: WeightsDigest = "sampled",
         verify_on_load: bool = False,
+        disk_path: str | os.PathLike[str] = "",
+        disk_gb: float = 0.0,
+        disk_deadline_ms: int = DEADLINE_MS,
     ) -> None:
         require_model(model)
         host_gb = budget_of(host_gb)
         require_memory(host_gb)
-        self.layout = read_layout(model, block_tokens, model_identity(model, weights))
-        pool = Pool(self.layout.geometry, host_gb=host_gb, policy=policy)
-        self.index, self.arena = pool.cache, pool.arena
-        self.entries = Entries(self.layout.geometry, pool.cache)
+        disk_path = os.fspath(disk_path)
+        require_quota(disk_path, disk_gb, disk_deadline_ms)
+        if disk_path:
+            require_directory(disk_path, disk_gb)
+        self.weights: WeightsDigest = "full" if disk_path else weights
+        self.layout = read_layout(model, block_tokens, model_identity(model, self.weights))
+        pool = Pool(
+            self.layout.geometry,
+            host_gb=host_gb,
+            policy=policy,
+            disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
+            identity=stable_identity(self.layout.geometry, disk_facts(model)),
+        )
+        self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
+        self.entries = Entries(
+            self.layout.geometry, pool.cache, wait_seconds=disk_deadline_ms / 1000
+        )
         self.moved = self.entries.moved
         self.lock = threading.RLock()
-        self.models = Models()
+        self.models = Models(lasting=bool(disk_path))
         self.models.watch(model, self.layout)
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
@@ -164,12 +197,13 @@ class CacheStore(Closing):
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
+        close_disk(self._disk)
 
     # ---- for PrefixCache
 
     def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
         """The namespace of a salt, for what was computed in one state of a model, held."""
-        return holding(self.index, identity(salt, state))
+        return holding(self.index, identity(salt, state or self.models.process))
 
     def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
         """The recurrent states of a cache; views of it."""

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from hybrid_pages.adapter.identity import short_lived
 from hybrid_pages.transformers import conditions
 from hybrid_pages.transformers.conditions import Structure
 from hybrid_pages.transformers.flow import reaches_outputs
 from hybrid_pages.transformers.identity import adapters
 from hybrid_pages.transformers.layout import Layout
 from hybrid_pages.transformers.memory import is_out_of_memory
+from hybrid_pages.transformers.names import Unnamed, lasting_name
 from hybrid_pages.transformers.probe import continues, read_layout
 from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
 
@@ -36,22 +38,33 @@ RANDOM = "random numbers in forward passes"
 class State:
     """A model that does not change.
 
-    number: of the state, in its store. continues: whether the model goes on from a recurrent state
-    when it is given several tokens. uncached: why its caches cannot be stored.
+    number: of the state, in its store. name: of the state, in what is stored. continues: whether
+    the model goes on from a recurrent state when it is given several tokens. uncached: why its
+    caches cannot be stored.
     """
 
     number: int
     continues: bool = False
     uncached: str | None = None
+    name: str = ""
 
 
 class Models:
-    """The models that use a store, the states that they were in, and their numbers."""
+    """The models that use a store, the states that they were in, and their numbers.
 
-    def __init__(self) -> None:
+    lasting: whether what is stored outlives the process. Then the states of the first model, as
+    long as its weights are those that it came with, have names that another process gives them,
+    too, and all others names that no other process has.
+    """
+
+    def __init__(self, *, lasting: bool = False) -> None:
+        self.process = short_lived() if lasting else ""
+        self._first = lasting
         self._known: OrderedDict[Hashable, State] = OrderedDict()
         self._watches: weakref.WeakKeyDictionary[Any, Watch] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
+        # Names that last, with the state that has each. What differs here has no name in common.
+        self._names: dict[str, Hashable] = {}
 
     def number(self) -> int:
         """One that nothing had before."""
@@ -69,6 +82,12 @@ class Models:
         if len(self._known) > _MAX_STATES:
             self._known.popitem(last=False)
 
+    def may_have(self, name: str, key: Hashable) -> bool:
+        """Whether a state may have a name that lasts: no other state has it."""
+        if name not in self._names and len(self._names) < _MAX_STATES:
+            self._names[name] = key
+        return self._names.get(name) == key
+
     def rule_out(self, state: State, reason: str) -> None:
         """Gives a known state a reason to run uncached that only a long text has shown."""
         for key, known in self._known.items():
@@ -83,23 +102,27 @@ class Models:
         if model not in self._watches:
             twins = [w for w in self._watches.values() if w.has_weights_of(model)]
             epoch = twins[0].epoch if twins else self.number()
-            self._watches[model] = Watch(model, layout, self, epoch)
+            self._watches[model] = Watch(model, layout, self, epoch, lasting=self._first)
+            self._first = False
         return self._watches[model]
 
     def weights_changed(self) -> None:
         """New epochs for all models: any of them may share the tensors that were edited."""
         for watch in self._watches.values():
-            watch.epoch = self.number()
+            watch.set_epoch()
             watch.changes["weights_changed()"] += 1
 
 
 class Watch:
     """One model, looked at before each use.
 
-    changes: how often something was found changed, by what.
+    changes: how often something was found changed, by what. unnamed: why the last new state has no
+    name that lasts, if it should have one.
     """
 
-    def __init__(self, model: Any, layout: Layout, models: Models, epoch: int) -> None:
+    def __init__(
+        self, model: Any, layout: Layout, models: Models, epoch: int, *, lasting: bool = False
+    ) -> None:
         self._model = weakref.ref(model)
         self._layout, self._models = layout, models
         self._sampler = Sampler()
@@ -108,6 +131,9 @@ class Watch:
         self._found = conditions.structure(model)
         self._last = self._read(self._found)
         self.epoch = epoch
+        # Whether the weights are those of the store's identity.
+        self._lasting = lasting
+        self.unnamed: str | None = None
         # The epoch that the last look gave a state in.
         self._named: int | None = None
         self.changes: Counter[str] = Counter()
@@ -127,7 +153,7 @@ class Watch:
             if is_out_of_memory(error):  # nothing was learnt: the next look compares as before
                 return State(0, uncached="out of memory while looking at the weights")
             # What it is now cannot be told, so nothing that it was is known to hold.
-            self.epoch = self._models.number()
+            self.set_epoch()
             return State(0, uncached=f"weights that cannot be sampled: {type(error).__name__}")
         key = (self.epoch, self._written, found.key(), conditions.process())
         state = self._models.get(key)
@@ -136,6 +162,10 @@ class Watch:
             state = self._try_out(model, found)
         self._found, self._named = found, self.epoch
         return state
+
+    def set_epoch(self) -> None:
+        """Gives the weights a number that nothing had before."""
+        self.epoch, self._lasting = self._models.number(), False
 
     def changed_meanwhile(self, state: State) -> str | None:
         """The first thing that has changed since the last look, which gave this state; or None."""
@@ -159,6 +189,19 @@ class Watch:
         self._take(self._read(mine))
         return same_weights(mine.tensors, conditions.structure(model, self._written).tensors)
 
+    def _name(self, key: tuple[Hashable, ...], number: int) -> str:
+        self.unnamed = None
+        if self._lasting:
+            try:
+                name = lasting_name(key[1:])  # without the epoch
+            except Unnamed as error:
+                self.unnamed = str(error)
+                self.changes[f"unnamed: {error}"] += 1
+            else:
+                if self._models.may_have(name, key):
+                    return name
+        return f"{self._models.process}{number}"
+
     def _held(self) -> Any:
         model = self._model()
         assert model is not None, "a watch is asked only by those who hold its model"
@@ -174,7 +217,7 @@ class Watch:
     def _take(self, reading: Reading) -> None:
         if self._last.changed(reading):
             self.changes["weights"] += 1
-            self.epoch = self._models.number()
+            self.set_epoch()
         self._last = reading
 
     def _count(self, found: Structure) -> None:
@@ -213,11 +256,15 @@ class Watch:
                 reason = f"{name} is written by each forward pass"
         if written != self._written:
             # What was not watched may have been edited, and what was read may have been written.
-            self._written, self.epoch = written, self._models.number()
+            lasting = self._lasting and self._named is None
+            self._written = written
+            self.set_epoch()
+            self._lasting = lasting
         found = conditions.structure(model, self._written)
         self._last = self._read(found)
         key = (self.epoch, self._written, found.key(), conditions.process())
-        state = State(self._models.number(), goes_on, reason)
+        number = self._models.number()
+        state = State(number, goes_on, reason, self._name(key, number))
         self._models.put(key, state)
         return state
 

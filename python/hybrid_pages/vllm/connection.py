@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Arena, Cache, Geometry
+from hybrid_pages import Arena, Cache, Disk, Geometry
+from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import versions
@@ -17,6 +18,7 @@ from hybrid_pages.vllm.describe import describe
 from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
 from hybrid_pages.vllm.events import EventGroup, Events
 from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.identity import ModelFacts
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
@@ -43,9 +45,12 @@ class Connection:
         cores: the engine cores, of which this is one.
         event_groups: all KV cache groups, if the engine publishes KV events.
         pins: whether the workers get their memory ready for a device before it is used.
+        model: what names the entries on a disk; needed with ``disk_path``.
 
     Raises:
-        BudgetError: ``host_gb`` cannot hold one entry of each kind.
+        BudgetError: ``host_gb``, or this one's part of ``disk_gb``, cannot hold one entry of each
+            kind.
+        DiskError: ``disk_path`` cannot be used, or another engine uses it.
     """
 
     geometry: Geometry
@@ -69,10 +74,13 @@ class Connection:
         cores: EngineCores = ONLY_ONE,
         event_groups: Sequence[EventGroup] | None = None,
         pins: bool = False,
+        model: ModelFacts | None = None,
     ) -> None:
         if not stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
         self.settings, self.grid, self.ranks, self.cores = settings, grid, ranks, cores
+        self.model = model
+        self.disk: Disk | None = None
         self.may_store, self.may_load = stores, loads
         self.figures, self.keys = Figures(), Keys(grid)
         self.events: Events | None = None
@@ -90,14 +98,31 @@ class Connection:
     def _connect(self, plan: Geometry) -> None:
         self.geometry = plan
         self.slots = Slots.of(self.settings.host_gb, plan)
+        settings, cores = self.settings, self.cores
+        share = DiskShare.of(
+            settings.disk_path,
+            settings.disk_gb,
+            settings.disk_deadline_ms,
+            lane=cores.index,
+            lanes=max(1, cores.here),
+        )
+        if share is not None:
+            slot_bytes = self.slots.slot_bytes
+            self.disk = share.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
         self.cache = self.slots.cache(
-            plan, policy=self.settings.policy, tenant_share=self.settings.tenant_share
+            plan, policy=settings.policy, tenant_share=settings.tenant_share, disk=self.disk
         )
         if self._ready is not None:
             self.cache.set_ready_slots(0)
-        self.checkpoints = Checkpoints(plan, self.cache, self.keys, self.settings, self.figures)
+        self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)
         self.stores = Stores(plan, self.cache, self.keys, self.checkpoints, self.figures)
-        self.loads = Loads(plan, self.cache, self.keys, self.figures)
+        self.loads = Loads(
+            plan,
+            self.cache,
+            self.keys,
+            self.figures,
+            wait_seconds=settings.disk_deadline_ms / 1000,
+        )
         self.stores.pool = self.pool
         self._follow_cache(plan)
         self.connected = True
@@ -132,7 +157,21 @@ class Connection:
                 self.ranks,
                 self.geometry.fingerprint.hex()[:12],
             )
+            self._connect_disk(self.arena)
         self.got_ready({report.rank: report.ready for report in reports})
+
+    def _connect_disk(self, arena: Arena) -> None:
+        """Opens what earlier engines of this identity have left on the disk, if there is one."""
+        if self.model is None or self.disk is None:
+            return
+        identity = self.model.identity(self.geometry)
+        self.disk.connect(arena, identity)
+        logger.info(
+            "hybrid-pages: the disk at %s serves identity %s (%s)",
+            self.settings.disk_path,
+            identity.hex()[:12],
+            self.model.describe(),
+        )
 
     def got_ready(self, slots: Mapping[int, int]) -> None:
         """Ranks have so many slots ready now: what all of them have may be used."""

@@ -34,6 +34,7 @@ from hybrid_pages.adapter.errors import EngineError  # noqa: E402
 from hybrid_pages.vllm.engine_cores import EngineCores  # noqa: E402
 from hybrid_pages.vllm.events import event_groups  # noqa: E402
 from hybrid_pages.vllm.grid import block_grid, with_drafts  # noqa: E402
+from hybrid_pages.vllm.identity import ModelFacts  # noqa: E402
 from hybrid_pages.vllm.layout import (  # noqa: E402
     has_states,
     planned_geometry,
@@ -107,6 +108,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 cores=cores,
                 event_groups=events,
                 pins=versions.pins_memory(),
+                model=ModelFacts(vllm_config) if settings.disk_path else None,
             )
         else:
             alone = versions.is_outermost(transfer)

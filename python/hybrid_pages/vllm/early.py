@@ -9,9 +9,11 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hybrid_pages.adapter.disk import require_directory
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
+from hybrid_pages.vllm.identity import require_lasting
 from hybrid_pages.vllm.settings import Settings, fix_budget
 from hybrid_pages.vllm.support import (
     reject,
@@ -39,7 +41,8 @@ def check(config: "VllmConfig", connector: str) -> None:
 
     Raises:
         SettingsError: an unknown or impossible setting.
-        BudgetError: budgets beyond this machine's memory, those of all its engine cores together.
+        BudgetError: budgets beyond this machine's memory, those of all its engine cores together;
+            a quota beyond its disk.
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
     host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
@@ -59,6 +62,9 @@ def check(config: "VllmConfig", connector: str) -> None:
         recurrent = config.model_config.is_hybrid
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)
         _require_caches(config)
+        if settings.disk_path:
+            require_directory(settings.disk_path, settings.disk_gb)
+            require_lasting(config)
         cores.note(config.parallel_config)
 
 

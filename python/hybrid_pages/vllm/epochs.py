@@ -7,17 +7,17 @@ is *stale*, and so is one that goes on from blocks that a stale request left in 
 """
 
 import itertools
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.adapters import LastingNames, file_marks
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.tracking import Reload, Tracked, namespace_identity
 
 if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
@@ -60,9 +60,14 @@ class _Old:
 
 
 class Epochs:
-    """Tells bytes from before a reset from those after it."""
+    """Tells bytes from before a reset from those after it.
 
-    def __init__(self) -> None:
+    lasting: whether what is stored outlives this process, so that adapters need names by their
+    files.
+    """
+
+    def __init__(self, *, lasting: bool = False) -> None:
+        self._names = LastingNames() if lasting else None
         self._pool: BlockPool | None = None
         self._seen: Any = None
         self._old = _Old()
@@ -190,7 +195,7 @@ class Epochs:
         if lora is None or not versions.reloads_adapter(lora):
             return None
         known = self._reloaded.get(namespace_identity(request))
-        files = _files(lora)
+        files = file_marks(Path(lora.lora_path))
         if known is not None and files is not None and files == known.files:
             return None
         if pending is not None and pending.files == files:
@@ -202,8 +207,16 @@ class Epochs:
         if request.lora_request is None:
             return namespace_identity(request)
         if reload is not None:
-            return namespace_identity(request, reload.generation)
-        return namespace_identity(request, self._generation(namespace_identity(request)))
+            return self._named(request, reload.generation)
+        return self._named(request, self._generation(namespace_identity(request)))
+
+    def _named(self, request: "Request", generation: int) -> bytes:
+        name = namespace_identity(request, generation)
+        if self._names is None or request.lora_request is None:
+            return name
+        if generation:  # its files may be written again before the worker reads them
+            return self._names.unnamed(name)
+        return self._names.name(request.lora_request)
 
     def _generation(self, name: bytes) -> int:
         """The generation of an adapter's weights. An adapter that may have been forgotten gets a
@@ -239,25 +252,3 @@ class Epochs:
             same = other is not tracked and namespace_identity(other.request) == name
             if same and other.request.num_computed_tokens:
                 self.distrust(other)
-
-
-def _files(lora: "LoRARequest") -> tuple[object, ...] | None:
-    """Marks of an adapter's files, which change when they are written again; None if they cannot be
-    read here."""
-    try:
-        with os.scandir(lora.lora_path) as entries:
-            return tuple(
-                sorted(
-                    (
-                        entry.name,
-                        status.st_ino,
-                        status.st_size,
-                        status.st_mtime_ns,
-                        status.st_ctime_ns,
-                    )
-                    for entry in entries
-                    for status in (entry.stat(),)
-                )
-            )
-    except OSError:
-        return None

@@ -234,7 +234,10 @@ def _identity(
         "recurrent_kinds": ",".join(sorted(recurrent)),
         "engine_block_tokens": _engine_blocks(grid),
         "kernel_block_tokens": ",".join(map(str, kernels)),
-        "attention_backend": str(config.attention_config.backend),
+        "kernels": ";".join(
+            ",".join(versions.kernels_of(config, group.layer_names))
+            for group in kv_cache_config.kv_cache_groups
+        ),
         "hash": str(cache.prefix_caching_hash_algo),
         "draft_layers": draft_layers(config.speculative_config),
     }

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease
+from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
@@ -21,14 +22,23 @@ from hybrid_pages.vllm.tracking import Lookup, Tracked
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-PROMOTION_SECONDS = 2.0
-"""A request waits no longer for tiers below; then the hit of the host counts."""
-
 
 class Loads:
-    """Looks prefixes up, plans their loads and ends them."""
+    """Looks prefixes up, plans their loads and ends them.
 
-    def __init__(self, geometry: Geometry, cache: Cache, keys: Keys, figures: Figures) -> None:
+    wait_seconds: a request waits no longer for tiers below; then the hit of the host counts.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: Cache,
+        keys: Keys,
+        figures: Figures,
+        *,
+        wait_seconds: float = DEADLINE_MS / 1000,
+    ) -> None:
+        self.wait_seconds = wait_seconds
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.columns = self.grid.columns(geometry)
         self._in_flight: dict[str, ReadLease | None] = {}
@@ -60,6 +70,8 @@ class Loads:
         first = local_tokens // n
         hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
         if hit.blocks > max(hit.host, first) and self._is_promoted(tracked, first, limit):
+            if tracked.host_hit is None:
+                tracked.host_hit = hit.host * n
             return None
         tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
         if tracked.skips_loads or hit.host * n <= local_tokens:
@@ -83,7 +95,7 @@ class Loads:
         if not self.cache.promote(tracked.namespace, keys, stride=stride, first=first, limit=limit):
             return False
         if tracked.waits_until == math.inf:
-            tracked.waits_until = now + PROMOTION_SECONDS
+            tracked.waits_until = now + self.wait_seconds
         return True
 
     def allocated(
@@ -132,8 +144,11 @@ class Loads:
         # vLLM's own hit may end inside a block, and then no connector loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
+        before, tracked.host_hit = tracked.host_hit, None
+        read = 0 if before is None else max(0, min(host, start - before))
         self.figures.count(hits, rest - other, "local")
-        self.figures.count(hits, host, "host")
+        self.figures.count(hits, host - read, "host")
+        self.figures.count(hits, read, "disk")
         if not tracked.counted:
             tracked.counted, tracked.others = True, other
             self.figures.count("lookups")

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-from hybrid_pages import InvalidArgumentError
+from hybrid_pages import Disk, InvalidArgumentError
 
 KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
 """Entries of a class of groups, as they are counted."""
@@ -27,7 +27,8 @@ COUNTERS = {
     "lookup_tokens": (None, "Prompt tokens of the requests looked up."),
     "hit_tokens": (
         "source",
-        "Tokens not recomputed, by source: local (vLLM's own), host, or other (connectors beside).",
+        "Tokens not recomputed, by source: local (vLLM's own), host, disk, or other (connectors "
+        "beside).",
     ),
     "preempted_hit_tokens": (
         "source",
@@ -55,6 +56,15 @@ COUNTERS = {
     "skipped_entries": ("reason", "Entries not stored, by reason."),
     "failures": ("reason", "Transfers or lookups that failed; each ended in recompute."),
     "evicted_entries": ("kind", "Entries evicted, by kind."),
+    "disk_entries": (
+        "event",
+        "Entries of the disk, by event: written, read, found (of an earlier engine), spared (the "
+        "bytes were there already), declined (not wanted, no room or a full queue), or evicted.",
+    ),
+    "disk_bytes": ("event", "Bytes of the disk, by event: written or read."),
+    "disk_seconds": ("event", "Seconds that copies took, queues included, summed, by event."),
+    "disk_failures": ("reason", "Copies that failed and entries that were lost, by reason."),
+    "disk_outages": (None, "Times that the disk was left alone since it hung."),
 }
 GAUGES = {
     "resident_entries": ("kind", "Entries in host memory, by kind."),
@@ -64,6 +74,12 @@ GAUGES = {
     "leased_bytes": (None, "Bytes held by transfers under way."),
     "tenants": (None, "Tenants with entries, if tenant_share is below 1."),
     "metadata_bytes": (None, "Memory of index and policy."),
+    "disk_quota_bytes": (None, "Bytes that this engine core may take on the disk."),
+    "disk_used_bytes": ("identity", "Bytes taken of them, by identity: this, or other."),
+    "disk_left_over_entries": (None, "Entries of earlier engines that were not found again yet."),
+    "disk_queue": ("event", "Copies that have not ended, by event: written or read."),
+    "disk_out": (None, "1 while the disk is left alone since it hung."),
+    "disk_lasting": (None, "1 while what is written outlives the engine: until its first reset."),
 }
 
 
@@ -124,12 +140,34 @@ _OBSERVED = {
 """Gauges that are figures of ``Cache.stats()``, by their keys."""
 
 
+_DISK_COUNTERS = {
+    ("disk_entries", "written"): "writes",
+    ("disk_entries", "read"): "reads",
+    ("disk_entries", "spared"): "spared_writes",
+    ("disk_bytes", "written"): "written_bytes",
+    ("disk_bytes", "read"): "read_bytes",
+    ("disk_outages", None): "outages",
+}
+_DISK_GAUGES = {
+    _key(GAUGES, "disk_quota_bytes", None): "quota_bytes",
+    _key(GAUGES, "disk_used_bytes", "this"): "live_bytes",
+    _key(GAUGES, "disk_used_bytes", "other"): "other_bytes",
+    _key(GAUGES, "disk_left_over_entries", None): "left_over",
+    _key(GAUGES, "disk_queue", "written"): "writing",
+    _key(GAUGES, "disk_queue", "read"): "reading",
+    _key(GAUGES, "disk_out", None): "out",
+    _key(GAUGES, "disk_lasting", None): "persistent",
+}
+"""Figures of ``Disk.stats()``, by name and label."""
+
+
 class Figures:
     """Counts for one engine: an interval that vLLM takes step by step, and all since the start."""
 
     def __init__(self) -> None:
         self._interval, self._total = HybridPagesStats(), HybridPagesStats()
         self._evicted = dict.fromkeys(KINDS.values(), 0)
+        self._disk: dict[tuple[str, str | None], float] = {}
 
     def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
         """Adds to a counter of :data:`COUNTERS`."""
@@ -148,6 +186,28 @@ class Figures:
         gauges["free_bytes"] = cache["free_slots"] * slot_bytes
         gauges["leased_bytes"] = cache["leased_slots"] * slot_bytes
         self._interval.data["gauges"] = gauges
+
+    def observe_disk(self, disk: Disk, tier: Mapping[str, int | str]) -> None:
+        """Brings the figures of a disk into the interval, after :meth:`observe`.
+
+        tier: what the cache counts of it, of ``Cache.tiers()``.
+        """
+        stats = disk.stats()
+        found: dict[tuple[str, str | None], float] = {
+            key: stats[name] for key, name in _DISK_COUNTERS.items()
+        }
+        for event in ("found", "declined", "evicted"):
+            found["disk_entries", event] = float(tier[event])
+        for event, name in (("written", "write"), ("read", "read")):
+            found["disk_seconds", event] = disk.latencies()[name][1] / 1e6
+        for name, count in stats.items():
+            if name.startswith("failed_"):
+                found["disk_failures", name.removeprefix("failed_")] = count
+        for (name, label), seen in found.items():
+            self._interval.count(name, seen - self._disk.get((name, label), 0), label)
+        self._disk = found
+        gauges = self._interval.data["gauges"]
+        gauges.update({key: stats[name] for key, name in _DISK_GAUGES.items()})
 
     @property
     def quiet(self) -> bool:

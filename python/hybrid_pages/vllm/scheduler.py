@@ -1,11 +1,13 @@
 """The scheduler half: vLLM's calls, from the arrival of a request to its end."""
 
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid_pages import Geometry
+from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.connection import Connection
@@ -14,6 +16,7 @@ from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.events import EventGroup
 from hybrid_pages.vllm.grid import BlockGrid, Tables
 from hybrid_pages.vllm.here import worker_here
+from hybrid_pages.vllm.identity import ModelFacts
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
@@ -48,6 +51,7 @@ class SchedulerHalf(Connection):
         cores: EngineCores = ONLY_ONE,
         event_groups: Sequence[EventGroup] | None = None,
         pins: bool = False,
+        model: ModelFacts | None = None,
     ) -> None:
         super().__init__(
             settings,
@@ -59,10 +63,13 @@ class SchedulerHalf(Connection):
             cores=cores,
             event_groups=event_groups,
             pins=pins,
+            model=model,
         )
         self.name = uuid.uuid4().hex
         """By which a worker in the same process is found."""
-        self.epochs = Epochs()
+        self._disk_by: float | None = None
+        """When requests stop waiting for the disk to be opened."""
+        self.epochs = Epochs(lasting=model is not None)
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
         self._invalid = InvalidBlocks(grid, self.epochs)
@@ -105,12 +112,22 @@ class SchedulerHalf(Connection):
             if self._recording is not None:
                 self._recording.arrived(tracked)
             self.checkpoints.arrived(tracked)
-        tokens = self.loads.match(tracked, local_tokens)
+        waits = self._awaits_disk()
+        tokens = None if waits else self.loads.match(tracked, local_tokens)
         if tokens is not None:
             self.checkpoints.looked_up(tracked)
         elif self.events is not None:  # a tier below may have blocks from before this engine
             self.events.note(tracked)
         return tokens
+
+    def _awaits_disk(self) -> bool:
+        """Whether the first requests wait for the ranks' reports, without which no disk is open.
+        They come with the next step, if not at startup."""
+        if self.disk is None or self.agreement.geometry is not None:
+            return False
+        now = time.monotonic()
+        self._disk_by = self._disk_by or now + self.loads.wait_seconds
+        return now < self._disk_by
 
     def allocated(self, request: "Request", tables: Tables, external_tokens: int) -> None:
         """Plans the load into the blocks that vLLM gave the request."""
@@ -256,9 +273,10 @@ class SchedulerHalf(Connection):
             self.figures.count("failures", label="settle")
 
     def shutdown(self) -> None:
-        """Ends the recording, if there is one."""
+        """Ends the recording and the use of the disk, if there are such."""
         if self._recording is not None:
             self._recording.close()
+        close_disk(self.disk)
 
     def reset(self) -> None:
         """Forgets every page and checkpoint; copies under way end unpublished.
@@ -303,5 +321,10 @@ class SchedulerHalf(Connection):
         return self.figures.take()
 
     def _observe(self) -> None:
-        if self.connected:
-            self.figures.observe(self.cache.stats())
+        if not self.connected:
+            return
+        self.figures.observe(self.cache.stats())
+        if self.disk is not None:
+            self.figures.observe_disk(self.disk, self.cache.tiers()[0])
+            for note in self.disk.notes():
+                logger.warning("hybrid-pages: the disk at %s: %s", self.settings.disk_path, note)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
+from hybrid_pages.adapter.disk import DEADLINE_MS, require_quota
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import budget_of
@@ -24,6 +25,18 @@ class Settings:
     """Host memory for pages and checkpoints of all ranks of one engine core, in GiB. ``"auto"`` in
     the configuration: half of the memory that is free when vLLM starts, for all engine cores of the
     machine together."""
+
+    disk_path: str = ""
+    """Directory for what survives the engine: pages and checkpoints are written to it behind the
+    host memory and found again after a restart. It is made if it does not exist. Empty for none."""
+
+    disk_gb: float = 0.0
+    """Quota of the files in ``disk_path``, in GiB, for all engine cores of the machine together.
+    Needed with ``disk_path``."""
+
+    disk_deadline_ms: int = DEADLINE_MS
+    """A read from ``disk_path`` that takes longer has failed, and the disk is left alone for a
+    while. A request waits no longer for it, either."""
 
     huge_pages: HugePages = ""
     """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in
@@ -85,6 +98,7 @@ class Settings:
         object.__setattr__(self, "verify_on_load", verifies)
         object.__setattr__(self, "checksum", "verify" if verifies else self.checksum)
         require_policy(self.policy)
+        require_quota(self.disk_path, self.disk_gb, self.disk_deadline_ms)
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"
@@ -104,6 +118,11 @@ class Settings:
             )
         if not 1 <= self.copy_threads <= 256:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether every store computes one: what a tier below takes needs it."""
+        return self.checksum != "off" or bool(self.disk_path)
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> "Settings":

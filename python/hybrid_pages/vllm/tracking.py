@@ -77,6 +77,9 @@ class Tracked:
     waits_until: float = math.inf
     """When to stop waiting for a tier below, on the monotonic clock. Infinite before the wait;
     minus infinite after one that took too long."""
+    host_hit: int | None = None
+    """The joint hit of the host, in tokens, when it began to wait for a tier below; until it is
+    scheduled."""
     loaded: int = 0
     """Tokens that this run has from the cache."""
     position: int | None = None

@@ -12,6 +12,7 @@ Importing this module imports neither torch nor vLLM.
 import dis
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
@@ -67,18 +68,22 @@ READS: dict[str, str] = {
     # Configuration.
     "vllm.config": "get_current_vllm_config_or_none",
     "vllm.config.VllmConfig": (
-        "attention_config cache_config ec_transfer_config kv_events_config kv_transfer_config "
-        "model_config num_prefill_lookahead_tokens parallel_config scheduler_config "
-        "speculative_config use_v2_model_runner"
+        "additional_config attention_config cache_config compilation_config ec_transfer_config "
+        "kv_events_config kv_transfer_config load_config lora_config mamba_config model_config "
+        "num_prefill_lookahead_tokens parallel_config scheduler_config speculative_config "
+        "use_v2_model_runner weight_transfer_config"
     ),
-    "vllm.config.AttentionConfig": "backend",
+    "vllm.config.CompilationConfig": "static_forward_context",
+    "vllm.config.LoadConfig": "download_dir load_format",
+    "vllm.config.LoRAConfig": "lora_dtype",
     "vllm.config.SpeculativeConfig": (
         "draft_model_config method model num_speculative_tokens "
         "num_speculative_tokens_per_batch_size "
         "parallel_drafting quantization revision use_eagle_block_drop use_multi_module_mtp"
     ),
     "vllm.config.CacheConfig": (
-        "block_size cache_dtype enable_prefix_caching mamba_cache_mode "
+        "block_size cache_dtype enable_prefix_caching kv_cache_dtype_skip_layers "
+        "mamba_cache_dtype mamba_cache_mode mamba_ssm_cache_dtype "
         "prefix_cache_retention_interval prefix_caching_hash_algo use_replayssm"
     ),
     "vllm.config.kv_events.KVEventsConfig": "enable_kv_cache_events",
@@ -87,11 +92,14 @@ READS: dict[str, str] = {
         "kv_connector_extra_config"
     ),
     "vllm.config.ModelConfig": (
-        "dtype is_diffusion is_encoder_decoder is_hybrid max_model_len model quantization revision"
+        "code_revision dtype hf_config is_diffusion is_encoder_decoder is_hybrid max_model_len "
+        "model model_class_overrides model_impl model_weights quantization quantization_config "
+        "revision"
     ),
     "vllm.config.ParallelConfig": (
         "data_parallel_index data_parallel_size data_parallel_size_local "
-        "decode_context_parallel_size distributed_executor_backend enable_elastic_ep nnodes "
+        "decode_context_parallel_size distributed_executor_backend enable_elastic_ep "
+        "enable_expert_parallel nnodes "
         "pipeline_parallel_size prefill_context_parallel_size rank tensor_parallel_size "
         "use_ubatching"
     ),
@@ -135,6 +143,8 @@ READS: dict[str, str] = {
     ),
     _KV: "get_kv_cache_spec_kind get_kv_quant_mode",
     "vllm.model_executor.layers.mamba.mamba_utils": "get_conv_state_layout",
+    "vllm.model_executor.layers.attention_layer_base.AttentionLayerBase": "get_attn_backend",
+    "vllm.model_executor.custom_op.CustomOp": "_forward_method",
     # The scheduler's objects.
     "vllm.v1.request.Request": (
         "all_token_ids block_hashes cache_salt kv_transfer_params lora_request mm_features "
@@ -145,7 +155,9 @@ READS: dict[str, str] = {
     "vllm.multimodal.inputs.MultiModalFeatureSpec": "identifier mm_position",
     "vllm.multimodal.inputs.PlaceholderRange": "length offset",
     "vllm.v1.request.RequestStatus": "FINISHED_ABORTED FINISHED_ERROR",
-    "vllm.lora.request.LoRARequest": "load_inplace lora_int_id lora_name lora_path",
+    "vllm.lora.request.LoRARequest": (
+        "is_3d_lora_weight load_inplace lora_int_id lora_name lora_path"
+    ),
     "vllm.v1.core.block_pool.BlockPool": (
         "blocks cached_block_hash_to_block evict_blocks free_blocks touch"
     ),
@@ -465,6 +477,75 @@ def conv_state_layout() -> str:
     return str(get_conv_state_layout())
 
 
+def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
+    """What computes the caches of layers, as it was chosen when the model was made: backends and
+    the variants of custom operators. Known in a worker's process; empty elsewhere."""
+    from torch.nn import Module
+    from vllm.model_executor.custom_op import CustomOp
+
+    made, found = config.compilation_config.static_forward_context, set()
+    for layer in filter(None, map(made.get, layers)):
+        found.add(_named(layer.get_attn_backend()))
+        for module in layer.modules() if isinstance(layer, Module) else ():
+            method = vars(module).get("_forward_method") if isinstance(module, CustomOp) else None
+            if method is not None:  # a function, a method, or what compiles one
+                name = getattr(method, "__name__", type(method).__name__)
+                found.add(f"{_named(type(module))}.{name}")
+    return sorted(found)
+
+
+def _named(item: type) -> str:
+    return f"{item.__module__}.{item.__qualname__}"
+
+
+# ---- what outlives the engine
+
+FILE_FORMATS = (
+    "auto",
+    "fastsafetensors",
+    "hf",
+    "instanttensor",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "safetensors",
+    "sharded_state",
+)
+"""Values of ``load_format`` whose weights are in the model's own folder, as files."""
+
+_HASH_SEED, _DEFAULT_SEED = "PYTHONHASHSEED", "vllm's own"
+
+
+def hash_seed(cache: "CacheConfig") -> str | None:
+    """The seed of prefix hashes; None if each process makes one of its own.
+
+    ``kv_cache_utils.resolve_none_hash_seed``: the environment's, else a constant for SHA-256 and
+    random bytes for xxHash.
+    """
+    given = os.environ.get(_HASH_SEED)
+    if given is not None:
+        return given
+    return None if cache.prefix_caching_hash_algo.startswith("xxhash") else _DEFAULT_SEED
+
+
+def downloaded(model: str, revision: str | None, download_dir: str | None) -> str | None:
+    """The folder of a model of the Hugging Face hub in this machine's cache; None if it is not
+    there. Asks nobody."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(
+            snapshot_download(
+                model, revision=revision, cache_dir=download_dir, local_files_only=True
+            )
+        )
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
 # ---- requests
 
 STEPS_IN_FLIGHT = 2
@@ -545,6 +626,11 @@ def compute_anew(request: "Request", manager: "KVCacheManager") -> None:
 def reloads_adapter(adapter: "LoRARequest") -> bool:
     """Whether the worker reads an adapter's files again when the request is scheduled."""
     return bool(adapter.load_inplace)
+
+
+def adapter_layout(adapter: "LoRARequest") -> str:
+    """How an adapter's files are read, where a request says so."""
+    return "fused experts" if adapter.is_3d_lora_weight else "as it is"
 
 
 # ---- blocks

@@ -150,7 +150,7 @@ class WorkerHalf:
                 layers=self._maps,
                 threads=self.settings.copy_threads,
                 kernel_below=self.settings.kernel_below,
-                checksums=self.settings.checksum != "off",
+                checksums=self.settings.has_checksums,
                 owners=self._kv_caches,
                 pinning=self._pinning,
             )

@@ -122,6 +122,10 @@ impl PyDisk {
         Ok(py.detach(|| self.handle.settle(limit)))
     }
 
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.handle.close());
+    }
+
     fn notes(&self) -> Vec<String> {
         self.handle.take_notes()
     }

@@ -9,6 +9,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -138,6 +139,7 @@ class Engine:
         data_parallel: tuple[int, int] = (0, 1),
         events: KVEventsConfig | None = None,
         speculation: Speculation | None = None,
+        model: Path | None = None,
     ) -> None:
         self.speculation = speculation
         if speculation is not None:
@@ -156,6 +158,8 @@ class Engine:
             events=events,
             speculation=speculation,
         )
+        if model is not None:
+            self.config.model_config.model = str(model)
         self._place(*data_parallel)
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
             self._start(runner_version, async_scheduling, match_unit)
@@ -514,7 +518,11 @@ class Engine:
 
     def _check_cache(self) -> None:
         """Every slot is free or belongs to an entry, and every entry holds what it should."""
-        half, stats = self.half, self.cache.stats()
+        half = self.half
+        if half.disk is not None:
+            assert half.disk.settle(60), "copies to the disk do not end"
+            self.cache.poll()
+        stats = self.cache.stats()
         assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
         assert not half._requests, "the scheduler half still follows finished requests"
         sizes: dict[str, list[int]] = {}

@@ -310,6 +310,9 @@ impl Below for Disk {
 
     fn clear(&mut self) {
         let shared = &self.shared;
+        if lock(&shared.health).is_closed() {
+            return; // The files may be another process's by now, and this one finds nothing.
+        }
         let mut book = lock(&shared.book);
         clear(shared, &mut book);
         drop(book);
@@ -322,33 +325,40 @@ impl Drop for Disk {
         if self.process != std::process::id() {
             return; // A fork has none of the threads.
         }
-        let shared = &self.shared;
-        let limit = shared.options.deadline.max(Duration::from_secs(1));
-        let begun = Instant::now();
-        while !shared.is_idle() && !self.is_out() && begun.elapsed() < limit {
-            std::thread::sleep(NAP);
-        }
-        shared.queue.stop();
-        while shared.has_threads() && begun.elapsed() < 2 * limit {
-            std::thread::sleep(NAP);
-        }
-        // Nothing touches the slots afterwards, though a thread may hang.
-        while !shared.abandon_all() {
-            std::thread::sleep(NAP);
-        }
-        shared.note_uses();
-        shared.bell.stop();
-        let keeper = lock(&shared.keeper).take();
-        if let Some(keeper) = keeper {
-            while !keeper.is_finished() && begun.elapsed() < 3 * limit {
-                std::thread::sleep(NAP);
-            }
-            if keeper.is_finished() && keeper.join().is_err() {
-                shared.failed(Reason::Index, "the thread of the index panicked");
-            }
-        }
-        shared.lane.release();
+        close(&self.shared);
     }
+}
+
+/// Ends the copies and the threads, and gives the lane back. The second call does nothing.
+pub(super) fn close(shared: &Shared) {
+    let limit = shared.options.deadline.max(Duration::from_secs(1));
+    let begun = Instant::now();
+    while !shared.is_idle() && !lock(&shared.health).is_out() && begun.elapsed() < limit {
+        std::thread::sleep(NAP);
+    }
+    if lock(&shared.health).close() {
+        return;
+    }
+    shared.queue.stop();
+    while shared.has_threads() && begun.elapsed() < 2 * limit {
+        std::thread::sleep(NAP);
+    }
+    // Nothing touches the slots afterwards, though a thread may hang.
+    while !shared.abandon_all() {
+        std::thread::sleep(NAP);
+    }
+    shared.note_uses();
+    shared.bell.stop();
+    let keeper = lock(&shared.keeper).take();
+    if let Some(keeper) = keeper {
+        while !keeper.is_finished() && begun.elapsed() < 3 * limit {
+            std::thread::sleep(NAP);
+        }
+        if keeper.is_finished() && keeper.join().is_err() {
+            shared.failed(Reason::Index, "the thread of the index panicked");
+        }
+    }
+    shared.lane.release();
 }
 
 fn refused(expected: &str, found: &str) -> Error {

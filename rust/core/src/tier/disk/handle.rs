@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::below::close;
 use super::connect::connect;
 use super::format::Identity;
 use super::lock;
@@ -63,6 +64,12 @@ impl DiskHandle {
             self.0.bell.ring();
             std::thread::sleep(NAP);
         }
+    }
+
+    /// Ends the copies and the threads and gives the lane back: another disk may take it. The cache may live on;
+    /// it finds nothing here, and nothing is written. The second call does nothing.
+    pub fn close(&self) {
+        close(&self.0);
     }
 
     /// The first contradiction in what the disk knows, if there is one: for tests and tools.

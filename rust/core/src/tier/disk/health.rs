@@ -19,6 +19,7 @@ pub(super) struct Health {
     /// No writes until then.
     writes_from: Option<Instant>,
     refusals: u32,
+    closed: bool,
 }
 
 impl Health {
@@ -32,7 +33,17 @@ impl Health {
             progress: Instant::now(),
             writes_from: None,
             refusals: 0,
+            closed: false,
         }
+    }
+
+    /// Out for good. Says whether it was so before.
+    pub(super) const fn close(&mut self) -> bool {
+        std::mem::replace(&mut self.closed, true)
+    }
+
+    pub(super) const fn is_closed(&self) -> bool {
+        self.closed
     }
 
     fn pause(&self, times: u32) -> Duration {
@@ -40,7 +51,7 @@ impl Health {
     }
 
     pub(super) const fn is_out(&self) -> bool {
-        self.out.is_some()
+        self.closed || self.out.is_some()
     }
 
     /// Something moved.
@@ -67,7 +78,7 @@ impl Health {
     pub(super) fn try_again(&mut self) -> bool {
         let pause = self.pause(self.outages.saturating_sub(1));
         let due = self.out.is_some_and(|since| since.elapsed() >= pause);
-        let begin = due && !self.probing;
+        let begin = due && !self.probing && !self.closed;
         self.probing |= begin;
         begin
     }

@@ -1,0 +1,130 @@
+"""The settings of a disk below the host's memory: what can be told before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybrid_pages._core import BudgetError, Disk, Geometry
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.memory import GIB
+
+DEADLINE_MS = 5000
+"""Unless the user says otherwise."""
+LONGEST_DEADLINE_MS = 3_600_000
+_SETTLE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class DiskShare:
+    """What one cache has of a directory.
+
+    path, deadline_ms: as the user gave them. nbytes: its part of the quota. lane: its number among
+    the caches that share the directory.
+    """
+
+    path: str
+    nbytes: int
+    deadline_ms: int = DEADLINE_MS
+    lane: int = 0
+
+    @classmethod
+    def of(
+        cls, path: str, gb: float, deadline_ms: int, *, lane: int = 0, lanes: int = 1
+    ) -> DiskShare | None:
+        """One of so many equal shares; None without a directory."""
+        return cls(path, int(gb * GIB) // lanes, deadline_ms, lane) if path else None
+
+    def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Disk:
+        """The disk for a cache with such slots, which finds nothing before it is connected.
+
+        Raises:
+            BudgetError: its part of the quota cannot hold one entry of each class.
+            DiskError: the directory cannot be used, or another process uses it.
+            ForeignError: something else is in it.
+            SettingsError: the path is none of a directory that can be written.
+        """
+        require_directory(self.path, self.nbytes / GIB)
+        return Disk(
+            geometry,
+            slot_bytes=slot_bytes,
+            path=self.path,
+            quota_bytes=self.nbytes,
+            lane=self.lane,
+            deadline_ms=self.deadline_ms,
+            policy=policy,
+        )
+
+
+def close_disk(disk: Disk | None) -> None:
+    """Waits a while for what is on its way to the disk, and gives its directory back."""
+    if disk is not None:
+        disk.settle(_SETTLE_SECONDS)
+        disk.close()
+
+
+def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:
+    """Rejects settings of a disk that contradict each other or make no sense.
+
+    Raises:
+        SettingsError: names the setting.
+    """
+    if disk_path and not 0 < disk_gb < 1 << 30:
+        raise SettingsError(
+            f"disk_gb: expected a quota above 0 and below 1073741824 GiB with disk_path, found "
+            f"{disk_gb:g}: say how much of the file system the cache may take"
+        )
+    if disk_gb and not disk_path:
+        raise SettingsError(
+            f"disk_path: expected a directory with disk_gb {disk_gb:g}, found none: name one, or "
+            "leave disk_gb out"
+        )
+    if not 1 <= disk_deadline_ms <= LONGEST_DEADLINE_MS:
+        raise SettingsError(
+            f"disk_deadline_ms: expected 1 to {LONGEST_DEADLINE_MS} milliseconds, found "
+            f"{disk_deadline_ms}"
+        )
+
+
+def require_directory(disk_path: str, disk_gb: float) -> None:
+    """Rejects a path where no files can be made, and a quota that its file system cannot hold.
+    Makes nothing.
+
+    Raises:
+        SettingsError: names the path, what is wrong and what to do.
+        BudgetError: the quota is larger than the file system.
+    """
+    path = Path(disk_path)
+    if path.is_symlink():
+        raise SettingsError(
+            f"disk_path: expected a directory, found the symbolic link {disk_path!r}: name the "
+            "directory that it leads to"
+        )
+    place = path if os.path.lexists(path) else path.parent
+    if not os.path.lexists(place):
+        raise SettingsError(
+            f"disk_path: expected a directory, or one in which it can be made, found neither "
+            f"{disk_path!r} nor {str(place)!r}: make it first"
+        )
+    if not place.is_dir():
+        raise SettingsError(
+            f"disk_path: expected a directory, found the file {str(place)!r}: name another path"
+        )
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"disk_path: expected to read and write in {str(place)!r}, found no permission to: "
+            "make this process's user its owner, or name another path"
+        )
+    status = os.statvfs(place)
+    if status.f_flag & os.ST_RDONLY:
+        raise SettingsError(
+            f"disk_path: expected a file system to write on, found {str(place)!r} on one that is "
+            "mounted read-only: mount it for writing, or name another path"
+        )
+    nbytes = status.f_blocks * status.f_frsize
+    if disk_gb * GIB > nbytes:
+        raise BudgetError(
+            f"disk_gb: expected at most the size of the file system of {str(place)!r}, "
+            f"{nbytes / GIB:.1f} GiB, found {disk_gb:g} GiB: lower it"
+        )

@@ -1,0 +1,122 @@
+"""Names of a model's states that another process gives the same states.
+
+In one process objects are told apart by identity. Here they are named: plain values by what they
+are, code by where it was installed from and in which version, other objects by their class and
+fields. Code without a version, such as a notebook's or a repository's, may be another one tomorrow
+under the same name: it has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import sys
+import types
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hybrid_pages.transformers.conditions import PLAIN, Same
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_MOST_DEPTH = 8
+
+
+class Unnamed(Exception):
+    """Something has no name that lasts; the message says what."""
+
+
+def lasting_name(parts: Sequence[Hashable]) -> str:
+    """The name of what consists of these parts, as 64 hexadecimal digits.
+
+    Raises:
+        Unnamed: another process could not tell one of them.
+    """
+    text = json.dumps([sys.version, [_name(part, 0) for part in parts]])
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def _name(value: Any, depth: int) -> Any:
+    if isinstance(value, PLAIN):
+        return [type(value).__name__, repr(value)]
+    if isinstance(value, Same):
+        return _name(value.held, depth)
+    if isinstance(value, (tuple, list)):
+        return [_name(item, depth) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_name(item, depth)) for item in value)
+    if isinstance(value, dict):
+        items = value.items()
+        return sorted(json.dumps([_name(key, depth), _name(item, depth)]) for key, item in items)
+    if isinstance(value, types.CodeType):
+        return ["code", hashlib.blake2b(value.co_code, digest_size=16).hexdigest(), value.co_name]
+    if isinstance(value, types.ModuleType):
+        return ["module", value.__name__, _version(value.__name__)]
+    if isinstance(value, type):
+        return ["class", value.__qualname__, *_place(value.__module__, value)]
+    if isinstance(value, _FUNCTIONS):
+        return _function(value, depth)
+    return _object(value, depth)
+
+
+def _function(value: Any, depth: int) -> Any:
+    owner = getattr(value, "__self__", None)
+    if isinstance(value, types.MethodType):
+        return ["method", _function(value.__func__, depth), _name(type(owner), depth)]
+    if isinstance(value, types.BuiltinFunctionType):
+        module = value.__module__ or type(owner).__module__
+        return ["builtin", value.__qualname__, *_place(module, value)]
+    # Its globals say where it was written, whatever a decorator says.
+    found = ["function", value.__qualname__, _name(value.__code__, depth)]
+    found += _place(value.__globals__.get("__name__", ""), value)
+    return [*found, [_cell(cell, depth + 1) for cell in value.__closure__ or ()]]
+
+
+def _cell(cell: types.CellType, depth: int) -> Any:
+    try:
+        value = cell.cell_contents
+    except ValueError:
+        return "empty"
+    return _name(value, depth)
+
+
+def _object(value: Any, depth: int) -> Any:
+    kind, fields = type(value), getattr(value, "__dict__", None)
+    if fields is None or depth >= _MOST_DEPTH or isinstance(value, torch.Tensor):
+        raise Unnamed(f"an object of {kind.__module__}.{kind.__qualname__}")
+    named = sorted(json.dumps([key, _name(item, depth + 1)]) for key, item in fields.items())
+    return ["object", _name(kind, depth), named]
+
+
+def _place(module: str, value: Any) -> tuple[str, str]:
+    try:
+        return module, _version(module)
+    except Unnamed:
+        name = getattr(value, "__qualname__", repr(value))
+        raise Unnamed(f"{name} of {module or 'no module'}, which has no version") from None
+
+
+@functools.cache
+def _version(module: str) -> str:
+    """The version of the package that a module was installed with."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "builtins":
+        return "python"
+    found = []
+    for name in _distributions().get(top, ()):
+        distribution = importlib.metadata.distribution(name)
+        origin = distribution.read_text("direct_url.json")
+        if origin is not None and json.loads(origin).get("dir_info", {}).get("editable"):
+            raise Unnamed(module)
+        found.append(f"{name} {distribution.version}")
+    if not found:
+        raise Unnamed(module)
+    return ", ".join(sorted(found))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    return importlib.metadata.packages_distributions()

@@ -1,0 +1,90 @@
+"""Real engines that are ended and start again on one disk."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from harness import Engine
+from serve_disk import prompts, settings
+
+SCRIPT = Path(__file__).with_name("serve_disk.py")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+# An idle engine writes what it has published within a second.
+IDLE_SECONDS = 1.5
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory) -> Path:
+    """A model's folder, whose weights may be changed."""
+    return Path(shutil.copytree(model("qwen3.5"), tmp_path_factory.mktemp("model") / "weights"))
+
+
+@pytest.fixture(scope="module")
+def disk(folder, tmp_path_factory) -> Path:
+    """A disk that engines were ended on by each signal, while they were idle."""
+    disk = tmp_path_factory.mktemp("disk") / "disk"
+    for number in SIGNALS:
+        process = subprocess.Popen(
+            [sys.executable, SCRIPT, folder, disk, number.name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line == "DONE\n":
+                break
+        else:
+            raise AssertionError("the engine ended:\n" + "".join(lines[-80:]))
+        time.sleep(IDLE_SECONDS)
+        process.send_signal(number)
+        process.stdout.read()
+        assert process.wait(60) == -number
+    return disk
+
+
+@pytest.fixture
+def engine(folder, disk) -> Iterator[Engine]:
+    engine = Engine(folder, settings(disk))
+    yield engine
+    engine.shutdown()
+
+
+def test_a_restarted_engine_gives_what_the_local_hit_gives(engine):
+    for number in SIGNALS:
+        for prompt in prompts(number.name, engine.N):
+            with engine.counting() as counted:
+                restored = engine.run(prompt, 8)
+            assert restored.host == len(prompt) // engine.N * engine.N
+            assert counted["hit_tokens:disk"] == restored.host
+            engine.reset_local()
+            with engine.looking_away():
+                engine.run(prompt, 8)  # vLLM's own blocks, from no restored one
+            assert restored == engine.local_hit(prompt, restored, 8)
+    kernels = engine.half.geometry.identity["kernels"]
+    assert "CPU" in kernels and "gdn" in kernels, kernels
+    assert not any("failures" in name for name in engine.stats())
+
+
+def test_other_weights_under_the_same_path_restore_nothing(folder, disk):
+    path = next(folder.glob("*.safetensors"))
+    tensors = load_file(path)
+    name = next(name for name in tensors if "layers.1." in name and name.endswith("proj.weight"))
+    tensors[name] = tensors[name] * 1.01
+    save_file(tensors, path, metadata={"format": "pt"})
+    engine = Engine(folder, settings(disk))
+    try:
+        for number in SIGNALS:
+            for prompt in prompts(number.name, engine.N):
+                assert engine.run(prompt, 8).resumed == 0
+        assert engine.half.disk.stats()["other_bytes"] > 0
+    finally:
+        engine.shutdown()
