@@ -61,7 +61,7 @@ def test_every_error_is_a_hybrid_pages_error():
         for value in map(vars(hybrid_pages).get, hybrid_pages.__all__)
         if isinstance(value, type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 10
+    assert len(errors) == 11
     assert all(issubclass(error, hybrid_pages.HybridPagesError) for error in errors)
     assert issubclass(hybrid_pages.GeometryError, ValueError)
     assert issubclass(hybrid_pages.InvalidArgumentError, ValueError)

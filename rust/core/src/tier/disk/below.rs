@@ -347,7 +347,9 @@ impl Drop for Disk {
                 shared.failed(Reason::Index, "the thread of the index panicked");
             }
         }
-        shared.lane.release();
+        if let Err(error) = shared.lane.release() {
+            shared.failed(Reason::Directory, &format!("cannot unlock: {error}"));
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod handle;
 mod health;
 mod index;
 mod job;
+mod journal;
 mod keeper;
 mod options;
 mod planes;
