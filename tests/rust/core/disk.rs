@@ -44,3 +44,26 @@ fn entries_of_many_pieces_come_back() {
     let engine = setup.engine();
     assert_eq!(engine.restore("ab"), 2);
 }
+
+#[test]
+#[should_panic(expected = "other bytes")]
+fn a_restore_that_gives_other_bytes_fails_these_tests() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    setup.engine().keep("abc");
+    let mut engine = setup.engine();
+    engine.weights += 1;
+    engine.restore("abc");
+}
+
+#[test]
+fn an_engine_that_does_nothing_more_leaves_nothing_unwritten() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    let engine = setup.engine();
+    engine.store("abc");
+    // Nobody calls the cache.
+    while engine.stats().durable < 4 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

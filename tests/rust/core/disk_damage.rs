@@ -9,6 +9,9 @@ use hybrid_pages::tier::disk::Reason;
 
 const PROMPTS: [&str; 2] = ["abc", "xyz"];
 
+/// What it is, and how it is done to a store.
+type Damage = (String, Box<dyn FnOnce(&Path)>);
+
 fn stock(setup: &Setup) {
     let engine = setup.engine();
     PROMPTS.iter().for_each(|prompt| engine.keep(prompt));
@@ -50,7 +53,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Has damage done to a copy of one stock, and sees it heal. Returns the failures of the first process.
-fn each(setup: &Setup, damages: impl Iterator<Item = (String, Box<dyn FnOnce(&Path)>)>) {
+fn each(setup: &Setup, damages: impl Iterator<Item = Damage>) {
     stock(setup);
     let stock = setup.options.path.clone();
     for (at, (what, damage)) in damages.enumerate() {
@@ -82,7 +85,7 @@ fn a_flipped_bit_in_any_region_of_a_cell_is_found_out() {
     ];
     let shards = [4096, 6_000, 4096 + 4999, 12_288, 14_000, 12_288 + 4999];
     let places: Vec<usize> = places.into_iter().chain(shards).collect();
-    let flip = move |at: usize| -> (String, Box<dyn FnOnce(&Path)>) {
+    let flip = move |at: usize| -> Damage {
         let damage = move |store: &Path| {
             change(&store.join("class-0.slab"), |bytes| bytes[at] ^= 0x10);
         };
@@ -95,7 +98,7 @@ fn a_flipped_bit_in_any_region_of_a_cell_is_found_out() {
 fn a_flipped_bit_in_any_page_of_the_index_is_found_out() {
     let place = tempfile::tempdir().unwrap();
     let setup = Setup::small(place.path());
-    let flip = |at: usize| -> (String, Box<dyn FnOnce(&Path)>) {
+    let flip = |at: usize| -> Damage {
         let damage = move |store: &Path| {
             change(&store.join("index.redb"), |bytes| {
                 let at = at * bytes.len() / 40 + at % 64;
@@ -104,7 +107,7 @@ fn a_flipped_bit_in_any_page_of_the_index_is_found_out() {
         };
         (format!("place {at} of 40"), Box::new(damage))
     };
-    let header = |at: usize| -> (String, Box<dyn FnOnce(&Path)>) {
+    let header = |at: usize| -> Damage {
         let damage = move |store: &Path| {
             change(&store.join("index.redb"), |bytes| bytes[at] ^= 0x01);
         };
@@ -142,7 +145,7 @@ fn cut_and_deleted_files_are_misses() {
     let setup = Setup::small(place.path());
     let files = ["class-0.slab", "class-1.slab", "index.redb"];
     let cases = files.into_iter().flat_map(|file| {
-        let cut = move |part: usize| -> (String, Box<dyn FnOnce(&Path)>) {
+        let cut = move |part: usize| -> Damage {
             let damage = move |store: &Path| {
                 change(&store.join(file), |bytes| {
                     bytes.truncate(bytes.len() * part / 8)
@@ -151,12 +154,11 @@ fn cut_and_deleted_files_are_misses() {
             (format!("{file} cut to {part}/8"), Box::new(damage))
         };
         let delete = move |store: &Path| std::fs::remove_file(store.join(file)).unwrap();
-        let deleted: (String, Box<dyn FnOnce(&Path)>) =
-            (format!("{file} deleted"), Box::new(delete));
+        let deleted: Damage = (format!("{file} deleted"), Box::new(delete));
         let longer = move |store: &Path| {
             change(&store.join(file), |bytes| bytes.extend([0xAB; 10_000]));
         };
-        let longer: (String, Box<dyn FnOnce(&Path)>) = (format!("{file} longer"), Box::new(longer));
+        let longer: Damage = (format!("{file} longer"), Box::new(longer));
         (0..8)
             .map(cut)
             .chain([longer])
@@ -197,7 +199,9 @@ fn entries_in_each_others_cells_are_not_shown() {
         first.swap_with_slice(&mut rest[..20_480]);
     });
     let engine = setup.engine();
-    PROMPTS.map(|prompt| engine.restore(prompt));
+    for prompt in PROMPTS {
+        engine.restore(prompt);
+    }
     assert!(engine.stats().failed(Reason::Header) > 0);
     drop(engine);
     drop(heals(&setup));

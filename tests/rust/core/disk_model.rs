@@ -72,6 +72,8 @@ impl World {
         };
         match call {
             Call::Store(prompt) => {
+                // As engines do: what a lookup finds is known when more of the prompt is stored.
+                engine.hit(&prompt);
                 engine.store(&prompt);
                 // A queue that is full, or a store that is not open yet, declines.
                 engine.settle();

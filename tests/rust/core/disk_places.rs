@@ -5,6 +5,7 @@ mod disk_support;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::{Duration, SystemTime};
 
 use disk_door::BadDoor;
 use disk_support::{Setup, hex};
@@ -77,7 +78,7 @@ fn only_the_owner_may_read() {
             }
         }
     }
-    assert_eq!(files, 5, "marker, lock, index, two slabs");
+    assert_eq!(files, 6, "marker, lock, index, journal, two slabs");
 }
 
 #[test]
@@ -219,17 +220,11 @@ fn identities_share_a_quota_and_the_one_used_longest_ago_goes() {
     for number in [1, 2] {
         setup.identity = identity(number);
         setup.engine().keep("abc");
-        let old = fs::File::open(setup.store().join("index.redb")).unwrap();
-        let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(100_000);
-        for name in ["index.redb", "class-0.slab", "class-1.slab"] {
-            let file = fs::File::options()
-                .write(true)
-                .open(setup.store().join(name))
-                .unwrap();
-            let later = long_ago + std::time::Duration::from_secs(u64::from(number) * 1000);
-            file.set_modified(later).unwrap();
+        let ago = Duration::from_secs(100_000 - 1000 * u64::from(number));
+        for file in fs::read_dir(setup.store()).unwrap().map(Result::unwrap) {
+            let file = fs::File::options().write(true).open(file.path()).unwrap();
+            file.set_modified(SystemTime::now() - ago).unwrap();
         }
-        drop(old);
     }
     setup.identity = identity(3);
     let probe = setup.engine();
@@ -281,7 +276,9 @@ fn of_what_is_left_over_the_oldest_and_deepest_goes_first() {
     setup.options.door = std::sync::Arc::new(door.clone());
     setup.slots = 100;
     let engine = setup.engine();
-    ["abc", "def", "ghi"].map(|prompt| engine.keep(prompt));
+    for prompt in ["abc", "def", "ghi"] {
+        engine.keep(prompt);
+    }
     door.pass(3600);
     // Uses that only the host sees.
     assert_eq!(["abc", "ghi"].map(|prompt| engine.load(prompt)), [3, 3]);
@@ -318,7 +315,9 @@ fn a_lower_quota_holds_from_the_start() {
     let place = tempfile::tempdir().unwrap();
     let mut setup = Setup::small(place.path());
     let engine = setup.engine();
-    ["abc", "def", "ghi"].map(|prompt| engine.keep(prompt));
+    for prompt in ["abc", "def", "ghi"] {
+        engine.keep(prompt);
+    }
     drop(engine);
     setup.options.quota_bytes = PROMPT + PAGE;
     let engine = setup.engine();
@@ -385,7 +384,7 @@ fn cleared_entries_are_gone_for_good() {
                 .count()
         };
         while cleared() > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

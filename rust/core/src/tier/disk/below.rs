@@ -358,7 +358,9 @@ pub(super) fn close(shared: &Shared) {
             shared.failed(Reason::Index, "the thread of the index panicked");
         }
     }
-    shared.lane.release();
+    if let Err(error) = shared.lane.release() {
+        shared.failed(Reason::Directory, &format!("cannot unlock: {error}"));
+    }
 }
 
 fn refused(expected: &str, found: &str) -> Error {

@@ -93,8 +93,12 @@ impl Lane {
     }
 
     /// Lets another process have the lane.
-    pub(super) fn release(&self) {
-        drop(super::lock(&self.lock).take());
+    pub(super) fn release(&self) -> io::Result<()> {
+        match super::lock(&self.lock).take() {
+            // Closing the file is not enough: a child that was forked at this moment has it open, too.
+            Some(file) => Ok(rustix::fs::flock(&file, FlockOperation::Unlock)?),
+            None => Ok(()),
+        }
     }
 
     /// Moves a directory out of reach, under a name that it returns: nobody opens it again. That outlives the

@@ -93,6 +93,11 @@ pub(super) struct Place {
 const PLACE_BYTES: usize = 24;
 
 impl Place {
+    /// Bytes of a place with so many checksums, as the index keeps it.
+    pub(super) const fn bytes(ranks: usize) -> usize {
+        PLACE_BYTES + 8 * ranks + 8
+    }
+
     /// As the index keeps it, with a checksum that covers the name.
     pub(super) fn encode(&self, name: &Name) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(PLACE_BYTES + 8 * self.sums.len() + 8);
@@ -110,7 +115,7 @@ impl Place {
 
     /// `None` for anything that was not written for that name.
     pub(super) fn decode(name: &Name, bytes: &[u8], ranks: usize) -> Option<Self> {
-        if bytes.len() != PLACE_BYTES + 8 * ranks + 8 {
+        if bytes.len() != Self::bytes(ranks) {
             return None;
         }
         let (bytes, check) = bytes.split_at(bytes.len() - 8);

@@ -1,13 +1,14 @@
-//! The index of one identity: which entry is in which cell, in a redb file.
+//! The index of one identity: which entry is in which cell, in a redb file and a journal.
 //!
 //! What is wrong in it is never trusted: a damaged file is set aside, a damaged record is left out, and the
 //! cells that records name have headers of their own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use redb::{
     BackendError, Builder, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend,
@@ -17,7 +18,9 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::door::{Door, DoorFile};
+use super::folder::random;
 use super::format::{DISK_FORMAT_VERSION, Identity, Name, Place};
+use super::journal::{self, Journal};
 use crate::transfer::panic_message;
 
 const FILE: &str = "index.redb";
@@ -25,6 +28,10 @@ const ASIDE: &str = "index.damaged";
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
 const OWNER: &str = "owner";
+const GENERATION: &str = "journal";
+/// The journal is taken in after so long, or so many changes.
+const SAVE: Duration = Duration::from_secs(2);
+const MOST_UNSAVED: usize = 50_000;
 const CACHE_BYTES: usize = 16 << 20;
 
 /// A change: where an entry is from now on, or that it is gone.
@@ -33,6 +40,10 @@ pub(super) type Change = (Name, Option<Place>);
 /// An open index.
 pub(super) struct Index {
     database: Database,
+    journal: Journal,
+    /// What only the journal has.
+    unsaved: Vec<Change>,
+    saved: Instant,
 }
 
 /// What an index had when it was opened.
@@ -116,88 +127,60 @@ impl Index {
             .set_check_integrity_on_open(!is_new)
             .create_with_backend(Backend(file))
             .map_err(|error| error.to_string())?;
-        let index = Self { database };
         let claim = owner.encode();
         if is_new {
-            index.claim(&claim).map_err(|error| error.to_string())?;
-            let found = Found {
-                is_new,
-                ..Found::default()
-            };
-            return Ok((index, found));
+            claim_new(&database, &claim).map_err(|error| error.to_string())?;
         }
-        let found = index
-            .load(&claim, owner)
-            .map_err(|error| error.to_string())?;
-        found
-            .map(|found| (index, found))
-            .ok_or_else(|| "an index of another identity".into())
+        let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
+        let Some((generation, mut records, mut damaged)) = loaded else {
+            return Err("an index of another identity".into());
+        };
+        let file = door.open(folder.as_fd(), journal::FILE, false);
+        let journal = file.and_then(|file| Journal::open(file, generation, owner.ranks));
+        let (journal, unsaved) = journal.map_err(|error| format!("a journal: {error}"))?;
+        for (name, place) in &unsaved {
+            match place {
+                Some(place) => records.insert(*name, place.clone()),
+                None => records.remove(name),
+            };
+        }
+        let places = check(records, owner.cells.len(), &mut damaged);
+        let found = Found {
+            places,
+            damaged,
+            aside: None,
+            is_new,
+        };
+        let index = Self {
+            database,
+            journal,
+            unsaved,
+            saved: Instant::now(),
+        };
+        Ok((index, found))
     }
-
-    fn claim(&self, claim: &[u8]) -> Result<(), redb::Error> {
-        let mut writing = self.database.begin_write()?;
-        writing.set_durability(Durability::Immediate)?;
-        writing.open_table(META)?.insert(OWNER, claim)?;
-        writing.open_table(ENTRIES)?;
-        writing.commit()?;
+    /// Makes changes, in their order; they outlive the process when it returns.
+    pub(super) fn commit(&mut self, changes: &[Change]) -> Result<(), String> {
+        if !changes.is_empty() {
+            let appended = self.journal.append(changes);
+            appended.map_err(|error| format!("the journal: {error}"))?;
+            self.unsaved.extend_from_slice(changes);
+        }
+        let due = self.saved.elapsed() >= SAVE || self.unsaved.len() >= MOST_UNSAVED;
+        if due && !self.unsaved.is_empty() {
+            self.save()?;
+        }
         Ok(())
     }
 
-    /// Every record, unless the index is another's.
-    fn load(&self, claim: &[u8], owner: &Owner<'_>) -> Result<Option<Found>, redb::Error> {
-        let reading = self.database.begin_read()?;
-        let meta = reading.open_table(META)?;
-        if meta.get(OWNER)?.is_none_or(|found| found.value() != claim) {
-            return Ok(None);
-        }
-        let mut found = Found::default();
-        let mut cells: HashMap<(usize, u64), usize> = HashMap::new();
-        let mut twice = HashSet::new();
-        for record in reading.open_table(ENTRIES)?.iter()? {
-            let (name, bytes) = record?;
-            let name = *name.value();
-            let place = Place::decode(&name, bytes.value(), owner.ranks);
-            let Some(place) = place.filter(|place| place.class < owner.cells.len()) else {
-                found.damaged.push(name);
-                continue;
-            };
-            let at = (place.class, place.cell);
-            if let Some(other) = cells.insert(at, found.places.len()) {
-                twice.extend([other, found.places.len()]);
-            }
-            found.places.push((name, place));
-        }
-        // Of two entries in one cell, nobody knows which is there.
-        let (mut at, damaged) = (0, &mut found.damaged);
-        found.places.retain(|(name, _)| {
-            let keep = !twice.contains(&at);
-            at += 1;
-            if !keep {
-                damaged.push(*name);
-            }
-            keep
-        });
-        Ok(Some(found))
-    }
-
-    /// Makes changes, in their order; they outlive the process and a loss of power when it returns.
-    pub(super) fn commit(&self, changes: &[Change]) -> Result<(), String> {
-        guarded(|| self.write(changes).map_err(|error| error.to_string()))
-    }
-
-    fn write(&self, changes: &[Change]) -> Result<(), redb::Error> {
-        let mut writing = self.database.begin_write()?;
-        writing.set_durability(Durability::Immediate)?;
-        {
-            let mut entries = writing.open_table(ENTRIES)?;
-            for (name, place) in changes {
-                match place {
-                    Some(place) => entries.insert(name, &place.encode(name)[..])?,
-                    None => entries.remove(name)?,
-                };
-            }
-        }
-        writing.commit()?;
+    /// Has the database take what only the journal has: then it outlives a loss of power, too.
+    fn save(&mut self) -> Result<(), String> {
+        let generation = self.journal.generation().wrapping_add(1);
+        let (database, unsaved) = (&self.database, &self.unsaved);
+        guarded(|| write(database, unsaved, generation).map_err(|error| error.to_string()))?;
+        self.journal.restart(generation);
+        self.unsaved.clear();
+        self.saved = Instant::now();
         Ok(())
     }
 
@@ -209,10 +192,93 @@ impl Index {
         }
     }
 
-    /// Closes the file. A panic in there costs no more than the close.
-    pub(super) fn close(self) -> Result<(), String> {
+    /// Saves what is unsaved and closes the file. A panic in there costs no more than the close.
+    pub(super) fn close(mut self) -> Result<(), String> {
+        if !self.unsaved.is_empty() {
+            self.save()?;
+        }
         guarded(|| self.database.close().map_err(|error| error.to_string()))
     }
+}
+
+fn claim_new(database: &Database, claim: &[u8]) -> Result<(), redb::Error> {
+    let mut writing = database.begin_write()?;
+    writing.set_durability(Durability::Immediate)?;
+    {
+        let mut meta = writing.open_table(META)?;
+        meta.insert(OWNER, claim)?;
+        // A journal of an index that was here before must not be taken for this one's.
+        let random = random()?;
+        meta.insert(GENERATION, &random[..8])?;
+    }
+    writing.open_table(ENTRIES)?;
+    writing.commit()?;
+    Ok(())
+}
+
+/// Records by name.
+type Records = HashMap<Name, Place>;
+
+/// The journal's generation, every whole record, and the names of the others; `None` if the index is another's.
+fn load(
+    database: &Database,
+    claim: &[u8],
+    owner: &Owner<'_>,
+) -> Result<Option<(u64, Records, Vec<Name>)>, redb::Error> {
+    let reading = database.begin_read()?;
+    let meta = reading.open_table(META)?;
+    if meta.get(OWNER)?.is_none_or(|found| found.value() != claim) {
+        return Ok(None);
+    }
+    let generation = meta.get(GENERATION)?;
+    let generation =
+        generation.and_then(|found| Some(u64::from_le_bytes(found.value().try_into().ok()?)));
+    let Some(generation) = generation else {
+        return Ok(None);
+    };
+    let (mut records, mut damaged) = (HashMap::new(), Vec::new());
+    for record in reading.open_table(ENTRIES)?.iter()? {
+        let (name, bytes) = record?;
+        let name = *name.value();
+        match Place::decode(&name, bytes.value(), owner.ranks) {
+            Some(place) => drop(records.insert(name, place)),
+            None => damaged.push(name),
+        }
+    }
+    Ok(Some((generation, records, damaged)))
+}
+
+/// The records that make sense beside each other; the names of the others are added to `damaged`.
+fn check(records: Records, classes: usize, damaged: &mut Vec<Name>) -> Vec<(Name, Place)> {
+    let mut cells: HashMap<(usize, u64), u32> = HashMap::new();
+    for place in records.values() {
+        *cells.entry((place.class, place.cell)).or_default() += 1;
+    }
+    // Of two entries in one cell, nobody knows which is there.
+    let sound = |(_, place): &(Name, Place)| {
+        place.class < classes && cells[&(place.class, place.cell)] == 1
+    };
+    let (sound, others): (Vec<_>, Vec<_>) = records.into_iter().partition(sound);
+    damaged.extend(others.into_iter().map(|(name, _)| name));
+    sound
+}
+
+fn write(database: &Database, changes: &[Change], generation: u64) -> Result<(), redb::Error> {
+    let mut writing = database.begin_write()?;
+    writing.set_durability(Durability::Immediate)?;
+    {
+        let mut entries = writing.open_table(ENTRIES)?;
+        for (name, place) in changes {
+            match place {
+                Some(place) => entries.insert(name, &place.encode(name)[..])?,
+                None => entries.remove(name)?,
+            };
+        }
+        let mut meta = writing.open_table(META)?;
+        meta.insert(GENERATION, &generation.to_le_bytes()[..])?;
+    }
+    writing.commit()?;
+    Ok(())
 }
 
 /// A damaged file may make redb panic: that is an error like the others.

@@ -24,6 +24,7 @@ pub(super) struct Keeper {
     index: Option<(u64, Index)>,
     pause: Duration,
     again: Instant,
+    stopping: bool,
 }
 
 impl Keeper {
@@ -34,6 +35,7 @@ impl Keeper {
             index,
             pause: IDLE,
             again: Instant::now(),
+            stopping: false,
         }
     }
 
@@ -44,6 +46,7 @@ impl Keeper {
             if ringing.rung && !ringing.stop {
                 self.shared.bell.pause(BATCH);
             }
+            self.stopping = ringing.stop;
             self.tidy();
             self.commit();
             if ringing.stop {
@@ -121,7 +124,7 @@ impl Keeper {
         let mut published = book.published;
         drop(book);
         if self.index.is_none() {
-            if Instant::now() < self.again {
+            if Instant::now() < self.again && !self.stopping {
                 return; // A new index gets everything.
             }
             let owner = owner(&shared, &store);
@@ -137,12 +140,10 @@ impl Keeper {
             book.changes.clear();
             published = book.published;
         }
-        let Some((_, index)) = &self.index else {
+        let Some((_, index)) = &mut self.index else {
             return;
         };
-        if !changes.is_empty()
-            && let Err(why) = index.commit(&changes)
-        {
+        if let Err(why) = index.commit(&changes) {
             return self.broken(&why);
         }
         self.pause = IDLE;

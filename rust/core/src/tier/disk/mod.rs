@@ -1,10 +1,10 @@
 //! A tier on a local disk: entries that outlive the process, in slab files with an index.
 //!
 //! A directory holds one lane per process that uses it, and a lane one store per identity: `docs/disk-format.md`
-//! has every byte. All that a lookup needs is in memory, the [`book`](self); threads move bytes between slots and cells, and
-//! a keeper writes the index behind them. What is read is shown to nobody before its header and its checksums
-//! were those that the book names, so no order of writes is needed for bytes to be right: a crash or a loss
-//! of power can only cost entries.
+//! has every byte. All that a lookup needs is in memory, in the book. Threads move bytes between slots and cells,
+//! and a keeper writes the index behind them. What is read is shown to nobody before its header and its
+//! checksums were those that the book names, so no order of writes is needed for bytes to be right: a crash or a
+//! loss of power can only cost entries.
 
 mod below;
 mod book;
@@ -18,6 +18,7 @@ mod handle;
 mod health;
 mod index;
 mod job;
+mod journal;
 mod keeper;
 mod options;
 mod planes;

@@ -251,7 +251,6 @@ impl Shared {
                 self.end_write(&mut book, job, failure.as_ref(), wanted && current);
             }
         }
-        drop(book);
         if !wanted {
             return;
         }
@@ -266,7 +265,9 @@ impl Shared {
             (None, Direction::Write) => Ok(Vec::new()),
             (Some((_, what)), _) => Err(Error::Disk(what)),
         };
+        // Whoever finds nothing running any more finds the end and the counts, too.
         self.report(job, result);
+        drop(book);
     }
 
     fn end_read(
@@ -357,7 +358,6 @@ impl Shared {
             }
         }
         let all = book.running.is_empty();
-        drop(book);
         for job in given_up {
             let what = format!(
                 "expected an answer within {:?}, found none: the disk is out",
@@ -367,6 +367,7 @@ impl Shared {
             self.failed(Reason::Deadline, &what);
             self.report(&job, Err(Error::Disk(what)));
         }
+        drop(book);
         for (job, pieces) in dropped {
             job.fail(
                 Reason::Deadline,
