@@ -16,6 +16,7 @@ from hybrid_pages._stubs.cache import (
     Hit,
     LeaseEntry,
     ReadLease,
+    Restore,
     TableColumns,
     WriteLease,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "ReadLease",
     "Removed",
     "ReplayRow",
+    "Restore",
     "RouteRow",
     "Segment",
     "Span",

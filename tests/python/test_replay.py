@@ -151,6 +151,24 @@ def test_unknown_sessions_are_refused(trace):
         Trace.open(trace, sessions="guess")
 
 
+def test_a_disk_shows_what_it_adds_and_what_is_written_to_it(capsys, trace):
+    words = ("--policy", "page-lru,bound", "--budget", "10%", "--disk", "100%")
+    row, bound = replay(capsys, trace, *words)
+    assert (row["disk_units"], row["disk_written_units"]) == (40, 40)
+    assert 0 < row["disk_hit_tokens"] <= row["hit_tokens"]
+    assert row["disk_read_units"] > 0
+    assert bound["disk_written_units"] is None
+    assert cli.main(["replay", str(trace), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "with a disk of 40 pages below" in printed
+    assert "from the disk" in printed and "per block restored" in printed
+
+
+@pytest.mark.parametrize("share", ["20%,30%", "64GiB", "0%", "a lot"])
+def test_a_disk_is_one_share(capsys, trace, share):
+    assert "found" in refusal(capsys, trace, "--disk", share)
+
+
 @pytest.mark.parametrize(
     ("hint", "reason"),
     [

@@ -89,22 +89,24 @@ def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
     engine = start()
     engine.generate(tokens(N + 1, 9))  # the ranks have reported
     pool = engine.scheduler.kv_cache_manager.block_pool
-    real, calls = engine.cache.promote, []
+    real, found = engine.cache.restore, []
 
     class Slow:
         def __getattr__(self, name: str) -> Any:
             return getattr(engine.half.cache, name)
 
-        def promote(self, *args: Any, **kwargs: Any) -> bool:
-            calls.append(real(*args, **kwargs))
-            return calls[-1]
+        def restore(self, *args: Any, **kwargs: Any) -> Any:
+            restore = real(*args, **kwargs)
+            found.append(restore.progress())
+            return SimpleNamespace(first=0, progress=lambda: "waiting", end=restore.end)
 
-    engine.half.loads.cache = Slow()
+    engine.half.loads.below.cache = Slow()
     result = engine.add(PROMPT)
     engine.step()
-    assert calls == [True]
+    assert len(found) == 1 and found[0] in ("waiting", "ready")
     assert result.request.status == RequestStatus.WAITING
     assert pool.get_num_free_blocks() == engine.plan.num_blocks - 1
+    engine.half.loads.below.cache = engine.half.cache
     engine.run()
     assert result.restored_tokens == 4 * N
     engine.check_idle()
@@ -293,10 +295,10 @@ def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
             hit = real.lookup(*args, **kwargs)
             return SimpleNamespace(blocks=4, host=hit.host, pages=4, missing=None)
 
-        def promote(self, *args: Any, **kwargs: Any) -> bool:
-            return True
+        def restore(self, *args: Any, **kwargs: Any) -> Any:
+            return SimpleNamespace(first=0, progress=lambda: "waiting", end=lambda: None)
 
-    engine.half.loads.cache = Hanging()
+    engine.half.loads.below.cache = Hanging()
     assert engine.generate(PROMPT).restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1
     engine.check_idle()

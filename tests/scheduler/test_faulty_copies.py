@@ -203,7 +203,8 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
     loads = engine.connector.scheduler.loads
-    loads.cache = broken = Broken(loads.cache, method)
+    caller = loads.below if method == "lookup" else loads
+    caller.cache = broken = Broken(caller.cache, method)
     if method == "invalidate":
         fail(script, "load", "torn")
     engine.generate(PROMPT)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from hybrid_pages.vllm import load
+from hybrid_pages.vllm import below
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
@@ -34,18 +34,20 @@ class Promoting:
             return hit
         return SimpleNamespace(blocks=hit.blocks, host=0, pages=hit.pages, missing=None)
 
-    def promote(self, *args: Any, **kwargs: Any) -> bool:
+    def restore(self, *_: Any, first: int = 0, **__: Any) -> Any:
         """Says that it is under way until it has been asked often enough."""
-        if not self.left:
-            return self._cache.promote(*args, **kwargs)
-        self.left -= 1
-        return True
+
+        def progress() -> str:
+            self.left -= 1
+            return "waiting"
+
+        return SimpleNamespace(first=first, progress=progress, end=lambda: None)
 
 
 def promoting(engine: Engine, answers: int) -> Promoting:
-    loads = engine.half.loads
-    loads.cache = Promoting(loads.cache, answers)
-    return loads.cache
+    below = engine.half.loads.below
+    below.cache = Promoting(below.cache, answers)
+    return below.cache
 
 
 def stored(engine: Engine) -> list[int]:
@@ -113,12 +115,12 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     promoting(engine, answers=1_000_000)
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(load, "time", clock)
+    monkeypatch.setattr(below, "time", clock)
     result = engine.add(prompt)
     for _ in range(5):
         engine.step()
     assert result.request.status == RequestStatus.WAITING
-    now = engine.half.loads.wait_seconds
+    now = engine.half.loads.below.wait_seconds
     engine.run()
     assert result.tokens and result.restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1

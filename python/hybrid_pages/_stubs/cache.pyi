@@ -1,7 +1,7 @@
 """Lookup, admission, leases."""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Literal, final
 
 from hybrid_pages._stubs.changes import Changes
 from hybrid_pages._stubs.disk import Disk
@@ -170,6 +170,46 @@ class ReadLease:
     def __exit__(self, *exception: object) -> None: ...
 
 @final
+class Restore:
+    """Brings a hit to the host wave by wave; what it needs stays in the tiers below meanwhile.
+
+    A context manager; leaving, ending and dropping it gives up what was not taken. Waves that were
+    taken are leases of their own.
+    """
+
+    @property
+    def first(self) -> int:
+        """First block that it covers."""
+
+    @property
+    def blocks(self) -> int:
+        """The joint hit: the block after the last that it covers."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is one wave, which other requests find in the host, too."""
+
+    def progress(self) -> Literal["queued", "waiting", "ready", "done", "failed"]:
+        """Begin what can be begun, and say where it is; never waits.
+
+        queued: there is no room for the next wave yet. waiting: it is being read. ready:
+        :meth:`take` it. done: every wave was taken. failed: something that is needed is gone or damaged; what
+        was taken is right, and a new lookup says what is left to find.
+        """
+
+    def take(self) -> ReadLease | None:
+        """The wave that is ready: a lease from its first block to the one after its last.
+
+        The next wave may be read while this one is loaded.
+        """
+
+    def end(self) -> None:
+        """End it; a second time does nothing."""
+
+    def __enter__(self) -> Restore: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
 class WriteLease:
     """Room for entries that no lookup finds until they are committed.
 
@@ -271,10 +311,35 @@ class Cache:
         first: int = 0,
         limit: int | None = None,
     ) -> bool:
-        """Bring what the joint hit needs and only tiers below have into the host.
+        """Bring what the joint hit needs and only tiers below have into the host; with too little
+        room for it, what the deepest boundary needs that has room.
 
         Returns whether that is under way: ask again later, or :meth:`acquire` the hit of the host
-        alone. False when nothing is missing or the host has no room.
+        alone. False when nothing is missing or the host has no room. Nothing is held for the caller
+        until it asks again: :meth:`restore` does that.
+        """
+
+    def restore(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        *,
+        stride: int = 1,
+        first: int = 0,
+        limit: int | None = None,
+    ) -> Restore | None:
+        """Begin to bring the joint hit to the engine, also one that is larger than the host.
+
+        None if the host has all of it, or it is no deeper than `first` blocks, which need no load:
+        then :meth:`acquire` it.
+        """
+
+    def restores(self) -> dict[str, int]:
+        """Counts of restores.
+
+        begun: since the start. in_waves: those that have not ended and need several waves. waves:
+        that were taken. failed: restores that needed something that was gone or damaged. shallower:
+        promotions that had no room for the joint hit.
         """
 
     def acquire(

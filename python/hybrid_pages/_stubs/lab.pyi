@@ -94,6 +94,18 @@ class ReplayRow:
     @property
     def written_units(self) -> int: ...
     @property
+    def disk_units(self) -> int:
+        """Room of the disk; 0 without one."""
+
+    @property
+    def disk_hit_tokens(self) -> int:
+        """Of `hit_tokens`, what the host alone would not have found."""
+
+    @property
+    def disk_written_units(self) -> int: ...
+    @property
+    def disk_read_units(self) -> int: ...
+    @property
     def state_share(self) -> float:
         """Share of the taken room that checkpoints took, on average over requests."""
 
@@ -112,6 +124,7 @@ def replay_traces(
     ratio: int,
     fractions: Sequence[float] = (),
     units: Sequence[int] = (),
+    disk: tuple[float, str] | None = None,
     done: Callable[[ReplayRow], object] | None = None,
 ) -> list[ReplayRow]:
     """Replay every trace with every policy and budget on all cores, without the GIL.
@@ -120,6 +133,9 @@ def replay_traces(
     `fractions` of the dense footprint, then `units`. Rows come by trace, policy and budget, as
     given; each is shown to `done` on the calling thread when it is made. If `done` or a signal's
     handler raises, the rest is given up at once.
+
+    disk: a tier below the host, as its share of the dense footprint and the name of its policy. It
+    is written when entries are published.
 
     Raises InvalidArgumentError for an unknown policy, a ratio of 0 or a fraction out of range.
     """

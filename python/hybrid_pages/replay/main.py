@@ -10,13 +10,20 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hybrid_pages import HybridPagesError, ReplayRow, Trace, TraceError, replay_traces
+from hybrid_pages import (
+    POLICIES,
+    HybridPagesError,
+    ReplayRow,
+    Trace,
+    TraceError,
+    replay_traces,
+)
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import whole
 from hybrid_pages.replay import plot
 from hybrid_pages.replay.model import Model, read_model
 from hybrid_pages.replay.report import Replayed, footprint, objects, table
-from hybrid_pages.replay.words import Budget, budgets, policies
+from hybrid_pages.replay.words import Budget, budgets, policies, share
 
 _POLICIES = "page-lru,align-lru,junction-lru,reuse,bound"
 _BUDGETS = "0.5%,1%,2%,5%,10%,20%,50%"
@@ -41,6 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE[,SIZE...]",
         help="shares of the room of all pages and checkpoints, or sizes such as 64GiB, which need "
         "--model (default %(default)s)",
+    )
+    add(
+        "--disk",
+        type=share,
+        metavar="SHARE",
+        help="a disk below the host, such as 20%% of the room of all pages and checkpoints; "
+        "budgets are the host's",
+    )
+    add(
+        "--disk-policy",
+        choices=POLICIES,
+        default="reuse",
+        help="the disk's; all but `reuse` write everything (default %(default)s)",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
@@ -154,6 +174,7 @@ def _replay(
                     ratio=ratio,
                     fractions=[one.fraction for one in room if one.fraction is not None],
                     units=units,
+                    disk=None if args.disk is None else (args.disk, args.disk_policy),
                     done=done,
                 )
             )

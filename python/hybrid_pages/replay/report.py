@@ -75,6 +75,10 @@ def _object(path: str, row: ReplayRow) -> dict[str, Any]:
         "state_share": row.state_share if real else None,
         "policy_us_per_request": row.policy_us_per_request if real else None,
         "metadata_bytes": row.metadata_bytes if real else None,
+        "disk_units": row.disk_units,
+        "disk_hit_tokens": row.disk_hit_tokens if real else None,
+        "disk_written_units": row.disk_written_units if real else None,
+        "disk_read_units": row.disk_read_units if real else None,
     }
 
 
@@ -106,18 +110,60 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
     if any(budget.bytes is not None for budget in budgets):
         shares = (f"{row.budget_fraction:.3g}" for row in replayed.rows[0])
         body.insert(0, ["(share)", *shares])
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    for cells in [head, *body]:
-        first, *others = (
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]))
+    lines += _columns([head, *body])
+    if replayed.rows[0][0].disk_units:
+        lines += _disk(replayed, budgets, model)
     if model is not None:
         lines += _holding(replayed, budgets, model.page_bytes(trace.block_tokens))
     if any(rows[0].policy == BOUND for rows in replayed.rows):
         lines += ["", "bound: proven, no policy can exceed it, not even one that knows the future"]
     return "\n".join(lines)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its first cell to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for cells in rows:
+        first, *others = (
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        lines.append("  ".join([first, *others]))
+    return lines
+
+
+def _disk(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) -> list[str]:
+    """What the disk adds to hits, and what is written to it: in all and per block restored."""
+    rate: list[list[str]] = []
+    written: list[list[str]] = []
+    tokens = replayed.trace.block_tokens
+    page = None if model is None else model.page_bytes(tokens)
+
+    def size(units: float) -> str:
+        return f"{units:,.3g}" if page is None else _size(round(units * page))
+
+    labels = [budget.label for budget in budgets]
+    for rows in replayed.rows:
+        name = rows[0].policy
+        if name == BOUND:
+            continue
+        shares = (row.disk_hit_tokens / max(1, row.input_tokens) for row in rows)
+        rate.append([name, *(f"{share:.3f}" for share in shares)])
+        per_block = (row.disk_written_units * tokens / max(1, row.disk_hit_tokens) for row in rows)
+        cells = (
+            f"{row.disk_written_units:,}" if page is None else _size(row.disk_written_units * page)
+            for row in rows
+        )
+        written += [[name, *cells], ["  per block restored", *map(size, per_block)]]
+    what = "pages written" if page is None else "written"
+    return [
+        "",
+        f"with a disk of {replayed.rows[0][0].disk_units:,} pages below",
+        *_columns([["from the disk", *labels], *rate]),
+        "",
+        *_columns([[what, *labels], *written]),
+    ]
 
 
 def _holding(replayed: Replayed, budgets: Sequence[Budget], page: int) -> list[str]:

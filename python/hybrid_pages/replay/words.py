@@ -55,6 +55,20 @@ def budgets(text: str) -> list[Budget]:
     return sorted(found, key=lambda budget: budget.fraction is None)
 
 
+def share(text: str) -> float:
+    """A share such as 20%.
+
+    Raises:
+        argparse.ArgumentTypeError: for anything else.
+    """
+    found = [budget.fraction for budget in budgets(text)]
+    if len(found) != 1 or found[0] is None:
+        raise argparse.ArgumentTypeError(
+            f"expected one share of the dense footprint such as 20%, found {reprlib.repr(text)}"
+        )
+    return found[0]
+
+
 def _budget(word: str) -> Budget:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%|MiB|GiB|TiB)", word, re.ASCII)
     number = Decimal(match[1]) if match else Decimal(0)

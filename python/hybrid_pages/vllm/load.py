@@ -1,17 +1,19 @@
 """Loads: from a lookup to restored blocks.
 
 A lookup takes a read lease, vLLM allocates blocks, every rank copies, vLLM resumes the request, the
-lease goes. A failure anywhere makes vLLM compute the request, and its entries are dropped.
+lease goes. What the host can't hold at once is copied in waves, each with a lease of its own. A
+failure anywhere makes vLLM compute the request, and its entries are dropped.
 """
 
-import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease
+from hybrid_pages import Cache, Geometry, HybridPagesError, InvalidArgumentError, ReadLease, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm.below import Below
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
@@ -23,10 +25,40 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+@dataclass
+class _Load:
+    """The load of one request, until every rank has ended it."""
+
+    tracked: Tracked | None
+    lease: ReadLease | None = None
+    """Of what is being copied."""
+    restore: Restore | None = None
+    """Brings the waves that are left."""
+    tables: Tables = ()
+    end: int = 0
+    """The request resumes after so many tokens."""
+    ranks: int = 0
+    """Those that have not ended the wave that is being copied."""
+    since: float = 0.0
+    """When the last wave ended."""
+
+    def release(self) -> None:
+        """Ends the lease: what it held may be evicted again."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.release()
+
+    def end_restore(self) -> None:
+        """Brings no further wave."""
+        restore, self.restore = self.restore, None
+        if restore is not None:
+            restore.end()
+
+
 class Loads:
     """Looks prefixes up, plans their loads and ends them.
 
-    wait_seconds: a request waits no longer for tiers below; then the hit of the host counts.
+    wait_seconds: as of :class:`~hybrid_pages.vllm.below.Below`.
     """
 
     def __init__(
@@ -38,12 +70,18 @@ class Loads:
         *,
         wait_seconds: float = DEADLINE_MS / 1000,
     ) -> None:
-        self.wait_seconds = wait_seconds
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
-        self.columns = self.grid.columns(geometry)
-        self._in_flight: dict[str, ReadLease | None] = {}
+        self.below = Below(cache, keys, figures, wait_seconds=wait_seconds)
+        self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
+        self._in_flight: dict[str, _Load] = {}
+        self._in_waves: set[str] = set()
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a request waits for tiers below."""
+        return self.below.wait_seconds
 
     @property
     def in_flight(self) -> Iterable[str]:
@@ -66,67 +104,119 @@ class Loads:
                 f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
             )
         limit = (request.num_tokens - 1) // n
-        keys = self.keys.of(tracked)
         first = local_tokens // n
-        hit = self.cache.lookup(tracked.namespace, keys, stride=stride, limit=limit)
-        if hit.blocks > max(hit.host, first) and self._is_promoted(tracked, first, limit):
-            if tracked.host_hit is None:
-                tracked.host_hit = hit.host * n
+        hit = self.below.look_up(tracked, first, limit)
+        if hit is None:
             return None
+        if tracked.restore is not None:
+            end = tracked.restore.blocks * n
+            tracked.lookup = Lookup(local_tokens, end, hit.pages * n, hit.missing)
+            return end - local_tokens
         tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
         if tracked.skips_loads or hit.host * n <= local_tokens:
             return 0
+        keys = self.keys.of(tracked)
         tracked.lease = self.cache.acquire(
             tracked.namespace, keys, stride=stride, first=first, limit=limit
         )
         return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
 
-    def _is_promoted(self, tracked: Tracked, first: int, limit: int) -> bool:
-        """Whether a tier below is read for a request, which has not waited for too long."""
-        now = time.monotonic()
-        if tracked.skips_loads:
-            return False
-        if now >= tracked.waits_until:
-            if tracked.waits_until > -math.inf:
-                tracked.waits_until = -math.inf
-                self.figures.count("failures", label="promotion")
-            return False
-        keys, stride = self.keys.of(tracked), self.keys.stride
-        if not self.cache.promote(tracked.namespace, keys, stride=stride, first=first, limit=limit):
-            return False
-        if tracked.waits_until == math.inf:
-            tracked.waits_until = now + self.wait_seconds
-        return True
-
     def allocated(
         self, request: "Request", tracked: Tracked | None, tables: Tables, n: int
     ) -> None:
         """Plans the load of ``n`` tokens into a request's blocks."""
-        lease = None
+        load = _Load(tracked, tables=tables)
         if tracked is not None:
             if n:  # vLLM calls again, with 0, when a loaded request is scheduled
                 tracked.loaded = n
-            lease, tracked.lease = tracked.lease, None
+            load.lease, tracked.lease = tracked.lease, None
+            load.restore, tracked.restore = tracked.restore, None
         if not n:
-            if lease is not None:
-                lease.release()
+            load.release()
+            load.end_restore()
             return
-        self._in_flight[request.request_id] = lease
+        name = request.request_id
+        self._in_flight[name] = load
         try:
             local = tracked.lookup.local if tracked and tracked.lookup else 0
-            job = LoadJob(request.request_id, self._entries(lease, tables, local, n))
+            load.end = local + n
+            if load.restore is None:
+                job = LoadJob(name, self._entries(load, local, n))
+            else:
+                job = self._wave(name, load, local, n)
         except Exception as error:
-            logger.exception("the load of request %s could not be planned", request.request_id)
-            job = LoadJob(request.request_id, [], rejected=str(error))
+            logger.exception("the load of request %s could not be planned", name)
+            load.end_restore()
+            job = LoadJob(name, [], rejected=str(error))
         self._planned.append(job)
 
-    def _entries(
-        self, lease: ReadLease | None, tables: Tables, local: int, n: int
-    ) -> list[LoadEntry]:
-        held = lease.blocks * self.grid.block_tokens - local if lease else 0
-        if lease is None or held != n:
+    def _entries(self, load: _Load, local: int, n: int) -> list[LoadEntry]:
+        held = load.lease.blocks * self.grid.block_tokens - local if load.lease else 0
+        if load.lease is None or held != n:
             raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
-        return lease.targets(self.columns, tables, local + n)
+        return load.lease.targets(self.columns, load.tables, load.end)
+
+    # ---- waves
+
+    def _wave(self, name: str, load: _Load, local: int, n: int) -> LoadJob:
+        """The first wave of a load that has several."""
+        restore = load.restore
+        held = restore.blocks * self.grid.block_tokens - local if restore else 0
+        if restore is None or held != n:
+            raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
+        self._in_waves.add(name)
+        if restore.progress() != "ready":
+            raise InvalidArgumentError("expected the first wave to be there, found it gone")
+        return self._next(name, load, restore)
+
+    def _next(self, name: str, load: _Load, restore: Restore) -> LoadJob:
+        """Takes the wave that is ready; the one after it is read meanwhile."""
+        load.lease = restore.take()
+        if load.lease is None:
+            raise InvalidArgumentError("expected a wave that is ready, found none")
+        load.ranks = self.ranks
+        entries = load.lease.targets(self.columns, load.tables, load.end)
+        last = restore.progress() == "done"
+        if last:
+            load.end_restore()
+        return LoadJob(name, entries, last=last)
+
+    def _advance(self) -> None:
+        """Plans the next wave of each load that has one and is not copying."""
+        for name in sorted(self._in_waves):
+            load = self._in_flight[name]
+            restore = load.restore
+            if restore is None:
+                self._in_waves.discard(name)
+            elif load.lease is not None:
+                restore.progress()  # reads ahead
+            elif (job := self._planned_wave(name, load, restore)) is not None:
+                self._planned.append(job)
+
+    def _planned_wave(self, name: str, load: _Load, restore: Restore) -> LoadJob | None:
+        request = None if load.tracked is None else load.tracked.request
+        if name not in self._failed and request is not None and not request.is_finished():
+            progress = restore.progress()
+            if progress in ("queued", "waiting"):
+                if time.monotonic() < load.since + self.below.wait_seconds:
+                    return None
+            elif progress == "ready":
+                try:
+                    return self._next(name, load, restore)
+                except HybridPagesError as error:
+                    logger.warning("the next wave of %s could not be planned: %s", name, error)
+                    load.release()
+            self._fail(name, load.tracked, "promotion")
+        load.end_restore()
+        return LoadJob(name, [])
+
+    def _fail(self, name: str, tracked: Tracked | None, reason: str) -> None:
+        self.figures.count("failures", label=reason)
+        self._failed.add(name)
+        if tracked is not None:
+            tracked.skips_loads, tracked.loaded = True, 0
+
+    # ---- the end
 
     def scheduled(self, tracked: Tracked, start: int) -> int:
         """Counts the ``start`` tokens that a request is scheduled behind.
@@ -144,9 +234,9 @@ class Loads:
         # vLLM's own hit may end inside a block, and then no connector loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
+        self.figures.count(hits, rest - other, "local")
         before, tracked.host_hit = tracked.host_hit, None
         read = 0 if before is None else max(0, min(host, start - before))
-        self.figures.count(hits, rest - other, "local")
         self.figures.count(hits, host - read, "host")
         self.figures.count(hits, read, "disk")
         if not tracked.counted:
@@ -160,10 +250,11 @@ class Loads:
 
     def take_planned(self) -> list[LoadJob]:
         """Loads planned since the last call, for this step's metadata."""
+        self._advance()
         planned, self._planned = self._planned, []
         return planned
 
-    def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
+    def ended(self, request_id: str, tracked: Tracked | None, outcomes: Sequence[Outcome]) -> None:
         """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
         for this request."""
         failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -178,15 +269,16 @@ class Loads:
                     outcome.rank,
                     outcome.error,
                 )
-        if not failed:
-            return
-        self.figures.count("failures", label=failed[0].reason)
-        self._failed.add(request_id)
-        if tracked is not None:
-            tracked.skips_loads, tracked.loaded = True, 0
-        lease = self._in_flight.get(request_id)
-        if lease is not None:
-            self.cache.invalidate(lease)
+        load = self._in_flight.get(request_id)
+        if failed:
+            self._fail(request_id, tracked, failed[0].reason)
+            if load is not None and load.lease is not None:
+                self.cache.invalidate(load.lease)
+        if load is not None and load.restore is not None:
+            load.ranks -= len(outcomes)
+            if load.ranks <= 0:  # the next wave may follow
+                load.release()
+                load.since = self.below.moved = time.monotonic()
 
     def released(self, request_id: str) -> bool:
         """Ends a load that every rank has ended: its slots may be evicted again.
@@ -194,9 +286,12 @@ class Loads:
         Returns:
             Whether it failed on some rank.
         """
-        lease = self._in_flight.pop(request_id, None)
-        if lease is not None:
-            lease.release()
+        load = self._in_flight.pop(request_id, None)
+        if load is not None:
+            load.release()
+            load.end_restore()
+            self.below.moved = time.monotonic()
+        self._in_waves.discard(request_id)
         failed = request_id in self._failed
         self._failed.discard(request_id)
         return failed

@@ -48,12 +48,14 @@ class StoreJob:
 
 @dataclass(frozen=True)
 class LoadJob:
-    """Entries to copy into the blocks of a waiting request; ``rejected`` is why it could not be
-    planned: it fails, and copies nothing."""
+    """Entries to copy into the blocks of a waiting request: all, or one wave of them."""
 
     request: str
     entries: list[LoadEntry]
     rejected: str | None = None
+    """Why it could not be planned: it fails, and copies nothing."""
+    last: bool = True
+    """Whether the request's load ends with it; vLLM hears of no wave before."""
 
 
 @dataclass

@@ -229,6 +229,7 @@ class SchedulerHalf(Connection):
     def _forget(self, tracked: Tracked, tables: Tables) -> None:
         name, failed = tracked.request.request_id, versions.failed(tracked.request)
         tracked.drop_lease()
+        tracked.drop_restore()
         try:
             unsure = self._invalid.expected
             held = self.ids(name) if tracked.spoiled or unsure else ()
@@ -294,6 +295,7 @@ class SchedulerHalf(Connection):
     def _clear(self) -> None:
         for tracked in self._requests.values():
             tracked.drop_lease()
+            tracked.drop_restore()
         if self.connected:
             self.cache.clear()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybrid_pages import Hints, ReadLease
+from hybrid_pages import Hints, ReadLease, Restore
 from hybrid_pages.vllm.hints import NOTHING, RequestHints
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Tracked:
     """Leading blocks whose pages were offered to the cache."""
     lease: ReadLease | None = None
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
+    restore: Restore | None = None
+    """Reads tiers below for this request, from the lookup until vLLM allocates blocks for it."""
     lookup: Lookup | None = None
     """The last lookup, until the request is scheduled."""
     counted: bool = False
@@ -134,6 +136,12 @@ class Tracked:
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.release()
+
+    def drop_restore(self) -> None:
+        """Gives up what tiers below are read for."""
+        restore, self.restore = self.restore, None
+        if restore is not None:
+            restore.end()
 
 
 def namespace_identity(request: "Request", generation: int = 0) -> bytes:

@@ -100,7 +100,7 @@ class WorkerHalf:
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._stores: dict[int, int] = {}
-        self._loads: dict[int, str] = {}
+        self._loads: dict[int, LoadJob] = {}
         self._results = _Results()
 
     # ---- registration
@@ -230,12 +230,15 @@ class WorkerHalf:
     def start_loads(self, step: StepMetadata) -> None:
         """Starts this step's loads; each ends in a later :meth:`collect`."""
         for job in step.loads:
+            if not job.entries and job.rejected is None:
+                self._end_load(job, Outcome(self.rank))
+                continue
             try:
-                self._loads[self._submit_load(job)] = job.request
+                self._loads[self._submit_load(job)] = job
             except Exception as error:
                 logger.exception("load of request %s could not start", job.request)
                 reason = "load_plan" if job.rejected else "load_start"
-                self._end_load(job.request, Outcome(self.rank, str(error), reason))
+                self._end_load(job, Outcome(self.rank, str(error), reason))
 
     def _submit_load(self, job: LoadJob) -> int:
         if job.rejected is not None:
@@ -314,8 +317,8 @@ class WorkerHalf:
 
     def _collect(self) -> None:
         for done in self._poll():
-            if (request := self._loads.pop(done.ticket, None)) is not None:
-                self._end_load(request, self._outcome(done, "load"))
+            if (load := self._loads.pop(done.ticket, None)) is not None:
+                self._end_load(load, self._outcome(done, "load"))
             elif (job := self._stores.pop(done.ticket, None)) is not None:
                 self._end_store(job, self._outcome(done, "store"))
 
@@ -324,9 +327,10 @@ class WorkerHalf:
             return Outcome(self.rank, None, "", done.bytes, done.seconds, list(done.checksums))
         return Outcome(self.rank, done.error or "no reason given", reason)
 
-    def _end_load(self, request: str, outcome: Outcome) -> None:
-        self._results.metadata.loads.setdefault(request, []).append(outcome)
-        self._results.received.add(request)
+    def _end_load(self, job: LoadJob, outcome: Outcome) -> None:
+        self._results.metadata.loads.setdefault(job.request, []).append(outcome)
+        if job.last:
+            self._results.received.add(job.request)
 
     def _end_store(self, job: int, outcome: Outcome) -> None:
         self._results.metadata.stores.setdefault(job, []).append(outcome)

@@ -12,6 +12,8 @@
 //! | `route` | a router in front of several caches |
 //! | `replay` | every trace with every policy and budget, over all cores |
 //! | `lab`, `bound` | one replay; the bound |
+//! | `disk` | the tier below the host of a replay |
+//! | `level` | one tier: its entries and its policy |
 //! | `sessions` | session ids derived from chains |
 //! | `trace` | requests as chains of boundaries |
 //! | `row`, `source` | one row of a trace; its bytes, plain or compressed |
@@ -20,9 +22,10 @@
 #![forbid(unsafe_code)]
 
 mod bound;
+mod disk;
 mod error;
 mod lab;
-
+mod level;
 mod replay;
 mod route;
 mod row;
@@ -31,7 +34,7 @@ mod source;
 mod trace;
 
 pub use error::{LabError, Result};
-pub use replay::{BOUND, Budget, Row, replay};
+pub use replay::{BOUND, Below, Budget, Row, replay, replay_over};
 pub use route::{Route, Routed, route};
 pub use sessions::Sessions;
 pub use trace::{ReadOptions, Trace};

@@ -44,6 +44,15 @@ impl Budget {
     }
 }
 
+/// A disk below the host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Below {
+    /// Its room.
+    pub budget: Budget,
+    /// Name of its policy.
+    pub policy: String,
+}
+
 /// The outcome of one policy on one trace with one budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
@@ -63,8 +72,16 @@ pub struct Row {
     pub input_tokens: u64,
     /// Tokens that were resumed over.
     pub hit_tokens: u64,
+    /// Of these, what the host alone would not have found.
+    pub disk_hit_tokens: u64,
     /// Size of all that was written.
     pub written_size: u64,
+    /// Room of the disk, as a size; 0 without one.
+    pub disk_size: u64,
+    /// Size of all that was written to the disk.
+    pub disk_written_size: u64,
+    /// Size of all that was read from the disk.
+    pub disk_read_size: u64,
     /// Most room taken after any request, as a size.
     pub most_size: u64,
     /// Share of the taken room that checkpoints took, on average.
@@ -96,23 +113,40 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     ratio: u32,
     done: &(dyn Fn(&Row) -> ControlFlow<()> + Sync),
 ) -> Result<Vec<Row>> {
+    replay_over(traces, policies, budgets, ratio, None, done)
+}
+
+/// The same with a disk below the host, which is written when entries are published.
+///
+/// # Errors
+/// Those of [`replay`], for the disk, too.
+pub fn replay_over<T: Borrow<Trace> + Sync>(
+    traces: &[T],
+    policies: &[String],
+    budgets: &[Budget],
+    ratio: u32,
+    disk: Option<&Below>,
+    done: &(dyn Fn(&Row) -> ControlFlow<()> + Sync),
+) -> Result<Vec<Row>> {
     if ratio == 0 {
         return Err(Error::InvalidArgument(
             "ratio: expected a checkpoint of at least size 1, found 0".into(),
         )
         .into());
     }
-    for name in policies {
-        if name != BOUND {
-            policy::by_name(name, shape(ratio))?;
-        }
+    let hosts = policies.iter().filter(|name| *name != BOUND);
+    for name in hosts.chain(disk.map(|disk| &disk.policy)) {
+        policy::by_name(name, shape(ratio))?;
     }
     let mut jobs = Vec::new();
     for (at, trace) in traces.iter().enumerate() {
         let footprint = trace.borrow().distinct_blocks() as u64 * (1 + u64::from(ratio));
         for name in policies {
             for budget in budgets {
-                jobs.push((at, name, budget.resolve(footprint)?));
+                let below = disk
+                    .map(|disk| disk.budget.resolve(footprint))
+                    .transpose()?;
+                jobs.push((at, name, budget.resolve(footprint)?, below));
             }
         }
     }
@@ -121,10 +155,13 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     let work = || -> Result<()> {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(at, name, budget)) = jobs.get(index) else {
+            let Some(&(at, name, budget, below)) = jobs.get(index) else {
                 return Ok(());
             };
-            let row = run(traces[at].borrow(), at, name, budget, ratio)?;
+            let below = disk
+                .zip(below)
+                .map(|(disk, (size, _))| (&*disk.policy, size));
+            let row = run(traces[at].borrow(), (at, name), budget, below, ratio)?;
             if done(&row).is_break() {
                 next.store(jobs.len(), Ordering::Relaxed);
             }
@@ -155,10 +192,17 @@ const fn shape(ratio: u32) -> Shape {
     }
 }
 
-fn run(trace: &Trace, at: usize, name: &str, (size, share): (u64, f64), ratio: u32) -> Result<Row> {
+fn run(
+    trace: &Trace,
+    (at, name): (usize, &str),
+    (size, share): (u64, f64),
+    below: Option<(&str, u64)>,
+    ratio: u32,
+) -> Result<Row> {
     let start = Instant::now();
+    let disk_size = below.map_or(0, |(_, size)| size);
     let (outcome, metadata_bytes) = if name == BOUND {
-        let hit_tokens = bound(trace, ratio, size);
+        let hit_tokens = bound(trace, ratio, size + disk_size);
         (
             Outcome {
                 hit_tokens,
@@ -167,7 +211,11 @@ fn run(trace: &Trace, at: usize, name: &str, (size, share): (u64, f64), ratio: u
             0,
         )
     } else {
-        Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, size).run()
+        let mut lab = Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, size);
+        if let Some((policy, size)) = below {
+            lab = lab.over(policy::by_name(policy, shape(ratio))?, ratio, size);
+        }
+        lab.run()
     };
     let requests = trace.requests();
     Ok(Row {
@@ -179,6 +227,10 @@ fn run(trace: &Trace, at: usize, name: &str, (size, share): (u64, f64), ratio: u
         requests,
         input_tokens: trace.input_tokens(),
         hit_tokens: outcome.hit_tokens,
+        disk_hit_tokens: outcome.disk_hit_tokens,
+        disk_size,
+        disk_written_size: outcome.disk_written_size,
+        disk_read_size: outcome.disk_read_size,
         written_size: outcome.written_size,
         most_size: outcome.most_size,
         state_share: outcome.checkpoint_size as f64 / outcome.taken_size.max(1) as f64,

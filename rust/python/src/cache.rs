@@ -18,6 +18,7 @@ use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
+use crate::restore::{self, PyRestore};
 use crate::tables::{PyTableColumns, engine_block};
 
 /// The answer of a lookup, in blocks from the start of the prompt.
@@ -237,6 +238,34 @@ impl PyCache {
         self.inner
             .promote(namespace_id(namespace)?, &keys, first.0)
             .map_err(to_py)
+    }
+
+    #[pyo3(
+        signature = (namespace, keys, *, stride = Whole(1), first = Whole(0), limit = None),
+        text_signature = "($self, namespace, keys, *, stride=1, first=0, limit=None)"
+    )]
+    fn restore(
+        &self,
+        namespace: Whole,
+        keys: &Bound<'_, PyAny>,
+        stride: Whole,
+        first: Whole,
+        limit: Option<Whole>,
+    ) -> PyResult<Option<PyRestore>> {
+        let keys = block_keys(keys, stride, limit)?;
+        let restore = self
+            .inner
+            .restore(namespace_id(namespace)?, &keys, first.0)
+            .map_err(to_py)?;
+        Ok(restore.map(PyRestore::new))
+    }
+
+    fn restores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (name, value) in self.inner.restores().fields() {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
     }
 
     #[pyo3(
@@ -477,5 +506,6 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyHit>()?;
     m.add_class::<PyAdmission>()?;
     m.add_class::<PyCache>()?;
+    restore::register(m)?;
     lease::register(m)
 }

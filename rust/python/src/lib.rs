@@ -16,6 +16,7 @@ mod layer;
 mod lease;
 mod number;
 mod replay;
+mod restore;
 mod running;
 mod tables;
 mod tuple;

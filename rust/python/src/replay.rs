@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::policy;
-use hybrid_pages_lab::{Budget, ReadOptions, Result, Route, Row, Sessions, Trace, replay, route};
+use hybrid_pages_lab::{
+    Below, Budget, ReadOptions, Result, Route, Row, Sessions, Trace, replay_over, route,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -114,6 +116,10 @@ pub struct PyRow {
     hit_tokens: u64,
     hit_rate: f64,
     written_units: u64,
+    disk_units: u64,
+    disk_hit_tokens: u64,
+    disk_written_units: u64,
+    disk_read_units: u64,
     state_share: f64,
     policy_us_per_request: f64,
     metadata_bytes: usize,
@@ -132,6 +138,10 @@ impl From<Row> for PyRow {
             input_tokens: row.input_tokens,
             hit_tokens: row.hit_tokens,
             written_units: row.written_size,
+            disk_units: row.disk_size,
+            disk_hit_tokens: row.disk_hit_tokens,
+            disk_written_units: row.disk_written_size,
+            disk_read_units: row.disk_read_size,
             state_share: row.state_share,
             policy_us_per_request: row.policy_us_per_request,
             metadata_bytes: row.metadata_bytes,
@@ -152,9 +162,10 @@ impl PyRow {
 /// Replay every trace with every policy and budget on all cores, without the GIL.
 #[pyfunction]
 #[pyo3(
-    signature = (traces, policies, *, ratio, fractions = Vec::new(), units = Vec::new(), done = None),
-    text_signature = "(traces, policies, *, ratio, fractions=(), units=(), done=None)"
+    signature = (traces, policies, *, ratio, fractions = Vec::new(), units = Vec::new(), disk = None, done = None),
+    text_signature = "(traces, policies, *, ratio, fractions=(), units=(), disk=None, done=None)"
 )]
+#[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 fn replay_traces(
     py: Python<'_>,
     traces: Vec<PyRef<'_, PyTrace>>,
@@ -162,6 +173,7 @@ fn replay_traces(
     ratio: Whole,
     fractions: Vec<f64>,
     units: Vec<Whole>,
+    disk: Option<(f64, String)>,
     done: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Vec<PyRow>> {
     let traces: Vec<_> = traces
@@ -178,8 +190,12 @@ fn replay_traces(
                 .map(|Whole(units)| Budget::Size(units as u64)),
         )
         .collect();
+    let disk = disk.map(|(share, policy)| Below {
+        budget: Budget::Fraction(share),
+        policy,
+    });
     let work = move |show: &(dyn Fn(Row) -> ControlFlow<()> + Sync)| {
-        replay(&traces, &policies, &budgets, ratio, &|row| {
+        replay_over(&traces, &policies, &budgets, ratio, disk.as_ref(), &|row| {
             show(row.clone())
         })
     };

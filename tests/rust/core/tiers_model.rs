@@ -7,7 +7,7 @@ mod tiers_support;
 
 use std::collections::{HashMap, HashSet};
 
-use hybrid_pages::cache::{ClassConfig, LeaseEntry, ReadLease, WriteLease};
+use hybrid_pages::cache::{ClassConfig, LeaseEntry, Progress, ReadLease, Restore, WriteLease};
 use hybrid_pages::ids::{ClassKind, PrefixKey};
 use proptest::prelude::*;
 use tiers_support::cache_support::{engines, keys, universe};
@@ -18,6 +18,10 @@ enum Call {
     Lookup(String),
     Promote(String, usize),
     Acquire(String, usize),
+    Restore(String, usize),
+    /// A restore is brought on, and what is ready is taken.
+    Advance(usize),
+    EndRestore(usize),
     Reserve(String, Vec<(usize, usize)>),
     Commit(usize, u8),
     Abort(usize),
@@ -33,6 +37,8 @@ enum Call {
     Restart,
 }
 
+type Taken = Vec<(usize, usize)>;
+
 struct World {
     engine: Engine,
     classes: Vec<ClassConfig>,
@@ -41,6 +47,8 @@ struct World {
     policy: &'static str,
     reads: Vec<(String, ReadLease, Vec<Vec<u8>>)>,
     writes: Vec<(String, WriteLease, u64)>,
+    /// With the classes and blocks that were taken.
+    restores: Vec<(String, Restore, Taken)>,
     /// Bytes that were ever published for an entry since the last clear.
     published: HashMap<(usize, String), HashSet<Vec<u8>>>,
     clears: u64,
@@ -73,6 +81,7 @@ impl World {
             policy,
             reads: vec![],
             writes: vec![],
+            restores: vec![],
             published: HashMap::new(),
             clears: 0,
             told: HashSet::new(),
@@ -139,13 +148,41 @@ impl World {
                 let cache = &self.engine.cache;
                 let lease = cache.acquire(namespace, &keys(&prompt), first).unwrap();
                 let Some(lease) = lease else { return };
-                let seen: Vec<_> = lease.entries().iter().map(|it| self.bytes(it)).collect();
-                for (entry, bytes) in lease.entries().iter().zip(&seen) {
-                    assert_eq!(entry.checksums, sums(bytes));
-                    let place = (entry.class_index, prompt[..=entry.block_index].to_owned());
-                    assert!(self.published[&place].contains(bytes), "{place:?}");
+                self.read(prompt, lease);
+            }
+            Call::Restore(prompt, first) => {
+                let cache = &self.engine.cache;
+                let hit = self.engine.hit(&prompt);
+                let restore = cache.restore(namespace, &keys(&prompt), first).unwrap();
+                if let Some(restore) = restore {
+                    assert_eq!(restore.blocks(), hit.blocks);
+                    assert!(hit.blocks > first.max(hit.host));
+                    self.restores.push((prompt, restore, vec![]));
                 }
-                self.reads.push((prompt, lease, seen));
+            }
+            Call::Advance(at) if !self.restores.is_empty() => {
+                let at = at % self.restores.len();
+                let (prompt, restore, taken) = &mut self.restores[at];
+                let progress = restore.progress();
+                let lease = restore.take();
+                assert_eq!(lease.is_some(), progress == Progress::Ready);
+                let prompt = prompt.clone();
+                if let Some(lease) = &lease {
+                    let places = lease.entries().iter();
+                    taken.extend(places.map(|it| (it.class_index, it.block_index)));
+                }
+                if progress == Progress::Done {
+                    self.check_complete(at);
+                }
+                if matches!(progress, Progress::Done | Progress::Failed) {
+                    self.restores.swap_remove(at);
+                }
+                if let Some(lease) = lease {
+                    self.read(prompt, lease);
+                }
+            }
+            Call::EndRestore(at) if !self.restores.is_empty() => {
+                self.restores.swap_remove(at % self.restores.len());
             }
             Call::Reserve(prompt, mut entries) => {
                 entries
@@ -210,6 +247,7 @@ impl World {
             Call::Restart => {
                 self.reads.clear();
                 self.writes.clear();
+                self.restores.clear();
                 let weights = self.engine.weights;
                 self.tiers
                     .iter()
@@ -219,8 +257,42 @@ impl World {
                 self.engine.weights = weights;
                 self.follow();
             }
-            Call::Commit(..) | Call::Abort(_) | Call::Release(_) | Call::Invalidate(_) => {}
+            Call::Commit(..)
+            | Call::Abort(_)
+            | Call::Release(_)
+            | Call::Invalidate(_)
+            | Call::Advance(_)
+            | Call::EndRestore(_) => {}
         }
+    }
+
+    /// Notes what a lease shows, which must have been published.
+    fn read(&mut self, prompt: String, lease: ReadLease) {
+        let seen: Vec<_> = lease.entries().iter().map(|it| self.bytes(it)).collect();
+        for (entry, bytes) in lease.entries().iter().zip(&seen) {
+            assert_eq!(entry.checksums, sums(bytes));
+            let place = (entry.class_index, prompt[..=entry.block_index].to_owned());
+            assert!(self.published[&place].contains(bytes), "{place:?}");
+        }
+        self.reads.push((prompt, lease, seen));
+    }
+
+    /// The waves of a restore had all that the engine lacked, each once.
+    fn check_complete(&self, at: usize) {
+        let (_, restore, taken) = &self.restores[at];
+        let (first, end) = (restore.first(), restore.blocks());
+        let mut expected = Vec::new();
+        for (index, class) in self.classes.iter().enumerate() {
+            let from = match class.kind {
+                ClassKind::Attention => first,
+                ClassKind::Window => first.max(end.saturating_sub(class.window_blocks)),
+                ClassKind::Recurrent => end - 1,
+            };
+            expected.extend((from..end).map(|block| (index, block)));
+        }
+        let mut taken = taken.clone();
+        taken.sort_unstable();
+        assert_eq!(taken, expected);
     }
 
     /// The invariants, and that nobody writes what a lease reads.
@@ -233,11 +305,31 @@ impl World {
         }
     }
 
+    /// What is larger than the host comes back in waves.
+    fn restore(&mut self, prompt: &str, blocks: usize) {
+        self.run(Call::Restore(prompt.into(), 0));
+        let at = self.restores.len() - 1;
+        while self.restores.len() > at {
+            let before = self.restores[at].2.len();
+            self.run(Call::Advance(at));
+            self.check();
+            self.reads.clear();
+            let left = self.restores.get(at);
+            assert!(left.is_none_or(|(_, _, taken)| taken.len() > before));
+        }
+        assert_eq!(
+            self.engine.hit(prompt).blocks,
+            blocks,
+            "nothing was damaged"
+        );
+    }
+
     /// Every lease and every copy ends; then every slot is free or evictable, every prompt's joint hit can
     /// be loaded, and clearing empties all tiers.
     fn end(&mut self) {
         self.reads.clear();
         self.writes.clear();
+        self.restores.clear();
         for (shelf, _) in &self.tiers {
             let mut shelf = shelf.lock();
             shelf.ends = None;
@@ -266,6 +358,8 @@ impl World {
             };
             if size(hit.blocks) <= self.slots {
                 assert_eq!(now.host, hit.blocks, "{prompt}");
+            } else {
+                self.restore(prompt, now.blocks);
             }
             self.run(Call::Acquire(prompt.into(), 0));
             self.check();
@@ -310,6 +404,9 @@ fn calls() -> impl Strategy<Value = Call> {
             .prop_map(|(at, variant)| Call::Commit(at, variant)),
         1 => any::<usize>().prop_map(Call::Abort),
         4 => any::<usize>().prop_map(Call::Release),
+        3 => (prompts(), 0..3_usize).prop_map(|(prompt, first)| Call::Restore(prompt, first)),
+        6 => any::<usize>().prop_map(Call::Advance),
+        1 => any::<usize>().prop_map(Call::EndRestore),
         1 => any::<usize>().prop_map(Call::Invalidate),
         1 => prop_oneof![3 => Just(Call::Restart), 1 => Just(Call::Clear)],
         8 => (0..2_usize, order).prop_map(|(tier, order)| Call::End(tier, order)),

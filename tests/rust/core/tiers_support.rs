@@ -11,7 +11,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cache_support::{class, keys, whole};
-use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, LeaseEntry, ReadLease, WriteLease};
+use hybrid_pages::cache::{
+    Cache, CacheConfig, ClassConfig, LeaseEntry, Progress, ReadLease, Restore, WriteLease,
+};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, SlotId};
 use hybrid_pages::policy::{self, EntryKind};
@@ -375,6 +377,23 @@ impl Engine {
         self.cache
             .promote(self.namespace, &keys(prompt), 0)
             .unwrap()
+    }
+
+    pub fn restore(&self, prompt: &str, first: usize) -> Option<Restore> {
+        let cache = &self.cache;
+        cache.restore(self.namespace, &keys(prompt), first).unwrap()
+    }
+
+    /// Takes every wave, each after the one before was loaded. Returns what the waves had, with its block.
+    pub fn take_all(&self, prompt: &str, restore: &mut Restore) -> Vec<(usize, usize)> {
+        let mut taken = Vec::new();
+        while restore.progress() == Progress::Ready {
+            let lease = restore.take().unwrap();
+            self.check(prompt, &lease);
+            let places = lease.entries().iter();
+            taken.extend(places.map(|entry| (entry.class_index, entry.block_index)));
+        }
+        taken
     }
 
     pub fn acquire(&self, prompt: &str) -> Option<ReadLease> {

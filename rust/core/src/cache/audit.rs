@@ -95,6 +95,9 @@ impl State {
         }
         for copy in self.copies.running() {
             let entry = self.entries.get(copy.id);
+            if matches!(copy.direction, Direction::Through(_)) {
+                continue;
+            }
             if !entry.copying.has(copy.tier) {
                 return Some(format!("entry {} does not know of its copy", copy.id.0));
             }
@@ -107,13 +110,17 @@ impl State {
     fn audit_tier(&self, tier: usize) -> Option<String> {
         let level = &self.below[tier - 1];
         let (mut taken, mut evictable, mut members) = (0, 0, 0);
-        for (_, entry) in self.entries.iter() {
+        for (id, entry) in self.entries.iter() {
             let size = u64::from(self.classes[entry.class].slots);
             let member = entry.members.has(tier);
             let copying = entry.copying.has(tier);
             members += u64::from(member);
             taken += if member || copying { size } else { 0 };
-            evictable += if member && !copying { size } else { 0 };
+            evictable += if member && !self.is_held_below(id, tier) {
+                size
+            } else {
+                0
+            };
             if member && !copying && !entry.places.has(tier) {
                 return Some(format!("tier {tier} waits for bytes that nobody copies"));
             }

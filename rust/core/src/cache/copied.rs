@@ -6,6 +6,7 @@
 use hashbrown::HashSet;
 
 use super::copies::{Copy, Direction};
+use super::kept::Keep;
 use super::state::State;
 use crate::error::Result;
 use crate::ids::EntryId;
@@ -26,6 +27,7 @@ impl State {
                 match copy.direction {
                     Direction::Down => self.written(copy, result.is_ok()),
                     Direction::Up => self.read(copy, result),
+                    Direction::Through(keep) => self.passed(copy, keep, result),
                 }
                 ended.push(copy);
             }
@@ -57,26 +59,37 @@ impl State {
         }
     }
 
-    fn read(&mut self, Copy { id, tier, .. }: Copy, result: Result<Vec<u64>>) {
-        let stats = &mut self.below[tier - 1].stats;
-        let intact = match result {
-            Ok(checksums) if self.entries.checksums(id) == Some(&checksums) => true,
-            Ok(_) => {
-                stats.corrupt_reads += 1;
-                false
-            }
-            Err(_) => {
-                stats.failed_reads += 1;
-                false
-            }
-        };
-        if !intact {
+    fn read(&mut self, copy: Copy, result: Result<Vec<u64>>) {
+        let Copy { id, tier, .. } = copy;
+        if !self.is_intact(copy, result) {
             let places = Places::HOST.with(Places::of(tier));
             self.reclaimed += self.take_out(&[id], places);
         } else if self.entries.get(id).members.in_host() {
-            stats.read += 1;
+            self.below[tier - 1].stats.read += 1;
             self.add_place(id, HOST);
         }
+    }
+
+    /// A read ended into an entry that only a restore knows.
+    fn passed(&mut self, copy: Copy, source: Keep, result: Result<Vec<u64>>) {
+        let intact = self.is_intact(copy, result);
+        self.passing.end(copy.id, intact);
+        if intact {
+            self.below[copy.tier - 1].stats.read += 1;
+        } else if self.kept.lasts(&source) {
+            self.reclaimed += self.take_out(&[source.id], Places::of(copy.tier));
+        }
+    }
+
+    /// Whether a read has given the bytes that the entry was published with; counts those that have not.
+    fn is_intact(&mut self, Copy { id, tier, .. }: Copy, result: Result<Vec<u64>>) -> bool {
+        let stats = &mut self.below[tier - 1].stats;
+        match result {
+            Ok(checksums) if self.entries.checksums(id) == Some(&checksums) => return true,
+            Ok(_) => stats.corrupt_reads += 1,
+            Err(_) => stats.failed_reads += 1,
+        }
+        false
     }
 
     /// Ends the holds of copies in their tier, and counts the pages that they hang from as used there:
@@ -84,7 +97,8 @@ impl State {
     fn let_go_below(&mut self, tier: usize, ended: &[Copy]) {
         let mut order = Vec::with_capacity(ended.len());
         let mut seen = HashSet::new();
-        for copy in ended {
+        let is_member = |copy: &&Copy| !matches!(copy.direction, Direction::Through(_));
+        for copy in ended.iter().filter(is_member) {
             let mut next = Some(copy.id);
             while let Some(id) = next.filter(|&id| seen.insert(id)) {
                 let entry = self.entries.get(id);
@@ -97,7 +111,8 @@ impl State {
             }
         }
         order.sort_unstable_by_key(|&key| std::cmp::Reverse(key));
-        let over: HashSet<EntryId> = ended.iter().map(|copy| copy.id).collect();
+        let members = ended.iter().filter(is_member);
+        let over: HashSet<EntryId> = members.map(|copy| copy.id).collect();
         for (_, _, id) in order {
             let entry = self.entries.get_mut(id);
             let size = self.classes[entry.class].slots;
@@ -105,12 +120,12 @@ impl State {
             let room = self.below[tier - 1].tier.room_mut();
             if over.contains(&id) {
                 entry.copying = entry.copying.without(Places::of(tier));
-                if member {
-                    room.release(id, size);
-                } else {
+                if !member {
                     room.give(size);
+                } else if !self.kept.has(id, tier) {
+                    room.release(id, size);
                 }
-            } else if member && !entry.copying.has(tier) {
+            } else if member && !entry.copying.has(tier) && !self.kept.has(id, tier) {
                 room.touch(id);
             }
         }
@@ -121,19 +136,19 @@ impl State {
         for tier in 1..=self.below.len() {
             for &id in ids {
                 let entry = self.entries.get(id);
-                if entry.members.has(tier) && !entry.copying.has(tier) {
+                if entry.members.has(tier) && !self.is_held_below(id, tier) {
                     self.room_mut(tier).touch(id);
                 }
             }
         }
     }
 
-    /// Keeps members of a tier from eviction there, those that no copy keeps already; returns them in
+    /// Keeps members of a tier from eviction there, those that nothing keeps already; returns them in
     /// their order, for [`let_go_in`](Self::let_go_in).
     pub(super) fn keep_in(&mut self, tier: usize, ids: &[EntryId]) -> Vec<EntryId> {
         let free = |id: &&EntryId| {
-            let entry = self.entries.get(**id);
-            entry.members.has(tier) && !entry.copying.has(tier)
+            let member = self.entries.get(**id).members.has(tier);
+            member && !self.is_held_below(**id, tier)
         };
         let kept: Vec<EntryId> = ids.iter().filter(free).copied().collect();
         for &id in &kept {

@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use super::kept::Keep;
 use super::stats::TierStats;
 use crate::ids::EntryId;
 use crate::slab::Slab;
@@ -46,6 +47,8 @@ pub(super) enum Direction {
     Down,
     /// From the tier to the host.
     Up,
+    /// From the tier, which has it as long as this lasts, into slots of the host that no lookup sees.
+    Through(Keep),
 }
 
 /// A copy that is under way.

@@ -141,8 +141,9 @@ impl State {
                 self.classes[class].resident -= 1;
             }
             for tier in tiers.and(Places::BELOW).tiers() {
+                let kept = self.kept.forget(id, tier);
                 let room = self.room_mut(tier);
-                room.leave(id, size, copying.has(tier));
+                room.leave(id, size, copying.has(tier) || kept);
                 if !copying.has(tier) {
                     room.give(size);
                 }

@@ -13,14 +13,18 @@ mod config;
 mod copied;
 mod copies;
 mod entry;
+mod kept;
 mod lease;
 mod leave;
+mod passing;
 mod plan;
 mod promote;
 mod reserve;
+mod restore;
 mod state;
 mod stats;
 mod tenants;
+mod waves;
 mod write_behind;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +32,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use config::{Admission, Arrival, CacheConfig, ClassConfig};
 pub use entry::{LeaseEntry, Skipped};
 pub use lease::{ReadLease, WriteLease};
-pub use stats::{Stats, TierStats};
+pub use restore::{Progress, Restore};
+pub use stats::{RestoreStats, Stats, TierStats};
 
 pub use crate::prefix::{Changes, Removed, Span};
 
@@ -117,6 +122,9 @@ impl Cache {
     /// blocks need no load. Returns whether that is under way. A caller that can wait asks again; one that
     /// can't calls [`acquire`](Self::acquire) for the hit of the host alone. It is not under way when nothing
     /// is missing, when the host has no room, and when the engine writes one of the entries at this moment.
+    /// With too little room for the joint hit, the deepest boundary that has room is read.
+    ///
+    /// Nothing is held for the caller until it asks again: [`restore`](Self::restore) does that.
     ///
     /// Bytes are seen when they have the checksums that they were published with; a tier's entry that can't be
     /// read, or has others, is dropped.
@@ -130,6 +138,22 @@ impl Cache {
         first: usize,
     ) -> Result<bool> {
         self.shared.lock().promote(namespace, keys, first)
+    }
+
+    /// Begins to bring the joint hit to the engine, when its first `first` blocks need no load: also one that is
+    /// larger than the host, in waves. `None` if the host has all of it, or it is no deeper: then
+    /// [`acquire`](Self::acquire) it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    pub fn restore(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<Option<Restore>> {
+        let course = self.shared.lock().plan_restore(namespace, keys, first)?;
+        Ok(course.map(|course| Restore::new(Arc::clone(&self.shared), course)))
     }
 
     /// Takes note of copies to and from tiers below that ended. Lookups, promotions and commits do so, too:
@@ -260,6 +284,12 @@ impl Cache {
     #[must_use]
     pub fn tiers(&self) -> Vec<TierStats> {
         self.shared.lock().tiers()
+    }
+
+    /// Counts of restores from tiers below.
+    #[must_use]
+    pub fn restores(&self) -> RestoreStats {
+        self.shared.lock().restores
     }
 
     /// Walks everything and names the first contradiction, if there is one: for tests and tools.

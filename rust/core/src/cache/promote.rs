@@ -22,7 +22,8 @@ impl State {
         self.index.namespaces.let_go(namespace);
     }
 
-    /// Starts to read what the joint hit stands on and the host lacks. Says whether that is under way.
+    /// Starts to read what the joint hit stands on and the host lacks; without room for that, what a
+    /// shallower boundary does. Says whether it is under way.
     pub(super) fn promote(
         &mut self,
         namespace: NamespaceId,
@@ -34,46 +35,104 @@ impl State {
         if self.below.is_empty() {
             return Ok(false);
         }
-        let mut path = Vec::new();
-        let hit = self
-            .index
-            .joint_hit(namespace, keys, Cell::is_whole, |node| path.push(node));
-        if hit.blocks <= first {
-            return Ok(false);
+        let mut limit = keys.len();
+        loop {
+            let mut path = Vec::new();
+            let hit = self
+                .index
+                .joint_hit(namespace, &keys[..limit], Cell::is_whole, |node| {
+                    path.push(node);
+                });
+            if hit.blocks <= first {
+                return Ok(false);
+            }
+            let used = self.stands_on(&path[..hit.blocks]);
+            let room = match self.bring_up(namespace, &used, 0) {
+                Reading::Nothing | Reading::InTheWay => return Ok(false),
+                Reading::UnderWay => {
+                    self.restores.shallower += u64::from(limit < keys.len());
+                    return Ok(true);
+                }
+                Reading::NoRoom(room) => room,
+            };
+            limit = self.reach(&used, room).min(hit.blocks - 1);
         }
-        let used = self.stands_on(&path[..hit.blocks]);
+    }
+
+    /// How many leading blocks have all the pages that every later block needs, or would have with so much room.
+    fn reach(&self, used: &[(usize, EntryId)], mut room: u64) -> usize {
+        let attention = self.index.roles().attention;
+        let mut reach = usize::MAX;
+        for &(block, id) in used.iter().rev() {
+            let entry = self.entries.get(id);
+            if Some(entry.class) != attention || entry.slots.is_some() {
+                continue;
+            }
+            let size = u64::from(self.classes[entry.class].slots);
+            if size > room {
+                reach = block;
+                break;
+            }
+            room -= size;
+        }
+        reach
+    }
+
+    /// Whether an entry can't be read into the host: the engine writes it, or its slots are not free yet.
+    pub(super) fn is_in_the_way(&self, id: EntryId) -> bool {
+        let entry = self.entries.get(id);
+        let read = entry.members.in_host() && !entry.copying.is_empty();
+        entry.slots.is_some() && !entry.places.in_host() && !read
+    }
+
+    /// Starts to read into the host what it lacks of the entries `used`, the deepest first, and leaves `margin`
+    /// slots besides. They are held until all are there.
+    pub(super) fn bring_up(
+        &mut self,
+        namespace: NamespaceId,
+        used: &[(usize, EntryId)],
+        margin: u64,
+    ) -> Reading {
         let mut missing = Vec::new();
         let (mut needed, mut under_way) = (0, false);
         for &(_, id) in used.iter().rev() {
+            if self.is_in_the_way(id) {
+                return Reading::InTheWay;
+            }
             let entry = self.entries.get(id);
             if entry.slots.is_none() {
                 needed += u64::from(self.classes[entry.class].slots);
                 missing.push(id);
-            } else if !entry.places.in_host() {
-                if !entry.members.in_host() || entry.copying.is_empty() {
-                    // The engine writes it, or its slots are not free yet.
-                    return Ok(false);
-                }
-                under_way = true;
+            } else {
+                under_way |= !entry.places.in_host();
             }
         }
         if missing.is_empty() {
-            return Ok(under_way);
+            return if under_way {
+                Reading::UnderWay
+            } else {
+                Reading::Nothing
+            };
         }
-        let held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
+        let held: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
         let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
         let there: Vec<EntryId> = held.iter().copied().filter(in_host).collect();
         self.hold(&there);
-        if self.make_room_for(namespace, needed).is_err() {
+        let room = self.obtainable(namespace);
+        if needed + margin > room || self.make_room_for(namespace, needed).is_err() {
             self.release(&there);
-            return Ok(under_way);
+            return if under_way {
+                Reading::UnderWay
+            } else {
+                Reading::NoRoom(room)
+            };
         }
         let batch = self.copies.open(held);
         for id in missing {
             self.read_from_below(id, batch);
         }
         self.end_batch(batch);
-        Ok(true)
+        Reading::UnderWay
     }
 
     /// Starts to read an entry that is only below; room for it was made.
@@ -91,8 +150,11 @@ impl State {
         let key = self.index.key(node, class);
         let slots = self.slots(id);
         let size = self.classes[class].slots;
+        let kept = self.kept.has(id, tier);
         let level = &mut self.below[tier - 1];
-        level.tier.room_mut().hold(id, size);
+        if !kept {
+            level.tier.room_mut().hold(id, size);
+        }
         level.tier.read(copy, &key, &slots);
     }
 
@@ -201,6 +263,18 @@ impl State {
         let elsewhere = !entry.members.with(entry.copying).has(tier);
         elsewhere && !entry.places.is_empty() && self.entries.checksums(id) == Some(checksums)
     }
+}
+
+/// What became of an attempt to read into the host.
+pub(super) enum Reading {
+    /// Nothing is missing.
+    Nothing,
+    /// What is missing is being read.
+    UnderWay,
+    /// There is only so much room.
+    NoRoom(u64),
+    /// The engine writes an entry at this moment, or the slots of one are not free yet.
+    InTheWay,
 }
 
 /// How far a search in a tier has come.

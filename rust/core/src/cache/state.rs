@@ -7,7 +7,9 @@
 use super::config::{Admission, Arrival, CacheConfig};
 use super::copies::{Copies, Level};
 use super::entry::LeaseEntry;
-use super::stats::{Class, Stats, TierStats};
+use super::kept::Kept;
+use super::passing::Passing;
+use super::stats::{Class, RestoreStats, Stats, TierStats};
 use super::tenants::Tenants;
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId, TenantId};
@@ -29,6 +31,9 @@ pub(super) struct State {
     pub(super) host: Host,
     pub(super) below: Vec<Level>,
     pub(super) copies: Copies,
+    pub(super) kept: Kept,
+    pub(super) passing: Passing,
+    pub(super) restores: RestoreStats,
     pub(super) seen: Seen,
     pub(super) tenants: Tenants,
     pub(super) writing: u64,
@@ -77,6 +82,9 @@ impl State {
             host,
             below,
             copies: Copies::default(),
+            kept: Kept::default(),
+            passing: Passing::default(),
+            restores: RestoreStats::default(),
             seen: Seen::new(config.slots.clamp(LEAST_SEEN, MOST_SEEN)),
             tenants: Tenants::new(config.share()),
             writing: 0,
@@ -451,6 +459,8 @@ impl State {
             + self.seen.bytes()
             + self.tenants.bytes()
             + self.copies.bytes()
+            + self.kept.bytes()
+            + self.passing.bytes()
             + self.below.iter().map(Level::bytes).sum::<usize>()
     }
 }

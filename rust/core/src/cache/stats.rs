@@ -78,6 +78,35 @@ pub struct TierStats {
     pub corrupt_reads: u64,
 }
 
+/// Counts of restores from tiers below the host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RestoreStats {
+    /// Restores that were begun.
+    pub begun: u64,
+    /// Of those that have not ended: they go in waves, since the host can't hold them.
+    pub in_waves: u64,
+    /// Waves that were taken to be loaded.
+    pub waves: u64,
+    /// Restores that failed: something that they needed was gone or damaged.
+    pub failed: u64,
+    /// Promotions that read up to a shallower boundary than the joint hit, for want of room.
+    pub shallower: u64,
+}
+
+impl RestoreStats {
+    /// Every count with its name.
+    #[must_use]
+    pub const fn fields(&self) -> [(&'static str, u64); 5] {
+        [
+            ("begun", self.begun),
+            ("in_waves", self.in_waves),
+            ("waves", self.waves),
+            ("failed", self.failed),
+            ("shallower", self.shallower),
+        ]
+    }
+}
+
 impl TierStats {
     /// Every count with its name.
     #[must_use]

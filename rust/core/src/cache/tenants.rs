@@ -134,6 +134,18 @@ impl Tenants {
         (excess <= tenant.evictable).then_some((excess, number))
     }
 
+    /// Slots that a tenant may have besides those that it can't give up.
+    fn obtainable(&self, name: u64) -> u64 {
+        let Some(share) = self.share else {
+            return u64::MAX;
+        };
+        let number = self.numbers.get(&name);
+        number.map_or(share, |number| {
+            let tenant = self.tenants.get(number.0);
+            share - (tenant.used - tenant.evictable)
+        })
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.numbers.allocation_size()
             + self.tenants.bytes()
@@ -160,6 +172,23 @@ impl State {
             }
         }
         self.make_room(HOST, slots).then_some(()).ok_or(Full::Host)
+    }
+
+    /// Slots that a prompt may have at most.
+    pub(super) fn most_slots(&self) -> u64 {
+        let ready = self.host.ready() as u64;
+        self.tenants.share.map_or(ready, |share| ready.min(share))
+    }
+
+    /// Slots that [`make_room_for`](Self::make_room_for) can make free for a namespace, or nearly so.
+    pub(super) fn obtainable(&self, namespace: NamespaceId) -> u64 {
+        let room = self.room(HOST).usage();
+        let all = room.free + room.evictable;
+        if !self.tenants.is_counted() {
+            return all;
+        }
+        let name = self.index.namespaces.known_tenant(namespace);
+        all.min(self.tenants.obtainable(name))
     }
 
     /// Shares are what the entries say, and no tenant has more than its own.

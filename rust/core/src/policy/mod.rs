@@ -115,6 +115,13 @@ pub trait Policy: Send {
         let _ = (boundaries, end, output_tokens);
     }
 
+    /// Whether an entry that is about to be made is worth more than what would have to leave for it: asked by
+    /// a tier that is full and whose writes cost. A policy that is asked judges later requests for that.
+    fn wants(&mut self, entry: &NewEntry) -> bool {
+        let _ = entry;
+        true
+    }
+
     /// Learns of a new entry; it is held.
     fn enter(&mut self, entry: &NewEntry) {
         let _ = entry;

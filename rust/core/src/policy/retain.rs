@@ -122,6 +122,10 @@ impl<P: Policy> Policy for Retaining<P> {
         self.policy.finish(boundaries, end, output_tokens);
     }
 
+    fn wants(&mut self, entry: &NewEntry) -> bool {
+        self.policy.wants(entry)
+    }
+
     fn enter(&mut self, entry: &NewEntry) {
         self.policy.enter(entry);
     }

@@ -56,11 +56,11 @@ impl EntryTable {
         }
     }
 
-    /// Adds an entry that no tier has yet.
-    pub(crate) fn insert(&mut self, class: usize, home: NodeId) -> EntryId {
+    /// Adds an entry that no tier has yet; without a home, one that no lookup will see.
+    pub(crate) fn insert(&mut self, class: usize, home: impl Into<Option<NodeId>>) -> EntryId {
         let entry = Entry {
             class,
-            home: Some(home),
+            home: home.into(),
             holds: 0,
             slots: None,
             members: Places::NONE,

@@ -79,12 +79,23 @@ impl Room {
         size <= self.free + self.evictable
     }
 
+    /// Whether an entry that is offered is worth writing: all are while there is room, then those that the policy
+    /// expects more of than of what would leave for them.
+    pub fn wants(&mut self, entry: &NewEntry) -> bool {
+        self.free >= u64::from(entry.size) || self.policy.wants(entry)
+    }
+
     /// Takes room for an entry, which is held. There must be enough that is free.
     #[inline]
     pub(crate) fn enter(&mut self, entry: &NewEntry) {
         self.free -= u64::from(entry.size);
         self.entries += 1;
         self.policy.enter(entry);
+    }
+
+    /// Takes room that no entry of this tier takes, until [`give`](Self::give). There must be enough that is free.
+    pub(crate) fn take(&mut self, size: u32) {
+        self.free -= u64::from(size);
     }
 
     /// The entry may not be evicted until its release.

@@ -317,6 +317,15 @@ impl Hazards {
         best
     }
 
+    /// Expected uses from the start of one bin to the start of another, if none comes in between.
+    pub(super) fn uses(&self, features: &Features, bins: std::ops::Range<usize>) -> f32 {
+        let rate = |bin: usize| {
+            let factors = features.at(bin).map(|place| self.factors[place]);
+            factors.iter().product::<f32>().min(MOST)
+        };
+        bins.map(rate).sum()
+    }
+
     /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.factors) + size_of_val(&*self.exposed)

@@ -9,6 +9,7 @@ mod inheritance;
 mod names;
 mod order;
 mod record;
+mod selection;
 mod sessions;
 mod tree;
 
@@ -20,6 +21,7 @@ use eviction::{RANKS, SURPLUS, WAITING};
 use hazard::{Hazards, Kind, Origin};
 use order::Order;
 use record::{NONE, Records};
+use selection::Selection;
 use sessions::Sessions;
 use tree::Tree;
 
@@ -53,6 +55,8 @@ pub struct Reuse {
     threshold: f32,
     /// Depths and records that the request at hand passes.
     known: Vec<(usize, u32)>,
+    /// If it is asked what it wants.
+    selection: Option<Selection>,
 }
 
 impl Reuse {
@@ -72,6 +76,7 @@ impl Reuse {
             requests: 0,
             threshold: 0.0,
             known: Vec::new(),
+            selection: None,
         }
     }
 
@@ -114,6 +119,7 @@ impl Policy for Reuse {
         self.requests += 1;
         self.grow_older();
         self.choose(request, admitted);
+        self.select(request);
         self.forget_excess();
     }
 
@@ -122,6 +128,10 @@ impl Policy for Reuse {
             self.end(last, output_tokens);
         }
         self.bare.give_up(boundaries, &mut self.tenants);
+    }
+
+    fn wants(&mut self, entry: &NewEntry) -> bool {
+        self.selection.get_or_insert_default().wants(entry)
     }
 
     fn enter(&mut self, entry: &NewEntry) {
@@ -253,5 +263,6 @@ impl Policy for Reuse {
             + self.tenants.bytes()
             + self.sessions.bytes()
             + self.known.capacity() * size_of::<(usize, u32)>()
+            + self.selection.as_ref().map_or(0, Selection::bytes)
     }
 }

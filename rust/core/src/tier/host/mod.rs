@@ -50,6 +50,12 @@ impl Host {
             .expect("room was made for the entry")
     }
 
+    /// Takes slots for bytes that are no member's. Room must have been made.
+    pub(crate) fn lend(&mut self, size: u32) -> SlotSet {
+        self.room.take(size);
+        self.pool.take(size).expect("room was made for the bytes")
+    }
+
     /// Takes back the slots of an entry that has left.
     #[inline]
     pub(crate) fn give(&mut self, slots: SlotSet) {

@@ -1,0 +1,84 @@
+"""Hits that tiers below the host have: how long a request waits for them.
+
+A restore brings the hit up. One that the host can hold is one wave, and every request finds it
+then. A larger one has several: the request waits for the first, and gets the others while it is
+being loaded, see :mod:`hybrid_pages.vllm.load`.
+"""
+
+import math
+import time
+
+from hybrid_pages import Cache, Hit
+from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.vllm.keys import Keys
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.tracking import Tracked
+
+_RETRIES = 4
+"""Restores that are tried in one lookup, each after one that has found damage."""
+
+
+class Below:
+    """Restores of requests that vLLM has given no blocks yet.
+
+    wait_seconds: a request waits no longer for reads, nor for room while no load ends; then the hit
+    of the host counts.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        keys: Keys,
+        figures: Figures,
+        *,
+        wait_seconds: float = DEADLINE_MS / 1000,
+    ) -> None:
+        self.cache, self.keys, self.figures = cache, keys, figures
+        self.wait_seconds = wait_seconds
+        self.moved = -math.inf
+        """When room last became free, since a load or a wave of one has ended."""
+
+    def look_up(self, tracked: Tracked, first: int, limit: int) -> Hit | None:
+        """The joint hit, for a request that needs no load of its ``first`` blocks.
+
+        None if vLLM is to ask again. If what the request can have is larger than what the host has,
+        ``tracked.restore`` brings it, and its first wave is ready.
+        """
+        keys, stride = self.keys.of(tracked), self.keys.stride
+        namespace = tracked.namespace
+        for _ in range(_RETRIES):
+            hit = self.cache.lookup(namespace, keys, stride=stride, limit=limit)
+            if hit.blocks <= max(hit.host, first) or tracked.skips_loads:
+                break
+            if tracked.waits_until == -math.inf:
+                break
+            if tracked.restore is None or tracked.restore.first != first:
+                tracked.drop_restore()
+                tracked.restore = self.cache.restore(
+                    namespace, keys, stride=stride, first=first, limit=limit
+                )
+            if tracked.restore is None:
+                break
+            if tracked.host_hit is None:
+                tracked.host_hit = hit.host * self.keys.grid.block_tokens
+            progress = tracked.restore.progress()
+            if progress == "ready":
+                return hit
+            if progress == "failed":
+                tracked.drop_restore()
+            elif self._may_wait(tracked, queued=progress == "queued"):
+                return None
+            else:
+                self.figures.count("failures", label="promotion")
+                tracked.waits_until = -math.inf
+                break
+        tracked.drop_restore()
+        return hit
+
+    def _may_wait(self, tracked: Tracked, *, queued: bool) -> bool:
+        now = time.monotonic()
+        if tracked.waits_until == math.inf:
+            tracked.waits_until = now + self.wait_seconds
+        elif queued:
+            tracked.waits_until = max(tracked.waits_until, self.moved + self.wait_seconds)
+        return now < tracked.waits_until

@@ -1,0 +1,206 @@
+//! A hit's way back to the engine, also of one that is larger than the host.
+//!
+//! What fits goes into the host as one wave, where every lookup sees it. What does not, or hangs from pages that
+//! only the engine has, passes through in waves of consecutive blocks: each is read into free slots, loaded,
+//! and gone. Nothing is held while a wave waits for room, and first waves leave room for later ones, so
+//! that restores never wait for each other for ever.
+
+use std::sync::Arc;
+
+use super::Shared;
+use super::kept::Keep;
+use super::lease::ReadLease;
+use super::state::State;
+use super::waves::Wave;
+use crate::error::Result;
+use crate::ids::{EntryId, NamespaceId, PrefixKey};
+use crate::prefix::Cell;
+
+/// A hit that takes more than this share of the slots goes in waves.
+const LARGEST: (u64, u64) = (3, 4);
+
+/// Where a restore is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// There is no room for the next wave yet: ask again.
+    Queued,
+    /// The next wave is being read: ask again.
+    Waiting,
+    /// The next wave can be loaded: [`take`](Restore::take) it.
+    Ready,
+    /// Every wave was taken.
+    Done,
+    /// Something that is needed is gone or damaged; it will never be complete. What was taken is right, and a
+    /// new lookup says what is left to find.
+    Failed,
+}
+
+impl Progress {
+    /// Name in Python.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Waiting => "waiting",
+            Self::Ready => "ready",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Brings a hit to the host wave by wave. What it needs stays in the tiers below until it ends, which it does
+/// when dropped; waves that were taken are leases of their own.
+pub struct Restore {
+    shared: Arc<Shared>,
+    course: Course,
+    ended: bool,
+}
+
+/// What a restore has done and has to do.
+#[derive(Debug)]
+pub(super) struct Course {
+    pub(super) namespace: NamespaceId,
+    /// Of the blocks up to the hit.
+    pub(super) keys: Vec<PrefixKey>,
+    pub(super) first: usize,
+    /// Whether it is one wave that every lookup sees.
+    pub(super) whole: bool,
+    /// Entries that the hit stands on.
+    pub(super) stands_on: usize,
+    /// Block and class of what the engine lacks: shallow first, the checkpoint last.
+    pub(super) needed: Vec<(usize, usize)>,
+    /// How many of these waves were begun for.
+    pub(super) next: usize,
+    /// The wave that is being read, or ready.
+    pub(super) wave: Option<Wave>,
+    /// Whether a wave was taken.
+    pub(super) started: bool,
+    pub(super) failed: bool,
+    keeps: Vec<Keep>,
+}
+
+impl Restore {
+    pub(super) const fn new(shared: Arc<Shared>, course: Course) -> Self {
+        Self {
+            shared,
+            course,
+            ended: false,
+        }
+    }
+
+    /// First block that it covers.
+    #[must_use]
+    pub const fn first(&self) -> usize {
+        self.course.first
+    }
+
+    /// The joint hit: the block after the last that it covers.
+    #[must_use]
+    pub const fn blocks(&self) -> usize {
+        self.course.keys.len()
+    }
+
+    /// Whether it is one wave, which other requests find in the host, too.
+    #[must_use]
+    pub const fn whole(&self) -> bool {
+        self.course.whole
+    }
+
+    /// Begins what can be begun, and says where it is. It never waits.
+    pub fn progress(&mut self) -> Progress {
+        if self.ended {
+            return Progress::Failed;
+        }
+        self.shared.lock().advance(&mut self.course)
+    }
+
+    /// The wave that is ready. The one after it may be read while this one is loaded.
+    pub fn take(&mut self) -> Option<ReadLease> {
+        if self.ended {
+            return None;
+        }
+        let (first, hold) = self.shared.lock().take_wave(&mut self.course)?;
+        Some(ReadLease::new(Arc::clone(&self.shared), first, hold))
+    }
+
+    /// Ends it: what was not taken is given up. A second time does nothing.
+    pub fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.shared.lock().end_restore(&mut self.course);
+        }
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl State {
+    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it.
+    pub(super) fn plan_restore(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<Option<Course>> {
+        self.index.namespaces.check(namespace)?;
+        self.catch_up(namespace, keys);
+        if self.below.is_empty() {
+            return Ok(None);
+        }
+        let mut path = Vec::new();
+        let hit = self
+            .index
+            .joint_hit(namespace, keys, Cell::is_whole, |node| path.push(node));
+        if hit.blocks <= first {
+            return Ok(None);
+        }
+        let used = self.stands_on(&path[..hit.blocks]);
+        let in_host = |id: EntryId| self.entries.get(id).places.in_host();
+        if used.iter().all(|&(_, id)| in_host(id)) {
+            return Ok(None);
+        }
+        // The engine needs nothing before `first`, but what the host keeps hangs from there.
+        let hangs = used
+            .iter()
+            .all(|&(block, id)| block >= first || in_host(id));
+        let class = |id: EntryId| self.entries.get(id).class;
+        let size = |&(_, id): &(usize, EntryId)| u64::from(self.classes[class(id)].slots);
+        let total: u64 = used.iter().map(size).sum();
+        let fits = total * LARGEST.1 <= self.most_slots() * LARGEST.0;
+        let free = !used.iter().any(|&(_, id)| self.is_in_the_way(id));
+        let whole = hangs && fits && free;
+        let needed = used.iter().rev().filter(|&&(block, _)| block >= first);
+        let needed = needed.map(|&(block, id)| (block, class(id))).collect();
+        let ids: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
+        let keeps = self.keep_below(&ids);
+        self.index.namespaces.hold(namespace);
+        self.restores.begun += 1;
+        self.restores.in_waves += u64::from(!whole);
+        Ok(Some(Course {
+            namespace,
+            keys: keys[..hit.blocks].to_vec(),
+            first,
+            whole,
+            stands_on: used.len(),
+            needed,
+            next: 0,
+            wave: None,
+            started: false,
+            failed: false,
+            keeps,
+        }))
+    }
+
+    fn end_restore(&mut self, course: &mut Course) {
+        if let Some(wave) = course.wave.take() {
+            self.drop_wave(&wave);
+        }
+        self.keep_no_longer(&course.keeps);
+        self.index.namespaces.let_go(course.namespace);
+        self.restores.in_waves -= u64::from(!course.whole);
+    }
+}

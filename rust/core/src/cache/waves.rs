@@ -1,0 +1,262 @@
+//! The parts of a restore, one after another: what a part reads, and when it can be loaded.
+
+use super::entry::LeaseEntry;
+use super::kept::Keep;
+use super::promote::Reading;
+use super::restore::{Course, Progress};
+use super::state::{ReadHold, State};
+use crate::ids::{EntryId, NodeId};
+use crate::prefix::Cell;
+use crate::slot::HOST;
+
+/// A wave that only passes through takes this part of the slots at most that a prompt may have, if they are
+/// enough for one entry; and while a restore goes in waves, first waves leave as much free for those that
+/// come later.
+const PART: u64 = 4;
+
+/// Entries of consecutive blocks that are loaded together.
+#[derive(Debug)]
+pub(super) struct Wave {
+    /// What the load reads, with its block: shallow first.
+    loads: Vec<(usize, EntryId)>,
+    /// Those of them that no lookup sees, and where they come from.
+    passing: Vec<(EntryId, Keep)>,
+    /// The others: members of the host.
+    members: Vec<EntryId>,
+    /// What is held until the load ends: the deepest first.
+    held: Vec<EntryId>,
+}
+
+impl State {
+    /// Brings a restore on and says where it is.
+    pub(super) fn advance(&mut self, course: &mut Course) -> Progress {
+        self.poll();
+        if course.failed {
+            return Progress::Failed;
+        }
+        if course.wave.is_none() && course.next < course.needed.len() {
+            course.wave = match self.begin_wave(course) {
+                Ok(Some(wave)) => Some(wave),
+                Ok(None) => return Progress::Queued,
+                Err(Broken) => return self.fail(course),
+            };
+            // The reads may have ended already.
+            self.poll();
+        }
+        let Some(wave) = &course.wave else {
+            return Progress::Done;
+        };
+        match self.is_ready(wave) {
+            Ok(true) => Progress::Ready,
+            Ok(false) => Progress::Waiting,
+            Err(Broken) => self.fail(course),
+        }
+    }
+
+    /// Hands out the wave that is ready.
+    pub(super) fn take_wave(&mut self, course: &mut Course) -> Option<(usize, ReadHold)> {
+        if self.advance(course) != Progress::Ready {
+            return None;
+        }
+        let wave = course.wave.take()?;
+        course.started = true;
+        self.restores.waves += 1;
+        for &(id, _) in &wave.passing {
+            self.passing.forget(id);
+        }
+        let mut entries = Vec::with_capacity(wave.loads.len());
+        for &(block, id) in &wave.loads {
+            let checksums = self.entries.checksums(id);
+            let checksums = checksums.map(<[u64]>::to_vec).unwrap_or_default();
+            entries.push(LeaseEntry {
+                checksums,
+                ..self.describe(block, id)
+            });
+        }
+        let blocks = |entry: Option<&(usize, EntryId)>| entry.map_or(0, |&(block, _)| block);
+        let hold = ReadHold {
+            blocks: blocks(wave.loads.last()) + 1,
+            entries,
+            ids: wave.loads.iter().map(|&(_, id)| id).collect(),
+            held: wave.held,
+        };
+        Some((blocks(wave.loads.first()), hold))
+    }
+
+    /// Gives a wave up that nobody has loaded.
+    pub(super) fn drop_wave(&mut self, wave: &Wave) {
+        for &(id, _) in &wave.passing {
+            self.passing.forget(id);
+        }
+        self.release(&wave.held);
+    }
+
+    fn fail(&mut self, course: &mut Course) -> Progress {
+        if let Some(wave) = course.wave.take() {
+            self.drop_wave(&wave);
+        }
+        course.failed = true;
+        self.restores.failed += 1;
+        Progress::Failed
+    }
+
+    fn is_ready(&self, wave: &Wave) -> Result<bool, Broken> {
+        let mut ready = true;
+        for &(id, source) in &wave.passing {
+            if !self.kept.lasts(&source) {
+                return Err(Broken);
+            }
+            ready &= self.passing.is_whole(id).ok_or(Broken)?;
+        }
+        for &id in &wave.members {
+            let entry = self.entries.get(id);
+            if !entry.members.in_host() {
+                return Err(Broken);
+            }
+            ready &= entry.places.in_host();
+        }
+        Ok(ready)
+    }
+
+    /// Finds room for the next wave and starts its reads; `None` while there is no room.
+    fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
+        let path = self.index.path(course.namespace, &course.keys);
+        let path = path.map_err(|_| Broken)?;
+        if course.whole {
+            self.begin_whole(course, &path)
+        } else {
+            self.begin_part(course, &path)
+        }
+    }
+
+    /// All that is needed, where every lookup sees it.
+    fn begin_whole(
+        &mut self,
+        course: &mut Course,
+        path: &[Option<NodeId>],
+    ) -> Result<Option<Wave>, Broken> {
+        let used = self.stands_on(path);
+        if used.len() != course.stands_on {
+            return Err(Broken);
+        }
+        let margin = if self.restores.in_waves > 0 {
+            self.most_slots() / PART
+        } else {
+            0
+        };
+        match self.bring_up(course.namespace, &used, margin) {
+            Reading::NoRoom(_) => return Ok(None),
+            Reading::InTheWay => return Err(Broken),
+            Reading::UnderWay | Reading::Nothing => {}
+        }
+        let held: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
+        if !held
+            .iter()
+            .all(|&id| self.entries.get(id).members.in_host())
+        {
+            return Err(Broken);
+        }
+        self.hold(&held);
+        course.next = course.needed.len();
+        let loads = used.into_iter().rev();
+        Ok(Some(Wave {
+            loads: loads.filter(|&(block, _)| block >= course.first).collect(),
+            passing: Vec::new(),
+            members: held.clone(),
+            held,
+        }))
+    }
+
+    /// As much of what is needed as a part of the host holds.
+    fn begin_part(
+        &mut self,
+        course: &mut Course,
+        path: &[Option<NodeId>],
+    ) -> Result<Option<Wave>, Broken> {
+        let most = self.most_slots() / PART;
+        let (mut chosen, mut cost) = (Vec::new(), 0);
+        for &(block, class) in &course.needed[course.next..] {
+            let cell = path[block].map(|node| self.index.cell(node, class));
+            let cell = cell.filter(|cell| cell.is_whole()).ok_or(Broken)?;
+            let id = cell.entry().ok_or(Broken)?;
+            let size = self.lacks(cell, class);
+            if cost > 0 && cost + size > most {
+                break;
+            }
+            cost += size;
+            chosen.push((block, class, cell, id));
+        }
+        let in_host = chosen.iter().filter(|(_, _, cell, _)| cell.is_in_host());
+        let reach = in_host.map(|&(block, ..)| block + 1).max().unwrap_or(0);
+        let attention = self.index.roles().attention;
+        let mut held = Vec::new();
+        for (block, node) in path[..reach].iter().enumerate().rev() {
+            let of_block = chosen.iter().filter(|&&(at, class, cell, _)| {
+                at == block && Some(class) != attention && cell.is_in_host()
+            });
+            held.extend(of_block.map(|&(.., id)| id));
+            let page = attention.zip(*node);
+            held.extend(page.and_then(|(class, node)| self.index.cell(node, class).entry()));
+        }
+        self.hold(&held);
+        let room = self.obtainable(course.namespace);
+        let margin = if course.started { 0 } else { most };
+        while cost > 0 && cost + margin.min(self.spare(cost)) > room {
+            let Some((_, class, cell, _)) = chosen.pop() else {
+                break;
+            };
+            cost -= self.lacks(cell, class);
+        }
+        if chosen.is_empty() || self.make_room_for(course.namespace, cost).is_err() {
+            self.release(&held);
+            return Ok(None);
+        }
+        course.next += chosen.len();
+        let mut wave = Wave {
+            loads: Vec::with_capacity(chosen.len()),
+            passing: Vec::new(),
+            members: Vec::new(),
+            held,
+        };
+        for (block, class, cell, mut id) in chosen {
+            if cell.is_in_host() {
+                wave.members.push(id);
+            } else {
+                let tier = self
+                    .entries
+                    .get(id)
+                    .places
+                    .tiers()
+                    .find(|&tier| tier != HOST);
+                let source = tier.and_then(|tier| self.kept.find(id, tier));
+                let (Some(source), Some(node)) = (source, path[block]) else {
+                    self.drop_wave(&wave);
+                    return Err(Broken);
+                };
+                let key = self.index.key(node, class);
+                id = self.pass(course.namespace, source, &key);
+                wave.passing.push((id, source));
+                wave.held.push(id);
+            }
+            wave.loads.push((block, id));
+        }
+        Ok(Some(wave))
+    }
+
+    /// Slots that an entry needs to be loaded.
+    fn lacks(&self, cell: Cell, class: usize) -> u64 {
+        if cell.is_in_host() {
+            0
+        } else {
+            self.classes[class].slots.into()
+        }
+    }
+
+    /// Slots that would be left if nothing but so many were taken.
+    fn spare(&self, cost: u64) -> u64 {
+        self.most_slots().saturating_sub(cost)
+    }
+}
+
+/// Something that a restore needs is gone, or was not what it was published as.
+struct Broken;

@@ -1,0 +1,170 @@
+//! One tier of the lab: which entries are there, and the policy that says who leaves.
+
+use hybrid_pages::ids::{EntryId, TenantId};
+use hybrid_pages::policy::{EntryKind, Hints, NewEntry, Policy};
+
+use crate::trace::{ROOT, Trace};
+
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The entries at a boundary.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cell {
+    pub(crate) page: u32,
+    pub(crate) checkpoint: u32,
+}
+
+/// A tier of counts.
+pub(crate) struct Level<'a> {
+    trace: &'a Trace,
+    pub(crate) policy: Box<dyn Policy>,
+    ratio: u32,
+    pub(crate) budget: u64,
+    cells: Vec<Cell>,
+    /// Boundary and kind of each entry.
+    entries: Vec<(u32, EntryKind)>,
+    vacant: Vec<u32>,
+    pages: u64,
+    checkpoints: u64,
+    /// Size of all that entered.
+    pub(crate) written: u64,
+}
+
+impl<'a> Level<'a> {
+    pub(crate) fn new(trace: &'a Trace, policy: Box<dyn Policy>, ratio: u32, budget: u64) -> Self {
+        let empty = Cell {
+            page: NONE,
+            checkpoint: NONE,
+        };
+        Self {
+            trace,
+            policy,
+            ratio,
+            budget,
+            cells: vec![empty; trace.boundaries.len()],
+            entries: Vec::new(),
+            vacant: Vec::new(),
+            pages: 0,
+            checkpoints: 0,
+            written: 0,
+        }
+    }
+
+    pub(crate) fn cell(&self, at: u32) -> Cell {
+        self.cells[at as usize]
+    }
+
+    pub(crate) fn has_page(&self, at: u32) -> bool {
+        self.cell(at).page != NONE
+    }
+
+    pub(crate) fn has_checkpoint(&self, at: u32) -> bool {
+        self.cell(at).checkpoint != NONE
+    }
+
+    /// Of the checkpoints.
+    pub(crate) fn checkpoint_size(&self) -> u64 {
+        self.checkpoints * u64::from(self.ratio)
+    }
+
+    /// Of all entries.
+    pub(crate) fn taken(&self) -> u64 {
+        self.pages + self.checkpoint_size()
+    }
+
+    /// Room that nothing takes; 0 while the tier has more than its budget.
+    pub(crate) fn free(&self) -> u64 {
+        self.budget.saturating_sub(self.taken())
+    }
+
+    /// Room that an entry takes.
+    pub(crate) const fn size(&self, kind: EntryKind) -> u32 {
+        match kind {
+            EntryKind::Page | EntryKind::Window => 1,
+            EntryKind::Checkpoint => self.ratio,
+        }
+    }
+
+    /// Nobody holds an entry any more that a request with such hints stored or used.
+    pub(crate) fn let_go(&mut self, id: EntryId, hints: &Hints) {
+        if hints.keep() {
+            self.policy.hold(id);
+            self.policy.keep(id, TenantId::NONE, hints);
+        }
+        self.policy.release(id);
+    }
+
+    /// As the policy sees an entry that is about to enter.
+    pub(crate) fn as_new(&self, id: EntryId, at: u32, kind: EntryKind) -> NewEntry {
+        let boundary = self.trace.boundaries[at as usize];
+        let parent = match kind {
+            EntryKind::Page | EntryKind::Window if boundary.parent == ROOT => None,
+            EntryKind::Page | EntryKind::Window => Some(self.cell(boundary.parent).page),
+            EntryKind::Checkpoint => Some(self.cell(at).page),
+        };
+        NewEntry {
+            id,
+            kind,
+            parent: parent.map(EntryId),
+            depth: boundary.depth,
+            size: self.size(kind),
+            boundary: boundary.name,
+            tenant: TenantId::NONE,
+        }
+    }
+
+    pub(crate) fn enter(&mut self, at: u32, kind: EntryKind) {
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.entries.push((ROOT, kind));
+            self.entries.len() as u32 - 1
+        });
+        self.entries[id as usize] = (at, kind);
+        let new = self.as_new(EntryId(id), at, kind);
+        let cell = &mut self.cells[at as usize];
+        match kind {
+            EntryKind::Page | EntryKind::Window => {
+                cell.page = id;
+                self.pages += 1;
+            }
+            EntryKind::Checkpoint => {
+                cell.checkpoint = id;
+                self.checkpoints += 1;
+            }
+        }
+        self.written += u64::from(new.size);
+        self.policy.enter(&new);
+    }
+
+    pub(crate) fn evict(&mut self, victim: EntryId) {
+        let (at, kind) = self.entries[victim.0 as usize];
+        let cell = &mut self.cells[at as usize];
+        match kind {
+            EntryKind::Page | EntryKind::Window => {
+                cell.page = NONE;
+                self.pages -= 1;
+                // Only a policy that lets a page go before its checkpoint has one here.
+                let orphan = cell.checkpoint;
+                if orphan != NONE {
+                    self.evict(EntryId(orphan));
+                }
+            }
+            EntryKind::Checkpoint => {
+                cell.checkpoint = NONE;
+                self.checkpoints -= 1;
+            }
+        }
+        self.policy.leave(victim);
+        self.vacant.push(victim.0);
+    }
+
+    /// Evicts until the tier takes no more than so much.
+    pub(crate) fn shrink(&mut self, most: u64) -> bool {
+        while self.taken() > most {
+            let Some(victim) = self.policy.victim() else {
+                return false;
+            };
+            self.evict(victim);
+        }
+        true
+    }
+}

@@ -1,0 +1,69 @@
+//! Restores.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hybrid_pages::cache::Restore;
+use pyo3::prelude::*;
+
+use crate::lease::PyReadLease;
+
+/// Brings a hit to the host wave by wave, until ended, left as a context or dropped.
+#[pyclass(frozen, name = "Restore", module = "hybrid_pages._core")]
+pub struct PyRestore {
+    inner: Mutex<Restore>,
+}
+
+impl PyRestore {
+    pub const fn new(restore: Restore) -> Self {
+        Self {
+            inner: Mutex::new(restore),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Restore> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyRestore {
+    #[getter]
+    fn first(&self) -> usize {
+        self.lock().first()
+    }
+
+    #[getter]
+    fn blocks(&self) -> usize {
+        self.lock().blocks()
+    }
+
+    #[getter]
+    fn whole(&self) -> bool {
+        self.lock().whole()
+    }
+
+    fn progress(&self, py: Python<'_>) -> &'static str {
+        py.detach(|| self.lock().progress().name())
+    }
+
+    fn take(&self, py: Python<'_>) -> Option<PyReadLease> {
+        py.detach(|| self.lock().take()).map(PyReadLease::new)
+    }
+
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| self.lock().end());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.end(py);
+    }
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyRestore>()
+}
