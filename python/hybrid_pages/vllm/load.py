@@ -33,7 +33,8 @@ class Loads:
         self.columns = self.grid.columns(geometry)
         self._in_flight: dict[str, ReadLease | None] = {}
         self._failed: set[str] = set()
-        self._planned: list[LoadJob] = []
+        self.planned: list[LoadJob] = []
+        """Loads for the next step's metadata."""
 
     @property
     def in_flight(self) -> Iterable[str]:
@@ -106,7 +107,7 @@ class Loads:
         except Exception as error:
             logger.exception("the load of request %s could not be planned", request.request_id)
             job = LoadJob(request.request_id, [], rejected=str(error))
-        self._planned.append(job)
+        self.planned.append(job)
 
     def _entries(
         self, lease: ReadLease | None, tables: Tables, local: int, n: int
@@ -142,11 +143,6 @@ class Loads:
                 self.figures.count("missing_state_tokens", lookup.paged - start)
                 self.figures.count("missing_states", label=lookup.missing)
         return other
-
-    def take_planned(self) -> list[LoadJob]:
-        """Loads planned since the last call, for this step's metadata."""
-        planned, self._planned = self._planned, []
-        return planned
 
     def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
