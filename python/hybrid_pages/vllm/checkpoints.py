@@ -60,7 +60,7 @@ class Checkpoints:
         if self.mode == "adaptive":
             if admission.fork is not None:
                 stops.add(admission.fork)
-            tracked.want({*admission.boundaries, last})
+            tracked.wanted.update(admission.boundaries, (last,))
         tracked.stops = stops - {0}
         tracked.want(tracked.stops)
 
@@ -68,8 +68,10 @@ class Checkpoints:
         request = tracked.request
         hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
         tracked.hints, tracked.for_policy = hints, hints.for_policy(request.cache_salt)
+        if not hints.errors:
+            return
         self.figures.count("refused_hints", len(hints.errors))
-        if hints.errors and not self._hints_ignored:
+        if not self._hints_ignored:
             self._hints_ignored = True
             logger.warning(
                 "a hint of request %s is ignored: %s (said once; counted as refused_hints)",

@@ -6,6 +6,7 @@ use hybrid_pages::ids::{NamespaceId, PrefixKey};
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
 
 use crate::changes::PyChanges;
@@ -442,9 +443,14 @@ impl PyCache {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.inner.stats();
+        static NAMES: PyOnceLock<Vec<Py<PyString>>> = PyOnceLock::new();
+        let fields = self.inner.stats().fields();
+        let names = NAMES.get_or_init(py, || {
+            let name = |(name, _)| PyString::intern(py, name).unbind();
+            fields.map(name).into()
+        });
         let dict = PyDict::new(py);
-        for (name, value) in stats.fields() {
+        for (name, (_, value)) in names.iter().zip(fields) {
             dict.set_item(name, value)?;
         }
         Ok(dict)
