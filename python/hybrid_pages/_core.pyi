@@ -16,6 +16,7 @@ from hybrid_pages._stubs.cache import (
     Hit,
     LeaseEntry,
     ReadLease,
+    StoreEntries,
     TableColumns,
     WriteLease,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "RouteRow",
     "Segment",
     "Span",
+    "StoreEntries",
     "TableColumns",
     "Trace",
     "TraceError",

@@ -8,14 +8,14 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, WriteLease
+from hybrid_pages import Cache, Geometry, StoreEntries, WriteLease
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
+from hybrid_pages.vllm.messages import Outcome, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
 from hybrid_pages.vllm.speculative_states import SpeculativeStates
 from hybrid_pages.vllm.states import Offer, State, States
@@ -36,7 +36,7 @@ class _Store:
 
     owner: Tracked
     lease: WriteLease
-    entries: list[StoreEntry]
+    entries: StoreEntries
     pins: "list[KVCacheBlock]"
     void: bool = False
     """The source blocks turned out to hold something else."""
@@ -206,10 +206,9 @@ class Stores:
 
     # ---- from the engine's blocks to published entries
 
-    def _start(self, tracked: Tracked, lease: WriteLease, entries: list[StoreEntry]) -> StoreJob:
+    def _start(self, tracked: Tracked, lease: WriteLease, entries: StoreEntries) -> StoreJob:
         pool = self._bound()
-        blocks = pool.blocks
-        pins = [blocks[block] for _, _, ids in entries for block in ids]
+        pins = entries.sources(pool.blocks)
         versions.pin(pool, pins)
         job, self._next_job = self._next_job, self._next_job + 1
         self._in_flight[job] = _Store(tracked, lease, entries, pins)
@@ -281,7 +280,5 @@ class Stores:
         store.lease.commit(list(zip(*checksums, strict=True)) if any(checksums) else None)
         self.figures.count("stored_bytes", nbytes)
         self.figures.count("stored_seconds", seconds)
-        classes = [entry[0] for entry in store.entries]
         for index, kind in enumerate(self._kinds):
-            if index in classes:
-                self.figures.count("stored_entries", classes.count(index), kind)
+            self.figures.count("stored_entries", store.entries.of_class(index), kind)

@@ -16,6 +16,7 @@ mod lease;
 mod number;
 mod replay;
 mod running;
+mod stores;
 mod tables;
 mod tuple;
 
@@ -34,6 +35,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     engine::register(m)?;
     cuda::register(m)?;
     hints::register(m)?;
+    stores::register(m)?;
     tables::register(m)?;
     cache::register(m)?;
     changes::register(m)?;
