@@ -17,6 +17,7 @@ from hybrid_pages._stubs.cache import (
     LeaseEntry,
     ReadLease,
     Restore,
+    StoreEntries,
     TableColumns,
     WriteLease,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "RouteRow",
     "Segment",
     "Span",
+    "StoreEntries",
     "TableColumns",
     "Trace",
     "TraceError",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
 
 from cache_support import CHECKPOINT, PAGE, hybrid, keys, make
-from hybrid_pages import InvalidArgumentError, TableColumns
+from hybrid_pages import InvalidArgumentError, StoreEntries, TableColumns
 
 SUMS = [0]
 
@@ -41,6 +42,20 @@ def test_pages_and_states_come_with_their_engine_blocks(tables):
     ]
     lease.commit([SUMS] * 4)
     assert cache.lookup(namespace, keys("abc")).blocks == 3
+
+
+def test_entries_name_their_sources_and_go_to_another_process_as_they_are():
+    cache, namespace = make()
+    _, entries = offer(cache, namespace, [[], [5, 6, 7]], states=[(CHECKPOINT, 2, [9])])
+    assert entries.sources(list("0123456789")) == ["5", "6", "7", "9"]
+    with pytest.raises(IndexError):
+        entries.sources(list("012345678"))
+    assert (len(entries), entries.of_class(PAGE), entries.of_class(CHECKPOINT)) == (4, 3, 1)
+    there = pickle.loads(pickle.dumps(entries))
+    assert there == entries == StoreEntries(list(entries))
+    assert there != StoreEntries(list(entries)[:3])
+    with pytest.raises(InvalidArgumentError, match="slot"):
+        StoreEntries([(0, [2**40], [1])])
 
 
 def test_what_is_there_or_has_no_engine_block_is_left_out():

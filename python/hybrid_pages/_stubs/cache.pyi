@@ -1,11 +1,13 @@
 """Lookup, admission, leases."""
 
-from collections.abc import Sequence
-from typing import Literal, final
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeVar, final
 
 from hybrid_pages._stubs.changes import Changes
 from hybrid_pages._stubs.disk import Disk
 from hybrid_pages._stubs.geometry import Geometry
+
+_Block = TypeVar("_Block")
 
 @final
 class Hit:
@@ -78,6 +80,31 @@ class Admission:
 
         Known from keys: it doesn't matter what was evicted. A state made there serves whoever
         shares that prefix.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class StoreEntries:
+    """What a store copies: class, slots and engine blocks of each entry. Pickles.
+
+    Raises InvalidArgumentError for a slot or an engine block out of range.
+    """
+
+    def __new__(
+        cls, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]]
+    ) -> StoreEntries: ...
+    def __len__(self, /) -> int: ...
+    def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int]]]: ...
+    def __getnewargs__(self, /) -> tuple[list[tuple[int, list[int], list[int]]]]: ...
+    def of_class(self, index: int) -> int:
+        """How many of them are of a class."""
+
+    def sources(self, blocks: list[_Block]) -> list[_Block]:
+        """All their engine blocks, in order: those items of a list that has an item for each.
+
+        Raises IndexError if it is too short.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -425,13 +452,13 @@ class Cache:
         states: Sequence[tuple[int, int, Sequence[int]]],
         stride: int = 1,
         hints: Hints | None = None,
-    ) -> tuple[WriteLease, list[tuple[int, list[int], list[int]]]] | None:
+    ) -> tuple[WriteLease, StoreEntries] | None:
         """Reserve what a step of an engine has completed, and say what to copy.
 
         It reserves the pages of blocks [first, end) that have all their engine blocks in `tables`,
         and `states`: class, block and engine blocks of each. Returns a lease as :meth:`reserve`
-        does, with class, slots and engine blocks of each of its entries; None if there is nothing
-        to reserve. Raises as :meth:`reserve` does, and InvalidArgumentError for an engine block
+        does, with its entries as the engine's `store` takes them; None if there is nothing to
+        reserve. Raises as :meth:`reserve` does, and InvalidArgumentError for an engine block
         out of range.
         """
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 from hybrid_pages._stubs.arena import Arena
+from hybrid_pages._stubs.cache import StoreEntries
 from hybrid_pages._stubs.geometry import Geometry
 from hybrid_pages._stubs.transfer import LayerMap, _Engine
 
@@ -122,7 +123,9 @@ class CudaEngine(_Engine):
         owners: object = None,
     ) -> CudaEngine: ...
     def store(
-        self, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]], stream: int = 0
+        self,
+        entries: StoreEntries | Sequence[tuple[int, Sequence[int], Sequence[int]]],
+        stream: int = 0,
     ) -> int:
         """Copy entries (class, slots, blocks) to their slots; a ticket.
 

@@ -6,6 +6,7 @@ from typing import final
 from typing_extensions import disjoint_base
 
 from hybrid_pages._stubs.arena import Arena
+from hybrid_pages._stubs.cache import StoreEntries
 from hybrid_pages._stubs.geometry import Geometry
 
 @final
@@ -103,7 +104,9 @@ class HostEngine(_Engine):
         checksums: bool = True,
         owners: object = None,
     ) -> HostEngine: ...
-    def store(self, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> int:
+    def store(
+        self, entries: StoreEntries | Sequence[tuple[int, Sequence[int], Sequence[int]]]
+    ) -> int:
         """Copy entries (class, slots, blocks) to their slots; a ticket.
 
         blocks: ids of the engine's blocks, `blocks_per_entry` of each group of the class, in order.

@@ -35,6 +35,8 @@ class Checkpoints:
         self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
         self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
+        self.all_pages = not self.recurrent or self.mode in ("align", "all")
+        """Whether any page is worth storing; if not, those up to the last checkpoint are."""
 
     # ---- a request
 
@@ -58,7 +60,7 @@ class Checkpoints:
         if self.mode == "adaptive":
             if admission.fork is not None:
                 stops.add(admission.fork)
-            tracked.want({*admission.boundaries, last})
+            tracked.wanted.update(admission.boundaries, (last,))
         tracked.stops = stops - {0}
         tracked.want(tracked.stops)
 
@@ -66,8 +68,10 @@ class Checkpoints:
         request = tracked.request
         hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
         tracked.hints, tracked.for_policy = hints, hints.for_policy(request.cache_salt)
+        if not hints.errors:
+            return
         self.figures.count("refused_hints", len(hints.errors))
-        if hints.errors and not self._hints_ignored:
+        if not self._hints_ignored:
             self._hints_ignored = True
             logger.warning(
                 "a hint of request %s is ignored: %s (said once; counted as refused_hints)",
@@ -100,12 +104,12 @@ class Checkpoints:
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:
-        """Sets the next stop, after a step was planned that ends after ``end`` tokens."""
-        if tracked.stops:
-            block, rest = divmod(end, self.grid.block_tokens)
-            if not rest and block in tracked.stops:
-                self.figures.count("steered_steps")
-            self._steer(tracked, end)
+        """Sets the next stop of a request that has any, after a step was planned that ends after
+        ``end`` tokens."""
+        block, rest = divmod(end, self.grid.block_tokens)
+        if not rest and block in tracked.stops:
+            self.figures.count("steered_steps")
+        self._steer(tracked, end)
 
     def _steer(self, tracked: Tracked, done: int) -> None:
         if done >= tracked.request.num_tokens:
@@ -130,6 +134,13 @@ class Checkpoints:
 
     # ---- a step
 
+    def may_want(self, tracked: Tracked, end: int) -> bool:
+        """Whether a state at a boundary after ``end`` tokens may be wanted; see :meth:`wants`."""
+        if self.mode != "adaptive":
+            return self.mode != "none"
+        wanted = end // self.grid.block_tokens in tracked.wanted
+        return wanted or end > tracked.request.num_prompt_tokens
+
     def wants(self, tracked: Tracked, state: State) -> bool:
         """Whether a state is to be stored; if so, so are the pages up to it.
 
@@ -147,9 +158,3 @@ class Checkpoints:
         if wanted:
             tracked.want((state.boundary,))
         return wanted
-
-    def reach(self, tracked: Tracked, blocks: int) -> int:
-        """How many of the filled blocks have pages that some checkpoint may need."""
-        if not self.recurrent or self.mode in ("align", "all"):
-            return blocks
-        return min(blocks, tracked.furthest)

@@ -282,11 +282,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """This step's stores and loads."""
-        return self._scheduler().step(scheduler_output)
+        return (self.scheduler or self._scheduler()).step(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Publishes what every rank has copied, unless it was copied from invalid blocks."""
-        scheduler = self._scheduler()
+        scheduler = self.scheduler or self._scheduler()
         if connector_output.invalid_block_ids:
             scheduler.invalid(connector_output.invalid_block_ids)
         scheduler.updated()
@@ -317,7 +317,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> "Iterable[KVCacheEvent]":
         """Blocks that a prompt could be resumed behind, and those that it no longer could."""
-        return self._scheduler().take_events()
+        return (self.scheduler or self._scheduler()).take_events()
 
     def reset_cache(self) -> bool | None:
         """Forgets every page and checkpoint."""

@@ -14,11 +14,12 @@ from hybrid_pages import (
     HostEngine,
     LayerMap,
     Pinning,
+    StoreEntries,
     device_numa_node,
 )
 from hybrid_pages.adapter import devices
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import LoadEntryOfRank, StoreEntry
+from hybrid_pages.vllm.messages import LoadEntryOfRank
 from hybrid_pages.vllm.support import UnsupportedError
 
 
@@ -37,7 +38,7 @@ class StreamEngine:
         """Makes later loads, until the next fence, wait for work that the stream has now."""
         self._engine.fence(self._stream())
 
-    def store(self, entries: Sequence[StoreEntry]) -> int:
+    def store(self, entries: StoreEntries) -> int:
         """As ``CudaEngine.store``, after all work that the stream has now."""
         return self._engine.store(entries, self._stream())
 

@@ -76,7 +76,8 @@ class Loads:
         self._in_flight: dict[str, _Load] = {}
         self._in_waves: set[str] = set()
         self._failed: set[str] = set()
-        self._planned: list[LoadJob] = []
+        self.planned: list[LoadJob] = []
+        """Loads for the next step's metadata."""
 
     @property
     def wait_seconds(self) -> float:
@@ -148,7 +149,7 @@ class Loads:
             logger.exception("the load of request %s could not be planned", name)
             load.end_restore()
             job = LoadJob(name, [], rejected=str(error))
-        self._planned.append(job)
+        self.planned.append(job)
 
     def _entries(self, load: _Load, local: int, n: int) -> list[LoadEntry]:
         held = load.lease.blocks * self.grid.block_tokens - local if load.lease else 0
@@ -191,7 +192,7 @@ class Loads:
             elif load.lease is not None:
                 restore.progress()  # reads ahead
             elif (job := self._planned_wave(name, load, restore)) is not None:
-                self._planned.append(job)
+                self.planned.append(job)
 
     def _planned_wave(self, name: str, load: _Load, restore: Restore) -> LoadJob | None:
         request = None if load.tracked is None else load.tracked.request
@@ -248,13 +249,12 @@ class Loads:
                 self.figures.count("missing_states", label=lookup.missing)
         return other
 
-    def take_planned(self) -> list[LoadJob]:
-        """Loads planned since the last call, for this step's metadata."""
-        self._advance()
-        planned, self._planned = self._planned, []
-        return planned
+    def advance(self) -> None:
+        """Plans the next waves, for this step's metadata."""
+        if self._in_waves:
+            self._advance()
 
-    def ended(self, request_id: str, tracked: Tracked | None, outcomes: Sequence[Outcome]) -> None:
+    def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
         for this request."""
         failed = [outcome for outcome in outcomes if outcome.error is not None]

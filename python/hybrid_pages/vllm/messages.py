@@ -8,12 +8,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-StoreEntry = tuple[int, list[int], list[int]]
-"""(class index, arena slots, engine block ids in the order of the class's groups)."""
+from hybrid_pages import StoreEntries
 
 LoadEntry = tuple[int, list[int], list[int | None], list[int]]
-"""A :data:`StoreEntry` with the checksum of each rank's shard, or none. Nothing is loaded into a
-block that is None."""
+"""(class index, arena slots, engine block ids in the order of the class's groups, the checksum of
+each rank's shard, or none). Nothing is loaded into a block that is None."""
 
 LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
 """A :data:`LoadEntry` with the checksum of one rank's shard, None if it is not compared."""
@@ -43,7 +42,7 @@ class StoreJob:
     """Entries to copy out of the engine and publish together."""
 
     job: int
-    entries: list[StoreEntry]
+    entries: StoreEntries
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ Counters hold what happened since they were last taken; gauges hold how things s
 metric's name, or ``name:label`` where the metric has a label.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -95,13 +95,6 @@ class HybridPagesStats(KVConnectorStats):
         """Forgets everything counted so far."""
         self.data: dict[str, dict[str, float]] = {"counters": {}, "gauges": {}}
 
-    def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
-        """Adds to a counter of :data:`COUNTERS`; nothing is noted for an amount of zero."""
-        if amount:
-            key = _key(COUNTERS, name, label)
-            counters = self.data["counters"]
-            counters[key] = counters.get(key, 0) + amount
-
     def aggregate(self, other: KVConnectorStats) -> "HybridPagesStats":
         """Adds the counters of a later interval and takes over its gauges."""
         counters = self.data["counters"]
@@ -138,6 +131,8 @@ _OBSERVED = {
     _key(GAUGES, "metadata_bytes", None): "metadata_bytes",
 }
 """Gauges that are figures of ``Cache.stats()``, by their keys."""
+_observed = itemgetter(*_OBSERVED.values())
+_evicted = itemgetter(*(f"evicted_{kind}" for kind in KINDS.values()))
 
 
 _DISK_COUNTERS = {
@@ -165,27 +160,35 @@ class Figures:
     """Counts for one engine: an interval that vLLM takes step by step, and all since the start."""
 
     def __init__(self) -> None:
-        self._interval, self._total = HybridPagesStats(), HybridPagesStats()
-        self._evicted = dict.fromkeys(KINDS.values(), 0)
+        self.interval: dict[str, float] = {}
+        """Counters of the interval; those that are zero are left out."""
+        self._before: dict[str, float] = {}
+        """Counters of all intervals before it."""
+        self._gauges: dict[str, float] = {}
+        self._evicted: tuple[int, ...] = (0,) * len(KINDS)
+        self._checked: set[str] = set()
         self._disk: dict[tuple[str, str | None], float] = {}
 
     def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
-        """Adds to a counter of :data:`COUNTERS`."""
-        self._interval.count(name, amount, label)
+        """Adds to a counter of :data:`COUNTERS`; nothing is noted for an amount of zero."""
+        if amount:
+            key = name if label is None else f"{name}:{label}"
+            if key not in self._checked:
+                self._checked.add(_key(COUNTERS, name, label))
+            self.interval[key] = self.interval.get(key, 0) + amount
 
     def observe(self, cache: Mapping[str, int]) -> None:
         """Brings ``Cache.stats()`` into the interval."""
-        for kind, seen in self._evicted.items():
-            evicted = cache[f"evicted_{kind}"]
-            if evicted != seen:
-                self._interval.count("evicted_entries", evicted - seen, kind)
-                self._evicted[kind] = evicted
+        evicted = _evicted(cache)
+        if evicted != self._evicted:
+            for kind, seen, now in zip(KINDS.values(), self._evicted, evicted, strict=True):
+                self.count("evicted_entries", now - seen, kind)
+            self._evicted = evicted
         slot_bytes = cache["slot_bytes"]
-        gauges: dict[str, float] = {key: cache[name] for key, name in _OBSERVED.items()}
+        self._gauges = gauges = dict(zip(_OBSERVED, _observed(cache), strict=True))
         gauges["ready_bytes"] = cache["ready_slots"] * slot_bytes
         gauges["free_bytes"] = cache["free_slots"] * slot_bytes
         gauges["leased_bytes"] = cache["leased_slots"] * slot_bytes
-        self._interval.data["gauges"] = gauges
 
     def observe_disk(self, disk: Disk, tier: Mapping[str, int | str]) -> None:
         """Brings the figures of a disk into the interval, after :meth:`observe`.
@@ -204,26 +207,23 @@ class Figures:
             if name.startswith("failed_"):
                 found["disk_failures", name.removeprefix("failed_")] = count
         for (name, label), seen in found.items():
-            self._interval.count(name, seen - self._disk.get((name, label), 0), label)
+            self.count(name, seen - self._disk.get((name, label), 0), label)
         self._disk = found
-        gauges = self._interval.data["gauges"]
-        gauges.update({key: stats[name] for key, name in _DISK_GAUGES.items()})
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing was counted in this interval."""
-        return not self._interval.data["counters"]
+        self._gauges.update({key: stats[name] for key, name in _DISK_GAUGES.items()})
 
     def take(self) -> HybridPagesStats:
         """The interval so far, which then starts anew."""
-        taken, self._interval = self._interval, HybridPagesStats()
-        self._total.aggregate(taken)
-        return taken
+        counters, self.interval = self.interval, {}
+        for key, amount in counters.items():
+            self._before[key] = self._before.get(key, 0) + amount
+        return HybridPagesStats({"counters": counters, "gauges": self._gauges.copy()})
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """Everything since the start."""
-        total = HybridPagesStats(copy.deepcopy(self._total.data))
-        return total.aggregate(self._interval).data
+        counters = self._before.copy()
+        for key, amount in self.interval.items():
+            counters[key] = counters.get(key, 0) + amount
+        return {"counters": counters, "gauges": self._gauges.copy()}
 
 
 class HybridPagesPromMetrics(KVConnectorPromMetrics):

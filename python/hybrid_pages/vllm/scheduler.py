@@ -95,7 +95,8 @@ class SchedulerHalf(Connection):
         """Tokens that can be loaded beyond ``local_tokens``; None if vLLM is to ask again."""
         if not self.serving:
             return 0
-        self._follow_engine()
+        if self.epochs.engine_was_reset():
+            self._engine_was_reset()
         tracked = self._requests.get(request.request_id)
         reload = self.epochs.reload(request, None if tracked is None else tracked.reload)
         identity = self.epochs.identity(request, reload)
@@ -139,13 +140,12 @@ class SchedulerHalf(Connection):
         """This step's copies, in both directions."""
         if not self.serving:
             return StepMetadata()
-        self._follow_engine()
-        return StepMetadata(
-            half=self.name,
-            stores=self._steps.stores(output) + self.stores.take_unsent(),
-            loads=self.loads.take_planned(),
-            idle=not output.total_num_scheduled_tokens,
-        )
+        if self.epochs.engine_was_reset():
+            self._engine_was_reset()
+        stores, self.stores.unsent = self._steps.stores(output) + self.stores.unsent, []
+        self.loads.advance()
+        loads, self.loads.planned = self.loads.planned, []
+        return StepMetadata(self.name, stores, loads, not output.total_num_scheduled_tokens)
 
     def invalid(self, blocks: Iterable[int]) -> None:
         """Another connector could not load these blocks, and a step has gone on from them."""
@@ -168,7 +168,9 @@ class SchedulerHalf(Connection):
 
     def finished(self, metadata: Any, received: Iterable[str]) -> None:
         """Publishes stores and ends loads that the workers report as ended."""
-        if isinstance(metadata, WorkerMetadata):
+        if metadata is None:
+            pass
+        elif isinstance(metadata, WorkerMetadata):
             if metadata.reports and not self.stopped:
                 try:
                     self.confirm(metadata.reports)
@@ -185,7 +187,7 @@ class SchedulerHalf(Connection):
                 except Exception:
                     logger.exception("dropping the failed load of %s failed", request_id)
                     self.figures.count("failures", label="invalidate")
-        elif metadata is not None:
+        else:
             logger.error("expected WorkerMetadata, found %s", type(metadata).__name__)
             self.figures.count("failures", label="worker_metadata")
         if self.connected:
@@ -267,8 +269,9 @@ class SchedulerHalf(Connection):
         if worker is None:
             return
         try:
-            unsent = StepMetadata(half=self.name, stores=self.stores.take_unsent())
-            self.finished(worker.end_stores(unsent), ())
+            unsent, self.stores.unsent = self.stores.unsent, []
+            step = StepMetadata(half=self.name, stores=unsent)
+            self.finished(worker.end_stores(step), ())
         except Exception:
             logger.exception("the stores of an idle engine could not be ended")
             self.figures.count("failures", label="settle")
@@ -299,9 +302,9 @@ class SchedulerHalf(Connection):
         if self.connected:
             self.cache.clear()
 
-    def _follow_engine(self) -> None:
-        """Forgets when the engine has, if the settings say so."""
-        if self.epochs.engine_was_reset() and self.settings.follow_engine_resets:
+    def _engine_was_reset(self) -> None:
+        """Forgets as the engine has, if the settings say so."""
+        if self.settings.follow_engine_resets:
             logger.info(
                 "vLLM has reset its prefix cache, so hybrid-pages is reset too "
                 "(follow_engine_resets)"
@@ -317,7 +320,7 @@ class SchedulerHalf(Connection):
 
     def take_stats(self) -> HybridPagesStats | None:
         """Counters since the last call and gauges of now; None if nothing was counted."""
-        if self.figures.quiet:
+        if not self.figures.interval:
             return None
         self._observe()
         return self.figures.take()

@@ -37,8 +37,8 @@ class SpeculativeStates(States):
         if self._ends_at_boundary(tracked, end):
             tracked.ends.add(end // self.grid.block_tokens)
 
-    def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
-        """As in the base class: after most steps there is nothing to find."""
+    def due(self, tracked: Tracked, end: int, offers: Sequence[Offer], *, may_want: bool) -> bool:
+        """As in the base class, for a state that may be wanted or not."""
         found = bool(offers) or self._ends_at_boundary(tracked, end)
         return bool(self.groups) and (found or self._next(tracked) <= end)
 

@@ -57,9 +57,10 @@ class States:
         if end > start and end % n == 0:
             tracked.ends.add(end // n)
 
-    def due(self, tracked: Tracked, end: int, offers: Sequence[Offer]) -> bool:
-        """Whether :meth:`find` may find something; after most decode steps there is nothing."""
-        at_boundary = end % self.grid.block_tokens == 0
+    def due(self, tracked: Tracked, end: int, offers: Sequence[Offer], *, may_want: bool) -> bool:
+        """Whether :meth:`find` may find something that is wanted; after most steps there is
+        nothing. ``may_want``: whether a state at ``end`` may be wanted."""
+        at_boundary = may_want and end % self.grid.block_tokens == 0
         return bool(self.groups) and (at_boundary or bool(offers) or tracked.late is not None)
 
     def quiet_until(self, tracked: Tracked, end: int) -> int:
@@ -179,17 +180,12 @@ class States:
         tokens, table = boundary * self.grid.block_tokens, self.grid.groups[group].table
         return versions.carries(pool.blocks[block], request.block_hashes[index], table, tokens)
 
-    def _column(self, tables: Tables, group: int, boundary: int) -> int:
-        """The block that a table has where the state of a boundary belongs; 0 is none."""
-        return self.grid.groups[group].state(tables, boundary - 1)
-
     def _here(self, tables: Tables, boundary: int) -> dict[int, int]:
-        """The blocks that the tables have where the state of a boundary belongs, by group."""
-        return {group: self._column(tables, group, boundary) for group in self.groups}
+        """The blocks that the tables have where the state of a boundary belongs, by group; 0 is
+        none."""
+        groups = self.grid.groups
+        return {group: groups[group].state(tables, boundary - 1) for group in self.groups}
 
     def _holds(self, tables: Tables, late: Late) -> bool:
         """Whether a request still has the blocks where it had reached a boundary."""
-        return all(
-            block and self._column(tables, group, late.boundary) == block
-            for group, block in late.blocks.items()
-        )
+        return 0 not in late.blocks.values() and self._here(tables, late.boundary) == late.blocks

@@ -72,12 +72,14 @@ class Steps:
         try:
             if tracked.position is None:
                 self._scheduled(tracked, start)
-            elif start < tracked.position or half.keys.changed(tracked):
+            elif start < tracked.position or (self.grid.drafts and half.keys.changed(tracked)):
                 self._taken_back(tracked, start)
-            lost = half.stores.states.overwritten(tracked, start, start + new_tokens)
-            if new_tokens and (lost or not drafted):
-                self.epochs.distrust(tracked, start // self.grid.hash_tokens)
-            half.checkpoints.stepped(tracked, start + new_tokens)
+            if self.grid.drafts and new_tokens:
+                lost = half.stores.states.overwritten(tracked, start, start + new_tokens)
+                if lost or not drafted:
+                    self.epochs.distrust(tracked, start // self.grid.hash_tokens)
+            if tracked.stops:
+                half.checkpoints.stepped(tracked, start + new_tokens)
             if not half.may_store:
                 half.stores.states.advance(tracked, start, start + new_tokens)
                 return ()

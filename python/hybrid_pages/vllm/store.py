@@ -8,14 +8,14 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, WriteLease
+from hybrid_pages import Cache, Geometry, StoreEntries, WriteLease
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import Outcome, StoreEntry, StoreJob
+from hybrid_pages.vllm.messages import Outcome, StoreJob
 from hybrid_pages.vllm.metrics import KINDS, Figures
 from hybrid_pages.vllm.speculative_states import SpeculativeStates
 from hybrid_pages.vllm.states import Offer, State, States
@@ -36,8 +36,7 @@ class _Store:
 
     owner: Tracked
     lease: WriteLease
-    kinds: dict[str, int]
-    """How many entries of each kind."""
+    entries: StoreEntries
     pins: "list[KVCacheBlock]"
     void: bool = False
     """The source blocks turned out to hold something else."""
@@ -64,7 +63,8 @@ class Stores:
         self._narrow = any(each.is_narrow for each in self.grid.groups)
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
-        self._unsent: list[StoreJob] = []
+        self.unsent: list[StoreJob] = []
+        """Jobs of requests that have ended, for the next step's metadata."""
         self._next_job = 0
 
     def __len__(self) -> int:
@@ -90,7 +90,8 @@ class Stores:
         end = start + new_tokens
         self.states.advance(tracked, start, end)
         tracked.quiet_until = 0
-        states_due = self.states.due(tracked, end, offers)
+        may_want = self.checkpoints.may_want(tracked, end)
+        states_due = self.states.due(tracked, end, offers, may_want=may_want)
         filled = tracked.position or 0
         if not states_due and self._reach(tracked, filled) <= tracked.offered_blocks:
             if end >= request.num_tokens:
@@ -98,7 +99,9 @@ class Stores:
             return None
         tracked.reports_from = 0
         blocks = tables(request.request_id)
-        found = self.states.find(tracked, start, end, blocks, offers, self._bound())
+        found: Iterable[State] = ()
+        if states_due:
+            found = self.states.find(tracked, start, end, blocks, offers, self._bound())
         return self._job(tracked, filled, blocks, found)
 
     def reported(self, tracked: Tracked, tables: Callable[[str], Tables]) -> bool:
@@ -129,14 +132,9 @@ class Stores:
         if end is None or self.keys.changed(tracked):
             return
         late = self.states.find_late(tracked, tables, self._bound())
-        job = self._job(tracked, end, tables, [] if late is None else [late])
+        job = self._job(tracked, end, tables, () if late is None else (late,))
         if job is not None:
-            self._unsent.append(job)
-
-    def take_unsent(self) -> list[StoreJob]:
-        """Jobs of requests that have ended, for this step's metadata."""
-        unsent, self._unsent = self._unsent, []
-        return unsent
+            self.unsent.append(job)
 
     def _job(
         self, tracked: Tracked, end: int, tables: Tables, found: Iterable[State]
@@ -157,8 +155,8 @@ class Stores:
 
     def _reach(self, tracked: Tracked, end: int) -> int:
         """Leading blocks that are filled after ``end`` tokens, have a key, and are worth a page."""
-        keys = self.keys.known(tracked.request)
-        return self.checkpoints.reach(tracked, min(end // self.grid.block_tokens, keys))
+        blocks = min(end // self.grid.block_tokens, self.keys.known(tracked.request))
+        return blocks if self.checkpoints.all_pages else min(blocks, tracked.furthest)
 
     def _checkpoint(self, state: State) -> Iterable[_Source]:
         """Source blocks of a state, if every group's is known."""
@@ -190,7 +188,7 @@ class Stores:
             return None
         lease, entries = offered
         for reason, count in lease.skipped.items():
-            if reason != "resident":
+            if count and reason != "resident":
                 self.figures.count("skipped_entries", count, reason)
         if not entries:
             lease.abort()
@@ -208,16 +206,12 @@ class Stores:
 
     # ---- from the engine's blocks to published entries
 
-    def _start(self, tracked: Tracked, lease: WriteLease, entries: list[StoreEntry]) -> StoreJob:
+    def _start(self, tracked: Tracked, lease: WriteLease, entries: StoreEntries) -> StoreJob:
         pool = self._bound()
-        pins = [pool.blocks[block] for _, _, ids in entries for block in ids]
+        pins = entries.sources(pool.blocks)
         versions.pin(pool, pins)
         job, self._next_job = self._next_job, self._next_job + 1
-        kinds: dict[str, int] = {}
-        for index, _, _ in entries:
-            kind = self._kinds[index]
-            kinds[kind] = kinds.get(kind, 0) + 1
-        self._in_flight[job] = _Store(tracked, lease, kinds, pins)
+        self._in_flight[job] = _Store(tracked, lease, entries, pins)
         return StoreJob(job, entries)
 
     def void(self, requests: Container[str], blocks: Container[int] = ()) -> None:
@@ -230,7 +224,8 @@ class Stores:
 
     def drop_unsent(self) -> None:
         """Drops the jobs that were not sent to the workers."""
-        for job in self.take_unsent():
+        unsent, self.unsent = self.unsent, []
+        for job in unsent:
             store = self._in_flight.pop(job.job)
             store.lease.abort()
             versions.unpin(self._bound(), store.pins)
@@ -248,17 +243,18 @@ class Stores:
             logger.error("a worker reported store %d, which is not in flight", job)
             self.figures.count("failures", label="worker_metadata")
             return
-        store.outcomes.update((outcome.rank, outcome) for outcome in outcomes)
+        for outcome in outcomes:
+            store.outcomes[outcome.rank] = outcome
         if len(store.outcomes) < self.ranks:
             return
         del self._in_flight[job]
         try:
             if store.void:
-                self.figures.count("skipped_entries", sum(store.kinds.values()), "invalid")
+                self.figures.count("skipped_entries", len(store.entries), "invalid")
             elif trusted:
                 self._publish(store)
             else:
-                self.figures.count("skipped_entries", sum(store.kinds.values()), "unconfirmed")
+                self.figures.count("skipped_entries", len(store.entries), "unconfirmed")
         except Exception:
             logger.exception("publishing store %d failed", job)
             self.figures.count("failures", label="publish")
@@ -268,18 +264,21 @@ class Stores:
                 versions.unpin(self.pool, store.pins)
 
     def _publish(self, store: _Store) -> None:
-        ordered = [store.outcomes[rank] for rank in range(self.ranks)]
-        failed = [outcome for outcome in ordered if outcome.error is not None]
-        for outcome in failed:
-            logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)
-        if failed:
-            self.figures.count("failures", label=failed[0].reason)
+        nbytes, seconds, failed = 0, 0.0, None
+        checksums = []
+        for rank in range(self.ranks):
+            outcome = store.outcomes[rank]
+            if outcome.error is not None:
+                logger.warning("a store failed on rank %d: %s", rank, outcome.error)
+                failed = failed or outcome
+            checksums.append(outcome.checksums)
+            nbytes += outcome.nbytes
+            seconds += outcome.seconds
+        if failed is not None:
+            self.figures.count("failures", label=failed.reason)
             return
-        hashed = any(outcome.checksums for outcome in ordered)
-        checksums = zip(*(outcome.checksums for outcome in ordered), strict=True)
-        store.lease.commit([list(entry) for entry in checksums] if hashed else None)
-        for outcome in ordered:
-            self.figures.count("stored_bytes", outcome.nbytes)
-            self.figures.count("stored_seconds", outcome.seconds)
-        for kind, entries in store.kinds.items():
-            self.figures.count("stored_entries", entries, kind)
+        store.lease.commit(list(zip(*checksums, strict=True)) if any(checksums) else None)
+        self.figures.count("stored_bytes", nbytes)
+        self.figures.count("stored_seconds", seconds)
+        for index, kind in enumerate(self._kinds):
+            self.figures.count("stored_entries", store.entries.of_class(index), kind)

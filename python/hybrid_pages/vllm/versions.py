@@ -173,7 +173,8 @@ READS: dict[str, str] = {
     ),
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id",
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
-    "vllm.v1.core.kv_cache_manager.KVCacheManager": "free get_blocks get_block_ids",
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": "coordinator free get_block_ids",
+    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "get_blocks",
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "kv_connector_block_state num_scheduled_tokens total_num_scheduled_tokens"
     ),
@@ -644,7 +645,7 @@ def block_id(block: "int | KVCacheBlock") -> int:
 def blocks_of(manager: "KVCacheManager", request_id: str) -> "Sequence[Sequence[KVCacheBlock]]":
     """All blocks that vLLM holds for a request, by group; not to be changed, and for this step
     only. Other than ``get_block_ids``, it takes no longer for a longer request."""
-    blocks: Sequence[Sequence[KVCacheBlock]] = manager.get_blocks(request_id).blocks
+    blocks: Sequence[Sequence[KVCacheBlock]] = manager.coordinator.get_blocks(request_id)
     return blocks
 
 

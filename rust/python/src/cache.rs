@@ -1,5 +1,7 @@
 //! The cache.
 
+use std::mem::take;
+
 use hybrid_pages::cache::{
     Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry, TierStats,
 };
@@ -9,6 +11,7 @@ use hybrid_pages::ids::{NamespaceId, PrefixKey};
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
 
 use crate::changes::PyChanges;
@@ -19,6 +22,7 @@ use crate::hints::{PyHints, given};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::number::Whole;
 use crate::restore::{self, PyRestore};
+use crate::stores::{PyStoreEntries, StoreEntry};
 use crate::tables::{PyTableColumns, engine_block};
 
 /// The answer of a lookup, in blocks from the start of the prompt.
@@ -369,9 +373,8 @@ impl PyCache {
         text_signature = "($self, namespace, keys, columns, tables, *, first, end, states, stride=1, hints=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    fn offer<'py>(
+    fn offer(
         &self,
-        py: Python<'py>,
         namespace: Whole,
         keys: &Bound<'_, PyAny>,
         columns: &PyTableColumns,
@@ -381,7 +384,7 @@ impl PyCache {
         states: Vec<(Whole, Whole, Vec<Whole>)>,
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
-    ) -> PyResult<Option<(PyWriteLease, Bound<'py, PyList>)>> {
+    ) -> PyResult<Option<(PyWriteLease, PyStoreEntries)>> {
         let mut sources = columns.pages(tables, first.0..end.0)?;
         for (class, block, blocks) in states {
             sources.push((class.0, block.0, engine_blocks(blocks)?));
@@ -402,13 +405,14 @@ impl PyCache {
         let entry = |entry: &LeaseEntry| {
             let at = (entry.class_index, entry.block_index);
             let found = wanted.binary_search(&at).ok();
-            let blocks = found.map_or(&[][..], |index| &sources[index].2);
-            let slots = PyList::new(py, entry.slots.iter().map(|slot| slot.0))?;
-            (entry.class_index, slots, PyList::new(py, blocks)?).into_pyobject(py)
+            StoreEntry {
+                class: entry.class_index,
+                slots: entry.slots.clone(),
+                blocks: found.map_or_else(Vec::new, |index| take(&mut sources[index].2)),
+            }
         };
-        let entries: Vec<_> = lease.entries().iter().map(entry).collect::<PyResult<_>>()?;
-        let entries = PyList::new(py, entries)?;
-        Ok(Some((PyWriteLease::new(lease), entries)))
+        let entries = lease.entries().iter().map(entry).collect();
+        Ok(Some((PyWriteLease::new(lease), PyStoreEntries { entries })))
     }
 
     fn follow(&self) -> PyResult<()> {
@@ -493,9 +497,14 @@ impl PyCache {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.inner.stats();
+        static NAMES: PyOnceLock<Vec<Py<PyString>>> = PyOnceLock::new();
+        let fields = self.inner.stats().fields();
+        let names = NAMES.get_or_init(py, || {
+            let name = |(name, _)| PyString::intern(py, name).unbind();
+            fields.map(name).into()
+        });
         let dict = PyDict::new(py);
-        for (name, value) in stats.fields() {
+        for (name, (_, value)) in names.iter().zip(fields) {
             dict.set_item(name, value)?;
         }
         Ok(dict)

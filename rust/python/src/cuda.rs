@@ -14,7 +14,8 @@ use crate::error::{cuda_to_py, to_py};
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{NumBlocks, PyEngine, layout, to_load, to_store, wait};
+use crate::running::{NumBlocks, PyEngine, layout, to_load, wait};
+use crate::stores::ToStore;
 
 /// A device of this process.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]
@@ -176,10 +177,10 @@ impl PyCudaEngine {
     fn store(
         &self,
         py: Python<'_>,
-        entries: Vec<Bound<'_, PyTuple>>,
+        entries: ToStore,
         #[pyo3(from_py_with = whole)] stream: usize,
     ) -> PyResult<u64> {
-        self.submit(py, Direction::Store, to_store(&entries)?, stream)
+        self.submit(py, Direction::Store, entries.0, stream)
     }
 
     #[pyo3(signature = (entries, stream = 0))]

@@ -11,7 +11,8 @@ use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{NumBlocks, PyEngine, layout, to_load, to_store};
+use crate::running::{NumBlocks, PyEngine, layout, to_load};
+use crate::stores::ToStore;
 
 /// Copies between host memory and an arena by threads of its own.
 #[pyclass(frozen, extends = PyEngine, name = "HostEngine", module = "hybrid_pages._core")]
@@ -46,9 +47,9 @@ impl PyHostEngine {
         Ok(PyClassInitializer::from(base).add_subclass(Self))
     }
 
-    fn store(this: &Bound<'_, Self>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {
+    fn store(this: &Bound<'_, Self>, entries: ToStore) -> PyResult<u64> {
         let engine = this.as_super().get();
-        engine.submit(this.py(), Direction::Store, to_store(&entries)?)
+        engine.submit(this.py(), Direction::Store, entries.0)
     }
 
     fn load(this: &Bound<'_, Self>, entries: Vec<Bound<'_, PyTuple>>) -> PyResult<u64> {

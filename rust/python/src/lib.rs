@@ -18,6 +18,7 @@ mod number;
 mod replay;
 mod restore;
 mod running;
+mod stores;
 mod tables;
 mod tuple;
 
@@ -37,6 +38,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     cuda::register(m)?;
     disk::register(m)?;
     hints::register(m)?;
+    stores::register(m)?;
     tables::register(m)?;
     cache::register(m)?;
     changes::register(m)?;

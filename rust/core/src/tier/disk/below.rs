@@ -195,16 +195,16 @@ impl Below for Disk {
         self.queue_slots
     }
 
-    fn accepts(&mut self, _: &NewEntry) -> bool {
-        let takes = {
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        let able = {
             let has_store = lock(&self.shared.book).store.is_some();
             let health = lock(&self.shared.health);
             has_store && !health.is_out() && health.takes_writes()
         };
-        if !takes {
+        if !able {
             self.shared.count(|counts| counts.dropped += 1);
         }
-        takes
+        able && self.room.wants(entry)
     }
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
