@@ -220,8 +220,8 @@ class Restore:
         """Begin what can be begun, and say where it is; never waits.
 
         queued: there is no room for the next wave yet. waiting: it is being read. ready:
-        :meth:`take` it. done: every wave was taken. failed: something that is needed is gone or damaged; what
-        was taken is right, and a new lookup says what is left to find.
+        :meth:`take` it. done: every wave was taken. failed: something that is needed is gone
+        or damaged; what was taken is right, and a new lookup says what is left to find.
         """
 
     def take(self) -> ReadLease | None:

@@ -184,7 +184,10 @@ def _digest(extents: Sequence[_Extent]) -> bytes:
             while left:
                 data = os.pread(file.fileno(), min(left, _SMALL_BYTES), offset)
                 if not data:
-                    raise OSError(f"{extent.path} became shorter while it was read")
+                    raise UnsupportedError(
+                        f"{extent.path}: expected a file that stays while it is read, found it "
+                        "shorter"
+                    )
                 digest.update(data)
                 left, offset = left - len(data), offset + len(data)
     return digest.digest()

@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
+from hybrid_pages import HybridPagesError
 from hybrid_pages.transformers.conditions import PLAIN, Same
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MOST_DEPTH = 8
 
 
-class Unnamed(Exception):
+class Unnamed(HybridPagesError):
     """Something has no name that lasts; the message says what."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,21 +92,19 @@ def _reasons(config: VllmConfig) -> Iterator[str]:
 
 
 def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
-    import torch
-
     model, cache = config.model_config, config.cache_config
     yield "format", "1"
     yield "vllm", versions.installed()
-    yield "torch", torch.__version__
+    yield "torch", version("torch")
     yield "platform", f"{versions.platform()} {platform.machine()}"
     yield from _of_model("", config, model)
     yield "cache_dtype_skip_layers", _text(cache.kv_cache_dtype_skip_layers)
     yield "state_dtypes", f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}"
     # The geometry has the backends that were chosen.
-    settings = vars(config.attention_config)
+    settings = versions.fields(config.attention_config)
     asked = {key: value for key, value in settings.items() if key not in _CHOSEN}
     yield "attention_config", _text(asked)
-    yield "mamba_config", _text(vars(config.mamba_config))
+    yield "mamba_config", _text(versions.fields(config.mamba_config))
     more = config.additional_config
     yield "additional_config", _text(more) if isinstance(more, dict) else more.compute_hash()
     yield "expert_parallel", str(config.parallel_config.enable_expert_parallel)

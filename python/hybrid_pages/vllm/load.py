@@ -6,7 +6,7 @@ failure anywhere makes vLLM compute the request, and its entries are dropped.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -257,6 +257,7 @@ class Loads:
     def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
         for this request."""
+        outcomes = list(outcomes)
         failed = [outcome for outcome in outcomes if outcome.error is not None]
         for outcome in outcomes:
             if outcome.error is None:

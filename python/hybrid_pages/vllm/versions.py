@@ -584,6 +584,11 @@ def drafter_tokens(config: "VllmConfig", drafts: int) -> int | None:
     return int(longest or config.model_config.max_model_len) - drafts
 
 
+def fields(config: object) -> dict[str, Any]:
+    """All values of one of vLLM's configurations, by name."""
+    return vars(config)
+
+
 def fork_of(request: "Request") -> int:
     """Where vLLM itself ends a step of a prompt, in tokens: a shared prefix ends there. 0 if
     nowhere."""
