@@ -123,7 +123,7 @@ def test_so_do_versions_seed_drafts_and_the_machine(
     if name == "vLLM":
         monkeypatch.setattr(versions, "installed", lambda: "0.33.9")
     elif name == "torch":
-        monkeypatch.setattr(torch, "__version__", "9.9")
+        monkeypatch.setattr(identity, "version", lambda package: f"{package} 9.9")
     elif name == "seed":
         monkeypatch.setenv("PYTHONHASHSEED", "3")
     elif name == "platform":
@@ -294,7 +294,7 @@ def test_an_adapter_is_named_by_its_files(adapter: Path, tmp_path: Path) -> None
     for _ in range(2):
         assert names.name(LoRARequest("a", 7, str(adapter))) == name
     shutil.copytree(adapter, tmp_path / "b")
-    assert names.name(LoRARequest("a", 1, str(tmp_path / "b"))) == name
+    assert LastingNames().name(LoRARequest("a", 1, str(tmp_path / "b"))) == name
     safetensors(tmp_path / "b" / "adapter_model.safetensors", b"12345679")
     assert LastingNames().name(LoRARequest("a", 1, str(tmp_path / "b"))) != name
     fused = LoRARequest("a", 1, str(adapter), is_3d_lora_weight=True)
@@ -314,6 +314,13 @@ def test_an_adapter_without_files_has_a_name_in_this_process_alone(adapter: Path
     request = LoRARequest("a", 1, path)
     assert here.name(request) == here.name(request) != later.name(request)
     assert here.name(LoRARequest("b", 2, path)) != here.name(request)
+
+
+def test_files_that_are_newer_than_the_engine_name_nothing(adapter: Path) -> None:
+    """They may have been written between their load and their first request."""
+    names, request = LastingNames(), LoRARequest("a", 1, str(adapter))
+    names._started -= 60 * 10**9
+    assert names.name(request) != LastingNames().name(request)
 
 
 def test_files_that_change_after_they_were_read_name_nothing(adapter: Path) -> None:

@@ -53,7 +53,9 @@ def _name(value: Any, depth: int) -> Any:
         items = value.items()
         return sorted(json.dumps([_name(key, depth), _name(item, depth)]) for key, item in items)
     if isinstance(value, types.CodeType):
-        return ["code", hashlib.blake2b(value.co_code, digest_size=16).hexdigest(), value.co_name]
+        digest = hashlib.blake2b(value.co_code, digest_size=16).hexdigest()
+        uses = [_name(value.co_names, depth), _name(value.co_consts, depth)]
+        return ["code", digest, value.co_name, *uses]
     if isinstance(value, types.ModuleType):
         return ["module", value.__name__, _version(value.__name__)]
     if isinstance(value, type):
@@ -73,6 +75,7 @@ def _function(value: Any, depth: int) -> Any:
     # Its globals say where it was written, whatever a decorator says.
     found = ["function", value.__qualname__, _name(value.__code__, depth)]
     found += _place(value.__globals__.get("__name__", ""), value)
+    found += [_name(value.__defaults__, depth), _name(value.__kwdefaults__, depth)]
     return [*found, [_cell(cell, depth + 1) for cell in value.__closure__ or ()]]
 
 
@@ -110,9 +113,11 @@ def _version(module: str) -> str:
     for name in _distributions().get(top, ()):
         distribution = importlib.metadata.distribution(name)
         origin = distribution.read_text("direct_url.json")
-        if origin is not None and json.loads(origin).get("dir_info", {}).get("editable"):
+        source = {} if origin is None else json.loads(origin)
+        if "dir_info" in source:  # a folder, whose files change under one version
             raise Unnamed(module)
-        found.append(f"{name} {distribution.version}")
+        commit = source.get("vcs_info", {}).get("commit_id", "")
+        found.append(f"{name} {distribution.version} {commit}")
     if not found:
         raise Unnamed(module)
     return ", ".join(sorted(found))

@@ -7,6 +7,7 @@ the name and the path. A later engine may find other weights under all three.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,9 @@ from hybrid_pages.vllm.log import logger
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
-Marks = tuple[object, ...] | None
-"""What changes when an adapter's files are written again; None if they cannot be read here."""
+Marks = tuple[tuple[str, int, int, int, int], ...] | None
+"""What changes when an adapter's files are written again, times in nanoseconds last; None if they
+cannot be read here."""
 
 _MOST = 4096
 """Adapters that are remembered; one that is forgotten is read again."""
@@ -37,11 +39,12 @@ class _Known:
 class LastingNames:
     """Gives each adapter a name by its files, which are read once.
 
-    An adapter whose files cannot be read, or were changed since, gets a name that no other process
-    has: it is not known which of the contents the engine has loaded.
+    An adapter whose files cannot be read, are newer than this engine, or were changed since, gets a
+    name that no other process has: it is not known which of the contents the engine has loaded.
     """
 
     def __init__(self) -> None:
+        self._started = time.time_ns()
         self._known: dict[tuple[object, ...], _Known] = {}
         self._process = short_lived().encode()
 
@@ -52,7 +55,7 @@ class LastingNames:
         if known is None:
             folder = _folder(adapter)
             marks = file_marks(folder)
-            known = _Known(folder, marks, self._read(adapter, folder))
+            known = _Known(folder, marks, self._read(adapter, folder, marks))
         elif (marks := file_marks(known.folder)) != known.marks:
             own = repr((key, marks)).encode()
             known = _Known(known.folder, marks, self._unnamed(adapter, own, "they have changed"))
@@ -65,10 +68,12 @@ class LastingNames:
         """A name inside this process, made one that no other has."""
         return b"adapter of process " + self._process + b" " + name
 
-    def _read(self, adapter: LoRARequest, folder: Path | None) -> bytes:
+    def _read(self, adapter: LoRARequest, folder: Path | None, marks: Marks) -> bytes:
         own = repr((adapter.lora_name, adapter.lora_int_id, adapter.lora_path)).encode()
         if folder is None:
             return self._unnamed(adapter, own, "they are not on this machine")
+        if any(max(written, changed) > self._started for *_, written, changed in marks or ()):
+            return self._unnamed(adapter, own, "they are newer than the engine")
         try:
             digest = digest_of(model_files(folder))
         except UnsupportedError as error:

@@ -63,6 +63,7 @@ class Below:
                 tracked.host_hit = hit.host * self.keys.grid.block_tokens
             progress = tracked.restore.progress()
             if progress == "ready":
+                tracked.waits_until = math.inf  # a later lookup waits anew
                 return hit
             if progress == "failed":
                 tracked.drop_restore()

@@ -29,6 +29,7 @@ _PLACES = ("model", "revision", "draft_layers")
 """Keys of a geometry's identity that say where weights lie."""
 _VOLATILE = ("_name_or_path", "transformers_version")
 _CHOSEN = ("backend", "backend_per_kind")
+_PACKAGES = ("torch", "transformers")
 _WITHOUT = "or start without disk_path"
 
 
@@ -95,8 +96,10 @@ def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
     model, cache = config.model_config, config.cache_config
     yield "format", "1"
     yield "vllm", versions.installed()
-    yield "torch", version("torch")
+    for package in _PACKAGES:
+        yield package, version(package)
     yield "platform", f"{versions.platform()} {platform.machine()}"
+    yield "load_format", str(config.load_config.load_format)
     yield from _of_model("", config, model)
     yield "cache_dtype_skip_layers", _text(cache.kv_cache_dtype_skip_layers)
     yield "state_dtypes", f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}"
@@ -129,6 +132,9 @@ def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
 def _of_model(prefix: str, config: VllmConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     yield f"{prefix}config", _text(_without_places(model.hf_config.to_dict()))
     yield f"{prefix}implementation", f"{model.model_impl} {model.code_revision}"
+    # How images become tokens: their hashes do not say.
+    media = model.multimodal_config
+    yield f"{prefix}media", "" if media is None else _text(versions.fields(media))
     yield f"{prefix}dtype", str(model.dtype)
     yield f"{prefix}quantization", f"{model.quantization} {_text(model.quantization_config)}"
     # Some models scale positions by it.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, HybridPagesError, InvalidArgumentError, ReadLease, Restore
+from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.below import Below
@@ -40,7 +40,9 @@ class _Load:
     ranks: int = 0
     """Those that have not ended the wave that is being copied."""
     since: float = 0.0
-    """When the last wave ended."""
+    """When the last wave ended, or the read of the next one began if it had to wait for room."""
+    queued: bool = False
+    """Whether the next wave waits for room."""
 
     def release(self) -> None:
         """Ends the lease: what it held may be evicted again."""
@@ -199,17 +201,27 @@ class Loads:
         if name not in self._failed and request is not None and not request.is_finished():
             progress = restore.progress()
             if progress in ("queued", "waiting"):
-                if time.monotonic() < load.since + self.below.wait_seconds:
+                if self._may_wait(load, queued=progress == "queued"):
                     return None
             elif progress == "ready":
                 try:
                     return self._next(name, load, restore)
-                except HybridPagesError as error:
+                except Exception as error:
                     logger.warning("the next wave of %s could not be planned: %s", name, error)
                     load.release()
             self._fail(name, load.tracked, "promotion")
         load.end_restore()
         return LoadJob(name, [])
+
+    def _may_wait(self, load: _Load, *, queued: bool) -> bool:
+        """A read has so long from its start on, and room for it from when some last became free."""
+        now = time.monotonic()
+        if queued:
+            load.since = max(load.since, self.below.moved)
+        elif load.queued:
+            load.since = now
+        load.queued = queued
+        return now < load.since + self.below.wait_seconds
 
     def _fail(self, name: str, tracked: Tracked | None, reason: str) -> None:
         self.figures.count("failures", label=reason)
@@ -273,13 +285,13 @@ class Loads:
         load = self._in_flight.get(request_id)
         if failed:
             self._fail(request_id, tracked, failed[0].reason)
-            if load is not None and load.lease is not None:
-                self.cache.invalidate(load.lease)
         if load is not None and load.restore is not None:
             load.ranks -= len(outcomes)
-            if load.ranks <= 0:  # the next wave may follow
-                load.release()
-                load.since = self.below.moved = time.monotonic()
+        if failed and load is not None and load.lease is not None:
+            self.cache.invalidate(load.lease)
+        if load is not None and load.restore is not None and load.ranks <= 0:
+            load.release()  # the next wave may follow
+            load.since = self.below.moved = time.monotonic()
 
     def released(self, request_id: str) -> bool:
         """Ends a load that every rank has ended: its slots may be evicted again.

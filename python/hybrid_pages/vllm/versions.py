@@ -93,8 +93,8 @@ READS: dict[str, str] = {
     ),
     "vllm.config.ModelConfig": (
         "code_revision dtype hf_config is_diffusion is_encoder_decoder is_hybrid max_model_len "
-        "model model_class_overrides model_impl model_weights quantization quantization_config "
-        "revision"
+        "model model_class_overrides model_impl model_weights multimodal_config quantization "
+        "quantization_config revision"
     ),
     "vllm.config.ParallelConfig": (
         "data_parallel_index data_parallel_size data_parallel_size_local "

@@ -34,7 +34,6 @@ pub struct Disk {
     shared: Arc<Shared>,
     queue_slots: u64,
     checked: Instant,
-    process: u32,
 }
 
 impl Disk {
@@ -74,7 +73,6 @@ impl Disk {
             shared,
             queue_slots: queue_slots.max(largest.unwrap_or(1)),
             checked: Instant::now(),
-            process: std::process::id(),
         })
     }
 
@@ -106,8 +104,14 @@ impl Disk {
                     && job.started().is_some_and(|at| at.elapsed() > deadline)
             };
             // A write that waits for its cell, while a directory is removed, is no sign of a hang.
-            let waits =
-                |job: &Arc<Job>| job.direction == Direction::Read || job.started().is_some();
+            let waits = |job: &Arc<Job>| {
+                let since = if job.direction == Direction::Read {
+                    Some(job.begun)
+                } else {
+                    job.started()
+                };
+                since.is_some_and(|at| at.elapsed() > deadline)
+            };
             let stuck = lock(&shared.health).progress().elapsed() > deadline;
             let mut running = book.running.values();
             running.any(|job| late(job) || stuck && waits(job))
@@ -310,7 +314,7 @@ impl Below for Disk {
 
     fn clear(&mut self) {
         let shared = &self.shared;
-        if lock(&shared.health).is_closed() {
+        if shared.is_inherited() || lock(&shared.health).is_closed() {
             return; // The files may be another process's by now, and this one finds nothing.
         }
         let mut book = lock(&shared.book);
@@ -322,15 +326,15 @@ impl Below for Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            return; // A fork has none of the threads.
-        }
         close(&self.shared);
     }
 }
 
 /// Ends the copies and the threads, and gives the lane back. The second call does nothing.
 pub(super) fn close(shared: &Shared) {
+    if shared.is_inherited() {
+        return; // A fork has none of the threads, and the lane is its parent's.
+    }
     let limit = shared.options.deadline.max(Duration::from_secs(1));
     let begun = Instant::now();
     while !shared.is_idle() && !lock(&shared.health).is_out() && begun.elapsed() < limit {
@@ -354,9 +358,15 @@ pub(super) fn close(shared: &Shared) {
         while !keeper.is_finished() && begun.elapsed() < 3 * limit {
             std::thread::sleep(NAP);
         }
-        if keeper.is_finished() && keeper.join().is_err() {
+        if !keeper.is_finished() {
+            return; // It may still write: the lane is free when it and the other threads have ended.
+        }
+        if keeper.join().is_err() {
             shared.failed(Reason::Index, "the thread of the index panicked");
         }
+    }
+    if shared.has_threads() {
+        return;
     }
     if let Err(error) = shared.lane.release() {
         shared.failed(Reason::Directory, &format!("cannot unlock: {error}"));

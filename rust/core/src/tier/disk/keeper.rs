@@ -1,10 +1,12 @@
 //! The thread that keeps the index up with the book, and removes directories. No engine step is needed
 //! for either.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::book::Victim;
+use super::format::Name;
 use super::index::{Index, Owner};
 use super::lock;
 use super::shared::Shared;
@@ -14,7 +16,7 @@ use super::store::{Store, StoreNames};
 /// Changes within this time go into one commit.
 const BATCH: Duration = Duration::from_millis(40);
 const IDLE: Duration = Duration::from_secs(1);
-/// The longest pause before a broken index is made anew.
+/// The longest pause before a broken index is opened again, or made anew.
 const LONGEST: Duration = Duration::from_secs(64);
 
 /// The keeper's own state.
@@ -128,15 +130,23 @@ impl Keeper {
                 return; // A new index gets everything.
             }
             let owner = owner(&shared, &store);
-            match Index::anew(&*shared.options.door, &store.folder, &owner) {
-                Ok((index, _)) => self.index = Some((store.epoch, index)),
+            // The old one is kept as long as it can be read: nothing else has what is durable.
+            let found = match Index::open(&*shared.options.door, &store.folder, &owner) {
+                Ok((index, found)) => {
+                    self.index = Some((store.epoch, index));
+                    found
+                }
                 Err(why) => return self.broken(&why),
-            }
+            };
             let mut book = lock(&shared.book);
             if book.epoch != store.epoch {
                 return;
             }
-            changes = book.snapshot();
+            let snapshot = book.snapshot();
+            let kept: HashSet<Name> = snapshot.iter().map(|(name, _)| *name).collect();
+            let old = found.places.into_iter().map(|(name, _)| name);
+            let gone = old.chain(found.damaged).filter(|name| !kept.contains(name));
+            changes = gone.map(|name| (name, None)).chain(snapshot).collect();
             book.changes.clear();
             published = book.published;
         }

@@ -44,6 +44,7 @@ pub(super) struct Shared {
     pub(super) bell: Bell,
     pub(super) uses: Arc<Mutex<Uses>>,
     pub(super) keeper: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
     counts: Mutex<DiskStats>,
     notes: Mutex<Notes>,
 }
@@ -114,6 +115,7 @@ impl Shared {
             slot_bytes,
             uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
             keeper: Mutex::default(),
+            process: std::process::id(),
             book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
             health: Mutex::new(Health::new(options.retry)),
             shapes,
@@ -128,6 +130,11 @@ impl Shared {
             counts: Mutex::default(),
             notes: Mutex::default(),
         }
+    }
+
+    /// Whether this is a fork of the process that opened the disk.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
     }
 
     pub(super) fn count(&self, change: impl FnOnce(&mut DiskStats)) {

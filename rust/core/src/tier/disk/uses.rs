@@ -123,6 +123,10 @@ impl Policy for Noting {
         self.policy.hold(id);
     }
 
+    fn wants(&mut self, entry: &NewEntry) -> bool {
+        self.policy.wants(entry)
+    }
+
     fn leave(&mut self, id: EntryId) {
         lock(&self.uses).names.remove(&id);
         self.policy.leave(id);
