@@ -1,6 +1,7 @@
 """Quantised KV caches on real engines: pages carry all that reading them takes."""
 
 import pytest
+import torch
 from vllm.v1.kv_cache_interface import KVQuantMode
 
 from harness import Engine, tokens
@@ -11,6 +12,8 @@ from test_detects import zero
     scope="module", params=[("qwen3.5", "fp8"), ("llama", "fp8_e5m2"), ("granite4", "fp8_e4m3")]
 )
 def engine(request, start):
+    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
+        pytest.skip("vLLM's fp8 caches on x86 need AVX-512 or AMX: this CPU has neither")
     model, cache_dtype = request.param
     return start(model, kv_cache_dtype=cache_dtype)
 

@@ -138,7 +138,7 @@ def test_structured_answers_have_their_structure(visitors: tuple[Visitor, Visito
 
 def test_stop_strings_end_answers(visitors: tuple[Visitor, Visitor]) -> None:
     seen = visitors[0].seen
-    whole = seen["talk museum 1"].texts[0]
+    whole = seen["stop whole"].texts[0]
     assert seen["stop none"].texts[0] == whole
     for name, stop in {"short": whole[5], "long": whole[7:12]}.items():
         assert seen[f"stop {name}"].texts[0] == whole[: whole.index(stop)]
