@@ -199,6 +199,26 @@ def test_names_differ_where_values_do():
     assert len({lasting_name([value]) for value in values}) == len(values)
 
 
+def test_names_differ_where_only_constants_of_code_do():
+    """Code of one package and version may be made at run time, with other numbers."""
+
+    def compiled(text):
+        made = {"__name__": "torch.nn.functional"}
+        exec(text, made)
+        return made["f"]
+
+    texts = [
+        "def f(x): return x * 2.0",
+        "def f(x): return x * 3.0",
+        "def f(x): return x[..., :2]",
+        "def f(x, y=1): return x * y",
+        "def f(x, y=2): return x * y",
+        "def f(x): return x.exp()",
+        "def f(x): return x.log()",
+    ]
+    assert len({lasting_name([compiled(text)]) for text in texts}) == len(texts)
+
+
 def test_another_process_gives_the_same_names(tmp_path):
     code = textwrap.dedent(
         f"""

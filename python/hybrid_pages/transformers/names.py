@@ -43,6 +43,10 @@ def lasting_name(parts: Sequence[Hashable]) -> str:
 def _name(value: Any, depth: int) -> Any:
     if isinstance(value, PLAIN):
         return [type(value).__name__, repr(value)]
+    if value is ...:
+        return "ellipsis"
+    if isinstance(value, slice):
+        return ["slice", _name((value.start, value.stop, value.step), depth)]
     if isinstance(value, Same):
         return _name(value.held, depth)
     if isinstance(value, (tuple, list)):
