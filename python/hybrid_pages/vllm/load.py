@@ -78,8 +78,7 @@ class Loads:
         self._in_flight: dict[str, _Load] = {}
         self._in_waves: set[str] = set()
         self._failed: set[str] = set()
-        self.planned: list[LoadJob] = []
-        """Loads for the next step's metadata."""
+        self._planned: list[LoadJob] = []
 
     @property
     def wait_seconds(self) -> float:
@@ -151,7 +150,7 @@ class Loads:
             logger.exception("the load of request %s could not be planned", name)
             load.end_restore()
             job = LoadJob(name, [], rejected=str(error))
-        self.planned.append(job)
+        self._planned.append(job)
 
     def _entries(self, load: _Load, local: int, n: int) -> list[LoadEntry]:
         held = load.lease.blocks * self.grid.block_tokens - local if load.lease else 0
@@ -194,7 +193,7 @@ class Loads:
             elif load.lease is not None:
                 restore.progress()  # reads ahead
             elif (job := self._planned_wave(name, load, restore)) is not None:
-                self.planned.append(job)
+                self._planned.append(job)
 
     def _planned_wave(self, name: str, load: _Load, restore: Restore) -> LoadJob | None:
         request = None if load.tracked is None else load.tracked.request
@@ -261,10 +260,12 @@ class Loads:
                 self.figures.count("missing_states", label=lookup.missing)
         return other
 
-    def advance(self) -> None:
-        """Plans the next waves, for this step's metadata."""
+    def take_planned(self) -> list[LoadJob]:
+        """Loads planned since the last call, for this step's metadata: next waves, too."""
         if self._in_waves:
             self._advance()
+        planned, self._planned = self._planned, []
+        return planned
 
     def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
@@ -285,11 +286,13 @@ class Loads:
         load = self._in_flight.get(request_id)
         if failed:
             self._fail(request_id, tracked, failed[0].reason)
-        if load is not None and load.restore is not None:
+        if load is None:
+            return
+        if load.restore is not None:
             load.ranks -= len(outcomes)
-        if failed and load is not None and load.lease is not None:
+        if failed and load.lease is not None:
             self.cache.invalidate(load.lease)
-        if load is not None and load.restore is not None and load.ranks <= 0:
+        if load.restore is not None and load.ranks <= 0:
             load.release()  # the next wave may follow
             load.since = self.below.moved = time.monotonic()
 

@@ -19,7 +19,7 @@ from hybrid_pages.vllm.here import worker_here
 from hybrid_pages.vllm.identity import ModelFacts
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import LoadJob, StepMetadata, WorkerMetadata
+from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
 from hybrid_pages.vllm.metrics import HybridPagesStats
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import Settings
@@ -141,22 +141,14 @@ class SchedulerHalf(Connection):
     def step(self, output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions."""
         if not self.serving:
-            loads = self._last_loads()
+            # Of a cache that was stopped: loads between two waves end as failed.
+            loads = self.loads.take_planned() if self.connected else []
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
         if self.epochs.engine_was_reset():
             self._engine_was_reset()
         stores, self.stores.unsent = self._steps.stores(output) + self.stores.unsent, []
-        self.loads.advance()
-        loads, self.loads.planned = self.loads.planned, []
+        loads = self.loads.take_planned()
         return StepMetadata(self.name, stores, loads, not output.total_num_scheduled_tokens)
-
-    def _last_loads(self) -> list[LoadJob]:
-        """Of a cache that was stopped: loads between two waves end as failed."""
-        if not self.connected:
-            return []
-        self.loads.advance()
-        loads, self.loads.planned = self.loads.planned, []
-        return loads
 
     def invalid(self, blocks: Iterable[int]) -> None:
         """Another connector could not load these blocks, and a step has gone on from them."""

@@ -4,6 +4,9 @@
 //! overwrites, and one past them doesn't: that pays where a transfer is larger than they are, on some
 //! processors. See `benches/README.md`.
 
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
+
 use super::checksum::TILE_BYTES;
 use super::lanes::{Lanes, Portable, STREAM_ALIGN, STRIPE_BYTES, prefetch};
 
@@ -67,7 +70,7 @@ impl Path {
     /// The best one for a transfer of so many bytes.
     pub(super) fn best(bytes: usize) -> &'static Self {
         #[cfg(target_arch = "x86_64")]
-        if bytes >= STREAM_BYTES && streams() && is_x86_feature_detected!("avx2") {
+        if bytes >= STREAM_BYTES && *STREAMS && is_x86_feature_detected!("avx2") {
             return &AVX2_STREAM;
         }
         Self::all().next().unwrap_or(&PORTABLE)
@@ -107,15 +110,16 @@ impl Path {
     }
 }
 
-/// Whether writes past the caches were seen to be faster on processors of this kind.
+/// Whether writes past the caches were seen to be faster on processors of this kind. Asked once: a virtual
+/// machine answers slowly.
 #[cfg(target_arch = "x86_64")]
-fn streams() -> bool {
+static STREAMS: LazyLock<bool> = LazyLock::new(|| {
     let leaf = std::arch::x86_64::__cpuid(0);
     [leaf.ebx, leaf.edx, leaf.ecx]
         .map(u32::to_le_bytes)
         .as_flattened()
         == b"AuthenticAMD"
-}
+});
 
 /// XXH3-64 of a tile from its state after the last stripe.
 pub(super) fn merge(state: &State) -> u64 {

@@ -105,11 +105,7 @@ impl Index {
     }
 
     /// An empty index; the old one is set aside.
-    pub(super) fn anew(
-        door: &dyn Door,
-        folder: &OwnedFd,
-        owner: &Owner<'_>,
-    ) -> Result<(Self, Found), String> {
+    fn anew(door: &dyn Door, folder: &OwnedFd, owner: &Owner<'_>) -> Result<(Self, Found), String> {
         match rustix::fs::renameat(folder, FILE, folder, ASIDE) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(format!("{FILE} cannot be set aside: {error}")),
