@@ -26,6 +26,8 @@ SERVE_ARGS ?=
 EXAMPLE_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Test processes at a time; PYTEST_ARGS=-n0 runs a suite in one, as a debugger needs it.
+JOBS ?= 2
 # How much the fuzz targets run.
 FUZZ ?= 512
 TREES ?= 16
@@ -48,6 +50,9 @@ SAY = printf '==> %s\n'
 UV_INSTALL = $(LIGHT_BIN)/uv pip install $$([ -t 1 ] || echo --quiet) --no-deps
 PYTEST = $(BIN)/python -m pytest $(PYTEST_ARGS)
 LIGHT_PYTEST = $(LIGHT_BIN)/python -m pytest $(PYTEST_ARGS)
+# Single tests share out well. An engine serves its whole module, so a module stays in one process, in the given order.
+TESTS_ABREAST = -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+MODULES_ABREAST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: help
 help: ## List the targets
@@ -191,29 +196,29 @@ test-kernels: ## Test the CUDA kernels alone: against their twins, and that plan
 .PHONY: test-python
 test-python: build ## Test the package without an engine, and its type stubs
 	@$(SAY) "testing the Python package"
-	@$(LIGHT_PYTEST) tests/python
+	@$(LIGHT_BIN)/python $(TESTS_ABREAST) tests/python
 
 .PHONY: test-batch
 test-batch: $(STAMPS)/package ## Test batches of hybrid caches against each row computed alone
 	@$(SAY) "testing batches"
-	@$(PYTEST) tests/batch
+	@$(BIN)/python $(TESTS_ABREAST) tests/batch
 
 .PHONY: test-scheduler
 test-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Test against the real schedulers of all supported vLLMs, without kernels
 	@$(SAY) "testing with the scheduler of the installed vLLM"
-	@$(PYTEST) tests/scheduler
+	@$(BIN)/python $(TESTS_ABREAST) tests/scheduler
 	@$(foreach version,$(VLLM_SOURCES),$(SAY) "testing with the scheduler of vLLM $(version)" && \
-	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler &&) true
+	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(BIN)/python $(TESTS_ABREAST) tests/scheduler &&) true
 
 .PHONY: test-transformers
 test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on tiny models of eight kinds
 	@$(SAY) "testing with Hugging Face transformers (about 2 minutes)"
-	@$(PYTEST) tests/transformers
+	@$(BIN)/python $(TESTS_ABREAST) tests/transformers
 
 .PHONY: test-engine
 test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU
 	@$(SAY) "testing on real vLLM engines (about 14 minutes)"
-	@$(PYTEST) tests/engine
+	@$(BIN)/python $(MODULES_ABREAST) tests/engine
 
 .PHONY: test-engine-long
 test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter (about 30 minutes)

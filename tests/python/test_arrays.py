@@ -96,6 +96,9 @@ class Interface:
         } | changes
         self.interface = {key: item for key, item in self.interface.items() if item != "absent"}
 
+    def __repr__(self):
+        return "Interface"
+
     @property
     def __cuda_array_interface__(self):
         return self.interface
