@@ -192,6 +192,52 @@ fn a_hang_costs_the_deadline_once_and_the_disk_comes_back() {
 }
 
 #[test]
+fn an_outage_costs_no_entries() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut setup, door) = with_door(place.path());
+    setup.options.deadline = Duration::from_millis(100);
+    setup.options.retry = Duration::from_millis(50);
+    let engine = stocked(&setup);
+    let entries = engine.stats().entries;
+    door.set("", Fault::Hang);
+    assert_eq!(engine.restore("abc"), 0);
+    assert!(engine.tier().failed_reads > 0);
+    door.mend();
+    wait("the end of the outage", || {
+        engine.cache.poll();
+        !engine.stats().out
+    });
+    engine.audit();
+    assert_eq!(engine.stats().entries, entries);
+    assert_eq!(["abc", "xyz"].map(|prompt| engine.restore(prompt)), [3, 3]);
+}
+
+#[test]
+fn a_page_that_cannot_be_read_does_not_cost_what_hangs_from_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut setup, door) = with_door(place.path());
+    setup.slots = 100;
+    let engine = stocked(&setup);
+    let entries = engine.stats().entries;
+    door.set("class-0", Fault::Reads(ErrorKind::Other));
+    assert_eq!(engine.restore("abc"), 0);
+    door.mend();
+    engine.settle();
+    let lost = entries - engine.stats().entries;
+    assert!((1..=3).contains(&lost), "pages that were read: {lost}");
+    let writes = engine.stats().writes;
+    engine.store("abc");
+    engine.settle();
+    assert_eq!(
+        engine.stats().writes - writes,
+        lost,
+        "the checkpoint was kept"
+    );
+    drop(engine);
+    assert_eq!(setup.engine().restore("abc"), 3);
+}
+
+#[test]
 fn a_disk_that_hangs_can_be_left() {
     let place = tempfile::tempdir().unwrap();
     let (mut setup, door) = with_door(place.path());

@@ -8,9 +8,13 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, SystemTime};
 
 use disk_door::BadDoor;
+use disk_support::cache_support::keys;
 use disk_support::{Setup, hex};
 use hybrid_pages::error::Error;
-use hybrid_pages::tier::disk::Reason;
+use hybrid_pages::ids::EntryKey;
+use hybrid_pages::policy;
+use hybrid_pages::tier::disk::{Disk, Reason};
+use hybrid_pages::tier::{Arena, Below as _};
 
 /// Bytes of a page's cell and of a checkpoint's.
 const PAGE: u64 = 4096 * (1 + 2 * 2);
@@ -238,6 +242,89 @@ fn identities_share_a_quota_and_the_one_used_longest_ago_goes() {
     assert!(store(2).exists());
     assert_eq!(engine.restore("xyz"), 3);
     assert_eq!(engine.stats().failures, [0; 15]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_removed_makes_the_room_smaller() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    setup.identity = [1; 32];
+    setup.engine().keep("abc");
+    fs::create_dir(setup.store().join("somebody's")).unwrap();
+    setup.identity = [2; 32];
+    let probe = setup.engine();
+    let others = probe.stats().other_bytes;
+    drop(probe);
+    setup.options.quota_bytes = others + PROMPT + PAGE;
+    let engine = setup.engine();
+    for prompt in ["abc", "def", "ghi", "jkl", "mno"] {
+        engine.store(prompt);
+        engine.settle();
+    }
+    let stats = engine.stats();
+    assert_eq!(stats.failed(Reason::Directory), 1);
+    assert_eq!(stats.quota_bytes, PROMPT + PAGE);
+    let failed = stats.failed(Reason::Quota);
+    let writes = stats.writes;
+    for prompt in ["pqr", "stu"] {
+        engine.store(prompt);
+        engine.settle();
+        engine.audit();
+    }
+    assert_eq!(engine.stats().failed(Reason::Quota), failed);
+    assert_eq!(
+        engine.stats().writes - writes,
+        8,
+        "two prompts of three pages and a checkpoint"
+    );
+    drop(engine);
+    assert_eq!(setup.engine().restore("stu"), 3);
+}
+
+#[test]
+fn what_was_cleared_counts_until_it_is_removed() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    setup.engine().keep("abc");
+    let cleared = setup
+        .store()
+        .with_file_name(format!("cleared-{}", "0".repeat(32)));
+    fs::rename(setup.store(), &cleared).unwrap();
+    fs::create_dir(cleared.join("somebody's")).unwrap();
+    let engine = setup.engine();
+    engine.keep("xyz");
+    let stats = engine.stats();
+    assert_eq!(stats.failed(Reason::Directory), 1);
+    assert!(setup.options.quota_bytes - stats.quota_bytes >= PROMPT);
+}
+
+#[test]
+fn what_the_cache_forgets_is_left_over() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    let engine = setup.engine();
+    engine.keep("abc");
+    drop(engine);
+    let (options, geometry) = (setup.options.clone(), &setup.geometry);
+    let policy = policy::by_name("lru", setup.config(setup.slots).shape()).unwrap();
+    let mut disk = Disk::open(options, geometry, setup.slot_bytes, policy).unwrap();
+    let handle = disk.handle();
+    let arena = Arena::create(geometry, setup.slot_bytes, setup.slots).unwrap();
+    handle.connect(&arena, &setup.identity).unwrap();
+    let key = EntryKey {
+        namespace: b"engine"[..].into(),
+        prefix: keys("abc")[0],
+        block_index: 0,
+        class_index: 0,
+    };
+    assert_eq!(handle.stats().left_over, 4);
+    let found = disk.find(&key);
+    assert!(found.is_some());
+    assert_eq!(handle.stats().left_over, 3);
+    disk.forget(&key);
+    assert_eq!(handle.stats().left_over, 4);
+    assert_eq!(disk.find(&key), found);
+    assert_eq!(handle.audit(), None);
 }
 
 #[test]

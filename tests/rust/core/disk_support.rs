@@ -84,8 +84,8 @@ impl Setup {
         Ok(engine)
     }
 
-    /// As before the workers have reported.
-    pub fn unconnected(&self) -> Result<Engine> {
+    /// Of a cache with so many slots.
+    pub fn config(&self, slots: usize) -> CacheConfig {
         let geometry = &self.geometry;
         let class = |class: &hybrid_pages::geometry::PageClass| ClassConfig {
             kind: class.kind,
@@ -94,14 +94,20 @@ impl Setup {
                 .slots_per_entry(class.index, self.slot_bytes)
                 .unwrap(),
         };
-        let config = CacheConfig {
+        CacheConfig {
             classes: geometry.classes().iter().map(class).collect(),
             ranks: geometry.ranks(),
-            slots: self.slots,
+            slots,
             slot_bytes: self.slot_bytes,
             policy: self.policy.into(),
             tenant_slots: None,
-        };
+        }
+    }
+
+    /// As before the workers have reported.
+    pub fn unconnected(&self) -> Result<Engine> {
+        let geometry = &self.geometry;
+        let config = self.config(self.slots);
         let policy = policy::by_name(self.policy, config.shape()).unwrap();
         let disk = Disk::open(self.options.clone(), geometry, self.slot_bytes, policy)?;
         let handle = disk.handle();

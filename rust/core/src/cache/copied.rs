@@ -61,9 +61,10 @@ impl State {
 
     fn read(&mut self, copy: Copy, result: Result<Vec<u64>>) {
         let Copy { id, tier, .. } = copy;
+        let failed = result.is_err();
         if !self.is_intact(copy, result) {
             let places = Places::HOST.with(Places::of(tier));
-            self.reclaimed += self.take_out(&[id], places);
+            self.reclaimed += self.unread(id, places, failed);
         } else if self.entries.get(id).members.in_host() {
             self.below[tier - 1].stats.read += 1;
             self.add_place(id, HOST);
@@ -72,12 +73,22 @@ impl State {
 
     /// A read ended into an entry that only a restore knows.
     fn passed(&mut self, copy: Copy, source: Keep, result: Result<Vec<u64>>) {
+        let failed = result.is_err();
         let intact = self.is_intact(copy, result);
         self.passing.end(copy.id, intact);
         if intact {
             self.below[copy.tier - 1].stats.read += 1;
         } else if self.kept.lasts(&source) {
-            self.reclaimed += self.take_out(&[source.id], Places::of(copy.tier));
+            self.reclaimed += self.unread(source.id, Places::of(copy.tier), failed);
+        }
+    }
+
+    /// Takes out an entry that could not be read, or whose bytes were others. Returns how many left the host.
+    fn unread(&mut self, id: EntryId, from: Places, failed: bool) -> u64 {
+        if failed {
+            self.forget(&[id], from)
+        } else {
+            self.take_out(&[id], from)
         }
     }
 

@@ -5,7 +5,7 @@ use super::state::State;
 use crate::ids::{EntryId, EntryKey};
 use crate::prefix::{Cell, Fate};
 use crate::slot::{HOST, Places};
-use crate::tier::Tier;
+use crate::tier::{Below, Tier};
 
 /// An entry that left tiers, as far as the index and its record go.
 struct Left {
@@ -81,6 +81,20 @@ impl State {
     /// forgets those that no tier has any more, and the tiers below are told who left them. Returns how many
     /// were resident in the host and left it.
     pub(super) fn take_out(&mut self, ids: &[EntryId], from: Places) -> u64 {
+        self.leave(ids, from, |tier, key| tier.remove(key))
+    }
+
+    /// The same after a read that failed: tiers below may keep what is good.
+    pub(super) fn forget(&mut self, ids: &[EntryId], from: Places) -> u64 {
+        self.leave(ids, from, |tier, key| tier.forget(key))
+    }
+
+    fn leave(
+        &mut self,
+        ids: &[EntryId],
+        from: Places,
+        tell: impl Fn(&mut dyn Below, &EntryKey),
+    ) -> u64 {
         let mut left = Vec::new();
         let mut keys: Vec<(Places, EntryKey)> = Vec::new();
         let Self { index, entries, .. } = self;
@@ -116,7 +130,7 @@ impl State {
         }
         for (tiers, key) in keys.iter().rev() {
             for tier in tiers.and(Places::BELOW).tiers() {
-                self.below[tier - 1].tier.remove(key);
+                tell(&mut *self.below[tier - 1].tier, key);
             }
         }
         self.give_up(&left)

@@ -229,13 +229,19 @@ impl State {
             .find(&name)
             .filter(|found| found.len() == ranks)?;
         let known = node.and_then(|node| self.index.cell(node, class).entry());
-        if known.is_some_and(|id| !self.may_join(id, tier, &checksums)) {
+        if let Some(id) = known
+            && !self.may_join(id, tier, &checksums)
+        {
+            if !self.is_at(id, tier) {
+                self.below[tier - 1].tier.forget(&name);
+            }
             return None;
         }
         if walk.kept.is_none() {
             walk.kept = Some(self.keep_in(tier, &walk.chain));
         }
         if !self.make_room(tier, self.classes[class].slots.into()) {
+            self.below[tier - 1].tier.forget(&name);
             return None;
         }
         let node = node.unwrap_or_else(|| self.index.add(parent, block, namespace, key));
@@ -257,11 +263,18 @@ impl State {
         Some(node)
     }
 
+    /// Whether an entry is a member of a tier, or is copied from or to it.
+    fn is_at(&self, id: EntryId, tier: usize) -> bool {
+        let entry = self.entries.get(id);
+        entry.members.with(entry.copying).has(tier)
+    }
+
     /// Whether an entry that is known has the bytes that a tier was found to have of it.
     fn may_join(&self, id: EntryId, tier: usize, checksums: &[u64]) -> bool {
         let entry = self.entries.get(id);
-        let elsewhere = !entry.members.with(entry.copying).has(tier);
-        elsewhere && !entry.places.is_empty() && self.entries.checksums(id) == Some(checksums)
+        !self.is_at(id, tier)
+            && !entry.places.is_empty()
+            && self.entries.checksums(id) == Some(checksums)
     }
 }
 

@@ -60,6 +60,14 @@ pub trait Below: Tier {
     /// The entry is gone: nobody may find or read these bytes again.
     fn remove(&mut self, key: &EntryKey);
 
+    /// The cache no longer counts on the entry, though its bytes may be good: a read that failed says nothing of
+    /// what hangs from its page. The tier may keep it in room that it needs for nothing else, for a later
+    /// [`find`](Self::find). An entry whose read has failed must not be found before the tier has reason to
+    /// expect that it can be read.
+    fn forget(&mut self, key: &EntryKey) {
+        self.remove(key);
+    }
+
     /// Everything is gone, also what this cache has not put there: the engine would now compute
     /// other bytes under the same keys. Nobody may find or read the old ones again, nor after a
     /// restart.

@@ -34,6 +34,8 @@ pub struct Disk {
     shared: Arc<Shared>,
     queue_slots: u64,
     checked: Instant,
+    /// What the room was made for.
+    quota: u64,
 }
 
 impl Disk {
@@ -63,6 +65,7 @@ impl Disk {
             )));
         }
         let largest = shapes.iter().map(|shape| shape.slots as u64).max();
+        let quota = options.quota_bytes;
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
         let lane = Lane::open(&options.path, options.lane)?;
         let sizes = (geometry.ranks(), slot_bytes);
@@ -73,6 +76,7 @@ impl Disk {
             shared,
             queue_slots: queue_slots.max(largest.unwrap_or(1)),
             checked: Instant::now(),
+            quota,
         })
     }
 
@@ -145,6 +149,21 @@ impl Disk {
 
     fn is_out(&self) -> bool {
         lock(&self.shared.health).is_out()
+    }
+
+    /// A directory that can't be removed takes a part of the quota: the room becomes smaller as entries leave.
+    fn follow_quota(&mut self) {
+        let quota = lock(&self.shared.book).quota;
+        if quota == self.quota {
+            return;
+        }
+        let usage = self.room.usage();
+        let wanted = capacity(&self.shared.shapes, quota).min(usage.capacity);
+        let least = usage.capacity - usage.free;
+        self.room.resize(wanted.max(least));
+        if wanted >= least {
+            self.quota = quota;
+        }
     }
 }
 
@@ -264,6 +283,7 @@ impl Below for Disk {
         let shape = &shared.shapes[place.class];
         let planes = shared.planes.get();
         if planes.is_none_or(|planes| !planes.hold(slots, shape.shard_bytes)) {
+            book.remove(&name);
             drop(book);
             return self.end(copy, Err(refused("slots of the arena", "others")));
         }
@@ -282,6 +302,7 @@ impl Below for Disk {
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
         self.check_health();
+        self.follow_quota();
         self.shared.note_uses();
         ended.append(&mut lock(&self.shared.ended));
     }
@@ -310,6 +331,13 @@ impl Below for Disk {
         book.remove(&name);
         drop(book);
         self.shared.bell.ring();
+    }
+
+    fn forget(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut book = lock(&self.shared.book);
+        book.undo_write(&name);
+        book.forget(&name);
     }
 
     fn clear(&mut self) {

@@ -169,17 +169,34 @@ impl Book {
     pub(super) fn know(&mut self, name: &Name) -> Option<()> {
         let record = self.entries.get_mut(name)?;
         if !record.known {
-            let place = &record.place;
-            self.left.remove(&turn(name, place));
+            self.left.remove(&turn(name, &record.place));
             record.known = true;
         }
+        self.note_use(name)
+    }
+
+    /// An entry was used; the cache may know it no longer.
+    pub(super) fn note_use(&mut self, name: &Name) -> Option<()> {
+        let record = self.entries.get_mut(name)?;
         let now = minute(&*self.door);
         if record.place.used < now {
+            let before = turn(name, &record.place);
             record.place.used = now;
+            if self.left.remove(&before) {
+                self.left.insert(turn(name, &record.place));
+            }
             let place = record.place.clone();
             self.change(*name, Some(place));
         }
         Some(())
+    }
+
+    /// The cache does not know an entry any more.
+    pub(super) fn forget(&mut self, name: &Name) {
+        if let Some(record) = self.entries.get_mut(name) {
+            record.known = false;
+            self.left.insert(turn(name, &record.place));
+        }
     }
 
     fn change(&mut self, name: Name, place: Option<Place>) {

@@ -5,7 +5,7 @@ use std::thread::Builder;
 
 use super::book::{Book, Trash, minute};
 use super::crew;
-use super::folder::directory_of;
+use super::folder::{Other, directory_of};
 use super::format::{Identity, Name, Place};
 use super::index::{Found, Index};
 use super::keeper::{Keeper, owner, shrink};
@@ -38,7 +38,9 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
     {
         let mut book = lock(&shared.book);
         book.others.extend(others);
-        let trash = cleared.into_iter().map(|name| Trash { name, bytes: 0 });
+        let trash = cleared
+            .into_iter()
+            .map(|Other { name, bytes, .. }| Trash { name, bytes });
         book.trash.extend(trash);
     }
     let folder = shared.lane.identity(&directory);

@@ -136,18 +136,20 @@ impl Lane {
         &self,
         own: &str,
         mut trouble: impl FnMut(&str, io::Error),
-    ) -> io::Result<(Vec<Other>, Vec<String>)> {
+    ) -> io::Result<(Vec<Other>, Vec<Other>)> {
         let (mut others, mut cleared) = (Vec::new(), Vec::new());
         for name in names(self.folder.as_fd())? {
-            if name.starts_with(CLEARED) {
-                cleared.push(name);
+            let found = if name.starts_with(CLEARED) {
+                &mut cleared
             } else if name != own && is_identity(&name) {
-                let folder = open_folder(self.folder.as_fd(), &name);
-                let folder = folder.map_err(io::Error::from);
-                match folder.and_then(|folder| size_of_files(folder.as_fd())) {
-                    Ok((bytes, used)) => others.push(Other { name, bytes, used }),
-                    Err(error) => trouble(&name, error),
-                }
+                &mut others
+            } else {
+                continue;
+            };
+            let folder = open_folder(self.folder.as_fd(), &name).map_err(io::Error::from);
+            match folder.and_then(|folder| size_of_files(folder.as_fd())) {
+                Ok((bytes, used)) => found.push(Other { name, bytes, used }),
+                Err(error) => trouble(&name, error),
             }
         }
         others.sort_by_key(|other| other.used);

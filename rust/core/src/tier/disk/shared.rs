@@ -395,7 +395,7 @@ impl Shared {
         }
         let mut book = lock(&self.book);
         for name in &used {
-            book.know(name);
+            book.note_use(name);
         }
         drop(book);
         self.bell.ring();
