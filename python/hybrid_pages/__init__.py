@@ -17,6 +17,7 @@ torch nor vLLM.
 """
 
 from hybrid_pages._core import (
+    DISK_FORMAT_VERSION,
     DISK_LATENCY_LIMITS_US,
     FORMAT_VERSION,
     POLICIES,
@@ -71,6 +72,7 @@ from hybrid_pages._core import (
 )
 
 __all__ = [
+    "DISK_FORMAT_VERSION",
     "DISK_LATENCY_LIMITS_US",
     "FORMAT_VERSION",
     "POLICIES",

@@ -74,6 +74,7 @@ from hybrid_pages._stubs.transfer import (
 )
 
 __all__ = [
+    "DISK_FORMAT_VERSION",
     "DISK_LATENCY_LIMITS_US",
     "FORMAT_VERSION",
     "POLICIES",
@@ -128,5 +129,6 @@ __all__ = [
 ]
 
 FORMAT_VERSION: int
+DISK_FORMAT_VERSION: int
 
 __version__: str

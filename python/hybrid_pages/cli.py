@@ -115,6 +115,7 @@ def _info(args: argparse.Namespace) -> int:
     facts = {
         "version": hybrid_pages.__version__,
         "format_version": hybrid_pages.FORMAT_VERSION,
+        "disk_format_version": hybrid_pages.DISK_FORMAT_VERSION,
         "core": hybrid_pages._core.__file__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -133,6 +134,7 @@ def _info(args: argparse.Namespace) -> int:
         print(json.dumps(facts))
     else:
         print(f"hybrid-pages {facts['version']}, format {facts['format_version']}")
+        print(f"  disk    format {facts['disk_format_version']}")
         print(f"  core    {facts['core']}")
         print(f"  python  {facts['python']} on {facts['platform']}")
         print(f"  torch   {facts['torch'] or 'not installed'}")

@@ -171,6 +171,7 @@ def test_info_says_what_is_installed(capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["version"] == hybrid_pages.__version__
     assert facts["format_version"] == hybrid_pages.FORMAT_VERSION
+    assert facts["disk_format_version"] == hybrid_pages.DISK_FORMAT_VERSION
     assert facts["core"] == _core.__file__
     assert facts["vllm_supported"] == supported_range()
     assert facts["vllm"] is None or set(facts["vllm"]) == {"distribution", "version", "supported"}

@@ -28,6 +28,10 @@ use pyo3::prelude::*;
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("FORMAT_VERSION", hybrid_pages::geometry::FORMAT_VERSION)?;
+    m.add(
+        "DISK_FORMAT_VERSION",
+        hybrid_pages::tier::disk::DISK_FORMAT_VERSION,
+    )?;
     error::register(m)?;
     geometry::register(m)?;
     arena::register(m)?;
