@@ -160,7 +160,7 @@ def test_a_block_with_two_next_tokens_is_announced_once_and_removed_once(
             visit(engine, prompt)
     router.hear(engine)  # which says that nothing was stored twice
     router.check()
-    twice = [count for count in engine.half.events._announced.values() if count == 2]
+    twice = [count for count in engine.half.events._announced[False].values() if count == 2]
     assert len(twice) == 1
     announced = {group: dict(router.blocks["CPU", group]) for group in attention(engine)}
     assert all(len(blocks) == 4 + 2 * (name != "gdn") for blocks in announced.values())
@@ -175,5 +175,5 @@ def test_a_block_with_two_next_tokens_is_announced_once_and_removed_once(
     engine.cache.clear()
     engine.generate(tokens(3))
     router.hear(engine)
-    assert not engine.half.events._announced
+    assert not engine.half.events._announced[False]
     engine.check_idle()

@@ -479,8 +479,9 @@ class Cache:
     def follow(self) -> None:
         """Follow from now on which blocks are announced, for :meth:`changes`.
 
-        A block is announced while some boundary at its end or deeper can be resumed from by the
-        host alone. Without this call nothing of the kind is kept, and there are no changes.
+        A block is announced in the host, or in the tiers below it, while some boundary at its end
+        or deeper can be resumed from by that medium alone. Without this call nothing of the kind
+        is kept, and there are no changes.
 
         Raises InvalidArgumentError for a geometry without attention groups.
         """
@@ -496,11 +497,14 @@ class Cache:
         :meth:`changes` hands them back. What has one keeps it; unknown blocks get none.
         """
 
-    def changes(self, *, anew: bool = False) -> Changes:
-        """What the follower is to be told since the last call.
+    def changes(self, *, below: bool = False, anew: bool = False) -> Changes:
+        """What the follower is to be told of a medium since the last call.
 
-        What cancels out is never told. anew: first all that was told is removed, and then all that
-        is announced is told again.
+        What cancels out is never told.
+
+        Args:
+            below: of the tiers below the host, and not of the host.
+            anew: first all that was told is removed, and then all that is announced is told again.
         """
 
     def retire(self, namespace: int) -> None:

@@ -134,7 +134,12 @@ class Connection:
         if self._event_groups is not None and pages:
             groups = [self._event_groups[index] for index in pages[0].groups]
             self.events = Events(
-                self.cache, self.keys, groups, self.figures, self.settings.tenant_share
+                self.cache,
+                self.keys,
+                groups,
+                self.figures,
+                self.settings.tenant_share,
+                below=self.disk is not None,
             )
 
     def confirm(self, reports: Iterable[Report]) -> None:

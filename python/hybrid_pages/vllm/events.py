@@ -1,12 +1,13 @@
-"""KV events: tells routers which blocks can be loaded from the host.
+"""KV events: tells routers which blocks can be loaded from the host, and which from a disk.
 
-A block is announced while a prompt could resume from the host at its end or deeper, in vLLM's own
-event classes, hashes and block sizes, so that a router finds it as it finds the engine's own.
+A block is announced in a medium while a prompt could resume from that medium at its end or deeper,
+in vLLM's own event classes, hashes and block sizes, so that a router finds it as it finds the
+engine's own.
 """
 
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,6 +73,7 @@ class Events:
 
     Args:
         cache: with a class of attention pages; follows it from now on.
+        below: whether there are tiers below the host.
         keys: of the engine's requests.
         groups: the attention groups.
         figures: count what goes wrong.
@@ -85,11 +87,15 @@ class Events:
         groups: Sequence[EventGroup],
         figures: Figures,
         share: float = 1.0,
+        below: bool = False,
     ) -> None:
         self.cache, self.keys, self.grid = cache, keys, keys.grid
         self.groups, self.figures, self.share = groups, figures, share
-        self._announced: Counter[bytes] = Counter()
-        """How often a block is announced, by vLLM's hash: with draft layers, under several keys."""
+        self._media = (False, True) if below else (False,)
+        """Whether it is below the host: the engine's media of events."""
+        self._announced: dict[bool, Counter[bytes]] = {it: Counter() for it in self._media}
+        """How often a block is announced in a medium, by vLLM's hash: with draft layers, under
+        several keys."""
         self._emptied: object = None
         """vLLM's own prefix cache as of the last events."""
         self._namespaces: dict[tuple[bytes, bytes], int] = {}
@@ -164,40 +170,42 @@ class Events:
         found = None if pool is None else versions.prefix_cache_of(pool)
         anew = self._emptied is not None and found is not self._emptied
         self._emptied = found
-        changes = self.cache.changes(anew=anew)
+        return [event for below in self._media for event in self._take(below, anew)]
+
+    def _take(self, below: bool, anew: bool) -> "Iterator[KVCacheEvent]":
+        changes = self.cache.changes(below=below, anew=anew)
         gone = [_read(removed.note) for removed in changes.removed if removed.note]
-        gone = [note for note in gone if self._changes(note, -1)]
-        events: list[KVCacheEvent] = []
+        gone = [note for note in gone if self._changes(note, below, -1)]
         if gone:
             for group in self.groups:
                 hashes = [key for note in gone for key in note.parts[group.block_tokens].hashes]
-                events.append(versions.block_removed(hashes, group.index))
+                yield versions.block_removed(hashes, group.index, below)
         for span in changes.stored:
-            for notes in self._pieces(span):
-                events += (self._stored(notes, group) for group in self.groups)
-        return events
+            for notes in self._pieces(span, below):
+                yield from (self._stored(notes, group, below) for group in self.groups)
 
-    def _pieces(self, span: Span) -> Iterable[list[_Note]]:
+    def _pieces(self, span: Span, below: bool) -> Iterable[list[_Note]]:
         """The blocks of a span in pieces that one event can hold."""
         for known, notes in groupby(span.notes, key=bool):
             if not known:
                 self.figures.count("failures", label="event")
                 continue
-            read = ((note, self._changes(note, 1)) for note in map(_read, notes))
+            read = ((note, self._changes(note, below, 1)) for note in map(_read, notes))
             pieces = groupby(read, key=lambda it: (it[0].session, it[1]))
             yield from ([note for note, _ in piece] for (_, new), piece in pieces if new)
 
-    def _changes(self, note: _Note, by: int) -> bool:
+    def _changes(self, note: _Note, below: bool, by: int) -> bool:
         """Whether a block is announced for the first time now, or no more."""
-        if by < 0 and note.key not in self._announced:
+        announced = self._announced[below]
+        if by < 0 and note.key not in announced:
             return False  # it was announced before it could be described
-        self._announced[note.key] += by
-        left = self._announced[note.key]
+        announced[note.key] += by
+        left = announced[note.key]
         if not left:
-            del self._announced[note.key]
+            del announced[note.key]
         return left == max(by, 0)
 
-    def _stored(self, notes: Sequence[_Note], group: EventGroup) -> "KVCacheEvent":
+    def _stored(self, notes: Sequence[_Note], group: EventGroup, below: bool) -> "KVCacheEvent":
         parts = [note.parts[group.block_tokens] for note in notes]
         return versions.block_stored(
             hashes=[key for part in parts for key in part.hashes],
@@ -209,6 +217,7 @@ class Events:
             extra_keys=[keys for part in parts for keys in part.extra_keys],
             group=group.index,
             kind=group.kind,
+            below=below,
         )
 
 

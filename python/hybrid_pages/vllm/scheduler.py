@@ -119,7 +119,7 @@ class SchedulerHalf(Connection):
         tokens = None if waits else self.loads.match(tracked, local_tokens)
         if tokens is not None:
             self.checkpoints.looked_up(tracked)
-        elif self.events is not None:  # a tier below may have blocks from before this engine
+        if self.events is not None and self.disk is not None:  # it has blocks of earlier engines
             self.events.note(tracked)
         return tokens
 

@@ -165,7 +165,7 @@ READS: dict[str, str] = {
         "generate_block_hash_extra_keys get_block_hash make_block_hash_with_group_id "
         "maybe_convert_block_hash to_event_extra_keys"
     ),
-    "vllm.distributed.kv_events": "MEDIUM_CPU",
+    "vllm.distributed.kv_events": "MEDIUM_CPU MEDIUM_STORAGE",
     "vllm.distributed.kv_events.BlockRemoved": "block_hashes group_idx medium",
     "vllm.distributed.kv_events.BlockStored": (
         "block_hashes block_size extra_keys group_idx kv_cache_spec_kind lora_id lora_name medium "
@@ -735,13 +735,14 @@ def block_stored(
     extra_keys: list[tuple[object, ...] | None],
     group: int,
     kind: str,
+    below: bool,
 ) -> "BlockStored":
-    """The event that blocks of a group, one after another, are in host memory.
+    """The event that blocks of a group, one after another, are in host memory, or below it.
 
     ``BlockPool.cache_full_blocks`` makes the same ones for the engine's own memory; a router
     matches both.
     """
-    from vllm.distributed.kv_events import MEDIUM_CPU, BlockStored
+    from vllm.distributed.kv_events import BlockStored
     from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
     return BlockStored(
@@ -751,7 +752,7 @@ def block_stored(
         block_size=block_tokens,
         lora_id=None if lora is None else lora[0],
         lora_name=None if lora is None else lora[1],
-        medium=MEDIUM_CPU,
+        medium=_medium(below),
         extra_keys=extra_keys,
         group_idx=group,
         kv_cache_spec_kind=kind,
@@ -759,13 +760,19 @@ def block_stored(
     )
 
 
-def block_removed(hashes: list[bytes], group: int) -> "BlockRemoved":
-    """The event that blocks of a group are not in host memory any more."""
-    from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved
+def block_removed(hashes: list[bytes], group: int, below: bool) -> "BlockRemoved":
+    """The event that blocks of a group are not in host memory, or below it, any more."""
+    from vllm.distributed.kv_events import BlockRemoved
     from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
     return BlockRemoved(
         block_hashes=[maybe_convert_block_hash(each) for each in hashes],
-        medium=MEDIUM_CPU,
+        medium=_medium(below),
         group_idx=group,
     )
+
+
+def _medium(below: bool) -> str:
+    from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE
+
+    return str(MEDIUM_STORAGE if below else MEDIUM_CPU)

@@ -5,7 +5,7 @@
 //! second as its part of the trace has, so that without hits it is just busy; the budget is shared out evenly.
 
 use hashbrown::HashSet;
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Medium};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 
@@ -146,7 +146,7 @@ impl Engine {
     /// Takes note of a request that ran, and of what the engine says since.
     fn hear(&mut self, keys: &[PrefixKey]) {
         self.sent.extend(keys);
-        let changes = self.cache.changes(false);
+        let changes = self.cache.changes(Medium::Host, false);
         for removed in changes.removed {
             self.announced.remove(&removed.key);
         }

@@ -3,7 +3,7 @@
 use std::mem::take;
 
 use hybrid_pages::cache::{
-    Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry, TierStats,
+    Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry, Medium, TierStats,
 };
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::{Geometry, PageClass};
@@ -457,9 +457,10 @@ impl PyCache {
             .map_err(to_py)
     }
 
-    #[pyo3(signature = (*, anew = false))]
-    fn changes(&self, py: Python<'_>, anew: bool) -> PyResult<PyChanges> {
-        let changes = py.detach(|| self.inner.changes(anew));
+    #[pyo3(signature = (*, below = false, anew = false))]
+    fn changes(&self, py: Python<'_>, below: bool, anew: bool) -> PyResult<PyChanges> {
+        let medium = if below { Medium::Below } else { Medium::Host };
+        let changes = py.detach(|| self.inner.changes(medium, anew));
         PyChanges::new(py, &changes)
     }
 

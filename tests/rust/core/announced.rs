@@ -5,7 +5,7 @@ mod cache_support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cache_support::{CHECKPOINT, PAGE, Small, class, commit, engines, keys, pages, universe};
-use hybrid_pages::cache::{Cache, Changes, ReadLease, WriteLease};
+use hybrid_pages::cache::{Cache, Changes, Medium, ReadLease, WriteLease};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use proptest::prelude::*;
@@ -131,7 +131,7 @@ impl Run {
                     .unwrap();
             }
             Call::Hear(anew) => {
-                let changes = cache.changes(anew);
+                let changes = cache.changes(Medium::Host, anew);
                 assert!(!anew || changes.removed.len() == self.listener.0.len());
                 self.listener.hear(changes);
                 self.check();
@@ -255,7 +255,7 @@ fn what_is_there_when_following_starts_is_announced() {
     small.cache.follow().unwrap();
     note_all(&small.cache, small.namespace, "abc");
     note_all(&small.cache, small.namespace, "abx");
-    let mut told = stored(&small.cache.changes(false));
+    let mut told = stored(&small.cache.changes(Medium::Host, false));
     told.sort_unstable();
     assert_eq!(told, ["abc", "abx"]);
 }
@@ -270,20 +270,20 @@ fn followed(slots: usize) -> Small {
 fn pages_are_announced_up_to_the_deepest_checkpoint() {
     let small = followed(32);
     store(&small, "abcde", &[3]);
-    let changes = small.cache.changes(false);
+    let changes = small.cache.changes(Medium::Host, false);
     assert_eq!(stored(&changes), ["abc"]);
     assert_eq!(changes.stored[0].block_index, 0);
     assert_eq!(changes.stored[0].blocks.len(), 3);
     store(&small, "abcde", &[5]);
-    let changes = small.cache.changes(false);
+    let changes = small.cache.changes(Medium::Host, false);
     assert_eq!(stored(&changes), ["abcde"]);
     assert_eq!(changes.stored[0].block_index, 3);
     // A fork goes on from what was told.
     store(&small, "abx", &[3]);
-    let changes = small.cache.changes(false);
+    let changes = small.cache.changes(Medium::Host, false);
     assert_eq!(stored(&changes), ["abx"]);
     assert_eq!(changes.stored[0].block_index, 2);
-    assert_eq!(small.cache.changes(false), Changes::default());
+    assert_eq!(small.cache.changes(Medium::Host, false), Changes::default());
 }
 
 #[test]
@@ -291,12 +291,12 @@ fn an_evicted_checkpoint_removes_what_only_it_made_reachable() {
     // Room for these pages and checkpoints alone: the next store evicts the oldest checkpoint.
     let small = followed(8);
     store(&small, "abcde", &[3, 5]);
-    stored(&small.cache.changes(false));
+    stored(&small.cache.changes(Medium::Host, false));
     let lease = small.read("abc");
     // The pages of `abcde` are needed by nobody, and the deepest checkpoint is the next to go.
     store(&small, "xy", &[]);
     drop(lease);
-    let gone = removed(&small.cache.changes(false));
+    let gone = removed(&small.cache.changes(Medium::Host, false));
     assert_eq!(gone, ["abcde", "abcd"]);
     assert_eq!(small.depth("abcde"), 3);
 }
@@ -306,9 +306,9 @@ fn pages_that_are_published_before_those_they_hang_from_are_announced_later() {
     let small = followed(32);
     let mut first = small.reserve("ab", &pages(0..2));
     store(&small, "abcd", &[4]);
-    assert_eq!(small.cache.changes(false), Changes::default());
+    assert_eq!(small.cache.changes(Medium::Host, false), Changes::default());
     commit(&mut first);
-    assert_eq!(stored(&small.cache.changes(false)), ["abcd"]);
+    assert_eq!(stored(&small.cache.changes(Medium::Host, false)), ["abcd"]);
 }
 
 #[test]
@@ -319,9 +319,9 @@ fn a_window_page_counts_for_the_boundaries_behind_it() {
     let mut second = small.reserve("abc", &[pages(2..3), vec![(1, 2), (2, 2)]].concat());
     note_all(&small.cache, small.namespace, "abc");
     commit(&mut second);
-    assert_eq!(small.cache.changes(false), Changes::default());
+    assert_eq!(small.cache.changes(Medium::Host, false), Changes::default());
     commit(&mut first);
-    assert_eq!(stored(&small.cache.changes(false)), ["abc"]);
+    assert_eq!(stored(&small.cache.changes(Medium::Host, false)), ["abc"]);
 }
 
 #[test]
@@ -331,19 +331,19 @@ fn what_cancels_out_is_never_told() {
         store(&small, "abc", &[3]);
         small.cache.clear();
     }
-    assert_eq!(small.cache.changes(false), Changes::default());
+    assert_eq!(small.cache.changes(Medium::Host, false), Changes::default());
     store(&small, "abc", &[3]);
-    assert_eq!(stored(&small.cache.changes(false)), ["abc"]);
+    assert_eq!(stored(&small.cache.changes(Medium::Host, false)), ["abc"]);
     small.cache.clear();
     store(&small, "abc", &[3]);
-    assert_eq!(small.cache.changes(false), Changes::default());
+    assert_eq!(small.cache.changes(Medium::Host, false), Changes::default());
 }
 
 #[test]
 fn what_waits_is_no_more_than_was_told_and_is_announced() {
     let small = followed(64);
     store(&small, "abcdefgh", &[8]);
-    stored(&small.cache.changes(false));
+    stored(&small.cache.changes(Medium::Host, false));
     let after = |rounds: u32| {
         for round in 0..rounds {
             let prompt = format!("{round:08}");
@@ -353,7 +353,7 @@ fn what_waits_is_no_more_than_was_told_and_is_announced() {
     };
     let once = after(64);
     assert!(after(2000) <= once + once / 8);
-    let changes = small.cache.changes(false);
+    let changes = small.cache.changes(Medium::Host, false);
     assert_eq!(changes.removed.len(), 8);
     assert!(
         changes
@@ -374,13 +374,13 @@ fn a_window_page_that_goes_removes_what_needs_it_and_brings_it_back() {
     let mut lease = small.reserve("abcd", &entries);
     note_all(&small.cache, small.namespace, "abcd");
     commit(&mut lease);
-    assert_eq!(stored(&small.cache.changes(false)), ["abcd"]);
+    assert_eq!(stored(&small.cache.changes(Medium::Host, false)), ["abcd"]);
     // A load that fails drops what it read.
     let read = small.acquire("abcd", 3).unwrap();
     let dropped = small.cache.invalidate(&read).unwrap();
     assert!(dropped > 0);
     drop(read);
-    let gone = removed(&small.cache.changes(false));
+    let gone = removed(&small.cache.changes(Medium::Host, false));
     assert_eq!(gone, ["abcd", "abc", "ab", "a"]);
 }
 
@@ -391,7 +391,7 @@ fn a_cache_that_is_not_followed_keeps_nothing() {
         store(small, "abcdefgh", &[8]);
     }
     assert!(plain.stats().metadata_bytes < with.stats().metadata_bytes);
-    assert_eq!(plain.cache.changes(true), Changes::default());
+    assert_eq!(plain.cache.changes(Medium::Host, true), Changes::default());
     let unknown = NamespaceId(9);
     assert!(matches!(
         plain.cache.retire(unknown),

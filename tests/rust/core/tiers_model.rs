@@ -7,8 +7,10 @@ mod tiers_support;
 
 use std::collections::{HashMap, HashSet};
 
-use hybrid_pages::cache::{ClassConfig, LeaseEntry, Progress, ReadLease, Restore, WriteLease};
-use hybrid_pages::ids::{ClassKind, PrefixKey};
+use hybrid_pages::cache::{
+    ClassConfig, LeaseEntry, Medium, Progress, ReadLease, Restore, WriteLease,
+};
+use hybrid_pages::ids::{ClassKind, EntryKey, PrefixKey};
 use proptest::prelude::*;
 use tiers_support::cache_support::{engines, keys, universe};
 use tiers_support::{Engine, Handle, Size, gather, scatter, sums};
@@ -52,8 +54,10 @@ struct World {
     /// Bytes that were ever published for an entry since the last clear.
     published: HashMap<(usize, String), HashSet<Vec<u8>>>,
     clears: u64,
-    /// What a follower was told.
-    told: HashSet<PrefixKey>,
+    /// What a follower was told of the host, and of the tiers below.
+    told: [HashSet<PrefixKey>; 2],
+    /// An earlier process wrote to the tiers: they have what the cache has not found again.
+    restarted: bool,
 }
 
 impl World {
@@ -84,7 +88,8 @@ impl World {
             restores: vec![],
             published: HashMap::new(),
             clears: 0,
-            told: HashSet::new(),
+            told: [HashSet::new(), HashSet::new()],
+            restarted: false,
         };
         world.follow();
         world
@@ -97,25 +102,58 @@ impl World {
     }
 
     fn follow(&mut self) {
-        self.told.clear();
+        self.told.iter_mut().for_each(HashSet::clear);
         assert_eq!(self.engine.cache.follow().is_ok(), self.is_followed());
     }
 
-    /// What the follower was told is what lookups find in the host, wherever entries came from.
+    /// What the follower was told of the host is what lookups find there, wherever entries came from; what
+    /// it was told of the tiers below is what they have.
     fn hear(&mut self) {
-        let usable = universe().into_iter().filter(|prompt| {
-            let hit = self.engine.hit(prompt);
-            hit.host == prompt.len()
-        });
-        let expected: HashSet<PrefixKey> = usable.flat_map(|prompt| keys(&prompt)).collect();
-        let changes = self.engine.cache.changes(false);
-        for removed in changes.removed {
-            assert!(self.told.remove(&removed.key));
+        if !self.is_followed() {
+            return;
         }
-        for (key, _) in changes.stored.into_iter().flat_map(|span| span.blocks) {
-            assert!(self.told.insert(key));
+        let prompts = universe().into_iter();
+        let of = |prompt: &String| keys(prompt);
+        let in_host = |prompt: &String| self.engine.hit(prompt).host == prompt.len();
+        let in_host: HashSet<PrefixKey> = prompts.filter(in_host).flat_map(|it| of(&it)).collect();
+        let below = universe().into_iter().filter(|it| self.is_below(it));
+        let below: HashSet<PrefixKey> = below.flat_map(|it| of(&it)).collect();
+        for (medium, told) in [Medium::Host, Medium::Below]
+            .into_iter()
+            .zip(&mut self.told)
+        {
+            let changes = self.engine.cache.changes(medium, false);
+            for removed in changes.removed {
+                assert!(told.remove(&removed.key));
+            }
+            for (key, _) in changes.stored.into_iter().flat_map(|span| span.blocks) {
+                assert!(told.insert(key));
+            }
         }
-        assert!(!self.is_followed() || self.told == expected);
+        assert_eq!(self.told[0], in_host);
+        assert!(self.told[1].is_subset(&below));
+        assert!(self.restarted || self.told[1] == below);
+    }
+
+    /// Whether a prompt could resume at its end from what the shelves have.
+    fn is_below(&self, prompt: &str) -> bool {
+        let end = prompt.len();
+        let mut needed = Vec::new();
+        for (class, config) in self.classes.iter().enumerate() {
+            let first = match config.kind {
+                ClassKind::Attention => 0,
+                ClassKind::Window => end.saturating_sub(config.window_blocks),
+                ClassKind::Recurrent => end - 1,
+            };
+            needed.extend((first..end).map(|block| (class, block)));
+        }
+        let keys = keys(prompt);
+        let has = |&(class, block): &(usize, usize)| {
+            let found = |key: &EntryKey| key.class_index == class && key.prefix == keys[block];
+            let mut shelves = self.tiers.iter();
+            shelves.any(|(shelf, _)| shelf.lock().entries.keys().any(found))
+        };
+        needed.iter().all(has)
     }
 
     fn bytes(&self, entry: &LeaseEntry) -> Vec<u8> {
@@ -255,6 +293,7 @@ impl World {
                 self.engine =
                     Engine::with_policy(&self.classes, self.slots, &self.tiers, self.policy);
                 self.engine.weights = weights;
+                self.restarted = true;
                 self.follow();
             }
             Call::Commit(..)

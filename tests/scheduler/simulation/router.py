@@ -130,9 +130,9 @@ class Router:
         known = self.blocks.get(place, {})
         return size * next((at for at, key in enumerate(keys) if key not in known), len(keys))
 
-    def leaves(self, group: int) -> list[list[Block]]:
-        """The announced prefixes in the host that nothing goes on from, block by block."""
-        blocks = self.blocks.get(("CPU", group), {})
+    def leaves(self, group: int, medium: str = "CPU") -> list[list[Block]]:
+        """The announced prefixes in a medium that nothing goes on from, block by block."""
+        blocks = self.blocks.get((medium, group), {})
         parents = {block.parent for block in blocks.values()}
         paths = []
         for key in blocks.keys() - parents:
@@ -144,10 +144,10 @@ class Router:
         return sorted(paths, key=repr)
 
     def check(self) -> None:
-        """Both kinds of routers know the same of the host, and what the engine says of a block in
-        its own memory is what is said of it in the host."""
+        """Both kinds of routers know the same of our media, and what the engine says of a block in
+        its own memory is what is said of it there."""
         for place, blocks in self.blocks.items():
-            if place[0] == "CPU":
+            if place[0] in ("CPU", "STORAGE"):
                 assert blocks.keys() == self.wiped.get(place, set())
                 own = self.blocks.get(("GPU", place[1]), {})
                 for key in blocks.keys() & own.keys():

@@ -1,6 +1,6 @@
 //! Following what the cache has, to tell others.
 
-use super::{Cache, Changes};
+use super::{Cache, Changes, Medium};
 use crate::error::{Error, Result};
 use crate::ids::{NamespaceId, PrefixKey};
 
@@ -8,7 +8,8 @@ impl Cache {
     /// Follows from now on which blocks are announced, for [`changes`](Self::changes). Without it nothing
     /// of the kind is kept, and the other calls of a follower do nothing.
     ///
-    /// A block is announced while some boundary at its end or deeper can be resumed from by the host alone.
+    /// A block is announced in a medium while some boundary at its end or deeper can be resumed from by that
+    /// medium alone.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] without a class of attention pages: nothing links the blocks then.
@@ -50,11 +51,11 @@ impl Cache {
         Ok(())
     }
 
-    /// What the follower is to be told since the last call. With `anew`, all that it was told is removed
-    /// first and all that is announced told again: for a follower whose listeners may have lost it.
+    /// What the follower is to be told of a medium since the last call. With `anew`, all that it was told
+    /// is removed first and all that is announced told again: for a follower whose listeners may have lost it.
     #[must_use]
-    pub fn changes(&self, anew: bool) -> Changes {
-        self.shared.lock().index.take_changes(anew)
+    pub fn changes(&self, medium: Medium, anew: bool) -> Changes {
+        self.shared.lock().index.take_changes(medium, anew)
     }
 
     /// Announces nothing of a namespace any more, as long as its number is known: no request will ask there.

@@ -35,7 +35,7 @@ pub use lease::{ReadLease, WriteLease};
 pub use restore::{Progress, Restore};
 pub use stats::{RestoreStats, Stats, TierStats};
 
-pub use crate::prefix::{Changes, Removed, Span};
+pub use crate::prefix::{Changes, Medium, Removed, Span};
 
 use crate::error::Result;
 use crate::ids::{NamespaceId, PrefixKey};

@@ -12,7 +12,7 @@ use crate::slab::Slab;
 use crate::slot::Places;
 
 /// The entry of one class at a boundary and how far it is, in four bytes: an id below
-/// `EntryTable::MAX_ENTRIES` and two bits that tell a lookup all it asks.
+/// `EntryTable::MAX_ENTRIES` and three bits that tell a lookup all it asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cell(u32);
 
@@ -22,26 +22,27 @@ impl Cell {
     pub(super) const GONE: Self = Self(u32::MAX - 1);
 
     const HOST: u32 = 0;
-    const BELOW: u32 = 1 << 30;
-    const WRITING: u32 = 2 << 30;
+    const BOTH: u32 = 1 << 29;
+    const BELOW: u32 = 2 << 29;
+    const WRITING: u32 = 3 << 29;
     /// From here on there is no entry.
-    const NONE: u32 = 3 << 30;
+    const NONE: u32 = 4 << 29;
+    const ID: u32 = (1 << 29) - 1;
 
     /// The cell of an entry whose bytes are whole in `places`.
     pub(crate) const fn of(id: EntryId, places: Places) -> Self {
-        let state = if places.in_host() {
-            Self::HOST
-        } else if places.is_empty() {
-            Self::WRITING
-        } else {
-            Self::BELOW
+        let state = match (places.in_host(), places.and(Places::BELOW).is_empty()) {
+            (true, true) => Self::HOST,
+            (true, false) => Self::BOTH,
+            (false, false) => Self::BELOW,
+            (false, true) => Self::WRITING,
         };
         Self(state | id.0)
     }
 
     /// The entry that is here, whole or not.
     pub(crate) fn entry(self) -> Option<EntryId> {
-        (self.0 < Self::NONE).then_some(EntryId(self.0 & !Self::NONE))
+        (self.0 < Self::NONE).then_some(EntryId(self.0 & Self::ID))
     }
 
     /// Whether an entry is here and its bytes are whole somewhere.
@@ -52,6 +53,11 @@ impl Cell {
     /// Whether an entry is here and its bytes are whole in the host.
     pub(crate) const fn is_in_host(self) -> bool {
         self.0 < Self::BELOW
+    }
+
+    /// Whether an entry is here and its bytes are whole in a tier below the host.
+    pub(super) const fn is_below(self) -> bool {
+        Self::BOTH <= self.0 && self.0 < Self::WRITING
     }
 }
 
@@ -264,9 +270,7 @@ impl Index {
     pub(crate) fn set(&mut self, node: NodeId, class: usize, cell: Cell) -> bool {
         let place = &mut self.cells_mut(node)[class];
         let before = std::mem::replace(place, cell);
-        if before.is_in_host() != cell.is_in_host() {
-            self.tell_flipped(node, class, cell.is_in_host());
-        }
+        self.tell_moved(node, class, before, cell);
         before == Cell::GONE
     }
 

@@ -11,7 +11,7 @@ mod joint;
 mod namespace;
 mod roles;
 
-pub use announced::{Changes, Removed, Span};
+pub use announced::{Changes, Medium, Removed, Span};
 pub(crate) use index::{Cell, Fate, Index};
 pub use joint::{Hit, Missing};
 pub(crate) use namespace::Namespaces;

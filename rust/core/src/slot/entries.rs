@@ -44,7 +44,7 @@ pub(crate) struct EntryTable {
 
 impl EntryTable {
     /// Most entries at a time: ids are below this.
-    pub(crate) const MAX_ENTRIES: usize = 1 << 30;
+    pub(crate) const MAX_ENTRIES: usize = 1 << 29;
 
     /// An empty table for entries written by so many ranks.
     pub(crate) const fn new(ranks: usize) -> Self {

@@ -1,54 +1,17 @@
-//! What a follower may tell others that this cache has.
-//!
-//! A boundary is *usable* while a lookup of the host could end there, and *announced* while it or one below
-//! it is usable: so the announced boundaries of a prompt are dense from its start, and end where it would
-//! resume. What the follower was told is kept beside what is so: changes that cancel out are never told,
-//! and what waits to be told is never more than what was told and what is announced.
+//! What the follower was told of one medium, and what is so.
 
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use super::index::{Cell, Index};
+use super::{Changes, Medium, Note, Notes, Removed, Span};
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
-
-/// A block that the follower was told of and that is not announced any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Removed {
-    /// Its namespace, which may be unknown by now.
-    pub namespace: NamespaceId,
-    /// Which block of its prompts it is.
-    pub block_index: usize,
-    /// Prefix key at its end.
-    pub key: PrefixKey,
-    /// What [`Cache::note`](crate::cache::Cache::note) was given for it; empty if nothing was.
-    pub note: Vec<u8>,
-}
-
-/// Consecutive blocks of one prefix that are announced and that the follower was not told of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
-    /// Their namespace.
-    pub namespace: NamespaceId,
-    /// Which block of its prompts the first one is. The one before was told earlier.
-    pub block_index: usize,
-    /// The prefix key at each block's end, and its note.
-    pub blocks: Vec<(PrefixKey, Vec<u8>)>,
-}
-
-/// What the follower is to be told: the removals, then the spans, in this order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Deep blocks first.
-    pub removed: Vec<Removed>,
-    /// A span comes after the one that it goes on from.
-    pub stored: Vec<Span>,
-}
+use crate::prefix::index::Index;
 
 /// One boundary, by the number of its node.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mark {
-    /// Its page and all before it are in the host.
+    /// Its page and all before it are in the medium.
     rooted: bool,
     usable: bool,
     /// The follower was told.
@@ -60,22 +23,39 @@ struct Mark {
 }
 
 /// Boundaries that were told and that the index has forgotten: with their block and their note.
-type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Box<[u8]>>)>;
+type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Note>)>;
 
-/// The state of one follower.
-#[derive(Debug, Default)]
-pub(super) struct Announced {
+/// The follower's state of one medium.
+#[derive(Debug)]
+pub(super) struct Told {
+    medium: Medium,
     marks: Vec<Mark>,
     /// Of each node and window class: how many blocks in a row, up to here and up to the window, have
-    /// their page in the host.
+    /// their page in the medium.
     runs: Vec<u32>,
-    notes: Vec<Option<Box<[u8]>>>,
-    note_bytes: usize,
     queue: Vec<u32>,
     gone: Gone,
+    /// Of the notes in `gone`.
+    note_bytes: usize,
 }
 
-impl Announced {
+impl Told {
+    /// Nothing was told.
+    pub(super) fn new(medium: Medium) -> Self {
+        Self {
+            medium,
+            marks: Vec::new(),
+            runs: Vec::new(),
+            queue: Vec::new(),
+            gone: Gone::new(),
+            note_bytes: 0,
+        }
+    }
+
+    fn has(&self, index: &Index, node: NodeId, class: usize) -> bool {
+        self.medium.has(index.cell(node, class))
+    }
+
     fn mark(&mut self, node: NodeId) -> &mut Mark {
         &mut self.marks[node.0 as usize]
     }
@@ -90,24 +70,23 @@ impl Announced {
         }
     }
 
-    /// Follows a boundary that the index just got.
-    fn added(&mut self, index: &Index, node: NodeId) {
+    /// Follows a boundary that the index just got; returns the note that it had when it was here before.
+    pub(super) fn added(&mut self, index: &Index, node: NodeId) -> Option<Note> {
         let span = index.span();
         self.marks.resize(span, Mark::default());
-        self.notes.resize(span, None);
         self.runs.resize(span * index.roles().windows.len(), 0);
         if self.gone.is_empty() {
-            return;
+            return None;
         }
-        if let Some((_, note)) = self.gone.remove(&index.name(node)) {
-            self.mark(node).told = true;
-            self.enqueue(node);
-            self.notes[node.0 as usize] = note;
-        }
+        let (_, note) = self.gone.remove(&index.name(node))?;
+        self.mark(node).told = true;
+        self.enqueue(node);
+        self.note_bytes -= bytes_of(note.as_ref());
+        note
     }
 
-    /// Takes leave of a boundary that the index is about to forget. Nothing of it is in the host.
-    fn removed(&mut self, index: &Index, node: NodeId) {
+    /// Takes leave of a boundary that the index is about to forget. Nothing of it is in the medium.
+    pub(super) fn removed(&mut self, index: &Index, node: NodeId, note: Option<&Note>) {
         let mark = self.mark(node);
         let told = mark.told;
         *mark = Mark {
@@ -116,17 +95,22 @@ impl Announced {
         };
         let windows = index.roles().windows.len();
         self.runs[node.0 as usize * windows..][..windows].fill(0);
-        let note = self.notes[node.0 as usize].take();
         if told {
             let block = index.boundary_block(node) as u32;
-            self.gone.insert(index.name(node), (block, note));
-        } else {
-            self.note_bytes -= note.map_or(0, |note| note.len());
+            self.note_bytes += bytes_of(note);
+            self.gone.insert(index.name(node), (block, note.cloned()));
         }
     }
 
-    /// An entry's bytes are in the host now, or not any more.
-    fn flipped(&mut self, index: &Index, node: NodeId, class: usize, there: bool) {
+    /// Numbers of boundaries start anew; all of them were removed.
+    pub(super) fn renumber(&mut self) {
+        self.marks.clear();
+        self.runs.clear();
+        self.queue.clear();
+    }
+
+    /// An entry's bytes are in the medium now, or not any more.
+    pub(super) fn flipped(&mut self, index: &Index, node: NodeId, class: usize, there: bool) {
         let roles = index.roles();
         if roles.attention == Some(class) {
             if !there {
@@ -144,21 +128,20 @@ impl Announced {
         }
     }
 
-    /// Pages from the start of a prompt up to this one are in the host, and maybe more behind it.
+    /// Pages from the start of a prompt up to this one are in the medium, and maybe more behind it.
     fn root(&mut self, index: &Index, top: NodeId) {
         let page = index.roles().attention;
         let mut pending = vec![top];
         while let Some(node) = pending.pop() {
             self.mark(node).rooted = true;
             self.refresh(index, node);
-            let there =
-                |child: &NodeId| page.is_some_and(|page| index.cell(*child, page).is_in_host());
+            let there = |child: &NodeId| page.is_some_and(|page| self.has(index, *child, page));
             pending.extend(index.children(node).filter(there));
         }
     }
 
     /// A page went: nothing from it on can be reached.
-    fn uproot(&mut self, index: &Index, top: NodeId) {
+    pub(super) fn uproot(&mut self, index: &Index, top: NodeId) {
         if !self.mark(top).rooted {
             return;
         }
@@ -205,7 +188,7 @@ impl Announced {
                 continue;
             }
             self.refresh(index, node);
-            let there = |child: &NodeId| index.cell(*child, class).is_in_host();
+            let there = |child: &NodeId| self.has(index, *child, class);
             let next = run.saturating_add(1).min(most);
             pending.extend(
                 index
@@ -220,9 +203,9 @@ impl Announced {
         let roles = index.roles();
         let needed = index.boundary_block(node) + 1;
         let runs = &self.runs[node.0 as usize * roles.windows.len()..];
-        let in_host = |class| Cell::is_in_host(index.cell(node, class));
+        let has = |class| self.has(index, node, class);
         self.marks[node.0 as usize].rooted
-            && roles.recurrent.is_none_or(in_host)
+            && roles.recurrent.is_none_or(has)
             && (roles.windows.iter().zip(runs))
                 .all(|(&(_, window), &run)| run as usize >= window.min(needed))
     }
@@ -264,19 +247,19 @@ impl Announced {
         }
     }
 
-    fn take_changes(&mut self, index: &Index, anew: bool) -> Changes {
+    /// What changed since the last call; with `anew`, all that was told is removed first.
+    pub(super) fn take_changes(&mut self, index: &Index, notes: &Notes, anew: bool) -> Changes {
         if anew {
-            let all = index.all();
-            all.for_each(|node| self.enqueue(node));
+            index.all().for_each(|node| self.enqueue(node));
         }
         let mut removed = Vec::with_capacity(self.gone.len());
         for ((namespace, key), (block, note)) in self.gone.drain() {
-            self.note_bytes -= note.as_ref().map_or(0, |note| note.len());
+            self.note_bytes -= bytes_of(note.as_ref());
             removed.push(Removed {
                 namespace,
                 block_index: block as usize,
                 key,
-                note: note.unwrap_or_default().into(),
+                note: note.map_or_else(Vec::new, |note| note.to_vec()),
             });
         }
         let mut fresh = Vec::new();
@@ -292,7 +275,7 @@ impl Announced {
                     namespace,
                     block_index: index.boundary_block(node),
                     key,
-                    note: self.note_of(node),
+                    note: notes.copy(node),
                 });
             }
             if announced && !self.mark(node).told {
@@ -310,19 +293,25 @@ impl Announced {
         let mut heads: Vec<NodeId> = fresh.into_iter().rev().filter(starts).collect();
         let mut stored = Vec::with_capacity(heads.len());
         while let Some(head) = heads.pop() {
-            stored.push(self.span(index, head, &mut heads));
+            stored.push(self.span(index, notes, head, &mut heads));
         }
         Changes { removed, stored }
     }
 
     /// The blocks from `head` on that were not told, one after another; where they fork, the others are
     /// added to `heads`.
-    fn span(&mut self, index: &Index, head: NodeId, heads: &mut Vec<NodeId>) -> Span {
+    fn span(
+        &mut self,
+        index: &Index,
+        notes: &Notes,
+        head: NodeId,
+        heads: &mut Vec<NodeId>,
+    ) -> Span {
         let mut blocks = Vec::new();
         let mut next = Some(head);
         while let Some(node) = next.take() {
             self.mark(node).told = true;
-            blocks.push((index.name(node).1, self.note_of(node)));
+            blocks.push((index.name(node).1, notes.copy(node)));
             for child in index.children(node) {
                 let mark = self.marks[child.0 as usize];
                 if mark.told || mark.reasons == 0 {
@@ -340,28 +329,22 @@ impl Announced {
         }
     }
 
-    fn note_of(&self, node: NodeId) -> Vec<u8> {
-        let note = self.notes[node.0 as usize].as_deref();
-        note.unwrap_or_default().to_vec()
-    }
-
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.marks.capacity() * size_of::<Mark>()
             + self.runs.capacity() * size_of::<u32>()
-            + self.notes.capacity() * size_of::<Option<Box<[u8]>>>()
             + self.queue.capacity() * size_of::<u32>()
             + self.gone.allocation_size()
             + self.note_bytes
     }
 
     /// The first boundary of which something else is said than its path shows.
-    fn audit(&self, index: &Index) -> Option<String> {
-        let notes = self
-            .notes
-            .iter()
-            .chain(self.gone.values().map(|(_, note)| note));
-        if notes.flatten().map(|note| note.len()).sum::<usize>() != self.note_bytes {
-            return Some("the notes have other bytes than are counted".into());
+    pub(super) fn audit(&self, index: &Index) -> Option<String> {
+        let medium = self.medium;
+        let bytes = |(_, note): &(u32, Option<Note>)| bytes_of(note.as_ref());
+        if self.gone.values().map(bytes).sum::<usize>() != self.note_bytes {
+            return Some(format!(
+                "{medium:?}: the notes have other bytes than are counted"
+            ));
         }
         for node in index.all() {
             let at = node.0;
@@ -371,11 +354,13 @@ impl Announced {
             if mark.usable != self.is_usable(index, node)
                 || mark.reasons as usize != children + usize::from(mark.usable)
             {
-                return Some(format!("node {at} has other reasons than are counted"));
+                return Some(format!(
+                    "{medium:?}: node {at} has other reasons than are counted"
+                ));
             }
             if mark.told != (mark.reasons > 0) && !mark.queued {
                 return Some(format!(
-                    "what was told of node {at} is wrong, and nobody looks"
+                    "{medium:?}: what was told of node {at} is wrong, and nobody looks"
                 ));
             }
         }
@@ -383,137 +368,6 @@ impl Announced {
     }
 }
 
-impl Index {
-    /// Follows what is announced from now on; nothing was told yet.
-    pub(crate) fn follow(&mut self) {
-        if self.announced.is_some() {
-            return;
-        }
-        let mut announced = Announced::default();
-        for node in self.all() {
-            announced.added(self, node);
-        }
-        for node in self.all() {
-            for class in self.roles().pages_first() {
-                if self.cell(node, class).is_in_host() {
-                    announced.flipped(self, node, class, true);
-                }
-            }
-        }
-        self.announced = Some(Box::new(announced));
-    }
-
-    /// Calls the follower, if there is one, with the index as it is.
-    fn tell<T>(&mut self, call: impl FnOnce(&mut Announced, &Self) -> T) -> Option<T> {
-        let mut announced = self.announced.take()?;
-        let result = call(&mut announced, self);
-        self.announced = Some(announced);
-        Some(result)
-    }
-
-    pub(super) fn tell_added(&mut self, node: NodeId) {
-        self.tell(|announced, index| announced.added(index, node));
-    }
-
-    pub(super) fn tell_removed(&mut self, node: NodeId) {
-        self.tell(|announced, index| announced.removed(index, node));
-    }
-
-    pub(super) fn tell_flipped(&mut self, node: NodeId, class: usize, there: bool) {
-        self.tell(|announced, index| announced.flipped(index, node, class, there));
-    }
-
-    pub(super) fn tell_cleared(&mut self) {
-        self.tell(|announced, index| {
-            for node in index.all() {
-                announced.removed(index, node);
-            }
-            // Numbers start anew.
-            announced.marks.clear();
-            announced.runs.clear();
-            announced.notes.clear();
-            announced.queue.clear();
-        });
-    }
-
-    /// Announces nothing of a namespace any more, until it is freed.
-    pub(crate) fn retire(&mut self, namespace: NamespaceId) {
-        self.namespaces.retire(namespace);
-        self.tell(|announced, index| {
-            for node in index.all() {
-                if index.parent(node).is_none() && index.name(node).0 == namespace {
-                    announced.uproot(index, node);
-                }
-            }
-        });
-    }
-
-    /// What changed since the last call; with `anew`, everything that was told is removed, and what is
-    /// announced is told again.
-    pub(crate) fn take_changes(&mut self, anew: bool) -> Changes {
-        let changes = self.tell(|announced, index| announced.take_changes(index, anew));
-        changes.unwrap_or_default()
-    }
-
-    /// The blocks of a prefix that the index knows and that have no note.
-    pub(crate) fn unnoted(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Vec<usize> {
-        let Some(announced) = &self.announced else {
-            return Vec::new();
-        };
-        let known = self.known_path(namespace, keys);
-        let bare = |node: NodeId| announced.notes[node.0 as usize].is_none();
-        let blocks = known.filter(|&(_, node)| bare(node));
-        blocks.map(|(block, _)| block).collect()
-    }
-
-    /// Gives blocks of a prefix their notes; those that have one keep it, and unknown ones get none.
-    pub(crate) fn note(
-        &mut self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-        notes: impl Iterator<Item = (usize, Box<[u8]>)>,
-    ) {
-        let mut path = vec![None; keys.len()];
-        for (block, node) in self.known_path(namespace, keys) {
-            path[block] = Some(node);
-        }
-        let Some(announced) = &mut self.announced else {
-            return;
-        };
-        for (block, note) in notes {
-            let Some(node) = path.get(block).copied().flatten() else {
-                continue;
-            };
-            let place = &mut announced.notes[node.0 as usize];
-            if place.is_none() {
-                announced.note_bytes += note.len();
-                *place = Some(note);
-            }
-        }
-    }
-
-    /// The leading blocks of a prefix that are known.
-    fn known_path(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-    ) -> impl Iterator<Item = (usize, NodeId)> {
-        let mut parent = None;
-        keys.iter().enumerate().map_while(move |(block, key)| {
-            parent = self.child(parent, block, namespace, key);
-            parent.map(|node| (block, node))
-        })
-    }
-
-    pub(super) fn announced_bytes(&self) -> usize {
-        self.announced
-            .as_ref()
-            .map_or(0, |announced| announced.bytes())
-    }
-
-    pub(super) fn audit_announced(&self) -> Option<String> {
-        self.announced
-            .as_ref()
-            .and_then(|announced| announced.audit(self))
-    }
+fn bytes_of(note: Option<&Note>) -> usize {
+    note.map_or(0, |note| note.len())
 }
