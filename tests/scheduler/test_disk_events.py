@@ -114,7 +114,7 @@ def test_what_a_disk_announces_is_what_it_restores(
             result = ask(engine, path, 1 + at * N // 2, seed=100 * round_ + at)
             assert result.restored_tokens == len(path) * len(path[0].tokens)
             probed += 1
-    assert probed > 12
+    assert probed > 6
     assert only_below
     assert "failures:event" not in counters(engine)
     engine.check_idle()
