@@ -9,7 +9,7 @@ What a program needs to keep and find such a cache itself:
 - :class:`Arena` is the memory that the slots lie in, shared by the processes of a node;
 - :class:`HostEngine` copies between an engine's memory and an arena, :class:`CudaEngine` between a
   GPU's and an arena; :mod:`hybrid_pages.cuda` finds devices, streams and layers;
-- :class:`Disk` keeps entries below a cache, beyond the process;
+- :class:`Disk` keeps entries below a cache, beyond the process; :class:`DiskTree` looks at them;
 - :class:`Trace` and :func:`replay_traces` say what a policy would have kept.
 
 Users of vLLM need none of it: see :mod:`hybrid_pages.vllm`. Importing this package imports neither
@@ -35,6 +35,7 @@ from hybrid_pages._core import (
     CudaError,
     Disk,
     DiskError,
+    DiskTree,
     ForeignError,
     Geometry,
     GeometryError,
@@ -90,6 +91,7 @@ __all__ = [
     "CudaError",
     "Disk",
     "DiskError",
+    "DiskTree",
     "ForeignError",
     "Geometry",
     "GeometryError",

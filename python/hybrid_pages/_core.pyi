@@ -36,6 +36,7 @@ from hybrid_pages._stubs.cuda import (
 from hybrid_pages._stubs.disk import (
     DISK_LATENCY_LIMITS_US,
     Disk,
+    DiskTree,
 )
 from hybrid_pages._stubs.errors import (
     ArenaError,
@@ -92,6 +93,7 @@ __all__ = [
     "CudaError",
     "Disk",
     "DiskError",
+    "DiskTree",
     "ForeignError",
     "Geometry",
     "GeometryError",

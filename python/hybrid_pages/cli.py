@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     route = commands.add_parser("route", help="compare ways to route a trace to several engines")
+    store = commands.add_parser(
+        "store", help="look at a disk_path, verify its entries, remove what nobody needs"
+    )
 
     # Load only the command that runs.
     if words[:1] == ["demo"]:
@@ -62,12 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hybrid_pages.replay.route import add_arguments
 
         add_arguments(route)
+    elif words[:1] == ["store"]:
+        from hybrid_pages.store.main import add_arguments
+
+        add_arguments(store)
     args = parser.parse_args(words)
     commands_by_name = {
         "demo": _demo,
         "serve": _serve,
         "replay": _replay,
         "route": _route,
+        "store": _store,
         "info": _info,
     }
     return commands_by_name[args.command](args)
@@ -81,6 +89,12 @@ def _replay(args: argparse.Namespace) -> int:
 
 def _route(args: argparse.Namespace) -> int:
     from hybrid_pages.replay.route import run
+
+    return run(args)
+
+
+def _store(args: argparse.Namespace) -> int:
+    from hybrid_pages.store.main import run
 
     return run(args)
 

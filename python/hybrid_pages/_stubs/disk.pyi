@@ -1,7 +1,8 @@
 """Entries that outlive the process."""
 
+from collections.abc import Callable
 from os import PathLike
-from typing import final
+from typing import Any, final
 
 from hybrid_pages._stubs.arena import Arena
 from hybrid_pages._stubs.geometry import Geometry
@@ -54,6 +55,13 @@ class Disk:
         lacks a plane; InvalidArgumentError for another length or slots of another size.
         """
 
+    def describe(self, about: str) -> None:
+        """Write down, in `about.json`, what the identity was made from: for people and tools.
+
+        Nothing reads it to find entries. Before :meth:`connect` this does nothing; a failure is
+        counted. Raises InvalidArgumentError for more than 1 MiB.
+        """
+
     def settle(self, seconds: float) -> bool:
         """Wait until all copies ended and a later process would find all that was written.
 
@@ -86,4 +94,66 @@ class Disk:
         """For "read" and "write": how many took how long, by bucket, and the sum in microseconds.
 
         The buckets end at :data:`DISK_LATENCY_LIMITS_US`.
+        """
+
+@final
+class DiskTree:
+    """A disk path as it lies there, for tools. A process may use it meanwhile.
+
+    Format: docs/disk-format.md. Results are dictionaries that JSON can hold.
+    """
+
+    def __new__(cls, path: str | PathLike[str]) -> DiskTree:
+        """Open a path that is there; nothing is made or changed.
+
+        Raises DiskError if it is no directory of this user's, ForeignError if something else is in
+        it or another format.
+        """
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """All lanes. Raises DiskError for one that can't be read.
+
+        Of each: lane, its name; process, the number of the process that uses it now, 0 where it is
+        unknown; cleared, directories of no use to anybody and what they take on disk; troubles,
+        what could not be read; and identities, the one used longest ago first: identity, 64
+        hexadecimal digits; bytes, what its files take on disk; used, seconds since 1970 when a file
+        was last changed; about, what :meth:`Disk.describe` was given; ranks that share an entry, 0
+        if the index can't be read; entries; classes, for each its entries and bytes of a cell;
+        damaged_records of the index; aside_bytes of an index that was set aside; trouble, why the
+        index can't be read.
+        """
+
+    def verify(
+        self, lane: str, identity: str, progress: Callable[[int, int], object] | None = None
+    ) -> dict[str, Any]:
+        """Read all entries of an identity and compare them with their checksums.
+
+        Of the result: good entries; bytes that were read of those; changed, entries that moved or
+        went meanwhile; damaged_records of the index; bad entries, each with class, block, cell (in
+        the slab file of its class) and reason (as in the counts of :meth:`Disk.stats`). An entry is
+        bad only if the index still has it there some time after it was read, and it is bad then,
+        too.
+
+        progress: is told how many bytes of how many are done; what it raises ends the call.
+
+        Raises InvalidArgumentError for what is not there, DiskError for an index that can't be
+        read.
+        """
+
+    def collect(
+        self,
+        *,
+        unused_seconds: float | None = None,
+        lanes: int | None = None,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Remove what was cleared or set aside, in lanes that no process uses.
+
+        Of the result: removed, paths below the disk path and what they took on disk; busy, lanes
+        that a process uses, and its number; failed, what could not be removed, and why.
+
+        unused_seconds: remove identities, too, that no process has changed for so long. lanes:
+        remove all identities in lanes from this number on. dry_run: remove nothing.
+
+        Raises DiskError for a lane that can't be read, InvalidArgumentError for a negative time.
         """

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from hybrid_pages._core import Geometry
 
 BYTES = 32
+_SECRET = ("hash_seed", "process")
 
 
 def stable_identity(
@@ -32,6 +33,26 @@ def stable_identity(
         found["identity"].pop(place, None)
     text = json.dumps([found, dict(facts)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=BYTES).digest()
+
+
+def about(
+    geometry: Geometry, facts: Mapping[str, str], *, places: Collection[str] = ()
+) -> dict[str, object]:
+    """What :func:`stable_identity` makes its digest from, for people: facts by name.
+
+    How bytes lie is one digest, and so is each secret.
+    """
+    found = json.loads(geometry.to_json())
+    identity = {key: value for key, value in found.pop("identity").items() if key not in places}
+    layout = json.dumps(found, sort_keys=True)
+    said: dict[str, object] = {"layout": _short(layout), "ranks": geometry.ranks}
+    said |= {f"geometry_{key}": value for key, value in identity.items()}
+    said |= {key: _short(value) if key in _SECRET else value for key, value in facts.items()}
+    return said
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def short_lived() -> str:

@@ -1,7 +1,10 @@
 """Host memory for a geometry: a budget, the slots that it buys, and the cache over them."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hybrid_pages._core import Arena, BudgetError, Cache, Disk, Geometry
 from hybrid_pages.adapter.disk import DiskShare
@@ -106,6 +109,7 @@ class Pool:
         policy: str,
         disk: DiskShare | None = None,
         identity: bytes = b"",
+        about: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         require_policy(policy)
         budget = budget_of(host_gb)
@@ -119,6 +123,7 @@ class Pool:
         self.arena = Arena.create(geometry, slot_bytes=slots.slot_bytes, slots=slots.count)
         if self.disk is not None:
             self.disk.connect(self.arena, identity)
+            self.disk.describe(json.dumps(dict(about)))
 
 
 def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:

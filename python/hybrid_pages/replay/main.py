@@ -6,9 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from hybrid_pages import (
     POLICIES,
@@ -20,6 +18,7 @@ from hybrid_pages import (
 )
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import whole
+from hybrid_pages.progress import progress
 from hybrid_pages.replay import plot
 from hybrid_pages.replay.model import Model, read_model
 from hybrid_pages.replay.report import Replayed, footprint, objects, table
@@ -160,7 +159,7 @@ def _replay(
         ratio = args.ratio or (_RATIO if model is None else model.ratio(trace.block_tokens))
         together.setdefault((ratio, _units(room, model, trace, ratio)), []).append(at)
     found: dict[int, Replayed] = {}
-    with _progress(len(traces) * len(names) * len(room)) as bar:
+    with progress(len(traces) * len(names) * len(room), "replay") as bar:
 
         def done(row: ReplayRow) -> None:
             if bar is not None:
@@ -192,15 +191,3 @@ def _units(
         return ()
     page, most = model.page_bytes(trace.block_tokens), footprint(trace, ratio)
     return tuple(min(one.bytes // page, most) for one in room if one.bytes is not None)
-
-
-def _progress(total: int) -> AbstractContextManager[Any]:
-    """A bar on a terminal, if tqdm is there."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return nullcontext()
-    bar: AbstractContextManager[Any] = tqdm(
-        total=total, unit="replay", file=sys.stderr, disable=None, leave=False
-    )
-    return bar

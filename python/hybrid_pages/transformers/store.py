@@ -20,7 +20,7 @@ from hybrid_pages.adapter.disk import (
     require_quota,
 )
 from hybrid_pages.adapter.entries import Checksums, Entries
-from hybrid_pages.adapter.identity import stable_identity
+from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import Pool, budget_of
@@ -91,12 +91,14 @@ class CacheStore(Closing):
             require_directory(disk_path, disk_gb)
         self.weights: WeightsDigest = "full" if disk_path else weights
         self.layout = read_layout(model, block_tokens, model_identity(model, self.weights))
+        facts = disk_facts(model)
         pool = Pool(
             self.layout.geometry,
             host_gb=host_gb,
             policy=policy,
             disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
-            identity=stable_identity(self.layout.geometry, disk_facts(model)),
+            identity=stable_identity(self.layout.geometry, facts),
+            about=about(self.layout.geometry, facts),
         )
         self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
         self.entries = Entries(

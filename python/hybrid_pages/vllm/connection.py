@@ -171,6 +171,7 @@ class Connection:
             return
         identity = self.model.identity(self.geometry)
         self.disk.connect(arena, identity)
+        self.disk.describe(self.model.about(self.geometry))
         logger.info(
             "hybrid-pages: the disk at %s serves identity %s (%s)",
             self.settings.disk_path,

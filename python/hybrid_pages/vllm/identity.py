@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_pages import Geometry
 from hybrid_pages.adapter.errors import UnsupportedError
 from hybrid_pages.adapter.files import digest_of, model_files
-from hybrid_pages.adapter.identity import short_lived, stable_identity
+from hybrid_pages.adapter.identity import about, short_lived, stable_identity
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.speculation import WITH_LAYERS
@@ -49,6 +49,10 @@ class ModelFacts:
     def identity(self, geometry: Geometry) -> bytes:
         """The 32 bytes for a geometry that all ranks have found."""
         return stable_identity(geometry, self.facts, places=_PLACES)
+
+    def about(self, geometry: Geometry) -> str:
+        """What the identity is made from, as JSON."""
+        return json.dumps(about(geometry, self.facts, places=_PLACES))
 
     def describe(self) -> str:
         """The digests of the weights, for the log."""

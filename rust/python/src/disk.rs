@@ -113,6 +113,10 @@ impl PyDisk {
             .map_err(to_py)
     }
 
+    fn describe(&self, py: Python<'_>, about: &str) -> PyResult<()> {
+        py.detach(|| self.handle.describe(about)).map_err(to_py)
+    }
+
     fn settle(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let limit = Duration::try_from_secs_f64(seconds).map_err(|_| {
             to_py(Error::InvalidArgument(format!(

@@ -6,6 +6,7 @@ mod cache;
 mod changes;
 mod cuda;
 mod disk;
+mod disk_tree;
 mod dlpack;
 mod engine;
 mod error;
@@ -41,6 +42,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     engine::register(m)?;
     cuda::register(m)?;
     disk::register(m)?;
+    disk_tree::register(m)?;
     hints::register(m)?;
     stores::register(m)?;
     tables::register(m)?;

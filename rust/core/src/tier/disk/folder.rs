@@ -8,6 +8,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -16,9 +17,12 @@ use super::format::{DISK_FORMAT_VERSION, Identity};
 use crate::error::{Error, Result};
 
 const MARKER: &str = "hybrid-pages-disk";
+const LANE: &str = "lane-";
 const LOCK: &str = "lock";
 const CLEARED: &str = "cleared-";
 const PRIVATE: Mode = Mode::RWXU;
+/// A look at a lock takes less.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// A lane of a disk path, which this process owns as long as this lives.
 #[derive(Debug)]
@@ -58,9 +62,25 @@ impl Lane {
         // Only now: what is somebody else's stays as it is.
         make_private(root.as_fd())
             .map_err(|error| failed(path, "a directory of this user", error))?;
-        let name = format!("lane-{lane}");
+        let name = format!("{LANE}{lane}");
         let here = path.join(&name);
         let folder = make_folder(root.as_fd(), &name)
+            .map_err(|error| failed(&here, "a directory of this user", error))?;
+        let lock = take_lock(&here, folder.as_fd())?;
+        Ok(Self {
+            folder,
+            name: here.display().to_string(),
+            lock: Mutex::new(Some(lock)),
+        })
+    }
+
+    /// Takes a lane that is there.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn enter(path: &Path, root: BorrowedFd<'_>, name: &str) -> Result<Self> {
+        let here = path.join(name);
+        let folder = open_folder(root, name)
             .map_err(|error| failed(&here, "a directory of this user", error))?;
         let lock = take_lock(&here, folder.as_fd())?;
         Ok(Self {
@@ -113,16 +133,7 @@ impl Lane {
 
     /// Removes a directory with its files.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
-        let folder = match open_folder(self.folder.as_fd(), name) {
-            Ok(folder) => folder,
-            Err(Errno::NOENT) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        for file in names(folder.as_fd())? {
-            rustix::fs::unlinkat(&folder, file.as_str(), AtFlags::empty())?;
-        }
-        rustix::fs::unlinkat(&self.folder, name, AtFlags::REMOVEDIR)?;
-        Ok(())
+        remove_folder(self.folder.as_fd(), name)
     }
 
     /// Makes renames survive a loss of power.
@@ -137,23 +148,92 @@ impl Lane {
         own: &str,
         mut trouble: impl FnMut(&str, io::Error),
     ) -> io::Result<(Vec<Other>, Vec<Other>)> {
-        let (mut others, mut cleared) = (Vec::new(), Vec::new());
-        for name in names(self.folder.as_fd())? {
-            let found = if name.starts_with(CLEARED) {
-                &mut cleared
-            } else if name != own && is_identity(&name) {
-                &mut others
-            } else {
-                continue;
-            };
-            let folder = open_folder(self.folder.as_fd(), &name).map_err(io::Error::from);
-            match folder.and_then(|folder| size_of_files(folder.as_fd())) {
-                Ok((bytes, used)) => found.push(Other { name, bytes, used }),
-                Err(error) => trouble(&name, error),
-            }
-        }
-        others.sort_by_key(|other| other.used);
+        let (mut others, cleared) = directories(self.folder.as_fd(), &mut trouble)?;
+        others.retain(|other| other.name != own);
         Ok((others, cleared))
+    }
+}
+
+/// The identities in a lane, the one used longest ago first, and what was cleared.
+pub(super) fn directories(
+    lane: BorrowedFd<'_>,
+    trouble: &mut impl FnMut(&str, io::Error),
+) -> io::Result<(Vec<Other>, Vec<Other>)> {
+    let (mut identities, mut cleared) = (Vec::new(), Vec::new());
+    for name in names(lane)? {
+        let found = if name.starts_with(CLEARED) {
+            &mut cleared
+        } else if is_identity(&name) {
+            &mut identities
+        } else {
+            continue;
+        };
+        let folder = open_folder(lane, &name).map_err(io::Error::from);
+        match folder.and_then(|folder| size_of_files(folder.as_fd())) {
+            Ok((bytes, used)) => found.push(Other { name, bytes, used }),
+            Err(error) => trouble(&name, error),
+        }
+    }
+    identities.sort_by_key(|identity| identity.used);
+    Ok((identities, cleared))
+}
+
+/// Removes a directory with its files, if it is there.
+pub(super) fn remove_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let folder = match open_folder(parent, name) {
+        Ok(folder) => folder,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    for file in names(folder.as_fd())? {
+        rustix::fs::unlinkat(&folder, file.as_str(), AtFlags::empty())?;
+    }
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?;
+    Ok(())
+}
+
+/// The lanes of a disk path that is there, in order; nothing is made or changed.
+///
+/// # Errors
+/// As [`Lane::open`].
+pub(super) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
+    let root = open_there(path)?;
+    let marker = read_marker(path, &root)?;
+    if marker.as_deref() != Some(&expected_marker()) {
+        return Err(foreign_marker(path, marker.as_deref()));
+    }
+    let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
+    let number = |name: &String| name.strip_prefix(LANE)?.parse::<u32>().ok();
+    let mut lanes: Vec<_> = names
+        .into_iter()
+        .filter_map(|name| Some((number(&name)?, name)))
+        .collect();
+    lanes.sort_unstable();
+    Ok((root, lanes.into_iter().map(|(_, name)| name).collect()))
+}
+
+/// Who has a lane: the number of its process as it noted it, 0 if it is unknown; `None` for nobody.
+///
+/// # Errors
+/// Those of the system.
+pub(super) fn holder(lane: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(lane, LOCK, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            rustix::fs::flock(&file, FlockOperation::Unlock)?;
+            Ok(None)
+        }
+        Err(Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            file.take(32).read_to_string(&mut text)?;
+            Ok(Some(text.trim().parse().unwrap_or(0)))
+        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -166,7 +246,7 @@ fn cleared() -> io::Result<String> {
     Ok(format!("{CLEARED}{}", hex(&random()?[..16])))
 }
 
-fn is_identity(name: &str) -> bool {
+pub(super) fn is_identity(name: &str) -> bool {
     let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     name.len() == 64 && name.bytes().all(digit)
 }
@@ -187,15 +267,18 @@ fn open_root(path: &Path) -> Result<OwnedFd> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(failed(path, "a directory, or a place for one", error)),
     }
+    open_there(path)
+}
+
+fn open_there(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
         Errno::LOOP | Errno::NOTDIR => Error::Disk(format!(
             "{}: expected a directory, found a symbolic link or a file: name the directory itself",
             path.display()
         )),
         error => failed(path, "a directory of this user", error),
-    })?;
-    Ok(root)
+    })
 }
 
 fn make_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
@@ -208,7 +291,7 @@ fn make_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-fn open_folder(parent: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
+pub(super) fn open_folder(parent: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(parent, name, flags, Mode::empty())
 }
@@ -257,21 +340,9 @@ fn size_of_files(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
 
 /// Accepts an empty directory, which gets a marker, and one with the marker of this format.
 fn check_marker(path: &Path, root: &OwnedFd) -> Result<()> {
-    let marker = format!("hybrid-pages disk store, format {DISK_FORMAT_VERSION}\n");
+    let marker = expected_marker();
     let here = path.join(MARKER);
-    let read = || -> io::Result<Option<String>> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat(root, MARKER, flags, Mode::empty()) {
-            Ok(file) => {
-                let mut text = String::new();
-                File::from(file).take(256).read_to_string(&mut text)?;
-                Ok(Some(text))
-            }
-            Err(Errno::NOENT) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    };
-    let mut found = read().map_err(|error| failed(&here, "a file of this user", error))?;
+    let mut found = read_marker(path, root)?;
     if found.is_none() {
         let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
         // Another lane may be writing its marker now; a new file system has `lost+found`.
@@ -284,19 +355,45 @@ fn check_marker(path: &Path, root: &OwnedFd) -> Result<()> {
             )));
         }
         write_marker(root, &marker).map_err(|error| failed(&here, "a new file", error))?;
-        found = read().map_err(|error| failed(&here, "a file of this user", error))?;
+        found = read_marker(path, root)?;
     }
     if found.as_deref() == Some(&marker) {
         return Ok(());
     }
-    let found = found.unwrap_or_default();
-    Err(Error::Foreign(format!(
-        "{}: expected '{}', found '{}': it was left as it is; name another directory, or remove this one \
+    Err(foreign_marker(path, found.as_deref()))
+}
+
+fn expected_marker() -> String {
+    format!("hybrid-pages disk store, format {DISK_FORMAT_VERSION}\n")
+}
+
+fn read_marker(path: &Path, root: &OwnedFd) -> Result<Option<String>> {
+    let read = || -> io::Result<Option<String>> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(root, MARKER, flags, Mode::empty()) {
+            Ok(file) => {
+                let mut text = String::new();
+                File::from(file).take(256).read_to_string(&mut text)?;
+                Ok(Some(text))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    };
+    read().map_err(|error| failed(&path.join(MARKER), "a file of this user", error))
+}
+
+fn foreign_marker(path: &Path, found: Option<&str>) -> Error {
+    let found = found.map_or_else(
+        || "none".to_owned(),
+        |found| format!("'{}'", found.trim_end().escape_debug()),
+    );
+    Error::Foreign(format!(
+        "{}: expected '{}', found {found}: it was left as it is; name another directory, or remove this one \
          if nothing uses it",
-        here.display(),
-        marker.trim_end(),
-        found.trim_end().escape_debug()
-    )))
+        path.join(MARKER).display(),
+        expected_marker().trim_end(),
+    ))
 }
 
 /// Writes the marker whole or not at all, unless another lane has.
@@ -311,6 +408,17 @@ fn write_marker(root: &OwnedFd, marker: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes a lock. Who only looks whether it is taken has it for a moment, too.
+fn lock_soon(file: &File) -> rustix::io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOOK => std::thread::sleep(LOOK / 20),
+            outcome => return outcome,
+        }
+    }
+}
+
 /// Takes the lock of a lane, which the system gives back when the process ends.
 fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> Result<File> {
     let path = here.join(LOCK);
@@ -318,7 +426,7 @@ fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> Result<File> {
     let file = rustix::fs::openat(folder, LOCK, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| failed(&path, "a file of this user", error))?;
     let mut file = File::from(file);
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match lock_soon(&file) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let mut holder = String::new();

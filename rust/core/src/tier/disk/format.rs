@@ -71,6 +71,12 @@ impl Header<'_> {
         bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
     }
 
+    /// The bytes of a shard, as a header names them.
+    pub(super) fn shard_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<usize> {
+        let bytes = bytes[96..104].try_into().ok()?;
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    }
+
     /// Whether these bytes are this header, to the last one.
     pub(super) fn is(&self, bytes: &[u8]) -> bool {
         let mut expected = [0; HEADER_BYTES];

@@ -1,5 +1,6 @@
 //! A disk as its owner sees it, once the cache has the disk itself.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,9 @@ use super::connect::connect;
 use super::format::Identity;
 use super::lock;
 use super::shared::Shared;
-use super::stats::DiskStats;
-use crate::error::Result;
+use super::stats::{DiskStats, Reason};
+use super::tree::{ABOUT, MOST_ABOUT};
+use crate::error::{Error, Result};
 use crate::tier::Arena;
 
 const NAP: Duration = Duration::from_millis(2);
@@ -30,6 +32,35 @@ impl DiskHandle {
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
         connect(&self.0, arena, identity)
+    }
+
+    /// Writes down what the identity was made from, for people and tools: nothing reads it to find entries.
+    /// Before the disk is connected this does nothing; a failure is counted.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for more than a mebibyte.
+    pub fn describe(&self, about: &str) -> Result<()> {
+        if about.len() as u64 > MOST_ABOUT {
+            return Err(Error::InvalidArgument(format!(
+                "about: expected at most {MOST_ABOUT} bytes, found {}",
+                about.len()
+            )));
+        }
+        let store = lock(&self.0.book).store.clone();
+        let Some(store) = store.filter(|store| store.persistent) else {
+            return Ok(());
+        };
+        let write = || {
+            let door = &self.0.options.door;
+            let file = door.open(store.folder.as_fd(), ABOUT, false)?;
+            file.set_length(0)?;
+            file.write_all(about.as_bytes(), 0)
+        };
+        if let Err(error) = write() {
+            self.0
+                .failed(Reason::Upkeep, &format!("cannot write {ABOUT}: {error}"));
+        }
+        Ok(())
     }
 
     /// Counts at this moment.

@@ -8,6 +8,7 @@ use std::fmt::{self, Debug};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use redb::{
@@ -19,12 +20,13 @@ use rustix::io::Errno;
 
 use super::door::{Door, DoorFile};
 use super::folder::random;
-use super::format::{DISK_FORMAT_VERSION, Identity, Name, Place};
+use super::format::{DISK_FORMAT_VERSION, Identity, MAX_RANKS, Name, Place};
 use super::journal::{self, Journal};
+use super::lock;
 use crate::transfer::panic_message;
 
-const FILE: &str = "index.redb";
-const ASIDE: &str = "index.damaged";
+pub(super) const FILE: &str = "index.redb";
+pub(super) const ASIDE: &str = "index.damaged";
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
 const OWNER: &str = "owner";
@@ -72,6 +74,32 @@ pub(super) struct Owner<'a> {
     pub(super) cells: Vec<u64>,
 }
 
+/// An owner as an index names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) identity: Identity,
+    pub(super) ranks: usize,
+    pub(super) cells: Vec<u64>,
+}
+
+impl Claim {
+    /// `None` for another format, and what makes no sense.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (head, cells) = bytes.split_at_checked(40)?;
+        let half = |at: usize| Some(u32::from_le_bytes(head[at..at + 4].try_into().ok()?));
+        let cells = cells
+            .chunks(8)
+            .map(|cell| Some(u64::from_le_bytes(cell.try_into().ok()?)));
+        let claim = Self {
+            identity: head[8..].try_into().ok()?,
+            ranks: half(4)? as usize,
+            cells: cells.collect::<Option<_>>()?,
+        };
+        let sound = half(0)? == DISK_FORMAT_VERSION && (1..=MAX_RANKS).contains(&claim.ranks);
+        sound.then_some(claim)
+    }
+}
+
 impl Owner<'_> {
     fn encode(&self) -> Vec<u8> {
         let mut bytes = DISK_FORMAT_VERSION.to_le_bytes().to_vec();
@@ -113,6 +141,53 @@ impl Index {
         guarded(|| Self::read(door, folder, owner))
     }
 
+    /// What a copy of an index says, and the journal beside it; neither is changed.
+    ///
+    /// # Errors
+    /// What is wrong with it: a process that writes may have been in the middle of it.
+    pub(super) fn read_copy(
+        copy: Vec<u8>,
+        journal: impl Fn() -> io::Result<Box<dyn DoorFile>>,
+    ) -> Result<(Claim, Found), String> {
+        guarded(|| {
+            let database = Builder::new()
+                .set_cache_size(CACHE_BYTES)
+                .set_check_integrity_on_open(true)
+                .create_with_backend(Copied(Mutex::new(copy)))
+                .map_err(|error| error.to_string())?;
+            let claim = claim_of(&database).map_err(|error| error.to_string())?;
+            let claim = claim.as_deref().and_then(Claim::decode);
+            let claim = claim.ok_or("expected an index of this format, found another")?;
+            let owner = Owner {
+                identity: &claim.identity,
+                ranks: claim.ranks,
+                cells: claim.cells.clone(),
+            };
+            let loaded = load(&database, &owner.encode(), &owner);
+            let loaded = loaded.map_err(|error| error.to_string())?;
+            let (generation, mut records, mut damaged) =
+                loaded.ok_or("expected a generation, found none")?;
+            let of = |generation: u64| {
+                let opened =
+                    journal().and_then(|file| Journal::open(file, generation, claim.ranks));
+                let (_, changes) = opened.map_err(|error| format!("a journal: {error}"))?;
+                Ok::<_, String>(changes)
+            };
+            let unsaved = of(generation)?;
+            if !of(generation.wrapping_add(1))?.is_empty() {
+                return Err("the index took its journal while it was read".into());
+            }
+            apply(&mut records, &unsaved);
+            let places = check(records, claim.cells.len(), &mut damaged);
+            let found = Found {
+                places,
+                damaged,
+                ..Found::default()
+            };
+            Ok((claim, found))
+        })
+    }
+
     fn read(door: &dyn Door, folder: &OwnedFd, owner: &Owner<'_>) -> Result<(Self, Found), String> {
         let file = door
             .open(folder.as_fd(), FILE, false)
@@ -134,12 +209,7 @@ impl Index {
         let file = door.open(folder.as_fd(), journal::FILE, false);
         let journal = file.and_then(|file| Journal::open(file, generation, owner.ranks));
         let (journal, unsaved) = journal.map_err(|error| format!("a journal: {error}"))?;
-        for (name, place) in &unsaved {
-            match place {
-                Some(place) => records.insert(*name, place.clone()),
-                None => records.remove(name),
-            };
-        }
+        apply(&mut records, &unsaved);
         let places = check(records, owner.cells.len(), &mut damaged);
         let found = Found {
             places,
@@ -244,6 +314,21 @@ fn load(
     Ok(Some((generation, records, damaged)))
 }
 
+fn apply(records: &mut Records, changes: &[Change]) {
+    for (name, place) in changes {
+        match place {
+            Some(place) => records.insert(*name, place.clone()),
+            None => records.remove(name),
+        };
+    }
+}
+
+fn claim_of(database: &Database) -> Result<Option<Vec<u8>>, redb::Error> {
+    let reading = database.begin_read()?;
+    let found = reading.open_table(META)?.get(OWNER)?;
+    Ok(found.map(|found| found.value().to_vec()))
+}
+
 /// The records that make sense beside each other; the names of the others are added to `damaged`.
 fn check(records: Records, classes: usize, damaged: &mut Vec<Name>) -> Vec<(Name, Place)> {
     let mut cells: HashMap<(usize, u64), u32> = HashMap::new();
@@ -283,6 +368,62 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         Ok(outcome) => outcome,
         Err(panic) => Err(format!("a panic: {}", panic_message(&*panic))),
     }
+}
+
+/// A copy of redb's file in memory.
+#[derive(Debug)]
+struct Copied(Mutex<Vec<u8>>);
+
+impl StorageBackend for Copied {
+    fn len(&self) -> io::Result<u64> {
+        Ok(lock(&self.0).len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let bytes = lock(&self.0);
+        let range = range_of(offset, out.len());
+        let found = range.and_then(|range| bytes.get(range));
+        out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let length = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mut bytes = lock(&self.0);
+        let more = length.saturating_sub(bytes.len());
+        bytes
+            .try_reserve(more)
+            .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        bytes.resize(length, 0);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut bytes = lock(&self.0);
+        let range = range_of(offset, data.len());
+        let place = range.and_then(|range| bytes.get_mut(range));
+        place
+            .ok_or(io::ErrorKind::UnexpectedEof)?
+            .copy_from_slice(data);
+        Ok(())
+    }
+
+    fn try_lock_range(
+        &self,
+        _: std::ops::Bound<u64>,
+        _: std::ops::Bound<u64>,
+    ) -> Result<bool, BackendError> {
+        Err(BackendError::Unsupported)
+    }
+}
+
+fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
+    let start = usize::try_from(offset).ok()?;
+    Some(start..start.checked_add(length)?)
 }
 
 /// redb's file, through the door. The lane's lock keeps other processes away.

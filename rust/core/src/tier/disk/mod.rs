@@ -27,6 +27,7 @@ mod shape;
 mod shared;
 mod stats;
 mod store;
+mod tree;
 mod uses;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,7 @@ pub use format::{DISK_FORMAT_VERSION, Identity};
 pub use handle::DiskHandle;
 pub use options::DiskOptions;
 pub use stats::{DiskStats, LATENCY_LIMITS_US, Latencies, Reason};
+pub use tree::{Bad, Collected, DiskTree, IdentityView, LaneView, Limits, Verdict};
 
 /// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,0 +1,129 @@
+"""``hybrid-pages store inspect|verify|gc PATH``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from hybrid_pages import DiskTree, HybridPagesError
+from hybrid_pages.arguments import whole
+from hybrid_pages.progress import progress
+from hybrid_pages.store.about import read_about
+from hybrid_pages.store.report import collected, tree, verdicts
+
+_DAY = 86_400
+_MOST_DAYS = 36_500
+_MOST_LANES = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the three actions."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    inspect = actions.add_parser(
+        "inspect", help="show lanes, identities, entries and sizes; an engine may be running"
+    )
+    verify = actions.add_parser(
+        "verify",
+        help="read every entry and compare it with its checksums; changes nothing, and an engine "
+        "may be running. Exit status 1 if something is damaged",
+    )
+    collect = actions.add_parser(
+        "gc",
+        help="remove what was cleared or set aside, in lanes that no engine uses. Exit status 1 if "
+        "something can't be removed",
+    )
+    for action in (inspect, verify, collect):
+        action.add_argument("path", metavar="PATH", help="the engines' disk_path")
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+    collect.add_argument(
+        "--unused-for",
+        type=whole(_MOST_DAYS),
+        metavar="DAYS",
+        help="remove identities, too, that no engine has changed for so many days",
+    )
+    collect.add_argument(
+        "--lanes",
+        type=whole(_MOST_LANES),
+        metavar="N",
+        help="remove lanes, too, that engine cores beyond the first N had",
+    )
+    collect.add_argument("--dry-run", action="store_true", help="remove nothing, only show it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs one action. Exit status 2 if the path can't be read, 130 when interrupted."""
+    action = {"inspect": _inspect, "verify": _verify, "gc": _collect}[args.action]
+    try:
+        return action(DiskTree(args.path), args)
+    except HybridPagesError as error:
+        print(f"hybrid-pages store {args.action}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"hybrid-pages store {args.action}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _inspect(disk: DiskTree, args: argparse.Namespace) -> int:
+    lanes = disk.lanes()
+    if args.json:
+        print(json.dumps({"path": args.path, "lanes": [_readable(lane) for lane in lanes]}))
+    else:
+        print(tree(args.path, lanes))
+    return 0
+
+
+def _readable(lane: Any) -> dict[str, Any]:
+    """A lane with what identities were made from as an object."""
+    identities = [it | {"about": read_about(it["about"])} for it in lane["identities"]]
+    return {**lane, "identities": identities}
+
+
+def _verify(disk: DiskTree, args: argparse.Namespace) -> int:
+    lanes = disk.lanes()
+    found: list[dict[str, Any]] = []
+    total = sum(
+        entries * cell
+        for lane in lanes
+        for it in lane["identities"]
+        for entries, cell in it["classes"]
+    )
+    with progress(total, "B", scale=True) as bar:
+        for lane in lanes:
+            for identity in lane["identities"]:
+                found.append({"lane": lane["lane"], "identity": identity["identity"]})
+                if identity["trouble"] is not None:
+                    found[-1]["trouble"] = identity["trouble"]
+                    continue
+                done = 0
+
+                def told(now: int, _: int) -> None:
+                    nonlocal done
+                    if bar is not None:
+                        bar.update(now - done)
+                    done = now
+
+                found[-1] |= disk.verify(lane["lane"], identity["identity"], told)
+    troubles = [trouble for lane in lanes for trouble in lane["troubles"]]
+    damaged = bool(troubles) or any(
+        it.get("trouble") or it["bad"] or it["damaged_records"] for it in found
+    )
+    if args.json:
+        print(json.dumps({"path": args.path, "identities": found, "troubles": troubles}))
+    else:
+        print(verdicts(args.path, found, troubles))
+    return int(damaged)
+
+
+def _collect(disk: DiskTree, args: argparse.Namespace) -> int:
+    done = disk.collect(
+        unused_seconds=None if args.unused_for is None else args.unused_for * _DAY,
+        lanes=args.lanes,
+        dry_run=args.dry_run,
+    )
+    if args.json:
+        print(json.dumps({"path": args.path, "dry_run": args.dry_run, **done}))
+    else:
+        print(collected(args.path, done, dry_run=args.dry_run))
+    return int(bool(done["failed"]))

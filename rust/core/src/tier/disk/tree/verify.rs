@@ -1,0 +1,244 @@
+//! Reads every entry of an identity and compares it with its checksums.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::fs::Advice;
+
+use super::copy::Copied;
+use super::{DiskTree, folder, open};
+use crate::error::{Error, Result};
+use crate::tier::disk::door::{ALIGNMENT, DoorFile};
+use crate::tier::disk::format::{HEADER_BYTES, Header, Name, Place};
+use crate::tier::disk::index::Claim;
+use crate::tier::disk::stats::Reason;
+use crate::transfer::{TILE_BYTES, combine, tile_digest};
+
+/// What a process did longer ago is in the index.
+const LAG: Duration = Duration::from_secs(1);
+/// Entries may go and come back in between.
+const ROUNDS: usize = 4;
+/// Bytes read at a time.
+const STEP: usize = 64 * TILE_BYTES;
+
+/// An entry that a process would not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bad {
+    /// Index of its class.
+    pub class: usize,
+    /// Index of its block in its prefix.
+    pub block: u32,
+    /// Number of its cell in the slab file of its class.
+    pub cell: u64,
+    /// What is wrong.
+    pub reason: Reason,
+}
+
+/// What became of all entries of an identity.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Entries whose header and bytes are right.
+    pub good: u64,
+    /// Bytes that were read of those.
+    pub bytes: u64,
+    /// Entries that moved or went while this ran.
+    pub changed: u64,
+    /// Entries that a process would not get.
+    pub bad: Vec<Bad>,
+    /// Records of the index that are damaged.
+    pub damaged_records: u64,
+}
+
+impl Verdict {
+    /// Bad entries by reason.
+    #[must_use]
+    pub fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = BTreeMap::new();
+        for bad in &self.bad {
+            *counts.entry(bad.reason.name()).or_insert(0) += 1;
+        }
+        counts
+    }
+}
+
+impl DiskTree {
+    /// Reads all entries of an identity in a lane. `progress` is told how many bytes of how many are done,
+    /// and answers whether to go on.
+    ///
+    /// A process may use the lane meanwhile: an entry is bad only if the index still has it in that cell some
+    /// time after it was read, and it is bad then, too, several times.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is not there; [`Error::Disk`] for an index that can't be read, and
+    /// if `progress` says no.
+    pub fn verify(
+        &self,
+        lane: &str,
+        identity: &str,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Verdict> {
+        if !self.lanes.iter().any(|name| name == lane) || !folder::is_identity(identity) {
+            return Err(Error::InvalidArgument(format!(
+                "expected a lane and an identity of {}, found {lane}/{identity}",
+                self.path.display()
+            )));
+        }
+        let lane_folder = self.open_lane(lane)?;
+        let name = format!("{lane}/{identity}");
+        let inside = folder::open_folder(lane_folder.as_fd(), identity)
+            .map_err(|error| self.failed(&name, "a directory of this user", &error.into()))?;
+        let copied = || {
+            Copied::of(inside.as_fd()).map_err(|why| {
+                Error::Disk(format!(
+                    "{}: expected an index, found {why}",
+                    self.path.join(&name).display()
+                ))
+            })
+        };
+        let Copied { claim, found } = copied()?;
+        let reader = Reader::new(inside.as_fd(), &claim);
+        let mut places = found.places;
+        places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
+        let total = places.iter().map(|(_, it)| claim.cells[it.class]).sum();
+        let mut verdict = Verdict {
+            damaged_records: found.damaged.len() as u64,
+            ..Verdict::default()
+        };
+        let (mut done, mut doubts) = (0, Vec::new());
+        for (name, place) in places {
+            let bytes = claim.cells[place.class];
+            match reader.check(&name, &place) {
+                Ok(()) => {
+                    verdict.good += 1;
+                    verdict.bytes += bytes;
+                }
+                Err(reason) => doubts.push((name, place, reason)),
+            }
+            done += bytes;
+            if !progress(done, total) {
+                return Err(Error::Disk("expected to end, found an interruption".into()));
+            }
+        }
+        if doubts.is_empty() {
+            return Ok(verdict);
+        }
+        let holder = folder::holder(lane_folder.as_fd());
+        let holder =
+            holder.map_err(|error| self.failed(lane, "a lock that can be read", &error))?;
+        // Without a process it is as it is.
+        let rounds = if holder.is_some() { ROUNDS } else { 0 };
+        for _ in 0..rounds {
+            std::thread::sleep(LAG);
+            let there: HashMap<Name, Place> = copied()?.found.places.into_iter().collect();
+            let before = doubts.len();
+            doubts.retain(|(name, place, _)| {
+                // A use moves nothing.
+                let is = |now: &Place| {
+                    (now.class, now.cell, &now.sums) == (place.class, place.cell, &place.sums)
+                };
+                there.get(name).is_some_and(is) && reader.check(name, place).is_err()
+            });
+            verdict.changed += (before - doubts.len()) as u64;
+            if doubts.is_empty() {
+                break;
+            }
+        }
+        let bad = |(_, place, reason): (Name, Place, Reason)| Bad {
+            class: place.class,
+            block: place.block,
+            cell: place.cell,
+            reason,
+        };
+        verdict.bad = doubts.into_iter().map(bad).collect();
+        Ok(verdict)
+    }
+}
+
+/// The slab files of an identity.
+struct Reader<'a> {
+    claim: &'a Claim,
+    slabs: Vec<Option<File>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(folder: BorrowedFd<'_>, claim: &'a Claim) -> Self {
+        let slab = |class| open(folder, &format!("class-{class}.slab")).ok();
+        Self {
+            claim,
+            slabs: (0..claim.cells.len()).map(slab).collect(),
+        }
+    }
+
+    /// Whether an entry is whole, and what it lacks if not.
+    fn check(&self, name: &Name, place: &Place) -> std::result::Result<(), Reason> {
+        let file = self.slabs[place.class].as_ref().ok_or(Reason::Short)?;
+        let cell_bytes = self.claim.cells[place.class];
+        let length = file.metadata().map_err(|_| Reason::Read)?.len();
+        let start = place.cell.checked_mul(cell_bytes).ok_or(Reason::Short)?;
+        if start.checked_add(cell_bytes).is_none_or(|end| end > length) {
+            return Err(Reason::Short);
+        }
+        let outcome = self.check_cell(file, start, name, place);
+        // It isn't read again soon, and others need the system's cache.
+        let _ = rustix::fs::fadvise(
+            file,
+            start,
+            std::num::NonZeroU64::new(cell_bytes),
+            Advice::DontNeed,
+        );
+        outcome
+    }
+
+    fn check_cell(
+        &self,
+        file: &File,
+        start: u64,
+        name: &Name,
+        place: &Place,
+    ) -> std::result::Result<(), Reason> {
+        let file: &dyn DoorFile = file;
+        let mut header = [0; HEADER_BYTES];
+        file.read_all(&mut header, start).map_err(reason_of)?;
+        let shard_bytes = Header::shard_bytes(&header).ok_or(Reason::Header)?;
+        let expected = Header {
+            identity: &self.claim.identity,
+            name,
+            class: place.class,
+            block: place.block,
+            cell: place.cell,
+            shard_bytes,
+            sums: &place.sums,
+        };
+        let padded = (shard_bytes as u64).checked_next_multiple_of(ALIGNMENT as u64);
+        let shards = padded.and_then(|bytes| bytes.checked_mul(self.claim.ranks as u64));
+        let whole = shards.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64));
+        if !expected.is(&header) || whole != Some(self.claim.cells[place.class]) {
+            return Err(Reason::Header);
+        }
+        let padded = padded.unwrap_or(0);
+        let mut bytes = vec![0; STEP.min(shard_bytes)];
+        for (rank, sum) in place.sums.iter().enumerate() {
+            let at = start + HEADER_BYTES as u64 + rank as u64 * padded;
+            let mut digests = Vec::with_capacity(shard_bytes.div_ceil(TILE_BYTES));
+            for offset in (0..shard_bytes).step_by(STEP) {
+                let step = &mut bytes[..STEP.min(shard_bytes - offset)];
+                file.read_all(step, at + offset as u64).map_err(reason_of)?;
+                digests.extend(step.chunks(TILE_BYTES).map(tile_digest));
+            }
+            if combine(digests.into_iter(), shard_bytes) != *sum {
+                return Err(Reason::Checksum);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reason_of(error: std::io::Error) -> Reason {
+    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+        Reason::Short
+    } else {
+        Reason::Read
+    }
+}
