@@ -32,6 +32,7 @@ JOBS ?= 2
 FUZZ ?= 512
 TREES ?= 16
 LISTS ?= 200000
+KILLS ?= 200
 # `make lock UPGRADE=--upgrade` moves every pin to the newest version.
 UPGRADE ?=
 
@@ -223,11 +224,12 @@ test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchron
 .PHONY: test-engine-long
 test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter (about 30 minutes)
 	@$(SAY) "testing on vLLM's second model runner (about 30 minutes)"
-	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server,\
+	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
+    test_disk_kills,\
 	    $(PYTEST) tests/engine_long/$(file).py &&) true
 
 .PHONY: test-long
-test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine ## Everything too long for `make test`: the second model runner, random workloads (about an hour)
+test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: the second model runner, random workloads (about an hour)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)
@@ -250,6 +252,11 @@ fuzz-kernels: ## Long random lists through the CUDA kernels (LISTS=200000 lists;
 fuzz-engine: $(STAMPS)/package ## Long random trees of prompts on real engines (TREES=16 seeds per model; minutes)
 	@$(SAY) "random trees of prompts on real engines"
 	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
+
+.PHONY: fuzz-disk
+fuzz-disk: ## Kill a process that writes to a disk, at random instants (KILLS=200; minutes)
+	@$(SAY) "killing a process that writes to a disk"
+	@HYBRID_PAGES_KILLS=$(KILLS) cargo test --locked --quiet --test disk_crash -- --nocapture kills
 
 .PHONY: check-kernels
 check-kernels: $(NVRTC)/.stamp ## Compile the kernels again and check: the same bytes, no spilled registers

@@ -1,5 +1,7 @@
 //! What was reported durable outlives a kill at any instant, and whatever a crash or a loss of power leaves, no
 //! wrong byte is shown.
+//!
+//! `HYBRID_PAGES_KILLS` is the number of kills, `HYBRID_PAGES_SEED` chooses their instants.
 
 mod disk_door;
 mod disk_support;
@@ -17,6 +19,22 @@ use disk_support::{Engine, IDENTITY, Setup};
 /// Where a writer works: set in the process that a test starts.
 const PLACE: &str = "HYBRID_PAGES_DISK_PLACE";
 const TIGHT: &str = "HYBRID_PAGES_DISK_TIGHT";
+
+fn setting(name: &str, default: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else {
+        return default;
+    };
+    let what = format!("{name}: expected a number, found {text:?}");
+    text.parse().expect(&what)
+}
+
+fn kills() -> u64 {
+    setting("HYBRID_PAGES_KILLS", 20)
+}
+
+fn seed() -> u64 {
+    setting("HYBRID_PAGES_SEED", u64::from(std::process::id()))
+}
 
 fn setup(place: &Path, tight: bool) -> Setup {
     let mut setup = Setup::small(place);
@@ -103,10 +121,10 @@ fn restored(engine: &Engine, most: usize) -> Vec<bool> {
 }
 
 #[test]
-fn what_was_durable_outlives_twenty_kills() {
-    let mut random = Random(u64::from(std::process::id()));
+fn what_was_durable_outlives_kills() {
+    let mut random = Random(seed());
     let mut total = 0;
-    for round in 0..20 {
+    for round in 0..kills() {
         let place = tempfile::tempdir().unwrap();
         let after = Duration::from_millis(30 + random.below(300) as u64);
         let durable = kill_writer(place.path(), false, after);
@@ -119,15 +137,16 @@ fn what_was_durable_outlives_twenty_kills() {
         assert_eq!(engine.stats().failures, [0; 15], "round {round}, {after:?}");
         total += durable;
     }
-    assert!(total > 20, "the writers wrote {total} prompts");
+    println!("{total} prompts were durable before {} kills", kills());
+    assert!(total as u64 > kills(), "the writers wrote {total} prompts");
 }
 
 #[test]
 fn kills_while_cells_are_reused_show_no_wrong_byte() {
-    let mut random = Random(u64::from(std::process::id()) << 20);
+    let mut random = Random(seed() << 20);
     let place = tempfile::tempdir().unwrap();
     let mut whole = 0;
-    for _ in 0..8 {
+    for _ in 0..kills().div_ceil(2) {
         let after = Duration::from_millis(100 + random.below(300) as u64);
         let durable = kill_writer(place.path(), true, after);
         let engine = setup(place.path(), true).engine();
@@ -137,6 +156,7 @@ fn kills_while_cells_are_reused_show_no_wrong_byte() {
             .count();
         engine.audit();
     }
+    println!("{whole} prompts came back whole");
     assert!(whole > 0);
 }
 
