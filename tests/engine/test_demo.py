@@ -23,7 +23,33 @@ def test_every_prompt_is_restored_equal(arguments, capfd):
     assert shown["good"]
     assert all(row["equal"] and row["max_delta_logprob"] == 0 for row in shown["rows"])
     assert sum(row["restored_tokens"] > 0 for row in shown["rows"]) >= 4
+    restart = shown["rows"][-1]
+    assert restart["name"] == "restarted, restored from disk"
+    assert restart["restored_tokens"] == restart["reference_tokens"] > 0
     assert shown["memory"]["resident_entries:pages"] > 0
+
+
+def test_its_disk_is_gone_afterwards(arguments, capfd, monkeypatch, tmp_path):
+    places = tmp_path / "places"
+    places.mkdir()
+    monkeypatch.setattr(main.tempfile, "tempdir", str(places))
+    monkeypatch.setattr(main, "cases", lambda n: [])
+    used = []
+    shutdown = engine.DemoEngine.shutdown
+
+    def damage(self):
+        """Wrong bytes in what the first of the two engines has left."""
+        shutdown(self)
+        for slab in sorted(places.rglob("*.slab"))[: 1 if not used else 0]:
+            used.append(slab)
+            slab.write_bytes(bytes(slab.stat().st_size))
+
+    monkeypatch.setattr(engine.DemoEngine, "shutdown", damage)
+    assert main.run(arguments) == 1
+    shown = json.loads(capfd.readouterr().out)
+    assert used and not any(places.iterdir())
+    assert [row["restored_tokens"] for row in shown["rows"]] == [0]
+    assert any(name.startswith("disk_failures") for name in shown["failures"])
 
 
 def test_wrong_bytes_make_it_fail(arguments, capfd, monkeypatch):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from hybrid_pages.demo.engine import Answer, DemoEngine
@@ -90,6 +93,49 @@ def show(engine: DemoEngine, case: Case, runs: int) -> Row:
         bytes_moved=restored[0].loaded_bytes,
         max_delta_logprob=max(answer.distance(local) for answer in restored),
     )
+
+
+def restarted(model: Path, host_gb: float, disk: Path, failures: dict[str, float]) -> Row:
+    """Asks one engine a prompt, ends it, and asks the next one on the same disk the same prompt.
+
+    Args:
+        model: as of :class:`DemoEngine`.
+        host_gb: as of :class:`DemoEngine`.
+        disk: a directory that no other engine uses.
+        failures: what both engines have counted is added here.
+    """
+    with _started(model, host_gb, disk, failures) as engine:
+        again = (case for case in cases(engine.block_tokens) if case.before == [case.prompt])
+        case = max(again, key=lambda case: case.restorable)
+        cold, local = engine.ask(case.prompt), engine.ask(case.prompt)
+    with _started(model, host_gb, disk, failures) as engine:
+        restored = engine.ask(case.prompt)
+    return Row(
+        name="restarted, restored from disk",
+        prompt_tokens=len(case.prompt),
+        cold_ttft_ms=_milliseconds([cold]),
+        restored_ttft_ms=_milliseconds([restored]),
+        restored_tokens=restored.loaded_tokens,
+        expected_tokens=case.restorable,
+        reference_tokens=local.cached_tokens,
+        bytes_moved=restored.loaded_bytes,
+        max_delta_logprob=restored.distance(local),
+    )
+
+
+@contextmanager
+def _started(
+    model: Path, host_gb: float, disk: Path, failures: dict[str, float]
+) -> Iterator[DemoEngine]:
+    """An engine that has been asked something else before, as the first prompt takes longer."""
+    engine = DemoEngine(model, host_gb, disk)
+    try:
+        engine.ask([FIRST_TOKEN] * (engine.block_tokens - 1))
+        yield engine
+        for name, count in engine.failures().items():
+            failures[name] = failures.get(name, 0) + count
+    finally:
+        engine.shutdown()
 
 
 def _warm(engine: DemoEngine, case: Case) -> None:

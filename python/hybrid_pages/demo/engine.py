@@ -23,6 +23,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
+# More than all that the demo writes.
+DISK_GB = 0.05
+
 
 def add_host_gb(parser: argparse.ArgumentParser) -> None:
     """Adds the option of a tiny model's budget."""
@@ -58,12 +61,16 @@ class DemoEngine:
     Args:
         model: folder of the model.
         host_gb: budget of the connector.
+        disk: a directory for what outlives the engine.
     """
 
-    def __init__(self, model: Path, host_gb: float) -> None:
+    def __init__(self, model: Path, host_gb: float, disk: Path | None = None) -> None:
         os.environ.update(ENVIRONMENT)
         from vllm import LLM
 
+        settings: dict[str, object] = {"host_gb": host_gb}
+        if disk is not None:
+            settings |= {"disk_path": str(disk), "disk_gb": DISK_GB}
         self.llm = LLM(
             model=str(model),
             skip_tokenizer_init=True,
@@ -75,7 +82,7 @@ class DemoEngine:
             kv_transfer_config={
                 "kv_connector": "HybridPagesConnector",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {"host_gb": host_gb},
+                "kv_connector_extra_config": settings,
             },
         )
         self.half = self._core().scheduler.connector.scheduler
@@ -112,7 +119,7 @@ class DemoEngine:
             tuple(next(iter(at.values())).logprob for at in completion.logprobs),
             first - started,
             last.num_cached_tokens or 0,
-            int(moved.get("hit_tokens:host", 0)),
+            int(moved.get("hit_tokens:host", 0) + moved.get("hit_tokens:disk", 0)),
             int(moved.get("loaded_bytes", 0)),
         )
 
@@ -125,10 +132,14 @@ class DemoEngine:
         """The connector's counters since the start."""
         return dict(self.half.stats()["counters"])
 
+    def failures(self) -> dict[str, float]:
+        """Those of the counters that count something that failed."""
+        return {name: count for name, count in self.counters().items() if "failures" in name}
+
     def gauges(self) -> dict[str, float]:
         """The connector's gauges now, such as the entries in host memory."""
         return dict(self.half.stats()["gauges"])
 
     def shutdown(self) -> None:
-        """Ends the engine."""
+        """Ends the engine; what it has on its way to a disk arrives there first."""
         self.llm.llm_engine.engine_core.shutdown()

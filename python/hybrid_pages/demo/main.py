@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 
 from hybrid_pages.arguments import whole
-from hybrid_pages.demo.cases import Row, cases, show
+from hybrid_pages.demo.cases import Row, cases, restarted, show
 from hybrid_pages.demo.engine import DemoEngine, add_host_gb
 from hybrid_pages.demo.models import ensure
 from hybrid_pages.demo.quiet import hushed, stage
@@ -49,12 +51,16 @@ def run(args: argparse.Namespace) -> int:
             with stage(f"  {case.name} ({len(case.prompt)} tokens)"), hushed(verbose=args.verbose):
                 rows.append(show(engine, case, args.runs))
         memory, start_line = engine.gauges(), engine.half.describe()
-        failures = {
-            name: count for name, count in engine.counters().items() if name.startswith("failures")
-        }
+        failures = engine.failures()
     finally:
         with hushed(verbose=args.verbose):
             engine.shutdown()
+    with (
+        tempfile.TemporaryDirectory(prefix="hybrid-pages-demo-") as folder,
+        stage("  starting vLLM twice on one disk"),
+        hushed(verbose=args.verbose),
+    ):
+        rows.append(restarted(model, args.host_gb, Path(folder) / "disk", failures))
     good = all(row.equal for row in rows) and any(row.restored_tokens for row in rows)
     good = good and not failures
     if args.json:
@@ -105,10 +111,11 @@ def _report(
         "",
         *_aligned([_HEAD, *table]),
         "",
-        "Restored: vLLM's own cache emptied, the prefix brought back from host memory.",
+        "Restored: vLLM's own cache emptied, the prefix brought back from host memory; in the last",
+        "row by another engine, from the disk that the first one left.",
         "The verdict compares it with vLLM's own prefix hit at the same boundary, bit for bit.",
         "",
-        "In host memory after the last prompt:",
+        "In host memory before the restart:",
         *_aligned([("kind", "entries", "bytes"), *kinds]),
         "",
         *(f"failed: {name} {count:.0f}" for name, count in failures.items()),
