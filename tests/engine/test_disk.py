@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from harness import Engine
+from harness import Engine, Prompt
 from serve_disk import prompts, settings
 
 SCRIPT = Path(__file__).with_name("serve_disk.py")
@@ -52,39 +52,60 @@ def disk(folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def engine(folder, disk) -> Iterator[Engine]:
-    engine = Engine(folder, settings(disk))
-    yield engine
-    engine.shutdown()
+def start(folder, disk) -> Iterator[Callable[..., Engine]]:
+    """Starts an engine on the disk."""
+    engines = []
+
+    def start(**more: object) -> Engine:
+        engines.append(Engine(folder, settings(disk) | more))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.shutdown()
 
 
-def test_a_restarted_engine_gives_what_the_local_hit_gives(engine):
+def check_restored(engine: Engine, prompt: Prompt) -> None:
+    """All of it comes from the disk, and the answer is that of vLLM's own hit, bit for bit."""
+    with engine.counting() as counted:
+        restored = engine.run(prompt, 8)
+    assert restored.host == len(prompt) // engine.N * engine.N
+    assert counted["hit_tokens:disk"] == restored.host
+    engine.reset_local()
+    with engine.looking_away():
+        engine.run(prompt, 8)  # vLLM's own blocks, from no restored one
+    assert restored == engine.local_hit(prompt, restored, 8)
+
+
+def test_a_restarted_engine_gives_what_the_local_hit_gives(start):
+    engine = start()
     for number in SIGNALS:
         for prompt in prompts(number.name, engine.N):
-            with engine.counting() as counted:
-                restored = engine.run(prompt, 8)
-            assert restored.host == len(prompt) // engine.N * engine.N
-            assert counted["hit_tokens:disk"] == restored.host
-            engine.reset_local()
-            with engine.looking_away():
-                engine.run(prompt, 8)  # vLLM's own blocks, from no restored one
-            assert restored == engine.local_hit(prompt, restored, 8)
+            check_restored(engine, prompt)
     kernels = engine.half.geometry.identity["kernels"]
     assert "CPU" in kernels and "gdn" in kernels, kernels
     assert not any("failures" in name for name in engine.stats())
 
 
-def test_other_weights_under_the_same_path_restore_nothing(folder, disk):
+def test_a_prompt_larger_than_the_host_comes_back_in_waves(start):
+    engine = start(host_gb=0.001)
+    _, long = prompts(SIGNALS[0].name, engine.N)
+    arena = engine.half.arena
+    page, *_ = (item for item in engine.half.geometry.classes if item.kind == "attention")
+    assert len(long) // engine.N * page.entry_bytes > arena.slots * arena.slot_bytes
+    check_restored(engine, long)
+    assert engine.half.cache.restores()["waves"] > 2
+    assert not any("failures" in name for name in engine.stats())
+
+
+def test_other_weights_under_the_same_path_restore_nothing(folder, start):
     path = next(folder.glob("*.safetensors"))
     tensors = load_file(path)
     name = next(name for name in tensors if "layers.1." in name and name.endswith("proj.weight"))
     tensors[name] = tensors[name] * 1.01
     save_file(tensors, path, metadata={"format": "pt"})
-    engine = Engine(folder, settings(disk))
-    try:
-        for number in SIGNALS:
-            for prompt in prompts(number.name, engine.N):
-                assert engine.run(prompt, 8).resumed == 0
-        assert engine.half.disk.stats()["other_bytes"] > 0
-    finally:
-        engine.shutdown()
+    engine = start()
+    for number in SIGNALS:
+        for prompt in prompts(number.name, engine.N):
+            assert engine.run(prompt, 8).resumed == 0
+    assert engine.half.disk.stats()["other_bytes"] > 0
