@@ -222,14 +222,14 @@ test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchron
 	@$(BIN)/python $(MODULES_ABREAST) tests/engine
 
 .PHONY: test-engine-long
-test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter (about 30 minutes)
-	@$(SAY) "testing on vLLM's second model runner (about 30 minutes)"
+test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk (about 40 minutes)
+	@$(SAY) "testing on vLLM's second model runner, and kills on a disk (about 40 minutes)"
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
-    test_disk_kills,\
+    test_disk_kills test_disk_ranks,\
 	    $(PYTEST) tests/engine_long/$(file).py &&) true
 
 .PHONY: test-long
-test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: the second model runner, random workloads (about an hour)
+test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: the second model runner, random workloads, kills (about an hour)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)
