@@ -156,6 +156,11 @@ impl BadDoor {
 }
 
 impl Door for BadDoor {
+    fn rename(&self, directory: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
+        self.meet(from, |fault| fault == Fault::Hang);
+        SystemDoor.rename(directory, from, to)
+    }
+
     fn seconds(&self) -> u64 {
         SystemDoor.seconds() + self.state().later
     }

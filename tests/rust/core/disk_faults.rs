@@ -238,6 +238,39 @@ fn a_page_that_cannot_be_read_does_not_cost_what_hangs_from_it() {
 }
 
 #[test]
+fn a_clear_does_not_wait_for_a_disk_that_hangs() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut setup, door) = with_door(place.path());
+    setup.options.deadline = Duration::from_millis(50);
+    setup.options.retry = Duration::from_millis(50);
+    let engine = stocked(&setup);
+    door.set("", Fault::Hang);
+    engine.cache.clear();
+    assert!(engine.stats().failed(Reason::Directory) > 0);
+    assert_eq!(engine.restore("abc"), 0);
+    assert!(setup.store().exists());
+    // Nobody else gets the directory while it may still be moved away.
+    engine.disk.close();
+    assert!(setup.try_engine().is_err());
+    drop(engine);
+    door.mend();
+    wait("the lane", || setup.try_engine().is_ok());
+    assert_eq!(setup.engine().restore("abc"), 0);
+
+    let engine = stocked(&setup);
+    door.set("", Fault::Hang);
+    engine.cache.clear();
+    door.mend();
+    wait("what was cleared to go", || {
+        engine.cache.poll();
+        !setup.store().exists() && !engine.stats().out
+    });
+    engine.settle();
+    drop(engine);
+    assert_eq!(setup.engine().restore("abc"), 0);
+}
+
+#[test]
 fn a_disk_that_hangs_can_be_left() {
     let place = tempfile::tempdir().unwrap();
     let (mut setup, door) = with_door(place.path());

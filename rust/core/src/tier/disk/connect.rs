@@ -1,10 +1,12 @@
 //! A disk opens its store when the arena and the identity are known.
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, SendError};
 use std::thread::Builder;
+use std::time::Duration;
 
 use super::book::{Book, Trash, minute};
-use super::crew;
+use super::crew::{self, Member};
 use super::folder::{Other, directory_of};
 use super::format::{Identity, Name, Place};
 use super::index::{Found, Index};
@@ -84,29 +86,72 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
     Ok(())
 }
 
-/// Forgets everything, for this process and those after it.
-pub(super) fn clear(shared: &Shared, book: &mut Book) {
+/// Forgets everything, for this process and those after it. A disk that hangs is waited for up to the deadline.
+pub(super) fn clear(shared: &Arc<Shared>, book: &mut Book) {
     if !book.connected {
         book.cleared_early = true;
         return;
     }
     let aside = match book.store.clone() {
-        Some(store) if store.persistent => match shared.lane.set_aside(&store.directory) {
-            Ok(name) => Some(name),
-            Err(error) => {
-                let without = Index::forget(&store.folder);
-                let what = format!(
-                    "cannot move {} away ({error}), so its index was removed: {without:?}",
-                    store.directory
-                );
-                shared.failed(Reason::Directory, &what);
-                None
-            }
-        },
+        Some(store) if store.persistent => set_aside(shared, &store),
         Some(store) => Some(store.directory.clone()),
         None => None,
     };
     book.clear(&shared.shapes, aside);
+}
+
+/// Has a store's directory moved away, and says under which name; `None` if it was not, or not yet.
+fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
+    let (told, heard) = mpsc::channel();
+    let (here, there) = (Arc::clone(shared), Arc::clone(store));
+    let member = Member::of(shared);
+    let run = move || {
+        let _counted = member;
+        let moved = move_away(&here, &there);
+        if let Err(SendError(Some(late))) = told.send(moved) {
+            lock(&here.book).throw_away(late);
+            here.bell.ring();
+        }
+    };
+    let thread = Builder::new().name("hybrid-pages-disk-clear".into());
+    let Ok(_) = thread.spawn(run) else {
+        return move_away(shared, store);
+    };
+    let hangs = lock(&shared.health).is_out();
+    let limit = if hangs {
+        Duration::ZERO
+    } else {
+        shared.options.deadline
+    };
+    match heard.recv_timeout(limit) {
+        Ok(moved) => moved,
+        Err(_) => {
+            let what = format!(
+                "expected {} to be moved away at once, found that the disk hangs: if this process is killed \
+                 before it answers, the next one finds what was cleared",
+                store.directory
+            );
+            shared.failed(Reason::Directory, &what);
+            None
+        }
+    }
+}
+
+fn move_away(shared: &Shared, store: &Store) -> Option<String> {
+    let moved = shared
+        .lane
+        .set_aside(&*shared.options.door, &store.directory);
+    let error = match moved {
+        Ok(name) => return Some(name),
+        Err(error) => error,
+    };
+    let without = Index::forget(&store.folder);
+    let what = format!(
+        "cannot move {} away ({error}), so its index was removed: {without:?}",
+        store.directory
+    );
+    shared.failed(Reason::Directory, &what);
+    None
 }
 
 /// Opens the index and takes over what it has. Whatever is wrong with it costs entries, not the start.

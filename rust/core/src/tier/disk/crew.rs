@@ -25,8 +25,7 @@ pub(super) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
         .min((2 * MAX_THREADS).saturating_sub(running));
     let mut started = Err("expected a thread to return, found that all hang".to_owned());
     for index in 0..count {
-        shared.threads.fetch_add(1, Ordering::SeqCst);
-        let member = Member(Arc::clone(shared));
+        let member = Member::of(shared);
         let thread = Builder::new()
             .name(format!("hybrid-pages-disk-{index}"))
             .spawn(move || member.work(crew));
@@ -39,8 +38,8 @@ pub(super) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
     started.map_err(|error| Error::Disk(format!("disk threads cannot start: {error}")))
 }
 
-/// A thread; counted until it ends, however it does.
-struct Member(Arc<Shared>);
+/// A thread; counted until it ends, however it does. The lane isn't given back before.
+pub(super) struct Member(Arc<Shared>);
 
 impl Drop for Member {
     fn drop(&mut self) {
@@ -49,6 +48,11 @@ impl Drop for Member {
 }
 
 impl Member {
+    pub(super) fn of(shared: &Arc<Shared>) -> Self {
+        shared.threads.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(shared))
+    }
+
     fn work(self, crew: u64) {
         let shared = &self.0;
         let Some(planes) = shared.planes.get() else {

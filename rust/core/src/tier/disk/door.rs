@@ -27,6 +27,14 @@ pub trait Door: Debug + Send + Sync {
         direct: bool,
     ) -> io::Result<Box<dyn DoorFile>>;
 
+    /// Gives a directory inside another one a new name.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn rename(&self, directory: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
+        Ok(rustix::fs::renameat(directory, from, directory, to)?)
+    }
+
     /// Seconds since 1970.
     fn seconds(&self) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);

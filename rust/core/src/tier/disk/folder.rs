@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::door::Door;
 use super::format::{DISK_FORMAT_VERSION, Identity};
 use crate::error::{Error, Result};
 
@@ -123,11 +124,11 @@ impl Lane {
 
     /// Moves a directory out of reach, under a name that it returns: nobody opens it again. That outlives the
     /// process at once.
-    pub(super) fn set_aside(&self, name: &str) -> io::Result<String> {
+    pub(super) fn set_aside(&self, door: &dyn Door, name: &str) -> io::Result<String> {
         let aside = cleared()?;
-        match rustix::fs::renameat(&self.folder, name, &self.folder, &aside) {
-            Ok(()) | Err(Errno::NOENT) => Ok(aside),
-            Err(error) => Err(error.into()),
+        match door.rename(self.folder.as_fd(), name, &aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(aside),
         }
     }
 
