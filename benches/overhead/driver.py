@@ -75,6 +75,11 @@ class EngineProcess:
             raise EngineEnded(f"{tail}\nthe engine '{self.variant}' ended; its log: {self._log}")
         return json.loads(line)
 
+    def device_read(self) -> int:
+        """Bytes that devices have read for the process so far."""
+        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
     def close(self) -> None:
         """Ends the process, gently first."""
         with contextlib.suppress(BrokenPipeError):  # it may have ended by itself

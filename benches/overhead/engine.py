@@ -175,6 +175,12 @@ class Engine:
         half = getattr(self._scheduler.connector, "scheduler", None)
         return half.stats()["counters"] if hasattr(half, "stats") else {}
 
+    def end(self) -> dict[str, Any]:
+        """Finishes what is on its way to tiers below and ends the engine in order."""
+        self._settle()
+        self._engine.engine_core.shutdown()
+        return {}
+
     def run(self, prompts: list[list[int]], decode: int) -> dict[str, Any]:
         """Runs prompts sent at once to their ends, and then until nothing is in flight."""
         from vllm import SamplingParams
@@ -264,8 +270,10 @@ def serve(commands: TextIO, answers: TextIO) -> None:
             answer = engine.run(**command)
         elif name == "counters":
             answer = engine.counters()
+        elif name == "end":
+            answer = engine.end()
         else:
-            raise ValueError(f"expected start, reset_local, run or counters, found {name!r}")
+            raise ValueError(f"expected start, reset_local, run, counters or end, found {name!r}")
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

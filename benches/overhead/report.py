@@ -32,18 +32,22 @@ from overhead.samples import (
 def print_tables(
     results: Results, cold: Cold | None, variants: Sequence[str], cases: Sequence[str]
 ) -> None:
-    _table("time to first token, ms", _first_token(results, variants, cases))
-    _table("restored: tokens that came from the connector", _restored(results, variants, cases))
-    _table("scheduler: schedule + update_from_output, us per step", _steps(results, variants))
-    _table(
+    print_table("time to first token, ms", _first_token(results, variants, cases))
+    print_table(
+        "restored: tokens that came from the connector", _restored(results, variants, cases)
+    )
+    print_table("scheduler: schedule + update_from_output, us per step", _steps(results, variants))
+    print_table(
         "connector: all calls of the scheduler into it, us per run",
         _connector(results, variants, cases),
     )
-    _table("connector: the costliest calls, us per run (mean)", _calls(results, variants, cases))
+    print_table(
+        "connector: the costliest calls, us per run (mean)", _calls(results, variants, cases)
+    )
     if cold is not None:
-        _table("cold runs, whole, ms: median (quartiles)", whole_runs(cold, variants, cases))
+        print_table("cold runs, whole, ms: median (quartiles)", whole_runs(cold, variants, cases))
         for case in cases:
-            _table("a cold run's time, us: medians", where_it_goes(cold, variants, case))
+            print_table("a cold run's time, us: medians", where_it_goes(cold, variants, case))
     print(
         f"\n{results.compared} pairs of runs of one prompt took the same steps; largest difference "
         f"of log-probabilities: {results.max_logprob_difference:g}"
@@ -124,7 +128,7 @@ def _calls(results: Results, variants: Sequence[str], cases: Sequence[str]) -> I
             yield [method, *(f"{total / runs:.0f}" for total in figures)]
 
 
-def _table(title: str, rows: Iterator[list[str]]) -> None:
+def print_table(title: str, rows: Iterator[list[str]]) -> None:
     table = list(rows)
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     print(f"\n{title}")
@@ -153,7 +157,7 @@ def as_json(
     """Every sample of every run; of the steps, their distribution."""
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": _machine(),
+        "machine": machine(),
         "python": platform.python_version(),
         "engine": dict(engine),
         "options": dict(options),
@@ -191,7 +195,7 @@ def _distribution(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """The machine's class, not the machine."""
     names = [
         line.partition(":")[2].strip()

@@ -40,21 +40,25 @@ class MemcpyOffloadingSpec(CPUOffloadingSpec):
                 f"expected one block a chunk, found {self.blocks_per_chunk}; "
                 "leave blocks_per_chunk and block_size out of kv_connector_extra_config"
             )
-        return MemcpyWorker(kv_caches, self.num_chunks)
+        # Written once here, so that no measured store pays for the first touch of a page:
+        # vLLM's own host memory is pinned, hence resident, from the start.
+        host = [
+            torch.empty((self.num_chunks, t.page_size_bytes), dtype=torch.int8).fill_(0)
+            for t in kv_caches.tensors
+        ]
+        return MemcpyWorker(kv_caches, host)
 
 
 class MemcpyWorker(OffloadingWorker):
-    """Copies the unpadded bytes of each (block, layer), as vLLM's own worker does."""
+    """Copies the unpadded bytes of each (block, layer), as vLLM's own worker does.
 
-    def __init__(self, kv_caches: CanonicalKVCaches, num_chunks: int) -> None:
+    host: of each of the engine's tensors, bytes of shape (chunks, page).
+    """
+
+    def __init__(self, kv_caches: CanonicalKVCaches, host: list[torch.Tensor]) -> None:
         self._refs = kv_caches.group_data_refs
         self._engine = [t.tensor for t in kv_caches.tensors]
-        # Written once here, so that no measured store pays for the first touch of a page:
-        # vLLM's own host memory is pinned, hence resident, from the start.
-        self._host = [
-            torch.empty((num_chunks, t.page_size_bytes), dtype=torch.int8).fill_(0)
-            for t in kv_caches.tensors
-        ]
+        self._host = host
         self._stores = ThreadPoolExecutor(1, "rival-store")
         self._loads = ThreadPoolExecutor(1, "rival-load")
         self._jobs: dict[int, Future[TransferResult]] = {}
