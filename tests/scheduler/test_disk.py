@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages import DiskError, ForeignError
+from hybrid_pages.vllm import adapters
 from simulation.config import SimulatedHybridForCausalLM, save_model
 from simulation.copies import Script
 from simulation.engine import Engine, connector
@@ -22,6 +23,7 @@ from simulation.speculation import Speculation
 from test_boundaries import tokens
 from test_counts import counters, hits
 from test_identity import adapter, safetensors  # noqa: F401 (adapter is a fixture)
+from test_promotions import promoting
 
 PROMPT = tokens(4 * N + 3)
 Start = Callable[..., Engine]
@@ -221,6 +223,34 @@ def test_an_adapter_that_its_files_do_not_name_is_found_in_one_engine_alone(
         (adapter / "adapter_config.json").write_text('{"r": 8}')
     engine = start()
     assert engine.generate(PROMPT, lora=lora).restored_tokens == 0
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_the_files_of_an_adapter_are_looked_at_before_and_after_a_wait(
+    start: Start,
+    adapter: Path,  # noqa: F811
+    changes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lora = LoRARequest("a", 1, str(adapter))
+    engine = start()
+    engine.generate(PROMPT, lora=lora)
+    engine.forget_local()
+    looks: list[Path | None] = []
+    look = adapters.file_marks
+    monkeypatch.setattr(adapters, "file_marks", lambda path: looks.append(path) or look(path))
+    cache = promoting(engine, answers=6)
+    result = engine.add(PROMPT, lora=lora)
+    while cache.left:
+        engine.step()
+    assert len(looks) == 1
+    if changes:
+        (adapter / "adapter_config.json").write_text('{"r": 9}')
+        engine.update_weights("a")
+    engine.run()
+    assert len(looks) == 2
+    assert result.restored_tokens == (0 if changes else 4 * N)
     engine.check_idle()
 
 

@@ -25,7 +25,7 @@ from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.steps import Steps
 from hybrid_pages.vllm.tenants import namespace_of
-from hybrid_pages.vllm.tracking import Tracked
+from hybrid_pages.vllm.tracking import Reload, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -98,30 +98,49 @@ class SchedulerHalf(Connection):
         if self.epochs.engine_was_reset():
             self._engine_was_reset()
         tracked = self._requests.get(request.request_id)
-        reload = self.epochs.reload(request, None if tracked is None else tracked.reload)
-        identity = self.epochs.identity(request, reload)
-        share = self.settings.tenant_share
-        namespace = namespace_of(self.cache, identity, request.cache_salt, share)
-        if tracked is not None:
-            self.epochs.restarted(tracked, self._keys(tracked))
-            tracked.restart()
-            if namespace != tracked.namespace:
-                tracked.drop_restore()
-            self.cache.release_namespace(tracked.namespace)
-            tracked.namespace, tracked.reload = namespace, reload
-        else:
+        waited = tracked is not None and tracked.waits
+        if tracked is None:
+            namespace, reload = self._namespace(request, None)
             tracked = Tracked(request, namespace, reload=reload, skips_loads=not self.may_load)
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
             self.checkpoints.arrived(tracked)
-        waits = self._awaits_disk()
-        tokens = None if waits else self.loads.match(tracked, local_tokens)
+        else:
+            self.epochs.restarted(tracked, self._keys(tracked))
+            tracked.restart()
+            if not waited:
+                self._name_again(tracked)
+        tokens = self._tokens(tracked, local_tokens)
+        # Its adapter may have changed while it waited; a look in every step would cost too much.
+        if waited and tokens is not None and self._name_again(tracked):
+            tokens = self._tokens(tracked, local_tokens)
+        tracked.waits = tokens is None
         if tokens is not None:
             self.checkpoints.looked_up(tracked)
         if self.events is not None and self.disk is not None:  # it has blocks of earlier engines
             self.events.note(tracked)
         return tokens
+
+    def _tokens(self, tracked: Tracked, local_tokens: int) -> int | None:
+        return None if self._awaits_disk() else self.loads.match(tracked, local_tokens)
+
+    def _namespace(self, request: "Request", pending: Reload | None) -> tuple[int, Reload | None]:
+        """The namespace of a request, held, and the reload that its adapter is to have."""
+        reload = self.epochs.reload(request, pending)
+        identity = self.epochs.identity(request, reload)
+        share = self.settings.tenant_share
+        return namespace_of(self.cache, identity, request.cache_salt, share), reload
+
+    def _name_again(self, tracked: Tracked) -> bool:
+        """Finds the namespace of a request anew; says whether it is another one."""
+        namespace, reload = self._namespace(tracked.request, tracked.reload)
+        changed = namespace != tracked.namespace
+        if changed:
+            tracked.drop_restore()
+        self.cache.release_namespace(tracked.namespace)
+        tracked.namespace, tracked.reload = namespace, reload
+        return changed
 
     def _awaits_disk(self) -> bool:
         """Whether the first requests wait for the ranks' reports, without which no disk is open.

@@ -79,6 +79,8 @@ class Tracked:
     waits_until: float = math.inf
     """When to stop waiting for a tier below, on the monotonic clock. Infinite before the wait;
     minus infinite after one that took too long."""
+    waits: bool = False
+    """Whether the engine was told to ask again, in its last lookup."""
     host_hit: int | None = None
     """The joint hit of the host, in tokens, when it began to wait for a tier below; until it is
     scheduled."""
