@@ -303,6 +303,10 @@ bench: ## Measure the Rust core (criterion)
 bench-engine: $(STAMPS)/package ## Measure scheduler time and time to first token against vLLM's own offloading
 	@$(BIN)/python benches/engine_overhead.py $(BENCH_ARGS)
 
+.PHONY: bench-disk
+bench-disk: $(STAMPS)/package ## Measure time to first token from disk against vLLM's own fs tier
+	@$(BIN)/python benches/disk_ttft.py $(BENCH_ARGS)
+
 $(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
 	@$(SAY) "fetching LMCache 0.5.6, for comparison (seconds, once)"
 	@rm -rf $(LMCACHE) && mkdir -p $(LMCACHE)
