@@ -1,10 +1,10 @@
 //! The disk tier against raw O_DIRECT calls by as many threads on the same file system, and the time that opening
 //! a store of 100,000 entries takes.
 //!
-//! Entries have 8 MiB, the raw calls 1 MiB, as the tier's pieces. Rounds of all four run in turn, so that shares
-//! count on a machine whose speed drifts; the medians are printed. The tier also checks every byte and copies
-//! it between its buffers and slots. `HYBRID_PAGES_BENCH_DISK` names the directory to use, if not the system's for
-//! temporary files.
+//! Entries have 8 MiB and then 64 KiB, the raw calls 1 MiB, as the tier's largest pieces, and 512 KiB, as what it
+//! reads of small entries together. Rounds of all four run in turn, so that shares count on a machine whose speed
+//! drifts; the medians are printed. The tier also checks every byte and copies it between its buffers and slots.
+//! `HYBRID_PAGES_BENCH_DISK` names the directory to use, if not the system's for temporary files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,16 +24,16 @@ use hybrid_pages::transfer::checksum;
 use memmap2::MmapMut;
 use rustix::fs::{Mode, OFlags};
 
-const SHARD: usize = 8 << 20;
-const PIECE: usize = 1 << 20;
-const ENTRIES: usize = 32;
+/// Bytes of an entry, and of a raw call.
+const SIZES: [(usize, usize); 2] = [(8 << 20, 1 << 20), (64 << 10, 512 << 10)];
+/// Bytes that a round writes and reads.
+const TOTAL: usize = 256 << 20;
 const ROUNDS: usize = 9;
 const LIMIT: Duration = Duration::from_secs(300);
 
 struct Tier {
     disk: Disk,
     arena: Arena,
-    shard: usize,
     sums: Vec<u64>,
     copies: u64,
 }
@@ -69,7 +69,6 @@ impl Tier {
         let tier = Self {
             disk,
             arena,
-            shard,
             sums: vec![checksum(&bytes)],
             copies: 0,
         };
@@ -121,20 +120,20 @@ impl Tier {
 }
 
 /// Pieces of one file, by threads that take the next.
-fn raw(file: &File, threads: usize, write: bool) -> Duration {
+fn raw(file: &File, size: usize, threads: usize, write: bool) -> Duration {
     let next = AtomicUsize::new(0);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let mut bytes = MmapMut::map_anon(PIECE).unwrap();
+                let mut bytes = MmapMut::map_anon(size).unwrap();
                 bytes.fill(7);
                 loop {
                     let piece = next.fetch_add(1, Ordering::Relaxed);
-                    if piece * PIECE >= ENTRIES * SHARD {
+                    if piece * size >= TOTAL {
                         break;
                     }
-                    let offset = (piece * PIECE) as u64;
+                    let offset = (piece * size) as u64;
                     if write {
                         file.write_all_at(&bytes, offset).unwrap();
                     } else {
@@ -152,23 +151,24 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn speeds(place: &Path, threads: usize) {
+fn speeds(place: &Path, (shard, piece): (usize, usize), threads: usize) {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT;
     let folder = File::open(place).unwrap();
     let mode = Mode::RUSR | Mode::WUSR;
     let file = rustix::fs::openat(folder.as_fd(), "raw", flags, mode).unwrap();
     let file = File::from(file);
-    let (mut tier, _) = Tier::open(&place.join(format!("disk-{threads}")), SHARD, threads);
+    let entries = TOTAL / shard;
+    let (mut tier, _) = Tier::open(&place.join(format!("{shard}-{threads}")), shard, threads);
     let mut rounds: [Vec<f64>; 4] = Default::default();
-    let speed = |took: Duration| (ENTRIES * SHARD) as f64 / took.as_secs_f64() / (1 << 20) as f64;
+    let speed = |took: Duration| TOTAL as f64 / took.as_secs_f64() / (1 << 20) as f64;
     for round in 0..=ROUNDS {
         let found = [
-            raw(&file, threads, true),
-            tier.run(ENTRIES, ENTRIES, true),
-            raw(&file, threads, false),
-            tier.run(ENTRIES, ENTRIES, false),
+            raw(&file, piece, threads, true),
+            tier.run(entries, entries, true),
+            raw(&file, piece, threads, false),
+            tier.run(entries, entries, false),
         ];
-        tier.forget(ENTRIES);
+        tier.forget(entries);
         // In the first round the file system finds room.
         if round > 0 {
             rounds
@@ -177,14 +177,14 @@ fn speeds(place: &Path, threads: usize) {
                 .for_each(|(to, took)| to.push(speed(took)));
         }
     }
-    assert_eq!(tier.shard, SHARD);
     for (name, at) in [("write", 0), ("read", 2)] {
         let shares = rounds[at + 1]
             .iter()
             .zip(&rounds[at])
             .map(|(ours, raw)| ours / raw);
         println!(
-            "{name}, {threads} threads: {:5.0} MiB/s, raw {:5.0} MiB/s, share {:.2}",
+            "{} KiB, {name}, {threads} threads: {:5.0} MiB/s, raw {:5.0} MiB/s, share {:.2}",
+            shard >> 10,
             median(rounds[at + 1].clone()),
             median(rounds[at].clone()),
             median(shares.collect()),
@@ -216,8 +216,8 @@ fn main() {
     let place = std::env::var_os("HYBRID_PAGES_BENCH_DISK");
     let place = place.map_or_else(std::env::temp_dir, PathBuf::from);
     let place = tempfile::tempdir_in(place).unwrap();
-    for threads in [1, 4] {
-        speeds(place.path(), threads);
+    for (size, threads) in [(0, 1), (0, 4), (0, 8), (1, 4), (1, 8)] {
+        speeds(place.path(), SIZES[size], threads);
     }
     opening(place.path());
 }

@@ -14,6 +14,8 @@ use hybrid_pages::tier::disk::{Door, DoorFile, SystemDoor};
 pub enum Fault {
     /// Reads fail so.
     Reads(io::ErrorKind),
+    /// Reads that reach this byte fail.
+    Unreadable(u64),
     /// Writes fail so.
     Writes(io::ErrorKind),
     /// Syncs fail so.
@@ -37,6 +39,8 @@ struct State {
     hanging: usize,
     /// Calls that a fault has met.
     met: usize,
+    /// Bytes of the longest read of a slab file.
+    longest_read: usize,
     /// Added to the time.
     later: u64,
     /// Files whose unsynced writes are known.
@@ -87,6 +91,17 @@ impl BadDoor {
     pub fn mend(&self) {
         self.state().faults.clear();
         self.0.1.notify_all();
+    }
+
+    /// Only this fault is left; what hangs goes on.
+    pub fn leave(&self, file: &'static str, fault: Fault) {
+        self.state().faults = vec![(file, fault)];
+        self.0.1.notify_all();
+    }
+
+    /// Bytes of the longest read of a slab file so far.
+    pub fn longest_read(&self) -> usize {
+        self.state().longest_read
     }
 
     /// Time passes.
@@ -229,14 +244,21 @@ impl BadFile {
 
 impl DoorFile for BadFile {
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-        let wanted = |fault| {
-            matches!(
+        let reached = offset..offset + bytes.len() as u64;
+        let wanted = |fault| match fault {
+            Fault::Unreadable(at) => reached.contains(&at),
+            fault => matches!(
                 fault,
                 Fault::Reads(_) | Fault::Short | Fault::Flip | Fault::Hang
-            )
+            ),
         };
+        if self.name.contains("class") {
+            let mut state = self.door.state();
+            state.longest_read = state.longest_read.max(bytes.len());
+        }
         match self.door.meet(&self.name, wanted) {
             Some(Fault::Reads(kind)) => Err(kind.into()),
+            Some(Fault::Unreadable(_)) => Err(io::ErrorKind::Other.into()),
             Some(Fault::Short) if bytes.len() > 4096 => {
                 let length = bytes.len() - 4096;
                 self.inner.read_at(&mut bytes[..length], offset)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::Builder;
 
+use super::job::Job;
 use super::lock;
 use super::options::MAX_THREADS;
 use super::queue::Work;
@@ -78,6 +79,15 @@ impl Member {
                         shared.finish(&job);
                     }
                 },
+                Work::Row(row) => {
+                    Job::run_row(&row, &shared.shapes[row[0].class], planes, &mut bytes);
+                    lock(&shared.health).moved();
+                    for job in row {
+                        if job.end_pieces(1) {
+                            shared.finish(&job);
+                        }
+                    }
+                }
                 Work::Piece(job, piece) => {
                     job.run(piece, &shared.shapes[job.class], planes, &mut bytes);
                     lock(&shared.health).moved();

@@ -7,7 +7,7 @@ use super::door::ALIGNMENT;
 use super::format::{Header, Name};
 use super::lock;
 use super::planes::Planes;
-use super::shape::{Piece, Shape};
+use super::shape::{Part, Piece, Shape};
 use super::stats::Reason;
 use super::store::Store;
 use crate::ids::SlotId;
@@ -35,6 +35,7 @@ pub(super) struct Job {
     pub(super) sums: Box<[u64]>,
     pub(super) store: Arc<Store>,
     pub(super) pieces: usize,
+    pub(super) cell_bytes: u64,
     pub(super) begun: Instant,
     /// Whether the slots are somebody else's by now. Whoever touches them holds this.
     left: RwLock<bool>,
@@ -81,6 +82,7 @@ impl Job {
             slots: subject.slots,
             store,
             pieces: shape.pieces.len(),
+            cell_bytes: shape.cell_bytes,
             begun: Instant::now(),
             left: RwLock::new(false),
             progress: Mutex::new(Progress {
@@ -148,18 +150,65 @@ impl Job {
         }
     }
 
-    /// Copies one piece; a copy that has failed does no more.
-    pub(super) fn run(&self, piece: usize, shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
-        let cell = {
-            let mut progress = lock(&self.progress);
-            progress.started.get_or_insert_with(Instant::now);
-            if progress.failed.is_some() || progress.undone {
-                return;
-            }
-            progress.cell
+    /// Whether one call may read both, this one and then the other: small entries in adjacent cells.
+    pub(super) fn is_before(&self, next: &Self) -> bool {
+        let small = self.pieces == 1 && next.pieces == 1;
+        small
+            && self.class == next.class
+            && Arc::ptr_eq(&self.store, &next.store)
+            && self.cell().map(|cell| cell + 1) == next.cell()
+    }
+
+    /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone.
+    pub(super) fn run_row(row: &[Arc<Self>], shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
+        let cells: Vec<Option<u64>> = row.iter().map(|job| job.begin()).collect();
+        let length = row.len() * shape.cell_bytes as usize;
+        let first = &row[0];
+        let together = row.len() > 1 && cells.iter().all(Option::is_some);
+        let read = together && length <= buffer.len() && {
+            let offset = cells[0].unwrap_or_default() * shape.cell_bytes;
+            let slab = first.store.slab(first.class);
+            slab.read_all(&mut buffer[..length], offset).is_ok()
         };
-        let Some(cell) = cell else {
-            return self.fail(Reason::Quota, "expected a cell, found none".into());
+        if !read {
+            for job in row {
+                job.run(0, shape, planes, buffer);
+            }
+            return;
+        }
+        let cell_bytes = shape.cell_bytes as usize;
+        for ((job, cell), bytes) in row.iter().zip(cells).zip(buffer.chunks_exact(cell_bytes)) {
+            let taken = job.take(
+                cell.unwrap_or_default(),
+                &shape.pieces[0],
+                shape,
+                planes,
+                bytes,
+            );
+            if let Err((reason, what)) = taken {
+                job.fail(reason, what);
+            }
+        }
+    }
+
+    /// The cell of a copy that is to go on; one that has failed does no more.
+    fn begin(&self) -> Option<u64> {
+        let mut progress = lock(&self.progress);
+        progress.started.get_or_insert_with(Instant::now);
+        if progress.failed.is_some() || progress.undone {
+            return None;
+        }
+        if progress.cell.is_none() {
+            let what = "expected a cell, found none".into();
+            progress.failed = Some((Reason::Quota, what));
+        }
+        progress.cell
+    }
+
+    /// Copies one piece.
+    pub(super) fn run(&self, piece: usize, shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
+        let Some(cell) = self.begin() else {
+            return;
         };
         let piece = &shape.pieces[piece];
         let bytes = &mut buffer[..piece.length];
@@ -190,22 +239,40 @@ impl Job {
                 format!("cell {cell} of class {}: {error}", self.class),
             )
         })?;
+        self.take(cell, piece, shape, planes, bytes)
+    }
+
+    /// Takes what was read: into the slots, if they are still this copy's.
+    fn take(
+        &self,
+        cell: u64,
+        piece: &Piece,
+        shape: &Shape,
+        planes: &Planes,
+        bytes: &[u8],
+    ) -> Result<(), (Reason, String)> {
         if piece.at == 0 && !self.header(cell, shape).is(bytes) {
             let what = "expected the header of the entry, found another one";
             return Err((Reason::Header, format!("cell {cell}: {what}")));
         }
-        self.take_digests(piece, shape, bytes);
         let left = self
             .left
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if !*left {
-            for part in &piece.parts {
-                let bytes = &bytes[part.at..][..part.length];
-                // SAFETY: the cache keeps the slots for this copy until its end was reported, and the
-                // lock that is held here keeps that from happening meanwhile.
-                unsafe { planes.scatter(part.rank, &self.slots, part.offset, bytes) };
+        for part in &piece.parts {
+            let bytes = &bytes[part.at..][..part.length];
+            let mut digests = Vec::with_capacity(part.length.div_ceil(TILE_BYTES));
+            // Tile by tile, so that the copy finds what was hashed in the processor's caches.
+            for (index, tile) in bytes.chunks(TILE_BYTES).enumerate() {
+                digests.push(tile_digest(tile));
+                if !*left {
+                    let offset = part.offset + index * TILE_BYTES;
+                    // SAFETY: the cache keeps the slots for this copy until its end was reported, and
+                    // the lock that is held here keeps that from happening meanwhile.
+                    unsafe { planes.scatter(part.rank, &self.slots, offset, tile) };
+                }
             }
+            self.set_digests(part, shape, &digests);
         }
         Ok(())
     }
@@ -272,9 +339,13 @@ impl Job {
         for part in &piece.parts {
             let tiles = bytes[part.at..][..part.length].chunks(TILE_BYTES);
             let digests: Vec<u64> = tiles.map(tile_digest).collect();
-            let first = part.rank * shape.tiles() + part.offset / TILE_BYTES;
-            lock(&self.progress).digests[first..][..digests.len()].copy_from_slice(&digests);
+            self.set_digests(part, shape, &digests);
         }
+    }
+
+    fn set_digests(&self, part: &Part, shape: &Shape, digests: &[u64]) {
+        let first = part.rank * shape.tiles() + part.offset / TILE_BYTES;
+        lock(&self.progress).digests[first..][..digests.len()].copy_from_slice(digests);
     }
 
     /// The checksums of the bytes that were copied, once all pieces are over.

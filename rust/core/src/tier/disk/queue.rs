@@ -12,7 +12,13 @@ pub(super) enum Work {
     Place(Arc<Job>),
     /// A piece of a copy, by its number.
     Piece(Arc<Job>, usize),
+    /// Reads of small entries in adjacent cells, in their order.
+    Row(Vec<Arc<Job>>),
 }
+
+/// Most bytes that are read together: enough that a disk is busy with them, and so few that the threads share
+/// what a request waits for.
+const ROW_BYTES: u64 = 512 << 10;
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -119,6 +125,10 @@ impl Queue {
 
 impl Waiting {
     fn take(&mut self) -> Option<Work> {
+        let row = self.take_row();
+        if !row.is_empty() {
+            return Some(Work::Row(row));
+        }
         for pieces in [&mut self.reads, &mut self.writes] {
             if let Some((job, piece)) = pieces.front_mut() {
                 let work = Work::Piece(Arc::clone(job), *piece);
@@ -135,5 +145,20 @@ impl Waiting {
         let job = self.placeless.pop_front()?;
         self.placing = true;
         Some(Work::Place(job))
+    }
+
+    /// The reads that come next, if one call may do several of them.
+    fn take_row(&mut self) -> Vec<Arc<Job>> {
+        let follows = |count: &usize| {
+            let (last, next) = (&self.reads[count - 1].0, &self.reads[*count].0);
+            let bytes = (*count as u64 + 1) * next.cell_bytes;
+            last.is_before(next) && bytes <= ROW_BYTES
+        };
+        let first_apart = (1..self.reads.len()).find(|count| !follows(count));
+        let count = first_apart.unwrap_or(self.reads.len());
+        if count < 2 {
+            return Vec::new();
+        }
+        self.reads.drain(..count).map(|(job, _)| job).collect()
     }
 }
