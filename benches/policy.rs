@@ -104,6 +104,7 @@ impl Host {
             size,
             boundary,
             tenant: TenantId::NONE,
+            unused: None,
         };
         self.call(|policy| policy.enter(&entry));
         (entry.id, self.entries[id as usize].1)

@@ -110,6 +110,7 @@ impl<'a> Level<'a> {
             size: self.size(kind),
             boundary: boundary.name,
             tenant: TenantId::NONE,
+            unused: None,
         }
     }
 

@@ -14,7 +14,7 @@ fn what_was_written_comes_back_after_a_restart() {
     let stats = engine.stats();
     assert_eq!(
         (stats.writes, stats.durable, stats.failures),
-        (9, 9, [0; 15])
+        (9, 9, [0; 16])
     );
     assert!(stats.persistent);
     drop(engine);
@@ -27,7 +27,7 @@ fn what_was_written_comes_back_after_a_restart() {
     let stats = engine.stats();
     assert_eq!(
         (stats.reads, stats.left_over, stats.failures),
-        (9, 0, [0; 15])
+        (9, 0, [0; 16])
     );
     assert_eq!(engine.restore("other"), 0);
 }

@@ -334,6 +334,7 @@ impl State {
             size: self.classes[class].slots,
             boundary: at.1,
             tenant: TenantId::NONE,
+            unused: None,
         }
     }
 

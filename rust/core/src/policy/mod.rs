@@ -91,6 +91,8 @@ pub struct NewEntry {
     pub boundary: u64,
     /// Whose share it counts against.
     pub tenant: TenantId,
+    /// Of an entry that an earlier process made: milliseconds since its last use, to a minute.
+    pub unused: Option<u64>,
 }
 
 /// Admission and eviction.
@@ -147,9 +149,25 @@ pub trait Policy: Send {
     /// The entry of a tenant to go next, in the policy's order among its own as nearly as is cheap.
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId>;
 
+    /// What it has learned, as bytes that another policy of that name can [`recall`](Policy::recall): empty if it
+    /// learns nothing, [`MOST_LEARNT`] at most. Entries and clocks are not among it.
+    fn learnt(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Goes on from what another policy has learned. False, and nothing changes, if it can make nothing of these
+    /// bytes.
+    fn recall(&mut self, learnt: &[u8]) -> bool {
+        let _ = learnt;
+        true
+    }
+
     /// Bytes of memory held.
     fn bytes(&self) -> usize;
 }
+
+/// Most bytes of what a policy has learned.
+pub const MOST_LEARNT: usize = 1 << 16;
 
 /// Names of every policy, as [`by_name`] takes them.
 pub const NAMES: &[&str] = &[

@@ -183,6 +183,14 @@ impl<P: Policy> Policy for Retaining<P> {
         self.policy.victim_of(tenant).or_else(|| retained(self))
     }
 
+    fn learnt(&self) -> Vec<u8> {
+        self.policy.learnt()
+    }
+
+    fn recall(&mut self, learnt: &[u8]) -> bool {
+        self.policy.recall(learnt)
+    }
+
     fn bytes(&self) -> usize {
         // Three trees, whose nodes are at least half full.
         let listed =
@@ -224,6 +232,7 @@ mod tests {
             size: 1,
             boundary: u64::from(id),
             tenant: TenantId::NONE,
+            unused: None,
         });
         let hints = Hints {
             retain,

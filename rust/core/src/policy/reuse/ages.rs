@@ -9,7 +9,7 @@ use crate::policy::table::Table;
 /// Lives a chunk.
 const CHUNK: usize = 64;
 
-/// A life that waits for the end of its bin.
+/// A life that waits for the end of its bin. As many bytes as half a line of the processor's cache.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Life {
     pub(super) since: u64,
@@ -19,6 +19,8 @@ pub(super) struct Life {
     number: u32,
     /// Last bin at which its index is good enough.
     fresh_until: u8,
+    /// Whether it is learned from.
+    pub(super) teaches: bool,
 }
 
 impl Life {
@@ -32,6 +34,8 @@ impl Life {
         self.fresh_until = bin as u8;
     }
 }
+
+const _: () = assert!(size_of::<Life>() == 32);
 
 /// The life that a record leads.
 #[derive(Debug, Clone, Copy)]
@@ -103,7 +107,7 @@ impl Ages {
     }
 
     /// Begins a record's next life, watched.
-    pub(super) fn begin(&mut self, record: u32, since: u64, features: Features) {
+    pub(super) fn begin(&mut self, record: u32, since: u64, features: Features, teaches: bool) {
         let present = self.present.reach(record);
         present.number = present.number.wrapping_add(1);
         present.watched = true;
@@ -116,6 +120,7 @@ impl Ages {
                 record,
                 number,
                 fresh_until: 0,
+                teaches,
             },
         );
     }
@@ -181,23 +186,23 @@ mod tests {
     fn lives_leave_a_bin_in_order_when_they_reach_its_end() {
         let mut ages = Ages::new();
         for record in 0..200 {
-            ages.begin(record, u64::from(record), Features::NONE);
+            ages.begin(record, u64::from(record), Features::NONE, true);
         }
         assert!(taken(&mut ages, 0, 16, 15).is_empty());
         assert_eq!(taken(&mut ages, 0, 16, 18), [0, 1, 2]);
         assert_eq!(taken(&mut ages, 0, 16, 300), (3..200).collect::<Vec<_>>());
-        ages.begin(7, 400, Features::NONE);
+        ages.begin(7, 400, Features::NONE, true);
         assert_eq!(taken(&mut ages, 0, 16, 416), [7]);
     }
 
     #[test]
     fn a_life_goes_on_until_its_record_ends_it_or_begins_another() {
         let mut ages = Ages::new();
-        ages.begin(1, 0, Features::NONE);
-        ages.begin(2, 0, Features::NONE);
-        ages.begin(2, 5, Features::NONE);
+        ages.begin(1, 0, Features::NONE, true);
+        ages.begin(2, 0, Features::NONE, true);
+        ages.begin(2, 5, Features::NONE, true);
         ages.watch(2, false);
-        ages.begin(3, 6, Features::NONE);
+        ages.begin(3, 6, Features::NONE, true);
         ages.end(3);
         let lives: Vec<_> = std::iter::from_fn(|| ages.pop(0, 16, 100)).collect();
         let states: Vec<_> = lives.iter().map(|life| ages.goes_on(life)).collect();
@@ -209,7 +214,7 @@ mod tests {
         let mut ages = Ages::new();
         let mut round = |from: u64| {
             for now in from..from + 10_000 {
-                ages.begin(0, now, Features::NONE);
+                ages.begin(0, now, Features::NONE, true);
             }
             for bin in 0..BINS - 1 {
                 while let Some(life) = ages.pop(bin, 16, from + 20_000) {

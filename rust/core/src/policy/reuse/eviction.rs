@@ -68,7 +68,9 @@ impl Reuse {
         let age = self.now - life.since;
         let mut next = bin;
         while next < BINS - 1 && age >= self.hazards.end(next) {
-            self.hazards.learn(&life.features, next, 1.0, false);
+            if life.teaches {
+                self.hazards.learn(&life.features, next, 1.0, false);
+            }
             next += 1;
         }
         let weigh = bin % WEIGHING == WEIGHING / 2;
@@ -114,6 +116,9 @@ impl Reuse {
 
     /// Learns from what a record has lived through since its last bin.
     pub(super) fn conclude(&mut self, at: u32, used: bool) {
+        if self.records.past[at].resumed {
+            return;
+        }
         let record = &self.records[at];
         let age = self.now.saturating_sub(record.since);
         let bin = self.hazards.bin(age);
@@ -123,15 +128,30 @@ impl Reuse {
 
     /// Begins a new life of a record.
     pub(super) fn begin(&mut self, at: u32, kind: Kind, origin: Origin) {
+        self.records.past[at].resumed = false;
+        self.live(at, kind, origin, 0);
+    }
+
+    /// Goes on with a life of which only its age is known. It teaches nothing: of those like it only the ones that
+    /// are used are ever met again.
+    pub(super) fn resume(&mut self, at: u32, age: u64) {
+        self.records.past[at].resumed = true;
+        self.live(at, Kind::End, Origin::UNKNOWN, age);
+    }
+
+    fn live(&mut self, at: u32, kind: Kind, origin: Origin, age: u64) {
         let past = &mut self.records.past[at];
         past.kind = kind;
         past.origin = origin;
         let features = Features::new(kind, past.hits, &origin);
+        let teaches = !past.resumed;
+        let since = self.now.saturating_sub(age);
         let record = &mut self.records[at];
         record.features = features;
-        record.since = self.now;
-        record.index = self.hazards.index(&record.features, 0);
-        self.records.ages.begin(at, self.now, features);
+        record.since = since;
+        let bin = self.hazards.bin(self.now - since);
+        record.index = self.hazards.index(&record.features, bin);
+        self.records.ages.begin(at, since, features, teaches);
         self.records.touch(at);
         self.place(at);
     }

@@ -9,8 +9,8 @@
 
 use super::sessions::Standing;
 
-/// Age bins: from milliseconds to days.
-pub(super) const BINS: usize = EARLY + 36;
+/// Age bins: from milliseconds to a month, as entries on disks live long.
+pub(super) const BINS: usize = EARLY + 44;
 /// Bins below a second, each an octave; the others are half an octave.
 pub(super) const EARLY: usize = 6;
 /// Factors of a checkpoint.
@@ -27,9 +27,11 @@ const OFFSETS: [u16; FEATURES] = {
     }
     offsets
 };
+/// Places that are used.
+pub(super) const LEARNT: usize = (OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize;
 /// Places of all tables: a power of two, so that a mask keeps an index within and nothing has to check it.
 const PLACES: usize = 2048;
-const _: () = assert!((OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize <= PLACES);
+const _: () = assert!(LEARNT <= PLACES);
 /// Places of the first factor, in runs of one a bin: which run is whose.
 const END: u16 = 0;
 const FORK: u16 = 1;
@@ -47,6 +49,8 @@ const AGAIN: f32 = 2.0;
 const WEIGHT: f32 = 5.0;
 /// Expected uses in one bin never exceed this.
 const MOST: f32 = 4.5;
+/// A factor stays between this and its inverse.
+pub(super) const MOST_FACTOR: f32 = 1e6;
 /// End of the first half octave, in milliseconds, as a power of two.
 const FIRST: f64 = 10.0;
 
@@ -274,7 +278,7 @@ impl Hazards {
             self.exposed[place] = exposed;
             let step = surprise / (WEIGHT + exposed);
             let factor = self.factors[place] * (1.0 + step + step * step / 2.0);
-            self.factors[place] = factor.clamp(1e-6, 1e6);
+            self.factors[place] = factor.clamp(1.0 / MOST_FACTOR, MOST_FACTOR);
         };
         teach(places[0]);
         // An event within a second tells about that second and nothing else.
@@ -324,6 +328,17 @@ impl Hazards {
             factors.iter().product::<f32>().min(MOST)
         };
         bins.map(rate).sum()
+    }
+
+    /// Factors, and the expected uses that each was exposed to.
+    pub(super) fn learnt(&self) -> [&[f32]; 2] {
+        [&self.factors[..LEARNT], &self.exposed[..LEARNT]]
+    }
+
+    /// Takes over what others learned.
+    pub(super) fn recall(&mut self, factors: &[f32], exposed: &[f32]) {
+        self.factors[..LEARNT].copy_from_slice(factors);
+        self.exposed[..LEARNT].copy_from_slice(exposed);
     }
 
     /// Bytes of memory held.

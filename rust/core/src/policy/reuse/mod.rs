@@ -6,6 +6,7 @@ mod bare;
 mod eviction;
 mod hazard;
 mod inheritance;
+mod learnt;
 mod names;
 mod order;
 mod record;
@@ -86,7 +87,10 @@ impl Reuse {
         let at = known.filter(|&at| !self.records[at].is_resident());
         let at = at.unwrap_or_else(|| {
             let at = self.records.add(entry.boundary, entry.depth);
-            self.begin(at, Kind::End, Origin::UNKNOWN);
+            match entry.unused {
+                None => self.begin(at, Kind::End, Origin::UNKNOWN),
+                Some(age) => self.resume(at, age),
+            }
             at
         });
         self.disinherit(at);
@@ -251,6 +255,14 @@ impl Policy for Reuse {
             return Some(surplus.unwrap_or(page));
         }
         self.least_of(tenant)
+    }
+
+    fn learnt(&self) -> Vec<u8> {
+        self.encode()
+    }
+
+    fn recall(&mut self, learnt: &[u8]) -> bool {
+        self.decode(learnt).is_some()
     }
 
     fn bytes(&self) -> usize {

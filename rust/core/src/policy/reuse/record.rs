@@ -46,6 +46,8 @@ pub(super) struct Past {
     pub(super) kind: Kind,
     pub(super) depth: u32,
     pub(super) hits: u16,
+    /// Whether its life began before this process.
+    pub(super) resumed: bool,
 }
 
 const BLANK: Record = Record {
@@ -67,6 +69,7 @@ const NO_PAST: Past = Past {
     kind: Kind::End,
     depth: 0,
     hits: 0,
+    resumed: false,
 };
 
 impl Record {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::book::Found;
 use super::connect::clear;
 use super::crew;
 use super::door::ALIGNMENT;
@@ -17,7 +18,7 @@ use super::shape::{capacity, shapes};
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::buffer;
-use super::uses::Noting;
+use super::uses::{Learner, Noting};
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::ids::{EntryKey, SlotId};
@@ -69,7 +70,9 @@ impl Disk {
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
         let lane = Lane::open(&options.path, options.lane)?;
         let sizes = (geometry.ranks(), slot_bytes);
-        let shared = Arc::new(Shared::new(options, shapes, sizes, lane));
+        let policy = Learner::new(policy);
+        let shared = Shared::new(options, shapes, sizes, lane, policy.clone());
+        let shared = Arc::new(shared);
         let policy = Noting::new(policy, Arc::clone(&shared.uses));
         Ok(Self {
             room: Room::new(room, Box::new(policy)),
@@ -314,14 +317,13 @@ impl Below for Disk {
         } else {
             lock(&self.shared.book).find(&name)
         };
-        if found.is_some() {
-            lock(&self.shared.uses).found(name);
-        }
         self.shared.count(|counts| match found {
             Some(_) => counts.hits += 1,
             None => counts.misses += 1,
         });
-        found
+        let Found { sums, unused } = found?;
+        lock(&self.shared.uses).found(name, unused);
+        Some(sums)
     }
 
     fn remove(&mut self, key: &EntryKey) {

@@ -26,6 +26,15 @@ pub(super) struct Record {
     pub(super) known: bool,
 }
 
+/// What a lookup learns of an entry.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its checksums, one per rank.
+    pub(super) sums: Vec<u64>,
+    /// Milliseconds since its last use, if an earlier process left it.
+    pub(super) unused: Option<u64>,
+}
+
 /// What was used longest ago goes first, then the deepest block, then its checkpoint before its page.
 type Turn = (u64, Reverse<u32>, Reverse<usize>, Name);
 
@@ -158,11 +167,17 @@ impl Book {
         self.live_bytes() + stale + self.other_bytes()
     }
 
-    /// The checksums of an entry, which counts as used and known from now on.
-    pub(super) fn find(&mut self, name: &Name) -> Option<Vec<u64>> {
+    /// What is to be known of an entry, which counts as used and known from now on.
+    pub(super) fn find(&mut self, name: &Name) -> Option<Found> {
         self.store.as_ref()?;
+        let record = self.entries.get(name)?;
+        let age = minute(&*self.door).saturating_sub(record.place.used);
+        let found = Found {
+            sums: record.place.sums.to_vec(),
+            unused: (!record.known).then(|| age.saturating_mul(1000)),
+        };
         self.know(name)?;
-        Some(self.entries[name].place.sums.to_vec())
+        Some(found)
     }
 
     /// An entry is used, and known from now on.

@@ -168,6 +168,7 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
     let Found {
         places,
         damaged,
+        learnt,
         aside,
         is_new,
     } = found;
@@ -184,6 +185,12 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
         shared.failed(
             Reason::Record,
             "expected a record of the index, found damage",
+        );
+    }
+    if learnt.is_none_or(|learnt| !learnt.is_empty() && !shared.learner.recall(&learnt)) {
+        shared.failed(
+            Reason::Learnt,
+            "expected what the policy has learned, found damage or another version: it learns anew",
         );
     }
     let (mut places, short) = within(shared, store, places);

@@ -103,6 +103,12 @@ impl DiskHandle {
         close(&self.0);
     }
 
+    /// What the tier's policy has learned by now, as its next process takes it over: empty for one that learns nothing.
+    #[must_use]
+    pub fn learnt(&self) -> Vec<u8> {
+        self.0.learner.learnt()
+    }
+
     /// The first contradiction in what the disk knows, if there is one: for tests and tools.
     #[must_use]
     pub fn audit(&self) -> Option<String> {

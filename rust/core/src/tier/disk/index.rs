@@ -17,12 +17,14 @@ use redb::{
 };
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::door::{Door, DoorFile};
 use super::folder::random;
 use super::format::{DISK_FORMAT_VERSION, Identity, MAX_RANKS, Name, Place};
 use super::journal::{self, Journal};
 use super::lock;
+use crate::policy::MOST_LEARNT;
 use crate::transfer::panic_message;
 
 pub(super) const FILE: &str = "index.redb";
@@ -31,6 +33,7 @@ const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
 const OWNER: &str = "owner";
 const GENERATION: &str = "journal";
+const LEARNT: &str = "learnt";
 /// The journal is taken in after so long, or so many changes.
 const SAVE: Duration = Duration::from_secs(2);
 const MOST_UNSAVED: usize = 50_000;
@@ -45,6 +48,8 @@ pub(super) struct Index {
     journal: Journal,
     /// What only the journal has.
     unsaved: Vec<Change>,
+    /// What the policy learned, for the next save.
+    learnt: Option<Vec<u8>>,
     saved: Instant,
 }
 
@@ -54,6 +59,8 @@ pub(super) struct Found {
     pub(super) places: Vec<(Name, Place)>,
     /// Records that were left out, and are to be removed.
     pub(super) damaged: Vec<Name>,
+    /// What the tier's policy learned: empty if nothing was kept, `None` if that is damaged.
+    pub(super) learnt: Option<Vec<u8>>,
     /// Why the file was set aside, if it was.
     pub(super) aside: Option<String>,
     /// Whether there was no file, or an empty one.
@@ -165,8 +172,12 @@ impl Index {
             };
             let loaded = load(&database, &owner.encode(), &owner);
             let loaded = loaded.map_err(|error| error.to_string())?;
-            let (generation, mut records, mut damaged) =
-                loaded.ok_or("expected a generation, found none")?;
+            let Loaded {
+                generation,
+                mut records,
+                mut damaged,
+                ..
+            } = loaded.ok_or("expected a generation, found none")?;
             let of = |generation: u64| {
                 let opened =
                     journal().and_then(|file| Journal::open(file, generation, claim.ranks));
@@ -203,7 +214,13 @@ impl Index {
             claim_new(&database, &claim).map_err(|error| error.to_string())?;
         }
         let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
-        let Some((generation, mut records, mut damaged)) = loaded else {
+        let Some(Loaded {
+            generation,
+            mut records,
+            mut damaged,
+            learnt,
+        }) = loaded
+        else {
             return Err("an index of another identity".into());
         };
         let file = door.open(folder.as_fd(), journal::FILE, false);
@@ -214,6 +231,7 @@ impl Index {
         let found = Found {
             places,
             damaged,
+            learnt,
             aside: None,
             is_new,
         };
@@ -221,10 +239,18 @@ impl Index {
             database,
             journal,
             unsaved,
+            learnt: None,
             saved: Instant::now(),
         };
         Ok((index, found))
     }
+
+    /// Has the next save take what the policy learned.
+    pub(super) fn learn(&mut self, learnt: &[u8]) {
+        let check = xxh3_64(learnt).to_le_bytes();
+        self.learnt = Some([learnt, &check[..]].concat());
+    }
+
     /// Makes changes, in their order; they outlive the process when it returns.
     pub(super) fn commit(&mut self, changes: &[Change]) -> Result<(), String> {
         if !changes.is_empty() {
@@ -233,18 +259,25 @@ impl Index {
             self.unsaved.extend_from_slice(changes);
         }
         let due = self.saved.elapsed() >= SAVE || self.unsaved.len() >= MOST_UNSAVED;
-        if due && !self.unsaved.is_empty() {
+        if due && self.has_unsaved() {
             self.save()?;
         }
         Ok(())
     }
 
+    fn has_unsaved(&self) -> bool {
+        !self.unsaved.is_empty() || self.learnt.is_some()
+    }
+
     /// Has the database take what only the journal has: then it outlives a loss of power, too.
     fn save(&mut self) -> Result<(), String> {
         let generation = self.journal.generation().wrapping_add(1);
-        let (database, unsaved) = (&self.database, &self.unsaved);
-        guarded(|| write(database, unsaved, generation).map_err(|error| error.to_string()))?;
+        let (database, unsaved, learnt) = (&self.database, &self.unsaved, self.learnt.as_deref());
+        guarded(|| {
+            write(database, unsaved, generation, learnt).map_err(|error| error.to_string())
+        })?;
         self.journal.restart(generation);
+        self.learnt = None;
         self.unsaved.clear();
         self.saved = Instant::now();
         Ok(())
@@ -260,7 +293,7 @@ impl Index {
 
     /// Saves what is unsaved and closes the file. A panic in there costs no more than the close.
     pub(super) fn close(mut self) -> Result<(), String> {
-        if !self.unsaved.is_empty() {
+        if self.has_unsaved() {
             self.save()?;
         }
         guarded(|| self.database.close().map_err(|error| error.to_string()))
@@ -285,12 +318,24 @@ fn claim_new(database: &Database, claim: &[u8]) -> Result<(), redb::Error> {
 /// Records by name.
 type Records = HashMap<Name, Place>;
 
-/// The journal's generation, every whole record, and the names of the others; `None` if the index is another's.
+/// What the database of an index has.
+struct Loaded {
+    /// Of the journal.
+    generation: u64,
+    /// The whole records.
+    records: Records,
+    /// Names of the others.
+    damaged: Vec<Name>,
+    /// As in [`Found`].
+    learnt: Option<Vec<u8>>,
+}
+
+/// `None` if the index is another's.
 fn load(
     database: &Database,
     claim: &[u8],
     owner: &Owner<'_>,
-) -> Result<Option<(u64, Records, Vec<Name>)>, redb::Error> {
+) -> Result<Option<Loaded>, redb::Error> {
     let reading = database.begin_read()?;
     let meta = reading.open_table(META)?;
     if meta.get(OWNER)?.is_none_or(|found| found.value() != claim) {
@@ -302,6 +347,10 @@ fn load(
     let Some(generation) = generation else {
         return Ok(None);
     };
+    let learnt = match meta.get(LEARNT)? {
+        Some(found) => unseal(found.value()).map(<[u8]>::to_vec),
+        None => Some(Vec::new()),
+    };
     let (mut records, mut damaged) = (HashMap::new(), Vec::new());
     for record in reading.open_table(ENTRIES)?.iter()? {
         let (name, bytes) = record?;
@@ -311,7 +360,19 @@ fn load(
             None => damaged.push(name),
         }
     }
-    Ok(Some((generation, records, damaged)))
+    Ok(Some(Loaded {
+        generation,
+        records,
+        damaged,
+        learnt,
+    }))
+}
+
+/// What a policy learned, without its checksum, if that is right.
+fn unseal(bytes: &[u8]) -> Option<&[u8]> {
+    let (learnt, check) = bytes.split_last_chunk::<8>()?;
+    let sound = learnt.len() <= MOST_LEARNT && xxh3_64(learnt).to_le_bytes() == *check;
+    sound.then_some(learnt)
 }
 
 fn apply(records: &mut Records, changes: &[Change]) {
@@ -344,7 +405,12 @@ fn check(records: Records, classes: usize, damaged: &mut Vec<Name>) -> Vec<(Name
     sound
 }
 
-fn write(database: &Database, changes: &[Change], generation: u64) -> Result<(), redb::Error> {
+fn write(
+    database: &Database,
+    changes: &[Change],
+    generation: u64,
+    learnt: Option<&[u8]>,
+) -> Result<(), redb::Error> {
     let mut writing = database.begin_write()?;
     writing.set_durability(Durability::Immediate)?;
     {
@@ -357,6 +423,9 @@ fn write(database: &Database, changes: &[Change], generation: u64) -> Result<(),
         }
         let mut meta = writing.open_table(META)?;
         meta.insert(GENERATION, &generation.to_le_bytes()[..])?;
+        if let Some(learnt) = learnt {
+            meta.insert(LEARNT, learnt)?;
+        }
     }
     writing.commit()?;
     Ok(())

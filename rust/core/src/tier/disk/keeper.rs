@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::book::Victim;
 use super::format::Name;
 use super::index::{Index, Owner};
@@ -16,6 +18,8 @@ use super::store::{Store, StoreNames};
 /// Changes within this time go into one commit.
 const BATCH: Duration = Duration::from_millis(40);
 const IDLE: Duration = Duration::from_secs(1);
+/// What the policy has learned is kept after so many seconds.
+const LEARNT: u64 = 60;
 /// The longest pause before a broken index is opened again, or made anew.
 const LONGEST: Duration = Duration::from_secs(64);
 
@@ -24,6 +28,9 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     /// With the epoch of its store.
     index: Option<(u64, Index)>,
+    /// A digest of what the index has of the policy, and when that was looked at.
+    learnt: Option<u64>,
+    looked: u64,
     pause: Duration,
     again: Instant,
     stopping: bool,
@@ -35,6 +42,8 @@ impl Keeper {
         Self {
             shared,
             index,
+            learnt: None,
+            looked: 0,
             pause: IDLE,
             again: Instant::now(),
             stopping: false,
@@ -150,6 +159,7 @@ impl Keeper {
             book.changes.clear();
             published = book.published;
         }
+        self.learn();
         let Some((_, index)) = &mut self.index else {
             return;
         };
@@ -163,10 +173,29 @@ impl Keeper {
         }
     }
 
+    /// Has the index keep what the policy has learned, if that is new.
+    fn learn(&mut self) {
+        let now = self.shared.options.door.seconds();
+        if now.abs_diff(self.looked) < LEARNT && !self.stopping {
+            return;
+        }
+        self.looked = now;
+        let learnt = self.shared.learner.learnt();
+        let digest = Some(xxh3_64(&learnt));
+        if let Some((_, index)) = &mut self.index
+            && !learnt.is_empty()
+            && digest != self.learnt
+        {
+            index.learn(&learnt);
+            self.learnt = digest;
+        }
+    }
+
     /// The index is made anew later, from what is in memory.
     fn broken(&mut self, why: &str) {
         self.shared
             .failed(Reason::Index, &format!("cannot write the index: {why}"));
+        self.learnt = None;
         if let Some((_, index)) = self.index.take() {
             // It was broken before: how it closes says nothing new.
             drop(index.close());

@@ -17,7 +17,7 @@ use super::planes::Planes;
 use super::queue::Queue;
 use super::shape::Shape;
 use super::stats::{DiskStats, Reason};
-use super::uses::Uses;
+use super::uses::{Learner, Uses};
 use crate::error::{Error, Result};
 use crate::tier::CopyEnd;
 
@@ -43,6 +43,7 @@ pub(super) struct Shared {
     pub(super) threads: AtomicUsize,
     pub(super) bell: Bell,
     pub(super) uses: Arc<Mutex<Uses>>,
+    pub(super) learner: Learner,
     pub(super) keeper: Mutex<Option<JoinHandle<()>>>,
     process: u32,
     counts: Mutex<DiskStats>,
@@ -109,12 +110,14 @@ impl Shared {
         shapes: Vec<Shape>,
         (ranks, slot_bytes): (usize, usize),
         lane: Lane,
+        learner: Learner,
     ) -> Self {
         let door = Arc::clone(&options.door);
         Self {
             slot_bytes,
             uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
             keeper: Mutex::default(),
+            learner,
             process: std::process::id(),
             book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
             health: Mutex::new(Health::new(options.retry)),

@@ -35,11 +35,13 @@ pub enum Reason {
     Directory,
     /// Bytes that could not be synced, or a hole that could not be punched.
     Upkeep,
+    /// What the policy had learned was damaged or of another version; it learns anew.
+    Learnt,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Header,
         Self::Checksum,
         Self::Short,
@@ -55,6 +57,7 @@ impl Reason {
         Self::Record,
         Self::Directory,
         Self::Upkeep,
+        Self::Learnt,
     ];
 
     /// Its name in counts.
@@ -76,6 +79,7 @@ impl Reason {
             Self::Record => "record",
             Self::Directory => "directory",
             Self::Upkeep => "upkeep",
+            Self::Learnt => "learnt",
         }
     }
 }

@@ -1,9 +1,10 @@
-//! When entries are used, for the next process: it has no policy that remembers.
+//! What the next process is to know of this one: when entries are used, and what the policy learns.
 //!
 //! The cache tells the tier's policy of every use, by id, and knows nothing of clocks. A policy around it notes
-//! the uses by name. An entry enters the room right after its [`find`](crate::tier::Below::find) and right
+//! the uses by name, and tells it how old an entry is that an earlier process left. An entry enters the room right after its [`find`](crate::tier::Below::find) and right
 //! before its [`write`](crate::tier::Below::write): that is how its id gets its name.
 
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
@@ -22,7 +23,8 @@ pub(super) struct Uses {
     door: Arc<dyn Door>,
     /// Each with the minute of its last use.
     names: HashMap<EntryId, (Name, u64)>,
-    found: Option<Name>,
+    /// With the milliseconds since it was used, if an earlier process left it.
+    found: Option<(Name, Option<u64>)>,
     entered: Option<EntryId>,
     /// Used since they were last taken: of each, the first use of a minute.
     used: Vec<Name>,
@@ -40,8 +42,8 @@ impl Uses {
     }
 
     /// An entry was found: if one enters next, it is this one.
-    pub(super) fn found(&mut self, name: Name) {
-        self.found = Some(name);
+    pub(super) fn found(&mut self, name: Name, unused: Option<u64>) {
+        self.found = Some((name, unused));
     }
 
     /// The entry that entered last is written.
@@ -57,12 +59,15 @@ impl Uses {
         std::mem::take(&mut self.used)
     }
 
-    fn enter(&mut self, id: EntryId) {
+    /// Returns how long an entry was not used that an earlier process left.
+    fn enter(&mut self, id: EntryId) -> Option<u64> {
         self.entered = Some(id);
-        match self.found.take() {
-            Some(name) => self.names.insert(id, (name, minute(&*self.door))),
-            None => self.names.remove(&id),
+        let Some((name, unused)) = self.found.take() else {
+            self.names.remove(&id);
+            return None;
         };
+        self.names.insert(id, (name, minute(&*self.door)));
+        unused
     }
 
     fn touch(&mut self, id: EntryId) {
@@ -80,67 +85,115 @@ impl Uses {
     }
 }
 
+/// What a policy has learned, for others than the cache.
+#[derive(Clone)]
+pub(super) struct Learner(Arc<Mutex<Box<dyn Policy>>>);
+
+impl Learner {
+    pub(super) fn new(policy: Box<dyn Policy>) -> Self {
+        Self(Arc::new(Mutex::new(policy)))
+    }
+
+    /// What it has learned by now.
+    pub(super) fn learnt(&self) -> Vec<u8> {
+        lock(&self.0).learnt()
+    }
+
+    /// Goes on from what an earlier process learned; false if it can't.
+    pub(super) fn recall(&self, learnt: &[u8]) -> bool {
+        lock(&self.0).recall(learnt)
+    }
+}
+
+impl Debug for Learner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Learner")
+    }
+}
+
+/// A month and more before the first request, in milliseconds: entries were used before it, whatever the clock says.
+const BEFORE: u64 = 1 << 40;
+
 /// A policy whose uses are noted.
 pub(super) struct Noting {
-    policy: Box<dyn Policy>,
+    policy: Learner,
+    refreshes_path: bool,
     uses: Arc<Mutex<Uses>>,
 }
 
 impl Noting {
-    pub(super) fn new(policy: Box<dyn Policy>, uses: Arc<Mutex<Uses>>) -> Self {
-        Self { policy, uses }
+    pub(super) fn new(policy: Learner, uses: Arc<Mutex<Uses>>) -> Self {
+        let refreshes_path = lock(&policy.0).refreshes_path();
+        Self {
+            policy,
+            refreshes_path,
+            uses,
+        }
+    }
+
+    fn policy(&self) -> std::sync::MutexGuard<'_, Box<dyn Policy>> {
+        lock(&self.policy.0)
     }
 }
 
 impl Policy for Noting {
     fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
-        self.policy.admit(request, admitted);
+        let now = request.now.saturating_add(BEFORE);
+        self.policy().admit(&Request { now, ..*request }, admitted);
     }
 
     fn refreshes_path(&self) -> bool {
-        self.policy.refreshes_path()
+        self.refreshes_path
     }
 
     fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
-        self.policy.finish(boundaries, end, output_tokens);
+        self.policy().finish(boundaries, end, output_tokens);
     }
 
     fn enter(&mut self, entry: &NewEntry) {
-        lock(&self.uses).enter(entry.id);
-        self.policy.enter(entry);
+        let unused = lock(&self.uses).enter(entry.id);
+        self.policy().enter(&NewEntry { unused, ..*entry });
     }
 
     fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
-        self.policy.keep(id, tenant, hints);
+        self.policy().keep(id, tenant, hints);
     }
 
     fn release(&mut self, id: EntryId) {
         lock(&self.uses).touch(id);
-        self.policy.release(id);
+        self.policy().release(id);
     }
 
     fn hold(&mut self, id: EntryId) {
-        self.policy.hold(id);
+        self.policy().hold(id);
     }
 
     fn wants(&mut self, entry: &NewEntry) -> bool {
-        self.policy.wants(entry)
+        self.policy().wants(entry)
     }
 
     fn leave(&mut self, id: EntryId) {
         lock(&self.uses).names.remove(&id);
-        self.policy.leave(id);
+        self.policy().leave(id);
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        self.policy.victim()
+        self.policy().victim()
     }
 
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
-        self.policy.victim_of(tenant)
+        self.policy().victim_of(tenant)
+    }
+
+    fn learnt(&self) -> Vec<u8> {
+        self.policy.learnt()
+    }
+
+    fn recall(&mut self, learnt: &[u8]) -> bool {
+        self.policy.recall(learnt)
     }
 
     fn bytes(&self) -> usize {
-        self.policy.bytes() + lock(&self.uses).bytes()
+        self.policy().bytes() + lock(&self.uses).bytes()
     }
 }
