@@ -183,3 +183,60 @@ impl<'a> Lab<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use hybrid_pages::policy::{self, Shape};
+
+    use super::*;
+    use crate::trace::ReadOptions;
+
+    const SHAPE: Shape = Shape {
+        page: 1,
+        window: 0,
+        checkpoint: 3,
+    };
+
+    fn reuse() -> Box<dyn Policy> {
+        policy::by_name("reuse", SHAPE).unwrap()
+    }
+
+    /// Runs the visits of a trace from one on. Returns the tokens found.
+    fn hits(lab: &mut Lab<'_>, trace: &Trace, range: std::ops::Range<usize>) -> u64 {
+        let before = lab.outcome.hit_tokens;
+        trace.visits[range].iter().for_each(|visit| lab.step(visit));
+        lab.outcome.hit_tokens - before
+    }
+
+    /// Hits of the second half of the conversation trace by a cache that a restart has emptied: of the policy that
+    /// goes on, of one that begins with what that had learned, and of one that begins anew.
+    fn after_a_restart(share: u64) -> [u64; 3] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../tests/data/mooncake_conversation_trace.jsonl.zst");
+        let trace = Trace::open(&path, ReadOptions::default()).unwrap();
+        let (half, all) = (trace.visits.len() / 2, trace.visits.len());
+        let budget = trace.distinct_blocks() as u64 * 4 / share;
+        let mut lab = Lab::new(&trace, reuse(), 3, budget);
+        hits(&mut lab, &trace, 0..half);
+        let learnt = lab.host.policy.learnt();
+        assert!(lab.host.shrink(0));
+        let goes_on = hits(&mut lab, &trace, half..all);
+        let mut policy = reuse();
+        assert!(policy.recall(&learnt));
+        let [recalls, anew] = [policy, reuse()]
+            .map(|policy| hits(&mut Lab::new(&trace, policy, 3, budget), &trace, half..all));
+        [goes_on, recalls, anew]
+    }
+
+    #[test]
+    fn what_was_learned_before_a_restart_is_worth_hits_after_it() {
+        let [goes_on, recalls, anew] = after_a_restart(200).map(|hits| hits as f64);
+        assert!(recalls > anew * 1.02, "{recalls}, anew {anew}");
+        assert!(recalls > goes_on * 0.9, "{recalls} of {goes_on}");
+        let [goes_on, recalls, anew] = after_a_restart(50).map(|hits| hits as f64);
+        assert!(recalls > anew, "{recalls}, anew {anew}");
+        assert!(recalls > goes_on * 0.99, "{recalls} of {goes_on}");
+    }
+}

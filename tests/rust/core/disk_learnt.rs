@@ -10,11 +10,10 @@ use std::time::Instant;
 use disk_door::BadDoor;
 use disk_support::cache_support::keys;
 use disk_support::{Engine, LIMIT, Setup};
-use hybrid_pages::cache::{Arrival, Cache};
+use hybrid_pages::cache::Arrival;
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{self, Hints, NewEntry, Policy, Request};
-use hybrid_pages::tier::Arena;
-use hybrid_pages::tier::disk::{Disk, Reason};
+use hybrid_pages::tier::disk::Reason;
 use redb::{Database, ReadableDatabase, TableDefinition};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -182,12 +181,16 @@ fn a_policy_that_learns_nothing_keeps_nothing_and_leaves_what_others_kept() {
     assert_eq!(kept(&setup), Some(whole));
 }
 
-/// Notes how long entries were not used before they entered.
+/// Notes how long entries were not used before they entered, and wants none.
 struct Witness(Arc<Mutex<Vec<Option<u64>>>>, Box<dyn Policy>);
 
 impl Policy for Witness {
     fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
         self.1.admit(request, admitted);
+    }
+
+    fn wants(&mut self, _: &NewEntry) -> bool {
+        false
     }
 
     fn enter(&mut self, entry: &NewEntry) {
@@ -220,6 +223,16 @@ impl Policy for Witness {
     }
 }
 
+/// An engine over a disk with such a policy, and what that notes.
+fn watched(setup: &Setup) -> (Engine, Arc<Mutex<Vec<Option<u64>>>>) {
+    let policy = policy::by_name("lru", setup.config(setup.slots).shape()).unwrap();
+    let seen = Arc::default();
+    let policy = Witness(Arc::clone(&seen), policy);
+    let engine = setup.unconnected_with(Box::new(policy)).unwrap();
+    engine.disk.connect(&engine.arena, &setup.identity).unwrap();
+    (engine, seen)
+}
+
 #[test]
 fn a_policy_is_told_how_old_an_entry_is_that_an_earlier_process_left() {
     let place = tempfile::tempdir().unwrap();
@@ -228,17 +241,29 @@ fn a_policy_is_told_how_old_an_entry_is_that_an_earlier_process_left() {
     setup.options.door = Arc::new(door.clone());
     setup.engine().keep("ab");
     door.pass(7_200);
-    let config = setup.config(setup.slots);
-    let seen = Arc::default();
-    let policy = policy::by_name("lru", config.shape()).unwrap();
-    let policy = Box::new(Witness(Arc::clone(&seen), policy));
-    let (options, slot_bytes) = (setup.options.clone(), setup.slot_bytes);
-    let disk = Disk::open(options, &setup.geometry, slot_bytes, policy).unwrap();
-    let handle = disk.handle();
-    let cache = Cache::with_tiers(&config, vec![Box::new(disk)]).unwrap();
-    let arena = Arena::create(&setup.geometry, slot_bytes, setup.slots).unwrap();
-    handle.connect(&arena, &setup.identity).unwrap();
-    let namespace = cache.namespace(b"engine").unwrap();
-    assert_eq!(cache.lookup(namespace, &keys("ab")).unwrap().blocks, 2);
-    assert_eq!(*seen.lock().unwrap(), [Some(7_200_000); 3]);
+    let (engine, seen) = watched(&setup);
+    assert_eq!(engine.hit("ab").blocks, 2);
+    engine.keep("xy");
+    let before = Some(7_200_000);
+    let expected = [before, before, before, None, None, None];
+    assert_eq!(*seen.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_disk_that_earlier_processes_have_filled_asks_what_is_wanted() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    for (quota, written) in [(1 << 30, 3), (300_000, 0)] {
+        setup.options.quota_bytes = quota;
+        setup.options.path = place.path().join(quota.to_string());
+        let engine = setup.engine();
+        for prompt in ["abcd", "efgh", "ijkl", "mnop"] {
+            engine.keep(prompt);
+        }
+        drop(engine);
+        let (engine, _) = watched(&setup);
+        engine.store("xy");
+        engine.settle();
+        assert_eq!(engine.stats().writes, written, "{quota}");
+    }
 }

@@ -17,7 +17,7 @@ use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, LeaseEntry, TierStats
 use hybrid_pages::error::Result;
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, NamespaceId, SlotId};
-use hybrid_pages::policy;
+use hybrid_pages::policy::{self, Policy};
 use hybrid_pages::prefix::Hit;
 use hybrid_pages::tier::Arena;
 use hybrid_pages::tier::disk::{Disk, DiskHandle, DiskOptions, DiskStats, Identity};
@@ -106,9 +106,14 @@ impl Setup {
 
     /// As before the workers have reported.
     pub fn unconnected(&self) -> Result<Engine> {
+        let shape = self.config(self.slots).shape();
+        self.unconnected_with(policy::by_name(self.policy, shape).unwrap())
+    }
+
+    /// The same, with a policy of the disk's own.
+    pub fn unconnected_with(&self, policy: Box<dyn Policy>) -> Result<Engine> {
         let geometry = &self.geometry;
         let config = self.config(self.slots);
-        let policy = policy::by_name(self.policy, config.shape()).unwrap();
         let disk = Disk::open(self.options.clone(), geometry, self.slot_bytes, policy)?;
         let handle = disk.handle();
         let cache = Cache::with_tiers(&config, vec![Box::new(disk)])?;

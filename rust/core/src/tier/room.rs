@@ -80,9 +80,9 @@ impl Room {
     }
 
     /// Whether an entry that is offered is worth writing: all are while there is room, then those that the policy
-    /// expects more of than of what would leave for them.
-    pub fn wants(&mut self, entry: &NewEntry) -> bool {
-        self.free >= u64::from(entry.size) || self.policy.wants(entry)
+    /// expects more of than of what would leave for them. `full`: there is none, though nothing in the room takes it.
+    pub fn wants(&mut self, entry: &NewEntry, full: bool) -> bool {
+        !full && self.free >= u64::from(entry.size) || self.policy.wants(entry)
     }
 
     /// Takes room for an entry, which is held. There must be enough that is free.

@@ -230,7 +230,9 @@ impl Below for Disk {
         if !able {
             self.shared.count(|counts| counts.dropped += 1);
         }
-        able && self.room.wants(entry)
+        // What earlier processes left takes no room of the tier's, and is given up for what is written.
+        let full = able && lock(&self.shared.book).left_fills_it();
+        able && self.room.wants(entry, full)
     }
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {

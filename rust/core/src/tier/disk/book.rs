@@ -167,6 +167,13 @@ impl Book {
         self.live_bytes() + stale + self.other_bytes()
     }
 
+    /// Whether entries that earlier processes left have to go for what is written next.
+    pub(super) fn left_fills_it(&self) -> bool {
+        let cell = self.cells.iter().map(Cells::cell_bytes).max();
+        let needed = self.live_bytes() + self.other_bytes() + cell.unwrap_or_default();
+        !self.left.is_empty() && self.others.is_empty() && needed > self.quota
+    }
+
     /// What is to be known of an entry, which counts as used and known from now on.
     pub(super) fn find(&mut self, name: &Name) -> Option<Found> {
         self.store.as_ref()?;
