@@ -111,7 +111,7 @@ impl Debug for Learner {
     }
 }
 
-/// A month and more before the first request, in milliseconds: entries were used before it, whatever the clock says.
+/// Added to the clock, in milliseconds: entries were used before it began.
 const BEFORE: u64 = 1 << 40;
 
 /// A policy whose uses are noted.
