@@ -3,7 +3,8 @@
 Two engines of one tiny hybrid model store prompts, one with `disk_path`, one with vLLM's
 `TieringOffloadingSpec` and its `fs` tier (by the memcpy spec of rivals/). Both end and start again,
 so that no memory holds anything, beside a third one without a connector. Then each prompt runs on
-all three, in turn, each time from another one on. README.md says how to read the tables.
+all three, in turn, each time from another one on. While prompts are stored, a third engine without
+a disk shows what the disk costs. README.md says how to read the tables.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from overhead.report import machine, print_table, write_json
 from overhead.samples import COLD, LOCAL, NONE, OURS, Results, paired, spread
 
 RIVAL = "vLLM fs tier"
+DISKLESS = "hybrid-pages, no disk"
 HOST, DISK = "host", "disk"
 RESTORED = (OURS, RIVAL)
+STORING = (DISKLESS, *RESTORED)
 # Each prompt's phases: where its first blocks are when it runs.
 RUNS = (
     ((NONE, COLD), (OURS, DISK), (RIVAL, DISK)),
@@ -36,8 +39,10 @@ RUNS = (
 
 def transfer_config(variant: str, folder: Path, host_mib: int) -> dict[str, Any]:
     """A connector's --kv-transfer-config: equal host memory, folders of one file system."""
-    if variant == OURS:
-        extra = {"host_gb": host_mib / 1024, "disk_path": str(folder), "disk_gb": 4}
+    if variant in (OURS, DISKLESS):
+        extra: dict[str, Any] = {"host_gb": host_mib / 1024}
+        if variant == OURS:
+            extra |= {"disk_path": str(folder), "disk_gb": 4}
         name = "HybridPagesConnector"
     else:
         name = "OffloadingConnector"
@@ -83,15 +88,17 @@ class Bench:
         self.results = Results()
         self.read: dict[tuple[str, str], list[int]] = {}
         """Bytes read from devices by runs from disk, by variant and case."""
+        self.whole: dict[tuple[str, str], list[float]] = {}
+        """Milliseconds of whole runs that store, by variant and case."""
         self.facts: dict[str, Any] = {}
 
     def run(self) -> None:
         """Stores, starts again and measures."""
         with _Engines() as engines:
-            for variant in RESTORED:
+            for variant in STORING:
                 self.facts = self._start(engines, variant, "store")
             self._store(engines)
-            for variant in RESTORED:
+            for variant in STORING:
                 engines.close(variant)
         for variant in RESTORED:
             drop_cached(self._place / _folder(variant))
@@ -124,14 +131,16 @@ class Bench:
 
     def _store(self, engines: _Engines) -> None:
         progress = Progress((1 + self._options.rounds) * len(self._cases))
-        for turn, _, case in self._turns():
+        for turn, shift, case in self._turns():
             progress.step(f"storing, round {turn}: {case.label}")
-            for variant in RESTORED:
-                run = engines[variant].ask(
-                    "run", prompts=self._prompts(turn, case), decode=DECODE_TOKENS
-                )
+            prompts = self._prompts(turn, case)
+            for variant in rotated(list(STORING), shift):
+                run = engines[variant].ask("run", prompts=prompts, decode=DECODE_TOKENS)
                 if any(answer["cached_tokens"] for answer in run["answers"]):
                     raise RuntimeError(f"expected nothing of a new prompt, {variant} found some")
+                if turn:
+                    self.results.add(variant, case.label, COLD, run)
+                    self.whole.setdefault((variant, case.label), []).append(1e3 * run["run_s"])
         progress.end()
 
     def _measure(self, engines: _Engines) -> None:
@@ -176,6 +185,7 @@ class Bench:
         """The tables."""
         print_table("time to first token, ms", self._first_token())
         print_table("restored from disk", self._restored())
+        print_table("cold runs that store, ms", self._storing())
         print(
             f"\n{self.results.compared} pairs of runs of one prompt took the same steps; largest "
             f"difference of log-probabilities: {self.results.max_logprob_difference:g}"
@@ -213,6 +223,27 @@ class Bench:
             read = [statistics.median(self.read[v, case.label]) / (1 << 20) for v in RESTORED]
             yield [case.label, spread(tokens), *(f"{mib:.1f}" for mib in read)]
 
+    def _storing(self) -> Iterator[list[str]]:
+        yield [
+            "prompt",
+            *(f"{variant}: {what}" for what in ("first token", "whole run") for variant in STORING),
+            "first token: with disk / without",
+            "whole run: with disk / without",
+        ]
+        for case in self._cases:
+            first = {variant: self._ms(variant, case, COLD) for variant in STORING}
+            whole = {variant: self.whole[variant, case.label] for variant in STORING}
+            yield [
+                case.label,
+                *(
+                    f"{statistics.median(times[v]):.1f}"
+                    for times in (first, whole)
+                    for v in STORING
+                ),
+                paired(first[OURS], first[DISKLESS]),
+                paired(whole[OURS], whole[DISKLESS]),
+            ]
+
     def as_json(self) -> dict[str, Any]:
         """Every sample."""
         shown = ("rounds", "lengths", "host_mib", "seed")
@@ -231,6 +262,10 @@ class Bench:
                     "device_bytes": self.read.get((variant, case), []) if phase == DISK else [],
                 }
                 for (variant, case, phase), found in self.results.samples.items()
+            ],
+            "storing": [
+                {"variant": variant, "prompt": case, "whole_ms": [round(ms, 2) for ms in times]}
+                for (variant, case), times in self.whole.items()
             ],
             "compared": self.results.compared,
             "max_logprob_difference": self.results.max_logprob_difference,
@@ -283,7 +318,7 @@ def drop_cached(folder: Path) -> None:
 
 
 def _folder(variant: str) -> str:
-    return variant.replace(" ", "-")
+    return variant.replace(",", "").replace(" ", "-")
 
 
 def main() -> int:
