@@ -161,31 +161,23 @@ impl Job {
 
     /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone.
     pub(super) fn run_row(row: &[Arc<Self>], shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
-        let cells: Vec<Option<u64>> = row.iter().map(|job| job.begin()).collect();
-        let length = row.len() * shape.cell_bytes as usize;
-        let first = &row[0];
-        let together = row.len() > 1 && cells.iter().all(Option::is_some);
-        let read = together && length <= buffer.len() && {
-            let offset = cells[0].unwrap_or_default() * shape.cell_bytes;
-            let slab = first.store.slab(first.class);
-            slab.read_all(&mut buffer[..length], offset).is_ok()
-        };
-        if !read {
+        let cell_bytes = shape.cell_bytes as usize;
+        let slab = row[0].store.slab(row[0].class);
+        let cells: Option<Vec<u64>> = row.iter().map(|job| job.begin()).collect();
+        let cells = cells.filter(|cells| {
+            let bytes = buffer.get_mut(..cells.len() * cell_bytes);
+            let offset = cells[0] * shape.cell_bytes;
+            bytes.is_some_and(|bytes| slab.read_all(bytes, offset).is_ok())
+        });
+        let Some(cells) = cells else {
             for job in row {
                 job.run(0, shape, planes, buffer);
             }
             return;
-        }
-        let cell_bytes = shape.cell_bytes as usize;
+        };
+        let piece = &shape.pieces[0];
         for ((job, cell), bytes) in row.iter().zip(cells).zip(buffer.chunks_exact(cell_bytes)) {
-            let taken = job.take(
-                cell.unwrap_or_default(),
-                &shape.pieces[0],
-                shape,
-                planes,
-                bytes,
-            );
-            if let Err((reason, what)) = taken {
+            if let Err((reason, what)) = job.take(cell, piece, shape, planes, bytes) {
                 job.fail(reason, what);
             }
         }
