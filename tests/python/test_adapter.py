@@ -11,12 +11,14 @@ import toy
 from hybrid_pages import POLICIES, HybridPagesError, TransferError
 from hybrid_pages.adapter.admission import last_boundary
 from hybrid_pages.adapter.arrays import dtype_name
+from hybrid_pages.adapter.disk import DiskShare, close_disk
 from hybrid_pages.adapter.entries import Entries
 from hybrid_pages.adapter.errors import MissingError, SettingsError, UnsupportedError, VersionError
 from hybrid_pages.adapter.keys import Prefix
+from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.pool import Pool
 from hybrid_pages.adapter.versions import Supported
-from toy import BLOCK, GEOMETRY, Toy, generate
+from toy import BLOCK, GEOMETRY, VOCAB, Toy, generate
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 # Another text after three blocks.
@@ -26,9 +28,10 @@ FORK = [*PROMPT[: 3 * BLOCK], 0, 0, 7, 7, 0, 0, 7]
 class Texts:
     """A cache of the toy's texts."""
 
-    def __init__(self, policy="align-lru"):  # one checkpoint per prompt, at its end
-        self.pool = Pool(GEOMETRY, host_gb=0.001, policy=policy)
-        self.entries = Entries(GEOMETRY, self.pool.cache)
+    # The policy makes one checkpoint per prompt, at its end.
+    def __init__(self, policy="align-lru", *, host_gb=0.001, disk=None, wait_seconds=0.0):
+        self.pool = Pool(GEOMETRY, host_gb=host_gb, policy=policy, disk=disk, identity=bytes(32))
+        self.entries = Entries(GEOMETRY, self.pool.cache, wait_seconds=wait_seconds)
         self.moved = self.entries.moved
 
     def run(self, prompt, new=9, kind=Toy, salt="", **options):
@@ -43,6 +46,24 @@ class Texts:
 @pytest.fixture
 def texts():
     return Texts()
+
+
+@pytest.fixture
+def restarted(tmp_path):
+    """Caches on one disk, each after the one before has ended; with room for so many pages."""
+    made = []
+
+    def restarted(pages=1000):
+        if made:
+            close_disk(made[-1].pool.disk)
+        slot = GEOMETRY.suggest_slot_bytes()
+        disk = DiskShare.of(str(tmp_path / "disk"), 0.01, 60_000)
+        made.append(Texts(host_gb=pages * slot / GIB, disk=disk, wait_seconds=60.0))
+        return made[-1]
+
+    yield restarted
+    for texts in made:
+        close_disk(texts.pool.disk)
 
 
 def cold(prompt, new=9):
@@ -122,12 +143,63 @@ def test_a_load_that_failed_is_stored_again(texts):
     texts.run(PROMPT)
 
     class Failing(Toy):
-        def copy_in(self, lease):
+        def copy_in(self, leases, blocks):
+            next(leases)
             raise TransferError("injected")
 
     assert texts.run(PROMPT, kind=Failing)[0] == 0
     assert texts.moved.failed_loads == 1
     assert texts.run(PROMPT)[0] == 4 * BLOCK
+
+
+LONG = [(7 * at + at // 3) % VOCAB for at in range(12 * BLOCK + 3)]
+
+
+def test_a_text_larger_than_the_host_comes_back_from_disk_in_waves(restarted):
+    restarted().run(LONG)
+    texts = restarted(8)
+    restored, made = texts.run(LONG)
+    assert restored == 12 * BLOCK
+    assert same(made, cold(LONG))
+    assert texts.pool.cache.restores()["waves"] > 2
+    assert texts.moved.failed_loads == texts.moved.late_loads == 0
+    assert texts.moved.restored_bytes > 12 * GEOMETRY.classes[0].entry_bytes
+
+
+def test_a_wave_that_fails_costs_the_restore_and_never_the_text(restarted):
+    restarted().run(LONG)
+    texts = restarted(8)
+
+    class Failing(Toy):
+        def copy_in(self, leases, blocks):
+            next(leases)
+            next(leases)
+            raise TransferError("injected")
+
+    restored, made = texts.run(LONG, kind=Failing)
+    assert (restored, texts.moved.failed_loads, texts.moved.restored_bytes) == (0, 1, 0)
+    assert same(made, cold(LONG))
+    # What was dropped has been computed and stored again.
+    assert texts.run(LONG)[0] == 12 * BLOCK
+
+
+def test_what_a_disk_lost_between_waves_is_computed(restarted):
+    texts = restarted()
+    texts.run(LONG)
+    texts = restarted(8)
+
+    class Clearing(Toy):
+        def copy_in(self, leases, blocks):
+            def first_only():
+                yield next(leases)
+                texts.pool.cache.clear()
+                yield from leases
+
+            super().copy_in(first_only(), blocks)
+
+    restored, made = texts.run(LONG, kind=Clearing)
+    assert (restored, texts.moved.failed_loads) == (0, 1)
+    assert same(made, cold(LONG))
 
 
 class Watched(Toy):

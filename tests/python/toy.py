@@ -1,6 +1,6 @@
 """A tiny adapter: numpy arrays and exact integers, written on `hybrid_pages.adapter` alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -73,14 +73,15 @@ class Toy(Runtime[np.ndarray]):
         ]
         return [[value] for value in finish(self.engine, self.engine.store(items))]
 
-    def copy_in(self, lease: ReadLease) -> None:
-        items = [
-            (e.class_index, e.slots, [(e.block_index, LIVE)[e.class_index]], checksum)
-            for e in lease.entries
-            for checksum in (e.checksums if self.verify else [None])
-        ]
-        finish(self.engine, self.engine.load(items))
-        self.count = lease.blocks * BLOCK
+    def copy_in(self, leases: Iterator[ReadLease], blocks: int) -> None:
+        for lease in leases:
+            items = [
+                (e.class_index, e.slots, [(e.block_index, LIVE)[e.class_index]], checksum)
+                for e in lease.entries
+                for checksum in (e.checksums if self.verify else [None])
+            ]
+            finish(self.engine, self.engine.load(items))
+        self.count = blocks * BLOCK
 
 
 def generate(entries: Entries, toy: Toy, new: int, salt: str = "") -> int:

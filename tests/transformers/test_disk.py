@@ -62,6 +62,24 @@ def test_a_later_cache_restores_what_the_host_would(model, opened):
     assert later.stats().failed_loads == 0
 
 
+@pytest.mark.parametrize("model", ["qwen3.5", "lfm2", "gemma3"], indirect=True)
+def test_a_prompt_larger_than_the_host_comes_back_in_waves(model, opened):
+    prompt = tiny.tokens(20 * BLOCK + 3, 1)
+    first = opened(model)
+    run(first, prompt)
+    hit, restored = run(first, prompt)
+    assert restored == 20 * BLOCK
+    geometry = first.store.geometry
+    pages = sum(item.entry_bytes for item in geometry.classes if item.kind != "recurrent")
+    states = sum(item.entry_bytes for item in geometry.classes if item.kind == "recurrent")
+    later = opened(copy.deepcopy(model), host_gb=(8 * pages + 2 * states) / (1 << 30))
+    found, again = run(later, prompt)
+    assert again == restored
+    assert same(found, hit)
+    assert later.store.index.restores()["waves"] > 1
+    assert later.stats().failed_loads == later.stats().late_loads == 0
+
+
 def test_equal_would_not_be_found_for_other_states(opened):
     model = tiny.make("qwen3.5")
     first = opened(model)

@@ -1,16 +1,21 @@
 """Entries on their way from an engine to the cache and back: published whole, restored whole."""
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hybrid_pages._core import Cache, Geometry, LeaseEntry, ReadLease, TransferError
+from hybrid_pages._core import Cache, Geometry, LeaseEntry, ReadLease, Restore, TransferError
 
 Checksums = list[list[int]]
 """Of each entry, in the lease's order, the checksum of each rank's shard."""
 
 
 _POLL_SECONDS = 0.0005
+_RETRIES = 4
+"""Restores that are tried in one lookup, each after one that has found damage."""
 
 
 @dataclass
@@ -22,6 +27,14 @@ class Moved:
     failed_loads: int = 0
     late_loads: int = 0
     failed_stores: int = 0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a request can have of the cache: so many blocks, in one or several leases."""
+
+    blocks: int
+    leases: Iterator[ReadLease]
 
 
 class Entries:
@@ -75,46 +88,96 @@ class Entries:
             lease.commit(copy(entries))
         self.moved.stored_bytes += self._bytes(entries)
 
-    def reach(self, namespace: int, keys: Sequence[bytes], *, limit: int) -> int:
-        """The joint hit of the host, at most ``limit`` blocks, when what tiers below add to it has
-        been read."""
-        until = time.monotonic() + self._wait_seconds
-        while True:
-            hit = self.cache.lookup(namespace, keys, limit=limit)
-            if hit.blocks <= hit.host or not self.cache.promote(namespace, keys, limit=limit):
-                return self.cache.lookup(namespace, keys, limit=limit).host
-            if time.monotonic() >= until:
-                self.moved.late_loads += 1
-                return hit.host
-            time.sleep(_POLL_SECONDS)
+    @contextmanager
+    def reach(self, namespace: int, keys: Sequence[bytes], *, limit: int) -> Iterator[Reach]:
+        """The joint hit of all tiers, at most ``limit`` blocks; held for :meth:`load`.
 
-    def load(
-        self,
-        namespace: int,
-        keys: Sequence[bytes],
-        copy: Callable[[ReadLease], None],
-        *,
-        limit: int,
-    ) -> int:
-        """Restores the hit that :meth:`reach` finds; how many blocks that were.
-
-        copy: copies what a lease covers out of its slots. If it raises TransferError, the entries
-        are dropped, and nothing is restored.
+        Waits until what the host lacks begins to arrive. Where that takes too long, or can't be
+        read, the hit of the host counts.
         """
-        self.reach(namespace, keys, limit=limit)
+        restore = self._bring(namespace, keys, limit)
+        if restore is not None:
+            with restore:
+                yield Reach(restore.blocks, self._take(restore))
+            return
         lease = self.cache.acquire(namespace, keys, limit=limit)
         if lease is None:
-            return 0
+            yield Reach(0, iter(()))
+            return
         with lease:
-            try:
-                copy(lease)
-            except TransferError:
-                self.moved.failed_loads += 1
-                self.cache.invalidate(lease)
-                return 0
-            self.moved.restored_bytes += self._bytes(lease.entries)
-            return lease.blocks
+            yield Reach(lease.blocks, iter((lease,)))
+
+    def load(self, reach: Reach, copy: Callable[[Iterator[ReadLease], int], None]) -> int:
+        """Restores what is in reach, once; how many blocks that were.
+
+        copy: takes leases, and how many blocks they restore together, and copies what each lease
+        covers out of its slots before it asks for the next one. If it raises TransferError, nothing
+        is restored, and the entries of the lease that it was copying are dropped.
+        """
+        if not reach.blocks:
+            return 0
+        copying: ReadLease | None = None
+        nbytes = 0
+
+        def waves() -> Iterator[ReadLease]:
+            nonlocal copying, nbytes
+            for lease in reach.leases:
+                copying = lease
+                yield lease
+                nbytes += self._bytes(lease.entries)
+                copying = None
+
+        try:
+            copy(waves(), reach.blocks)
+        except TransferError:
+            self.moved.failed_loads += 1
+            if copying is not None:
+                self.cache.invalidate(copying)
+            return 0
+        self.moved.restored_bytes += nbytes
+        return reach.blocks
+
+    def _bring(self, namespace: int, keys: Sequence[bytes], limit: int) -> Restore | None:
+        """A restore whose first wave is ready; None if the host's hit is to be taken."""
+        until = time.monotonic() + self._wait_seconds
+        for _ in range(_RETRIES):
+            hit = self.cache.lookup(namespace, keys, limit=limit)
+            if hit.blocks <= hit.host:
+                return None
+            restore = self.cache.restore(namespace, keys, limit=limit)
+            if restore is None:
+                return None
+            progress = _wait(restore, until)
+            if progress == "ready":
+                return restore
+            restore.end()
+            if progress != "failed":
+                self.moved.late_loads += 1
+                return None
+        return None
+
+    def _take(self, restore: Restore) -> Iterator[ReadLease]:
+        """The waves of a restore, each released before the next one.
+
+        Raises:
+            TransferError: one can't be read, or takes too long.
+        """
+        while (progress := _wait(restore, time.monotonic() + self._wait_seconds)) != "done":
+            lease = restore.take()
+            if lease is None:
+                raise TransferError(f"restore: expected its next wave, found it {progress}")
+            with lease:
+                yield lease
 
     def _bytes(self, entries: Sequence[LeaseEntry]) -> int:
         classes = self.geometry.classes
         return sum(classes[entry.class_index].entry_bytes for entry in entries)
+
+
+def _wait(restore: Restore, until: float) -> str:
+    """How far a restore is when it can be brought on, or at that time."""
+    while (progress := restore.progress()) in ("queued", "waiting"):
+        if time.monotonic() >= until:
+            break
+        time.sleep(_POLL_SECONDS)
+    return progress

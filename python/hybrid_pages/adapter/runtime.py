@@ -1,7 +1,7 @@
 """The interface between a session and the framework that computes its tokens."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from hybrid_pages._core import LeaseEntry, ReadLease
@@ -47,8 +47,10 @@ class Runtime(Protocol[States]):
         ...
 
     @abstractmethod
-    def copy_in(self, lease: ReadLease) -> None:
-        """Copies what a lease covers into the cache, which has seen ``lease.blocks`` blocks then.
+    def copy_in(self, leases: Iterator[ReadLease], blocks: int) -> None:
+        """Copies what the leases cover into the cache, which has seen ``blocks`` blocks then.
+
+        Asking for the next lease releases the one before and may raise TransferError.
 
         Raises:
             TransferError: a copy failed. The cache is as fresh as before.

@@ -56,13 +56,13 @@ class Session(Generic[States]):
         """Tells the policy of the request, and restores the deepest boundary; tokens restored."""
         keys = self._prefix.keys
         self._wanted = deserving(self._admissions.admit(self._namespace, keys, self._tokens))
-        hit = self._entries.reach(self._namespace, keys, limit=self._limit)
-        if hit * self._size <= self._floor:
-            return 0
-        if not (self._runtime.continues() or self._can_step(hit)):
-            return 0
-        copy = self._runtime.copy_in
-        self._offered = self._entries.load(self._namespace, keys, copy, limit=self._limit)
+        with self._entries.reach(self._namespace, keys, limit=self._limit) as reach:
+            hit = reach.blocks
+            if hit * self._size <= self._floor:
+                return 0
+            if not (self._runtime.continues() or self._can_step(hit)):
+                return 0
+            self._offered = self._entries.load(reach, self._runtime.copy_in)
         if not self._offered:
             # The load failed and dropped what it wanted: it is worth as much as before.
             self._wanted.add(hit)

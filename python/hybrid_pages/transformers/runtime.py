@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,8 +71,8 @@ class ModelRuntime(Runtime[States]):
     def copy_out(self, entries: Sequence[LeaseEntry], states: States | None) -> Checksums:
         return self._store.copy_out(entries, self._cache, states)
 
-    def copy_in(self, lease: ReadLease) -> None:
-        self._store.copy_in(lease, self._cache)
+    def copy_in(self, leases: Iterator[ReadLease], blocks: int) -> None:
+        self._store.copy_in(leases, blocks, self._cache)
 
     def first_held(self, class_index: int) -> int:
         return self._store.first_held(class_index, self._cache)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -187,9 +187,10 @@ class CacheStore(Closing):
         prefix = Prefix(ids, self.layout.block_tokens)
         limit = last_boundary(ids.numel(), self.layout.block_tokens)
         with self.using(cache_salt) as namespace:
-            blocks = self.entries.load(
-                namespace, prefix.keys, lambda lease: self.copy_in(lease, cache), limit=limit
-            )
+            with self.entries.reach(namespace, prefix.keys, limit=limit) as reach:
+                blocks = self.entries.load(
+                    reach, lambda leases, blocks: self.copy_in(leases, blocks, cache)
+                )
             return blocks * self.layout.block_tokens
 
     def clear(self) -> None:
@@ -230,14 +231,16 @@ class CacheStore(Closing):
         """
         return self._staging.store(entries, _Reader(self.layout, cache, states))
 
-    def copy_in(self, lease: ReadLease, cache: Any) -> None:
-        """Copies what a lease covers into a fresh cache of this layout, whole or not at all.
+    def copy_in(self, leases: Iterator[ReadLease], blocks: int, cache: Any) -> None:
+        """Copies what leases cover, the first blocks, into a fresh cache of this layout, whole or
+        not at all.
 
         Raises:
             TransferError: a copy failed; the cache is as it was.
         """
-        writer = _Writer(self.layout, lease)
-        self._staging.load(lease.entries, writer, verify=self._verify)
+        writer = _Writer(self.layout, blocks)
+        for lease in leases:
+            self._staging.load(lease.entries, writer, verify=self._verify)
         writer.adopt(cache)
 
     def first_held(self, class_index: int, cache: Any) -> int:
@@ -270,20 +273,21 @@ class _Reader:
 
 
 class _Writer:
-    """Collects what a lease covers in tensors of its own; a cache sees it when it is whole."""
+    """Collects the first blocks in tensors of its own; a cache sees them when they are whole."""
 
-    def __init__(self, layout: Layout, lease: ReadLease) -> None:
-        self._layout, self._seen = layout, lease.blocks * layout.block_tokens
+    def __init__(self, layout: Layout, blocks: int) -> None:
+        self._layout, self._seen = layout, blocks * layout.block_tokens
         self._first: dict[CacheTensor, int] = {}
         self._tensors: dict[CacheTensor, torch.Tensor] = {}
         for item in layout.geometry.classes:
-            blocks = [e.block_index for e in lease.entries if e.class_index == item.index]
+            window = 1 if item.kind == "recurrent" else item.window_blocks or blocks
+            first = max(0, blocks - window)
             for spec in layout.class_tensors(item.index):
                 shape = spec.shape
                 if not spec.is_state:
                     heads, size, dim = spec.shape
-                    shape = (heads, (lease.blocks - min(blocks)) * size, dim)
-                self._first[spec] = min(blocks)
+                    shape = (heads, (blocks - first) * size, dim)
+                self._first[spec] = first
                 self._tensors[spec] = torch.empty((1, *shape), dtype=spec.dtype, device=spec.device)
 
     def __call__(self, spec: CacheTensor, block: int, staged: torch.Tensor) -> None:
