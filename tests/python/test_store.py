@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ ABOUT = {
     "ranks": 1,
 }
 OTHER = bytes(32)
+CALL = "import sys; from hybrid_pages.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_inspect_shows_what_is_there(path: Path, capsys: pytest.CaptureFixture[s
     assert newest.split()[0] == bytes(range(32)).hex()[:12]
     assert "Qwen3NextForCausalLM, vllm 0.32.0, weights abababababab" in about
     assert oldest.split()[0] == "0" * 12 and "2001-09-09" in oldest
-    assert difference.endswith("differs from the first in: vllm (0.31.0, not 0.32.0)")
+    assert difference.endswith("differs from 000102030405 in: vllm (0.31.0, not 0.32.0)")
     found = told(capsys, "inspect", str(path))
     [lane_] = found["lanes"]
     identities = lane_["identities"]
@@ -139,6 +141,58 @@ def test_what_is_no_disk_path_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+ODD = [
+    "[" * 100_000,
+    '{"config": "{\\"architectures\\": {\\"a\\": 1}}"}',
+    '{"config": "[1]", "vllm": "\\ud800", "a": NaN, "b": 1e999}',
+    '{"vllm": "\\u001b[31m\\u0007", "x\\nlane-9: not in use": 1}',
+    "\\x00",
+]
+
+
+@pytest.mark.parametrize("about", ODD)
+def test_whatever_is_written_down_is_shown_or_left_out(
+    path: Path, capsys: pytest.CaptureFixture[str], about: str
+) -> None:
+    for identity in (OTHER, bytes(range(32))):
+        (path / "lane-0" / identity.hex() / "about.json").write_text(about)
+    (path / "lane-0" / OTHER.hex() / "about.json").write_text('{"vllm": "0.31.0"}')
+    text = said(capsys, "inspect", str(path))
+    assert text.replace("\n", "").isprintable()
+    assert text.encode()
+    assert sum(line.startswith("lane-") for line in text.splitlines()) == 1
+    assert told(capsys, "inspect", str(path))["lanes"]
+    said(capsys, "verify", str(path))
+
+
+@pytest.mark.parametrize("place", ["| true", "> /dev/full"])
+def test_output_that_nobody_takes_is_no_damage(path: Path, place: str) -> None:
+    command = f"{sys.executable} -c {CALL!r} store inspect {path} {place}"
+    shell = ["bash", "-c", f"set -o pipefail; sleep 0.1; {command}"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 2), done
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_what_goes_while_it_is_looked_at_is_left_out(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tree:
+        def __init__(self, path: str) -> None:
+            self.tree = DiskTree(path)
+
+        def lanes(self) -> Any:
+            return self.tree.lanes()
+
+        def verify(self, lane: str, identity: str, *rest: Any) -> Any:
+            shutil.rmtree(path / "lane-0" / OTHER.hex(), ignore_errors=True)
+            return self.tree.verify(lane, identity, *rest)
+
+    monkeypatch.setattr("hybrid_pages.store.main.DiskTree", Tree)
+    [left] = told(capsys, "verify", str(path))["identities"]
+    assert left["identity"] == bytes(range(32)).hex() and left["good"] > 0
+
+
 @pytest.mark.parametrize("words", [["--lanes", "0"], ["--unused-for", "-1"], ["--unused-for", "x"]])
 def test_wrong_numbers_are_lines_of_usage(path: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -160,6 +214,7 @@ def test_what_progress_raises_ends_a_verification(path: Path) -> None:
 def test_a_verification_can_be_interrupted(path: Path) -> None:
     code = (
         "import os, signal, sys; from hybrid_pages.store import main as store\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background\n"
         "from hybrid_pages.cli import main\n"
         "store.DiskTree = lambda path: Tree(path)\n"
         "from hybrid_pages import DiskTree\n"

@@ -58,8 +58,8 @@ class Disk:
     def describe(self, about: str) -> None:
         """Write down, in `about.json`, what the identity was made from: for people and tools.
 
-        Nothing reads it to find entries. Before :meth:`connect` this does nothing; a failure is
-        counted. Raises InvalidArgumentError for more than 1 MiB.
+        Nothing reads it to find entries. Before :meth:`connect` this does nothing. A failure is
+        counted, and so is more than 1 MiB, which is not written.
         """
 
     def settle(self, seconds: float) -> bool:
@@ -111,33 +111,34 @@ class DiskTree:
         """
 
     def lanes(self) -> list[dict[str, Any]]:
-        """All lanes. Raises DiskError for one that can't be read.
+        """All lanes, but those that go meanwhile.
 
         Of each: lane, its name; process, the number of the process that uses it now, 0 where it is
-        unknown; cleared, directories of no use to anybody and what they take on disk; troubles,
-        what could not be read; and identities, the one used longest ago first: identity, 64
-        hexadecimal digits; bytes, what its files take on disk; used, seconds since 1970 when a file
-        was last changed; about, what :meth:`Disk.describe` was given; ranks that share an entry, 0
-        if the index can't be read; entries; classes, for each its entries and bytes of a cell;
+        unknown; cleared, directories that no later process finds anything in, and what they take on
+        disk: of the process that uses the lane since it was reset, or waiting to be removed;
+        troubles, what could not be read; and identities, the one used longest ago first: identity,
+        64 hexadecimal digits; bytes, what its files take on disk; used, seconds since 1970 when a
+        file was last changed; about, what :meth:`Disk.describe` was given; ranks that share an
+        entry, 0 if nothing says so; entries; classes, for each its entries and bytes of a cell;
         damaged_records of the index; aside_bytes of an index that was set aside; trouble, why the
         index can't be read.
         """
 
     def verify(
         self, lane: str, identity: str, progress: Callable[[int, int], object] | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Read all entries of an identity and compare them with their checksums.
 
-        Of the result: good entries; bytes that were read of those; changed, entries that moved or
-        went meanwhile; damaged_records of the index; bad entries, each with class, block, cell (in
-        the slab file of its class) and reason (as in the counts of :meth:`Disk.stats`). An entry is
-        bad only if the index still has it there some time after it was read, and it is bad then,
-        too.
+        None if it went before that was done. Else: good entries; bytes that were read of those;
+        changed, entries that moved or went meanwhile; damaged_records of the index; bad entries,
+        each with class, block, cell (in the slab file of its class) and reason (as in the counts of
+        :meth:`Disk.stats`). An entry is bad only if the index still has it there some time after it
+        was read, and it is bad then, too.
 
         progress: is told how many bytes of how many are done; what it raises ends the call.
 
-        Raises InvalidArgumentError for what is not there, DiskError for an index that can't be
-        read.
+        Raises InvalidArgumentError for what is no lane or identity, DiskError for an index or a
+        slab that can't be read.
         """
 
     def collect(
@@ -150,10 +151,10 @@ class DiskTree:
         """Remove what was cleared or set aside, in lanes that no process uses.
 
         Of the result: removed, paths below the disk path and what they took on disk; busy, lanes
-        that a process uses, and its number; failed, what could not be removed, and why.
+        that a process uses, and its number; failed, what could not be read or removed, and why.
 
         unused_seconds: remove identities, too, that no process has changed for so long. lanes:
         remove all identities in lanes from this number on. dry_run: remove nothing.
 
-        Raises DiskError for a lane that can't be read, InvalidArgumentError for a negative time.
+        Raises InvalidArgumentError for a negative time.
         """

@@ -16,6 +16,7 @@ from hybrid_pages._core import Geometry
 
 BYTES = 32
 _SECRET = ("hash_seed", "process")
+_LONGEST = 16 << 10
 
 
 def stable_identity(
@@ -40,15 +41,21 @@ def about(
 ) -> dict[str, object]:
     """What :func:`stable_identity` makes its digest from, for people: facts by name.
 
-    How bytes lie is one digest, and so is each secret.
+    How bytes lie is one digest, and so is each long fact. Secrets are not told.
     """
     found = json.loads(geometry.to_json())
     identity = {key: value for key, value in found.pop("identity").items() if key not in places}
     layout = json.dumps(found, sort_keys=True)
     said: dict[str, object] = {"layout": _short(layout), "ranks": geometry.ranks}
     said |= {f"geometry_{key}": value for key, value in identity.items()}
-    said |= {key: _short(value) if key in _SECRET else value for key, value in facts.items()}
+    said |= {key: _told(key, value) for key, value in facts.items()}
     return said
+
+
+def _told(key: str, value: str) -> str:
+    if key in _SECRET:
+        return "(not told)"
+    return value if len(value) <= _LONGEST else f"digest {_short(value)}"
 
 
 def _short(text: str) -> str:

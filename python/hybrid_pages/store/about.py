@@ -1,4 +1,4 @@
-"""What an identity was made from, as its engine wrote it down."""
+"""What an identity was made from, as its engine wrote it down. Nobody has checked it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 from typing import Any
 
 _SHOWN = ("vllm", "transformers", "dtype", "weights")
+_MOST_SHOWN = 24
 _DIGITS = 12
+"""Of a digest."""
 
 
 def read_about(text: str | None) -> dict[str, Any] | None:
     """The facts by name; None if nobody said them or they can't be read."""
     try:
-        said = json.loads(text or "")
-    except ValueError:
+        said = json.loads(text or "", parse_constant=str)
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None
 
@@ -27,22 +29,27 @@ def summary(about: dict[str, Any]) -> str:
 
 def _architecture(about: dict[str, Any]) -> str:
     try:
-        config = json.loads(about.get("config") or "{}")
-        return str((config.get("architectures") or [config.get("model_type") or ""])[0])
-    except (ValueError, AttributeError, IndexError, TypeError):
+        config = json.loads(str(about.get("config")))
+    except (ValueError, RecursionError):
         return ""
+    if not isinstance(config, dict):
+        return ""
+    found = config.get("architectures")
+    return _short(found[0], 80) if isinstance(found, list) and found else ""
 
 
 def differences(about: dict[str, Any], other: dict[str, Any]) -> str:
     """What differs from another identity, with both values where they are short."""
     names = [name for name in {**about, **other} if about.get(name) != other.get(name)]
-    return ", ".join(
-        name
-        if max(len(str(one.get(name))) for one in (about, other)) > _DIGITS
-        else f"{name} ({about.get(name)}, not {other.get(name)})"
-        for name in names
-    )
+    return ", ".join(_difference(name, about.get(name), other.get(name)) for name in names)
 
 
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")[:_DIGITS]
+def _difference(name: str, one: object, other: object) -> str:
+    if max(len(str(one)), len(str(other))) > _MOST_SHOWN:
+        return _short(name, 80)
+    return f"{_short(name, 80)} ({one}, not {other})"
+
+
+def _short(value: object, most: int = _MOST_SHOWN) -> str:
+    text = str(value).removeprefix("torch.")
+    return text if len(text) <= most else text[:_DIGITS]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
-from hybrid_pages import DiskTree, HybridPagesError
+from hybrid_pages import DiskError, DiskTree, HybridPagesError
 from hybrid_pages.arguments import whole
 from hybrid_pages.progress import progress
 from hybrid_pages.store.about import read_about
-from hybrid_pages.store.report import collected, tree, verdicts
+from hybrid_pages.store.report import collected, printable, tree, verdicts
 
 _DAY = 86_400
 _MOST_DAYS = 36_500
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify = actions.add_parser(
         "verify",
         help="read every entry and compare it with its checksums; changes nothing, and an engine "
-        "may be running. Exit status 1 if something is damaged",
+        "may be running. Exit status 1 if something is damaged or can't be read",
     )
     collect = actions.add_parser(
         "gc",
@@ -53,12 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs one action. Exit status 2 if the path can't be read, 130 when interrupted."""
+    """Runs one action. Exit status 2 if the path can't be read or nothing can be printed, 130 when
+    interrupted."""
     action = {"inspect": _inspect, "verify": _verify, "gc": _collect}[args.action]
     try:
-        return action(DiskTree(args.path), args)
-    except HybridPagesError as error:
-        print(f"hybrid-pages store {args.action}: {error}", file=sys.stderr)
+        status = action(DiskTree(args.path), args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except (HybridPagesError, OSError) as error:
+        print(f"hybrid-pages store {args.action}: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"hybrid-pages store {args.action}: interrupted", file=sys.stderr)
@@ -70,7 +78,7 @@ def _inspect(disk: DiskTree, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"path": args.path, "lanes": [_readable(lane) for lane in lanes]}))
     else:
-        print(tree(args.path, lanes))
+        print(printable(tree(args.path, lanes)))
     return 0
 
 
@@ -92,9 +100,9 @@ def _verify(disk: DiskTree, args: argparse.Namespace) -> int:
     with progress(total, "B", scale=True) as bar:
         for lane in lanes:
             for identity in lane["identities"]:
-                found.append({"lane": lane["lane"], "identity": identity["identity"]})
+                it = {"lane": lane["lane"], "identity": identity["identity"]}
                 if identity["trouble"] is not None:
-                    found[-1]["trouble"] = identity["trouble"]
+                    found.append(it | {"trouble": identity["trouble"]})
                     continue
                 done = 0
 
@@ -104,15 +112,21 @@ def _verify(disk: DiskTree, args: argparse.Namespace) -> int:
                         bar.update(now - done)
                     done = now
 
-                found[-1] |= disk.verify(lane["lane"], identity["identity"], told)
+                try:
+                    verdict = disk.verify(lane["lane"], identity["identity"], told)
+                except DiskError as error:
+                    found.append(it | {"trouble": str(error)})
+                    continue
+                if verdict is not None:  # else an engine has cleared or removed it
+                    found.append(it | verdict)
     troubles = [trouble for lane in lanes for trouble in lane["troubles"]]
     damaged = bool(troubles) or any(
-        it.get("trouble") or it["bad"] or it["damaged_records"] for it in found
+        "trouble" in it or it["bad"] or it["damaged_records"] for it in found
     )
     if args.json:
         print(json.dumps({"path": args.path, "identities": found, "troubles": troubles}))
     else:
-        print(verdicts(args.path, found, troubles))
+        print(printable(verdicts(args.path, found, troubles)))
     return int(damaged)
 
 
@@ -125,5 +139,5 @@ def _collect(disk: DiskTree, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"path": args.path, "dry_run": args.dry_run, **done}))
     else:
-        print(collected(args.path, done, dry_run=args.dry_run))
+        print(printable(collected(args.path, done, dry_run=args.dry_run)))
     return int(bool(done["failed"]))

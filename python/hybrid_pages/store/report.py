@@ -24,7 +24,7 @@ def tree(path: str, lanes: Sequence[Mapping[str, Any]]) -> str:
 def _lanes(lanes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for lane in lanes:
         yield f"{lane['lane']}: {_user(lane['process'])}"
-        newest: dict[str, Any] | None = None
+        newest: tuple[str, dict[str, Any]] | None = None
         for identity in reversed(lane["identities"]):
             used = datetime.fromtimestamp(identity["used"], timezone.utc)
             yield (
@@ -34,17 +34,21 @@ def _lanes(lanes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             )
             about = read_about(identity["about"])
             if about is not None:
-                yield f"    {summary(about)}"
+                yield f"    {one_line(summary(about))}"
                 if newest is not None:
-                    yield f"    differs from the first in: {differences(about, newest)}"
-                newest = newest or about
+                    said = differences(about, newest[1]) or "what is not told"
+                    yield f"    differs from {newest[0]} in: {one_line(said)}"
+                newest = newest or (identity["identity"][:_SHORT], about)
+            if identity["aside_bytes"]:
+                yield f"    {size(identity['aside_bytes'])} of a damaged index were set aside"
             if identity["damaged_records"]:
                 yield f"    {count(identity['damaged_records'], 'damaged record')} in the index"
             if identity["trouble"] is not None:
                 yield f"    its index can't be read: {identity['trouble']}"
         if lane["cleared"]:
             nbytes = sum(nbytes for _, nbytes in lane["cleared"])
-            yield f"  {size(nbytes)} were cleared and wait to be removed"
+            of = "of its process since a reset, or " if lane["process"] is not None else ""
+            yield f"  {size(nbytes)} that no later engine finds: {of}waiting to be removed"
         yield from (f"  can't be read: {trouble}" for trouble in lane["troubles"])
 
 
@@ -96,6 +100,21 @@ def collected(path: str, done: Mapping[str, Any], *, dry_run: bool) -> str:
     lines += [f"  {lane}: {_user(process)}, left alone" for lane, process in done["busy"]]
     lines += [f"  can't be removed: {failure}" for failure in done["failed"]]
     return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """The same without line breaks."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def printable(text: str) -> str:
+    """The same with an escape for whatever a terminal would not show as it is."""
+    return "".join(
+        character
+        if character == "\n" or character.isprintable()
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def size(nbytes: int) -> str:

@@ -113,8 +113,8 @@ impl PyDisk {
             .map_err(to_py)
     }
 
-    fn describe(&self, py: Python<'_>, about: &str) -> PyResult<()> {
-        py.detach(|| self.handle.describe(about)).map_err(to_py)
+    fn describe(&self, py: Python<'_>, about: &str) {
+        py.detach(|| self.handle.describe(about));
     }
 
     fn settle(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {

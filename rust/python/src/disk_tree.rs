@@ -40,7 +40,17 @@ impl PyDiskTree {
     }
 
     fn lanes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let lanes = py.detach(|| self.inner.lanes()).map_err(to_py)?;
+        let mut raised = None;
+        let lanes = py.detach(|| {
+            self.inner.lanes(&mut || {
+                raised = Python::attach(|py| py.check_signals()).err();
+                raised.is_none()
+            })
+        });
+        if let Some(error) = raised {
+            return Err(error);
+        }
+        let lanes = lanes.map_err(to_py)?;
         let lane = |lane: hybrid_pages::tier::disk::LaneView| {
             let dict = PyDict::new(py);
             let identities = lane.identities.iter().map(|it| identity_dict(py, it));
@@ -61,7 +71,7 @@ impl PyDiskTree {
         lane: &str,
         identity: &str,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let mut raised = None;
         let verdict = py.detach(|| {
             self.inner.verify(lane, identity, &mut |done, total| {
@@ -79,7 +89,9 @@ impl PyDiskTree {
         if let Some(error) = raised {
             return Err(error);
         }
-        let verdict = verdict.map_err(to_py)?;
+        let Some(verdict) = verdict.map_err(to_py)? else {
+            return Ok(None);
+        };
         let dict = PyDict::new(py);
         dict.set_item("good", verdict.good)?;
         dict.set_item("bytes", verdict.bytes)?;
@@ -95,7 +107,7 @@ impl PyDiskTree {
         };
         let bad = verdict.bad.iter().map(bad).collect::<PyResult<Vec<_>>>()?;
         dict.set_item("bad", bad)?;
-        Ok(dict)
+        Ok(Some(dict))
     }
 
     #[pyo3(signature = (*, unused_seconds = None, lanes = None, dry_run = false))]
@@ -118,7 +130,7 @@ impl PyDiskTree {
             lanes,
             dry: dry_run,
         };
-        let done = py.detach(|| self.inner.collect(&limits)).map_err(to_py)?;
+        let done = py.detach(|| self.inner.collect(&limits));
         let dict = PyDict::new(py);
         dict.set_item("removed", done.removed)?;
         dict.set_item("busy", done.busy)?;

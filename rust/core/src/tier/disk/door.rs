@@ -27,7 +27,7 @@ pub trait Door: Debug + Send + Sync {
         direct: bool,
     ) -> io::Result<Box<dyn DoorFile>>;
 
-    /// Gives a directory inside another one a new name.
+    /// Gives a file or directory inside another one a new name.
     ///
     /// # Errors
     /// Those of the system.

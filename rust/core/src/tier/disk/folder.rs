@@ -3,14 +3,16 @@
 //! Everything is opened from its directory's descriptor and no symbolic link is followed, so nobody who
 //! changes the path meanwhile makes this write somewhere else.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::door::Door;
@@ -58,12 +60,13 @@ impl Lane {
     /// [`Error::Disk`] if the path is no directory of this user's, or another process has the lane;
     /// [`Error::Foreign`] if something else is in it, or another format.
     pub(super) fn open(path: &Path, lane: u32) -> Result<Self> {
+        let path = &plain(path);
         let root = open_root(path)?;
         check_marker(path, &root)?;
         // Only now: what is somebody else's stays as it is.
         make_private(root.as_fd())
             .map_err(|error| failed(path, "a directory of this user", error))?;
-        let name = format!("{LANE}{lane}");
+        let name = lane_name(lane);
         let here = path.join(&name);
         let folder = make_folder(root.as_fd(), &name)
             .map_err(|error| failed(&here, "a directory of this user", error))?;
@@ -84,6 +87,17 @@ impl Lane {
         let folder = open_folder(root, name)
             .map_err(|error| failed(&here, "a directory of this user", error))?;
         let lock = take_lock(&here, folder.as_fd())?;
+        // Who opens it next may be the directory's owner, and not this user.
+        let chown = || -> rustix::io::Result<()> {
+            let (owner, mine) = (rustix::fs::fstat(&folder)?, rustix::fs::fstat(&lock)?);
+            if owner.st_uid == mine.st_uid {
+                return Ok(());
+            }
+            let (user, group) = (Uid::from_raw(owner.st_uid), Gid::from_raw(owner.st_gid));
+            rustix::fs::fchown(&lock, Some(user), Some(group))
+        };
+        chown()
+            .map_err(|error| failed(&here.join(LOCK), "a file of the directory's owner", error))?;
         Ok(Self {
             folder,
             name: here.display().to_string(),
@@ -162,7 +176,10 @@ pub(super) fn directories(
 ) -> io::Result<(Vec<Other>, Vec<Other>)> {
     let (mut identities, mut cleared) = (Vec::new(), Vec::new());
     for name in names(lane)? {
-        let found = if name.starts_with(CLEARED) {
+        let Some(name) = name.to_str().map(str::to_owned) else {
+            continue;
+        };
+        let found = if is_cleared(&name) {
             &mut cleared
         } else if is_identity(&name) {
             &mut identities
@@ -172,6 +189,8 @@ pub(super) fn directories(
         let folder = open_folder(lane, &name).map_err(io::Error::from);
         match folder.and_then(|folder| size_of_files(folder.as_fd())) {
             Ok((bytes, used)) => found.push(Other { name, bytes, used }),
+            // Its process has removed it meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => trouble(&name, error),
         }
     }
@@ -179,18 +198,20 @@ pub(super) fn directories(
     Ok((identities, cleared))
 }
 
-/// Removes a directory with its files, if it is there.
+/// Removes a directory with its files, if it is there. Others may be at it, too.
 pub(super) fn remove_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let gone = |outcome: rustix::io::Result<()>| match outcome {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(io::Error::from(error)),
+    };
     let folder = match open_folder(parent, name) {
         Ok(folder) => folder,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error.into()),
+        Err(error) => return gone(Err(error)),
     };
     for file in names(folder.as_fd())? {
-        rustix::fs::unlinkat(&folder, file.as_str(), AtFlags::empty())?;
+        gone(rustix::fs::unlinkat(&folder, file, AtFlags::empty()))?;
     }
-    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?;
-    Ok(())
+    gone(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR))
 }
 
 /// The lanes of a disk path that is there, in order; nothing is made or changed.
@@ -198,19 +219,34 @@ pub(super) fn remove_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<()
 /// # Errors
 /// As [`Lane::open`].
 pub(super) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
+    let path = &plain(path);
     let root = open_there(path)?;
     let marker = read_marker(path, &root)?;
     if marker.as_deref() != Some(&expected_marker()) {
         return Err(foreign_marker(path, marker.as_deref()));
     }
     let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
-    let number = |name: &String| name.strip_prefix(LANE)?.parse::<u32>().ok();
-    let mut lanes: Vec<_> = names
-        .into_iter()
-        .filter_map(|name| Some((number(&name)?, name)))
-        .collect();
+    let number = |name: OsString| -> Option<u32> {
+        let number = name.to_str()?.strip_prefix(LANE)?.parse().ok()?;
+        (name == *lane_name(number)).then_some(number)
+    };
+    let mut lanes: Vec<u32> = names.into_iter().filter_map(number).collect();
     lanes.sort_unstable();
-    Ok((root, lanes.into_iter().map(|(_, name)| name).collect()))
+    Ok((root, lanes.into_iter().map(lane_name).collect()))
+}
+
+fn lane_name(number: u32) -> String {
+    format!("{LANE}{number}")
+}
+
+/// Opens a file that is there, for reading; never waits.
+pub(super) fn open_file(folder: BorrowedFd<'_>, name: &str) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("expected a file, found something else"));
+    }
+    Ok(file)
 }
 
 /// Who has a lane: the number of its process as it noted it, 0 if it is unknown; `None` for nobody.
@@ -218,11 +254,10 @@ pub(super) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
 /// # Errors
 /// Those of the system.
 pub(super) fn holder(lane: BorrowedFd<'_>) -> io::Result<Option<u32>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = match rustix::fs::openat(lane, LOCK, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        Err(Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(error.into()),
+    let file = match open_file(lane, LOCK) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
     };
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => {
@@ -243,13 +278,23 @@ pub(super) fn directory_of(identity: &Identity) -> String {
     hex(identity)
 }
 
-fn cleared() -> io::Result<String> {
+/// A new name of what was cleared.
+pub(super) fn cleared() -> io::Result<String> {
     Ok(format!("{CLEARED}{}", hex(&random()?[..16])))
 }
 
 pub(super) fn is_identity(name: &str) -> bool {
+    name.len() == 64 && is_hex(name)
+}
+
+fn is_cleared(name: &str) -> bool {
+    let number = name.strip_prefix(CLEARED);
+    number.is_some_and(|number| number.len() == 32 && is_hex(number))
+}
+
+fn is_hex(text: &str) -> bool {
     let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    name.len() == 64 && name.bytes().all(digit)
+    text.bytes().all(digit)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -261,6 +306,11 @@ pub(super) fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+/// The same path without what makes the system follow a symbolic link at its end.
+fn plain(path: &Path) -> PathBuf {
+    path.components().collect()
 }
 
 fn open_root(path: &Path) -> Result<OwnedFd> {
@@ -314,11 +364,10 @@ fn make_private(folder: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// The names in a directory.
-fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<String>> {
+fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
     let mut found = Vec::new();
     for entry in rustix::fs::Dir::read_from(folder)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
+        let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
         if name != "." && name != ".." {
             found.push(name);
         }
@@ -330,7 +379,11 @@ fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<String>> {
 fn size_of_files(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     let (mut bytes, mut used) = (0, 0);
     for name in names(folder)? {
-        let stat = rustix::fs::statat(folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;
+        let stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(error.into()),
+        };
         if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
             bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             used = used.max(u64::try_from(stat.st_mtime).unwrap_or(0));
@@ -347,12 +400,16 @@ fn check_marker(path: &Path, root: &OwnedFd) -> Result<()> {
     if found.is_none() {
         let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
         // Another lane may be writing its marker now; a new file system has `lost+found`.
-        let foreign = |name: &&String| !name.starts_with(MARKER) && *name != "lost+found";
+        let foreign = |name: &&OsString| {
+            let ours = name.as_bytes().starts_with(MARKER.as_bytes());
+            !ours && *name != "lost+found"
+        };
         if let Some(name) = names.iter().find(foreign) {
             return Err(Error::Foreign(format!(
-                "{}: expected an empty directory or one that hybrid-pages made, found '{name}' in it: \
+                "{}: expected an empty directory or one that hybrid-pages made, found '{}' in it: \
                  name a directory for the disk tier alone",
-                path.display()
+                path.display(),
+                name.display()
             )));
         }
         write_marker(root, &marker).map_err(|error| failed(&here, "a new file", error))?;
@@ -370,15 +427,14 @@ fn expected_marker() -> String {
 
 fn read_marker(path: &Path, root: &OwnedFd) -> Result<Option<String>> {
     let read = || -> io::Result<Option<String>> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat(root, MARKER, flags, Mode::empty()) {
+        match open_file(root.as_fd(), MARKER) {
             Ok(file) => {
                 let mut text = String::new();
-                File::from(file).take(256).read_to_string(&mut text)?;
+                file.take(256).read_to_string(&mut text)?;
                 Ok(Some(text))
             }
-            Err(Errno::NOENT) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     };
     read().map_err(|error| failed(&path.join(MARKER), "a file of this user", error))
@@ -427,6 +483,10 @@ fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> Result<File> {
     let file = rustix::fs::openat(folder, LOCK, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| failed(&path, "a file of this user", error))?;
     let mut file = File::from(file);
+    if !file.metadata().is_ok_and(|found| found.is_file()) {
+        let error = io::Error::other("something else");
+        return Err(failed(&path, "a file of this user", error));
+    }
     match lock_soon(&file) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {

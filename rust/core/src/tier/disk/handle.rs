@@ -10,8 +10,8 @@ use super::format::Identity;
 use super::lock;
 use super::shared::Shared;
 use super::stats::{DiskStats, Reason};
-use super::tree::{ABOUT, MOST_ABOUT};
-use crate::error::{Error, Result};
+use super::tree::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
+use crate::error::Result;
 use crate::tier::Arena;
 
 const NAP: Duration = Duration::from_millis(2);
@@ -35,32 +35,29 @@ impl DiskHandle {
     }
 
     /// Writes down what the identity was made from, for people and tools: nothing reads it to find entries.
-    /// Before the disk is connected this does nothing; a failure is counted.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for more than a mebibyte.
-    pub fn describe(&self, about: &str) -> Result<()> {
-        if about.len() as u64 > MOST_ABOUT {
-            return Err(Error::InvalidArgument(format!(
-                "about: expected at most {MOST_ABOUT} bytes, found {}",
-                about.len()
-            )));
-        }
+    /// Before the disk is connected this does nothing. A failure is counted, and so is more than a mebibyte.
+    pub fn describe(&self, about: &str) {
         let store = lock(&self.0.book).store.clone();
         let Some(store) = store.filter(|store| store.persistent) else {
-            return Ok(());
+            return;
         };
         let write = || {
-            let door = &self.0.options.door;
-            let file = door.open(store.folder.as_fd(), ABOUT, false)?;
+            if about.len() as u64 > MOST_ABOUT {
+                let found = about.len();
+                return Err(std::io::Error::other(format!(
+                    "expected at most {MOST_ABOUT} bytes, found {found}"
+                )));
+            }
+            let (door, folder) = (&self.0.options.door, store.folder.as_fd());
+            let file = door.open(folder, ABOUT_DRAFT, false)?;
             file.set_length(0)?;
-            file.write_all(about.as_bytes(), 0)
+            file.write_all(about.as_bytes(), 0)?;
+            door.rename(folder, ABOUT_DRAFT, ABOUT)
         };
         if let Err(error) = write() {
             self.0
                 .failed(Reason::Upkeep, &format!("cannot write {ABOUT}: {error}"));
         }
-        Ok(())
     }
 
     /// Counts at this moment.

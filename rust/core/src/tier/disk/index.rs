@@ -148,19 +148,16 @@ impl Index {
         guarded(|| Self::read(door, folder, owner))
     }
 
-    /// What a copy of an index says, and the journal beside it; neither is changed.
+    /// What copies of an index and of the journal beside it say.
     ///
     /// # Errors
-    /// What is wrong with it: a process that writes may have been in the middle of it.
-    pub(super) fn read_copy(
-        copy: Vec<u8>,
-        journal: impl Fn() -> io::Result<Box<dyn DoorFile>>,
-    ) -> Result<(Claim, Found), String> {
+    /// What is wrong with them.
+    pub(super) fn read_copy(index: Vec<u8>, journal: Vec<u8>) -> Result<(Claim, Found), String> {
         guarded(|| {
             let database = Builder::new()
                 .set_cache_size(CACHE_BYTES)
                 .set_check_integrity_on_open(true)
-                .create_with_backend(Copied(Mutex::new(copy)))
+                .create_with_backend(InMemory(Mutex::new(index)))
                 .map_err(|error| error.to_string())?;
             let claim = claim_of(&database).map_err(|error| error.to_string())?;
             let claim = claim.as_deref().and_then(Claim::decode);
@@ -178,16 +175,7 @@ impl Index {
                 mut damaged,
                 ..
             } = loaded.ok_or("expected a generation, found none")?;
-            let of = |generation: u64| {
-                let opened =
-                    journal().and_then(|file| Journal::open(file, generation, claim.ranks));
-                let (_, changes) = opened.map_err(|error| format!("a journal: {error}"))?;
-                Ok::<_, String>(changes)
-            };
-            let unsaved = of(generation)?;
-            if !of(generation.wrapping_add(1))?.is_empty() {
-                return Err("the index took its journal while it was read".into());
-            }
+            let unsaved = journal::read(&journal, generation, claim.ranks);
             apply(&mut records, &unsaved);
             let places = check(records, claim.cells.len(), &mut damaged);
             let found = Found {
@@ -439,11 +427,11 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     }
 }
 
-/// A copy of redb's file in memory.
+/// A copy of redb's file.
 #[derive(Debug)]
-struct Copied(Mutex<Vec<u8>>);
+struct InMemory(Mutex<Vec<u8>>);
 
-impl StorageBackend for Copied {
+impl StorageBackend for InMemory {
     fn len(&self) -> io::Result<u64> {
         Ok(lock(&self.0).len() as u64)
     }

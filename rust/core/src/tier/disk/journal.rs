@@ -89,7 +89,7 @@ impl Journal {
     }
 
     fn record_bytes(&self) -> usize {
-        PLACE_AT + self.place_bytes() + 8
+        record_bytes(self.ranks)
     }
 
     fn encode(&self, (name, place): &Change, bytes: &mut Vec<u8>) {
@@ -106,17 +106,30 @@ impl Journal {
     }
 
     fn decode(&self, record: &[u8]) -> Option<Change> {
-        let (bytes, check) = record.split_at(record.len() - 8);
-        if check != xxh3_64(bytes).to_le_bytes() || bytes[..8] != self.generation.to_le_bytes() {
-            return None;
-        }
-        let name: Name = bytes[NAME_AT..PLACE_AT].try_into().ok()?;
-        match bytes[8] {
-            0 => Some((name, None)),
-            _ => Some((
-                name,
-                Some(Place::decode(&name, &bytes[PLACE_AT..], self.ranks)?),
-            )),
-        }
+        decode(record, self.generation, self.ranks)
+    }
+}
+
+/// The changes of a generation in a copy of the file, up to the first that is not whole.
+pub(super) fn read(copy: &[u8], generation: u64, ranks: usize) -> Vec<Change> {
+    let records = copy.chunks_exact(record_bytes(ranks));
+    records
+        .map_while(|record| decode(record, generation, ranks))
+        .collect()
+}
+
+const fn record_bytes(ranks: usize) -> usize {
+    PLACE_AT + Place::bytes(ranks) + 8
+}
+
+fn decode(record: &[u8], generation: u64, ranks: usize) -> Option<Change> {
+    let (bytes, check) = record.split_at(record.len() - 8);
+    if check != xxh3_64(bytes).to_le_bytes() || bytes[..8] != generation.to_le_bytes() {
+        return None;
+    }
+    let name: Name = bytes[NAME_AT..PLACE_AT].try_into().ok()?;
+    match bytes[8] {
+        0 => Some((name, None)),
+        _ => Some((name, Some(Place::decode(&name, &bytes[PLACE_AT..], ranks)?))),
     }
 }

@@ -1,13 +1,13 @@
 //! Removes what no process needs: never from a lane that one uses.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::DiskTree;
-use crate::error::Result;
 use crate::tier::disk::folder::{self, Lane};
 use crate::tier::disk::index;
 
@@ -34,33 +34,35 @@ pub struct Collected {
 }
 
 impl DiskTree {
-    /// Removes what was cleared, indexes that were set aside, and what the limits name.
-    ///
-    /// # Errors
-    /// [`Error::Disk`](crate::error::Error::Disk) for a lane that can't be read.
-    pub fn collect(&self, limits: &Limits) -> Result<Collected> {
+    /// Removes what was cleared, indexes that were set aside, and what the limits name. What can't be removed
+    /// is told, and the rest goes.
+    #[must_use]
+    pub fn collect(&self, limits: &Limits) -> Collected {
         let mut done = Collected::default();
         for name in &self.lanes {
-            self.collect_lane(name, limits, &mut done)?;
+            if let Err(error) = self.collect_lane(name, limits, &mut done)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                done.failed.push(format!("{name}: {error}"));
+            }
         }
-        Ok(done)
+        done
     }
 
-    fn collect_lane(&self, name: &str, limits: &Limits, done: &mut Collected) -> Result<()> {
-        let folder = self.open_lane(name)?;
-        let holder = || folder::holder(folder.as_fd());
-        let failed = |error| self.failed(name, "a lock that can be read", &error);
-        if let Some(process) = holder().map_err(failed)? {
+    fn collect_lane(&self, name: &str, limits: &Limits, done: &mut Collected) -> io::Result<()> {
+        let folder = folder::open_folder(self.root.as_fd(), name)?;
+        if let Some(process) = folder::holder(folder.as_fd())? {
             done.busy.push((name.to_owned(), process));
             return Ok(());
         }
-        // Nobody starts on it meanwhile.
-        let mut lane = None;
+        // What goes is moved away while nobody can start on it, and removed after that: a process that starts
+        // meanwhile waits for no more than the moves.
+        let mut lock = None;
         if !limits.dry {
             match Lane::enter(&self.path, self.root.as_fd(), name) {
-                Ok(entered) => lane = Some(entered),
+                Ok(entered) => lock = Some(entered),
                 Err(error) => {
-                    match holder().map_err(failed)? {
+                    match folder::holder(folder.as_fd())? {
                         Some(process) => done.busy.push((name.to_owned(), process)),
                         None => done.failed.push(error.to_string()),
                     }
@@ -68,71 +70,111 @@ impl DiskTree {
                 }
             }
         }
-        let mut troubles = Vec::new();
-        let mut note = |what: &str, error| troubles.push(format!("{name}/{what}: {error}"));
-        let found = folder::directories(folder.as_fd(), &mut note);
-        let (identities, cleared) =
-            found.map_err(|error| self.failed(name, "a list of directories", &error))?;
-        done.failed.append(&mut troubles);
-        let number = name
-            .rsplit('-')
-            .next()
-            .and_then(|number| number.parse().ok());
-        let is_gone = limits.lanes.is_some_and(|lanes| number >= Some(lanes));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |now| now.as_secs());
-        let is_old = |used: u64| {
-            limits
-                .unused
-                .is_some_and(|unused| now.saturating_sub(used) >= unused.as_secs())
+        let mut lane = Swept {
+            name,
+            folder: folder.as_fd(),
+            limits,
+            done,
+            going: Vec::new(),
         };
-        let mut remove = |what: String, bytes: u64, outcome: std::io::Result<()>| match outcome {
-            Ok(()) => done.removed.push((what, bytes)),
-            Err(error) => done.failed.push(format!("{what}: {error}")),
-        };
-        let take = |directory: &str| {
-            if limits.dry {
-                return Ok(());
-            }
-            folder::remove_folder(folder.as_fd(), directory)
-        };
-        for directory in cleared {
-            let outcome = take(&directory.name);
-            remove(
-                format!("{name}/{}", directory.name),
-                directory.bytes,
-                outcome,
-            );
+        lane.sweep()?;
+        let going = std::mem::take(&mut lane.going);
+        if let Some(lock) = lock {
+            lock.release()?;
         }
-        for directory in identities {
-            let what = format!("{name}/{}", directory.name);
-            if is_gone || is_old(directory.used) {
-                remove(what, directory.bytes, take(&directory.name));
+        for (what, directory, bytes) in going {
+            let outcome = if limits.dry {
+                Ok(())
+            } else {
+                folder::remove_folder(folder.as_fd(), &directory)
+            };
+            done.note(what, bytes, outcome);
+        }
+        Ok(())
+    }
+}
+
+impl Collected {
+    fn note(&mut self, what: String, bytes: u64, outcome: io::Result<()>) {
+        match outcome {
+            Ok(()) => self.removed.push((what, bytes)),
+            Err(error) => self.failed.push(format!("{what}: {error}")),
+        }
+    }
+}
+
+/// A lane that nobody uses.
+struct Swept<'a> {
+    name: &'a str,
+    folder: BorrowedFd<'a>,
+    limits: &'a Limits,
+    done: &'a mut Collected,
+    /// What is to be removed: its name to tell, its directory by now, its bytes.
+    going: Vec<(String, String, u64)>,
+}
+
+impl Swept<'_> {
+    fn sweep(&mut self) -> io::Result<()> {
+        let mut troubles = Vec::new();
+        let mut note = |what: &str, error| troubles.push(format!("{}/{what}: {error}", self.name));
+        let (identities, cleared) = folder::directories(self.folder, &mut note)?;
+        self.done.failed.append(&mut troubles);
+        for it in cleared {
+            let what = format!("{}/{}", self.name, it.name);
+            self.going.push((what, it.name, it.bytes));
+        }
+        for it in identities {
+            let what = format!("{}/{}", self.name, it.name);
+            if !self.is_gone() && !self.is_old(it.used) {
+                self.remove_aside(&it.name, &what)?;
                 continue;
             }
-            let Ok(inside) = folder::open_folder(folder.as_fd(), &directory.name) else {
-                continue; // it is in `failed` already
-            };
-            let aside = rustix::fs::statat(&inside, index::ASIDE, AtFlags::SYMLINK_NOFOLLOW);
-            match aside {
-                Ok(stat) => {
-                    let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-                    let outcome = if limits.dry {
-                        Ok(())
-                    } else {
-                        rustix::fs::unlinkat(&inside, index::ASIDE, AtFlags::empty())
-                    };
-                    let what = format!("{what}/{}", index::ASIDE);
-                    remove(what, bytes, outcome.map_err(Into::into));
-                }
-                Err(Errno::NOENT) => {}
-                Err(error) => remove(format!("{what}/{}", index::ASIDE), 0, Err(error.into())),
+            match self.move_away(&it.name) {
+                Ok(aside) => self.going.push((what, aside, it.bytes)),
+                Err(error) => self.done.note(what, 0, Err(error)),
             }
         }
-        if let Some(lane) = lane {
-            lane.release()
-                .map_err(|error| self.failed(name, "to give its lock back", &error))?;
+        Ok(())
+    }
+
+    /// Whether no engine core has the lane any more.
+    fn is_gone(&self) -> bool {
+        let number = self.name.rsplit('-').next();
+        let number = number.and_then(|number| number.parse().ok());
+        self.limits.lanes.is_some_and(|lanes| number >= Some(lanes))
+    }
+
+    fn is_old(&self, used: u64) -> bool {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let age = now.map_or(0, |now| now.as_secs()).saturating_sub(used);
+        let unused = self.limits.unused;
+        unused.is_some_and(|unused| age >= unused.as_secs())
+    }
+
+    fn move_away(&self, name: &str) -> io::Result<String> {
+        if self.limits.dry {
+            return Ok(name.to_owned());
         }
+        let aside = folder::cleared()?;
+        rustix::fs::renameat(self.folder, name, self.folder, &aside)?;
+        Ok(aside)
+    }
+
+    fn remove_aside(&mut self, name: &str, what: &str) -> io::Result<()> {
+        let inside = folder::open_folder(self.folder, name)?;
+        let stat = match rustix::fs::statat(&inside, index::ASIDE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let outcome = if self.limits.dry {
+            Ok(())
+        } else {
+            rustix::fs::unlinkat(&inside, index::ASIDE, AtFlags::empty()).map_err(Into::into)
+        };
+        let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        let what = format!("{what}/{}", index::ASIDE);
+        self.done.note(what, bytes, outcome);
         Ok(())
     }
 }

@@ -8,23 +8,25 @@ mod copy;
 mod verify;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 pub use collect::{Collected, Limits};
 pub use verify::{Bad, Verdict};
 
-use super::folder::{self, Other};
+use super::folder::{self, Other, open_file};
 use super::index;
 use crate::error::{Error, Result};
 use copy::Copied;
 
 /// What an identity was made from.
 pub(super) const ABOUT: &str = "about.json";
+/// The same, while it is written.
+pub(super) const ABOUT_DRAFT: &str = "about.json.new";
 /// Most bytes of it.
 pub(super) const MOST_ABOUT: u64 = 1 << 20;
 
@@ -94,34 +96,60 @@ impl DiskTree {
         Ok(Self { path, root, lanes })
     }
 
-    /// All lanes.
+    /// All lanes. What can't be read is a trouble of its lane; what goes meanwhile is left out. `go_on` is
+    /// asked before each identity, and ends this if it says no.
     ///
     /// # Errors
-    /// [`Error::Disk`] for a lane that can't be read.
-    pub fn lanes(&self) -> Result<Vec<LaneView>> {
-        self.lanes.iter().map(|name| self.lane(name)).collect()
+    /// [`Error::Disk`] if `go_on` said no.
+    pub fn lanes(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<LaneView>> {
+        let mut views = Vec::new();
+        for name in &self.lanes {
+            let mut view = LaneView {
+                name: name.clone(),
+                process: None,
+                identities: Vec::new(),
+                cleared: Vec::new(),
+                troubles: Vec::new(),
+            };
+            match self.look_at(name, &mut view, go_on) {
+                Ok(true) => {}
+                Ok(false) => return Err(interrupted()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => view.troubles.push(error.to_string()),
+            }
+            views.push(view);
+        }
+        Ok(views)
     }
 
-    fn lane(&self, name: &str) -> Result<LaneView> {
-        let lane = self.open_lane(name)?;
-        let mut troubles = Vec::new();
-        let failed = |error| self.failed(name, "a directory that can be read", &error);
-        let process = folder::holder(lane.as_fd()).map_err(failed)?;
-        let mut note = |name: &str, error: io::Error| troubles.push(format!("{name}: {error}"));
-        let (identities, cleared) = folder::directories(lane.as_fd(), &mut note).map_err(failed)?;
-        let identities = identities.into_iter();
-        Ok(LaneView {
-            name: name.to_owned(),
-            process,
-            identities: identities.map(|it| view(lane.as_fd(), it)).collect(),
-            cleared: cleared.into_iter().map(|it| (it.name, it.bytes)).collect(),
-            troubles,
-        })
-    }
-
-    fn open_lane(&self, name: &str) -> Result<OwnedFd> {
-        folder::open_folder(self.root.as_fd(), name)
-            .map_err(|error| self.failed(name, "a directory of this user", &error.into()))
+    fn look_at(
+        &self,
+        name: &str,
+        found: &mut LaneView,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> io::Result<bool> {
+        let lane = folder::open_folder(self.root.as_fd(), name)?;
+        found.process = folder::holder(lane.as_fd())?;
+        let mut note =
+            |name: &str, error: io::Error| found.troubles.push(format!("{name}: {error}"));
+        let (identities, cleared) = folder::directories(lane.as_fd(), &mut note)?;
+        found.cleared = cleared.into_iter().map(|it| (it.name, it.bytes)).collect();
+        for identity in identities {
+            if !go_on() {
+                return Ok(false);
+            }
+            let inside = match folder::open_folder(lane.as_fd(), &identity.name) {
+                Ok(inside) => inside,
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let view = view(inside.as_fd(), identity, found.process.is_some());
+            // What went while it was read is no trouble.
+            if folder::open_folder(lane.as_fd(), &view.identity).is_ok() {
+                found.identities.push(view);
+            }
+        }
+        Ok(true)
     }
 
     fn failed(&self, name: &str, what: &str, error: &io::Error) -> Error {
@@ -133,7 +161,11 @@ impl DiskTree {
     }
 }
 
-fn view(lane: BorrowedFd<'_>, directory: Other) -> IdentityView {
+fn interrupted() -> Error {
+    Error::Disk("expected to end, found an interruption".into())
+}
+
+fn view(folder: BorrowedFd<'_>, directory: Other, is_used: bool) -> IdentityView {
     let Other { name, bytes, used } = directory;
     let mut view = IdentityView {
         identity: name.clone(),
@@ -146,19 +178,17 @@ fn view(lane: BorrowedFd<'_>, directory: Other) -> IdentityView {
         aside_bytes: 0,
         trouble: None,
     };
-    let folder = match folder::open_folder(lane, &name) {
-        Ok(folder) => folder,
-        Err(error) => {
-            view.trouble = Some(error.to_string());
-            return view;
-        }
-    };
-    view.about = read_about(folder.as_fd());
-    view.aside_bytes = open(folder.as_fd(), index::ASIDE)
-        .and_then(|file| Ok(file.metadata()?.len()))
+    view.about = read_about(folder);
+    view.aside_bytes = open_file(folder, index::ASIDE)
+        .and_then(|file| Ok(file.metadata()?.blocks() * 512))
         .unwrap_or(0);
-    match Copied::of(folder.as_fd()) {
-        Ok(Copied { claim, found }) => {
+    match Copied::of(folder, is_used) {
+        Ok(None) if has_slabs(folder) => view.trouble = Some("there is none".into()),
+        Ok(None) => {}
+        Ok(Some(Copied { claim, .. })) if folder::directory_of(&claim.identity) != name => {
+            view.trouble = Some("it is that of another identity".into());
+        }
+        Ok(Some(Copied { claim, found })) => {
             let mut entries = BTreeMap::new();
             for (_, place) in &found.places {
                 *entries.entry(place.class).or_insert(0) += 1;
@@ -174,19 +204,16 @@ fn view(lane: BorrowedFd<'_>, directory: Other) -> IdentityView {
     view
 }
 
-/// Opens a file that is there, for reading.
-fn open(folder: BorrowedFd<'_>, name: &str) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("expected a file, found something else"));
-    }
-    Ok(file)
+/// Whether a process wrote entries here.
+fn has_slabs(folder: BorrowedFd<'_>) -> bool {
+    open_file(folder, "class-0.slab")
+        .and_then(|file| file.metadata())
+        .is_ok_and(|found| found.len() > 0)
 }
 
 fn read_about(folder: BorrowedFd<'_>) -> Option<String> {
     let mut text = String::new();
-    let file = open(folder, ABOUT).ok()?;
+    let file = open_file(folder, ABOUT).ok()?;
     file.take(MOST_ABOUT).read_to_string(&mut text).ok()?;
     Some(text)
 }

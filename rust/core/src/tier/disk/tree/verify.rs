@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::Advice;
 
 use super::copy::Copied;
-use super::{DiskTree, folder, open};
+use super::{DiskTree, folder, interrupted};
 use crate::error::{Error, Result};
 use crate::tier::disk::door::{ALIGNMENT, DoorFile};
+use crate::tier::disk::folder::open_file;
 use crate::tier::disk::format::{HEADER_BYTES, Header, Name, Place};
 use crate::tier::disk::index::Claim;
 use crate::tier::disk::stats::Reason;
 use crate::transfer::{TILE_BYTES, combine, tile_digest};
 
-/// What a process did longer ago is in the index.
+/// What a process did longer ago is in the index or the journal, unless it can't write them.
 const LAG: Duration = Duration::from_secs(1);
 /// Entries may go and come back in between.
 const ROUNDS: usize = 4;
@@ -64,41 +66,64 @@ impl Verdict {
 }
 
 impl DiskTree {
-    /// Reads all entries of an identity in a lane. `progress` is told how many bytes of how many are done,
-    /// and answers whether to go on.
+    /// Reads all entries of an identity in a lane; `None` if it went before that was done. `progress` is told
+    /// how many bytes of how many are done, and answers whether to go on.
     ///
     /// A process may use the lane meanwhile: an entry is bad only if the index still has it in that cell some
     /// time after it was read, and it is bad then, too, several times.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is not there; [`Error::Disk`] for an index that can't be read, and
-    /// if `progress` says no.
+    /// [`Error::InvalidArgument`] for what is no lane or identity; [`Error::Disk`] for an index or a slab that
+    /// can't be read, and if `progress` says no.
     pub fn verify(
         &self,
         lane: &str,
         identity: &str,
         progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<Verdict> {
+    ) -> Result<Option<Verdict>> {
         if !self.lanes.iter().any(|name| name == lane) || !folder::is_identity(identity) {
             return Err(Error::InvalidArgument(format!(
                 "expected a lane and an identity of {}, found {lane}/{identity}",
                 self.path.display()
             )));
         }
-        let lane_folder = self.open_lane(lane)?;
-        let name = format!("{lane}/{identity}");
-        let inside = folder::open_folder(lane_folder.as_fd(), identity)
-            .map_err(|error| self.failed(&name, "a directory of this user", &error.into()))?;
-        let copied = || {
-            Copied::of(inside.as_fd()).map_err(|why| {
-                Error::Disk(format!(
-                    "{}: expected an index, found {why}",
-                    self.path.join(&name).display()
-                ))
-            })
+        let outcome = self.verify_it(lane, identity, progress);
+        let is_there = || -> io::Result<OwnedFd> {
+            let lane = folder::open_folder(self.root.as_fd(), lane)?;
+            Ok(folder::open_folder(lane.as_fd(), identity)?)
         };
-        let Copied { claim, found } = copied()?;
-        let reader = Reader::new(inside.as_fd(), &claim);
+        match is_there() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => outcome.map(Some),
+        }
+    }
+
+    fn verify_it(
+        &self,
+        lane: &str,
+        identity: &str,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Verdict> {
+        let name = format!("{lane}/{identity}");
+        let failed = |error: io::Error| self.failed(&name, "a directory of this user", &error);
+        let lane = folder::open_folder(self.root.as_fd(), lane).map_err(|it| failed(it.into()))?;
+        let inside = folder::open_folder(lane.as_fd(), identity);
+        let inside = inside.map_err(|error| failed(error.into()))?;
+        let is_used = || Ok(folder::holder(lane.as_fd()).map_err(failed)?.is_some());
+        let used_before = is_used()?;
+        let copied = || {
+            let copied = Copied::of(inside.as_fd(), is_used()?);
+            copied.map_err(|why| self.failed(&name, "an index", &io::Error::other(why)))
+        };
+        let Some(Copied { claim, found }) = copied()? else {
+            return Ok(Verdict::default());
+        };
+        if folder::directory_of(&claim.identity) != identity {
+            let found = io::Error::other("that of another identity");
+            return Err(self.failed(&name, "its own index", &found));
+        }
+        let reader = Reader::new(inside.as_fd(), &claim)
+            .map_err(|error| self.failed(&name, "slabs that can be read", &error))?;
         let mut places = found.places;
         places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
         let total = places.iter().map(|(_, it)| claim.cells[it.class]).sum();
@@ -118,20 +143,22 @@ impl DiskTree {
             }
             done += bytes;
             if !progress(done, total) {
-                return Err(Error::Disk("expected to end, found an interruption".into()));
+                return Err(interrupted());
             }
         }
-        if doubts.is_empty() {
-            return Ok(verdict);
-        }
-        let holder = folder::holder(lane_folder.as_fd());
-        let holder =
-            holder.map_err(|error| self.failed(lane, "a lock that can be read", &error))?;
-        // Without a process it is as it is.
-        let rounds = if holder.is_some() { ROUNDS } else { 0 };
+        // A process that has ended meanwhile has left its last changes in the index.
+        let rounds = if used_before || is_used()? { ROUNDS } else { 1 };
         for _ in 0..rounds {
-            std::thread::sleep(LAG);
-            let there: HashMap<Name, Place> = copied()?.found.places.into_iter().collect();
+            if doubts.is_empty() {
+                break;
+            }
+            if is_used()? {
+                std::thread::sleep(LAG);
+            }
+            let there: HashMap<Name, Place> = match copied()? {
+                Some(copied) => copied.found.places.into_iter().collect(),
+                None => HashMap::new(),
+            };
             let before = doubts.len();
             doubts.retain(|(name, place, _)| {
                 // A use moves nothing.
@@ -141,8 +168,8 @@ impl DiskTree {
                 there.get(name).is_some_and(is) && reader.check(name, place).is_err()
             });
             verdict.changed += (before - doubts.len()) as u64;
-            if doubts.is_empty() {
-                break;
+            if !progress(total, total) {
+                return Err(interrupted());
             }
         }
         let bad = |(_, place, reason): (Name, Place, Reason)| Bad {
@@ -163,12 +190,17 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(folder: BorrowedFd<'_>, claim: &'a Claim) -> Self {
-        let slab = |class| open(folder, &format!("class-{class}.slab")).ok();
-        Self {
+    fn new(folder: BorrowedFd<'_>, claim: &'a Claim) -> io::Result<Self> {
+        let slab = |class| match open_file(folder, &format!("class-{class}.slab")) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let slabs = (0..claim.cells.len()).map(slab);
+        Ok(Self {
             claim,
-            slabs: (0..claim.cells.len()).map(slab).collect(),
-        }
+            slabs: slabs.collect::<io::Result<_>>()?,
+        })
     }
 
     /// Whether an entry is whole, and what it lacks if not.
@@ -235,8 +267,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn reason_of(error: std::io::Error) -> Reason {
-    if error.kind() == std::io::ErrorKind::UnexpectedEof {
+fn reason_of(error: io::Error) -> Reason {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
         Reason::Short
     } else {
         Reason::Read
