@@ -72,6 +72,13 @@ def test_what_an_earlier_process_left_is_announced_when_it_is_found(
     assert "failures:event" not in counters(engine)
 
 
+def test_routers_that_do_not_know_disks_hear_nothing_of_them(start: Start, router: Router) -> None:
+    engine = start(events=router.config, extra={"disk_events": False})
+    engine.generate(PROMPT)
+    heard(router, engine)
+    assert [depth(router, engine, medium) for medium in ("CPU", "STORAGE")] == [4 * N, 0]
+
+
 def test_a_reset_removes_what_is_on_disk(start: Start, router: Router) -> None:
     engine = start(events=router.config)
     engine.generate(PROMPT)

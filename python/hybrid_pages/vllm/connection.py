@@ -139,7 +139,7 @@ class Connection:
                 groups,
                 self.figures,
                 self.settings.tenant_share,
-                below=self.disk is not None,
+                below=self.disk is not None and self.settings.disk_events,
             )
 
     def confirm(self, reports: Iterable[Report]) -> None:

@@ -38,6 +38,10 @@ class Settings:
     """A read from ``disk_path`` that takes longer has failed, and the disk is left alone for a
     while. A request waits no longer for it, either."""
 
+    disk_events: bool = True
+    """KV events name what is on disk, too, with medium ``STORAGE``. For routers that do not know
+    this medium, false."""
+
     huge_pages: HugePages = ""
     """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in
     the page tables of a large budget. Empty for pages of the usual size."""
