@@ -241,6 +241,37 @@ fn a_failed_wave_ends_the_restore_and_costs_its_entry() {
 }
 
 #[test]
+fn what_is_computed_after_a_failure_is_stored_whole() {
+    let whole = [pages(0..4), vec![(1, 3)]].concat();
+    for first in 0..whole.len() {
+        let (engine, shelf) = Engine::hybrid(64);
+        engine.store("abcd", &whole);
+        engine.cache.poll();
+        drop(engine);
+        let start = || Engine::new(&hybrid(), 64, &[(shelf.clone(), LARGE)]);
+        let engine = start();
+        shelf.pause();
+        shelf.lock().damage_reads = whole.len();
+        let mut restore = engine.restore("abcd", 0).unwrap();
+        assert_eq!(restore.progress(), Progress::Waiting);
+        {
+            let mut shelf = shelf.lock();
+            (shelf.ends, shelf.order) = (Some(1), [first].into());
+        }
+        // One is damaged, and the others are still being read.
+        assert_eq!(restore.progress(), Progress::Waiting);
+        shelf.resume();
+        assert_eq!(restore.progress(), Progress::Failed);
+        drop(restore);
+        shelf.lock().damage_reads = 0;
+        assert_eq!(engine.store("abcd", &whole), whole.len());
+        engine.cache.poll();
+        drop(engine);
+        assert_eq!(start().hit("abcd").blocks, 4, "read {first} ended first");
+    }
+}
+
+#[test]
 fn a_restore_that_ends_early_leaves_its_slots_to_the_reads() {
     for slots in [12, 64] {
         let (engine, shelf) = small_host(slots);

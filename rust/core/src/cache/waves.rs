@@ -100,22 +100,26 @@ impl State {
         Progress::Failed
     }
 
+    /// A wave is not given up while entries that lookups see are still being read for it: what is computed
+    /// instead could not be stored in their place.
     fn is_ready(&self, wave: &Wave) -> Result<bool, Broken> {
-        let mut ready = true;
+        let (mut ready, mut broken, mut reading) = (true, false, false);
         for &(id, source) in &wave.passing {
-            if !self.kept.lasts(&source) {
-                return Err(Broken);
-            }
-            ready &= self.passing.is_whole(id).ok_or(Broken)?;
+            let whole = self.passing.is_whole(id);
+            broken |= whole.is_none() || !self.kept.lasts(&source);
+            ready &= whole == Some(true);
         }
         for &id in &wave.members {
             let entry = self.entries.get(id);
-            if !entry.members.in_host() {
-                return Err(Broken);
-            }
-            ready &= entry.places.in_host();
+            let whole = entry.places.in_host();
+            broken |= !entry.members.in_host();
+            ready &= whole;
+            reading |= !whole && !entry.copying.is_empty();
         }
-        Ok(ready)
+        if broken && !reading {
+            return Err(Broken);
+        }
+        Ok(ready && !broken)
     }
 
     /// Finds room for the next wave and starts its reads; `None` while there is no room.
