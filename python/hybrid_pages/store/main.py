@@ -61,12 +61,14 @@ def run(args: argparse.Namespace) -> int:
         status = action(DiskTree(args.path), args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
+    except HybridPagesError as error:
+        print(f"hybrid-pages store {args.action}: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:  # of the output
         # Python would try again at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-    except (HybridPagesError, OSError) as error:
-        print(f"hybrid-pages store {args.action}: {printable(str(error))}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):
+            print(f"hybrid-pages store {args.action}: cannot print: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"hybrid-pages store {args.action}: interrupted", file=sys.stderr)
