@@ -102,7 +102,8 @@ pub(super) fn clear(shared: &Arc<Shared>, book: &mut Book) {
 
 /// Has a store's directory moved away, and says under which name; `None` if it was not, or not yet.
 fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
-    let (told, heard) = mpsc::channel();
+    // Without a buffer, what is told is either heard or known to be late.
+    let (told, heard) = mpsc::sync_channel(0);
     let (here, there) = (Arc::clone(shared), Arc::clone(store));
     let member = Member::of(shared);
     let run = move || {
