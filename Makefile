@@ -218,7 +218,7 @@ test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on 
 
 .PHONY: test-engine
 test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU
-	@$(SAY) "testing on real vLLM engines (about 14 minutes)"
+	@$(SAY) "testing on real vLLM engines (about 6 to 14 minutes)"
 	@$(BIN)/python $(MODULES_ABREAST) tests/engine
 
 .PHONY: test-engine-long
