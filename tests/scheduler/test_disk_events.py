@@ -105,7 +105,7 @@ def test_what_a_disk_announces_is_what_it_restores(
     )
     workload = Workload(random.Random(name), BUSY)
     [group, *_] = attention(engine)
-    probed = only_below = 0
+    probed = 0
     for round_ in range(5):
         workload.run(engine, 12)
         for at in range(4):
@@ -116,12 +116,9 @@ def test_what_a_disk_announces_is_what_it_restores(
             if not paths:
                 break
             path = paths[(7 * round_ + at) % len(paths)]
-            in_host = router.blocks.get(("CPU", group), {})
-            only_below += len(path) > sum(block in path for block in in_host.values())
             result = ask(engine, path, 1 + at * N // 2, seed=100 * round_ + at)
             assert result.restored_tokens == len(path) * len(path[0].tokens)
             probed += 1
     assert probed > 6
-    assert only_below
     assert "failures:event" not in counters(engine)
     engine.check_idle()
