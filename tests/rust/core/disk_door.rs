@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use hybrid_pages::tier::disk::{Door, DoorFile, SystemDoor};
 
@@ -16,6 +17,8 @@ pub enum Fault {
     Reads(io::ErrorKind),
     /// Reads that reach this byte fail.
     Unreadable(u64),
+    /// The same, and it takes so long.
+    SlowlyUnreadable(u64, Duration),
     /// Writes fail so.
     Writes(io::ErrorKind),
     /// Syncs fail so.
@@ -246,7 +249,7 @@ impl DoorFile for BadFile {
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         let reached = offset..offset + bytes.len() as u64;
         let wanted = |fault| match fault {
-            Fault::Unreadable(at) => reached.contains(&at),
+            Fault::Unreadable(at) | Fault::SlowlyUnreadable(at, _) => reached.contains(&at),
             fault => matches!(
                 fault,
                 Fault::Reads(_) | Fault::Short | Fault::Flip | Fault::Hang
@@ -259,6 +262,10 @@ impl DoorFile for BadFile {
         match self.door.meet(&self.name, wanted) {
             Some(Fault::Reads(kind)) => Err(kind.into()),
             Some(Fault::Unreadable(_)) => Err(io::ErrorKind::Other.into()),
+            Some(Fault::SlowlyUnreadable(_, time)) => {
+                std::thread::sleep(time);
+                Err(io::ErrorKind::Other.into())
+            }
             Some(Fault::Short) if bytes.len() > 4096 => {
                 let length = bytes.len() - 4096;
                 self.inner.read_at(&mut bytes[..length], offset)

@@ -98,6 +98,36 @@ fn small_entries_in_adjacent_cells_are_read_together_and_fail_alone() {
 }
 
 #[test]
+fn a_sector_that_fails_slowly_takes_no_disk_out() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut setup, door) = with_door(place.path());
+    let deadline = Duration::from_secs(2);
+    setup.options.threads = 1;
+    setup.options.deadline = deadline;
+    setup.slots = 100;
+    let engine = setup.engine();
+    engine.keep("abcd");
+    engine.keep("abcdefgh");
+    drop(engine);
+    let engine = setup.engine();
+    door.set("class-0", Fault::Hang);
+    let keys = disk_support::cache_support::keys("abcdefgh");
+    assert!(engine.cache.promote(engine.namespace, &keys, 0).unwrap());
+    wait("the first page", || door.hanging() == 1);
+    // Together with others it takes as long again as alone.
+    let bad = Fault::SlowlyUnreadable(5 * PAGE_CELL + 4096, deadline * 3 / 5);
+    door.leave("class-0", bad);
+    wait("the reads", || {
+        engine.cache.poll();
+        engine.stats().reading == 0
+    });
+    let stats = engine.stats();
+    assert_eq!((stats.outages, stats.failed(Reason::Read)), (0, 1));
+    door.mend();
+    assert_eq!(engine.restore("abcdefgh"), 4);
+}
+
+#[test]
 fn a_lost_checkpoint_costs_a_shallower_resume() {
     let place = tempfile::tempdir().unwrap();
     let (setup, door) = with_door(place.path());

@@ -80,8 +80,11 @@ impl Member {
                     }
                 },
                 Work::Row(row) => {
-                    Job::run_row(&row, &shared.shapes[row[0].class], planes, &mut bytes);
-                    lock(&shared.health).moved();
+                    let (shape, moved) = (&shared.shapes[row[0].class], || {
+                        lock(&shared.health).moved()
+                    });
+                    Job::run_row(&row, shape, planes, &mut bytes, moved);
+                    moved();
                     for job in row {
                         if job.end_pieces(1) {
                             shared.finish(&job);

@@ -159,8 +159,15 @@ impl Job {
             && self.cell().map(|cell| cell + 1) == next.cell()
     }
 
-    /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone.
-    pub(super) fn run_row(row: &[Arc<Self>], shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
+    /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone, and has
+    /// the whole deadline for itself. `moved` is told of every answer.
+    pub(super) fn run_row(
+        row: &[Arc<Self>],
+        shape: &Shape,
+        planes: &Planes,
+        buffer: &mut [u8],
+        moved: impl Fn(),
+    ) {
         let cell_bytes = shape.cell_bytes as usize;
         let slab = row[0].store.slab(row[0].class);
         let cells: Option<Vec<u64>> = row.iter().map(|job| job.begin()).collect();
@@ -171,6 +178,10 @@ impl Job {
         });
         let Some(cells) = cells else {
             for job in row {
+                lock(&job.progress).started = None;
+            }
+            for job in row {
+                moved();
                 job.run(0, shape, planes, buffer);
             }
             return;
