@@ -30,6 +30,9 @@ pub enum Error {
     /// A disk's directory that cannot be used, or a copy from or to a disk that did not happen.
     #[error("disk: {0}")]
     Disk(String),
+    /// A store on other machines that cannot be used, or a copy from or to it that did not happen.
+    #[error("remote: {0}")]
+    Remote(String),
 }
 
 /// Result with the crate's [`enum@Error`].

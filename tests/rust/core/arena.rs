@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::{Arena, PlaneOptions};
+use hybrid_pages::tier::{Arena, PlaneOptions, prefault};
 
 fn geometry(bytes: usize) -> Geometry {
     let segment = Segment::new("data", Dtype::Uint8, vec![bytes]).unwrap();
@@ -23,7 +23,7 @@ fn path_of(arena: &Arena) -> &str {
     let [plane] = arena.planes() else {
         panic!("expected one plane, found {:?}", arena.planes());
     };
-    plane.path()
+    plane.path().expect("shared memory has a path")
 }
 
 /// A copy of an arena in an ordinary file, removed in the end.
@@ -274,7 +274,11 @@ fn planes_that_do_not_belong_together_are_refused() {
     assert!(refused(&[plane(0, 30, 4), plane(1, 60, 4)]).contains("found 4 of 20"));
     assert!(refused(&[]).contains("found none"));
     let two = Arena::create(&on_ranks(2), 30, 4).unwrap();
-    let paths: Vec<&str> = two.planes().iter().map(|plane| plane.path()).collect();
+    let paths: Vec<&str> = two
+        .planes()
+        .iter()
+        .filter_map(|plane| plane.path())
+        .collect();
     assert!(matches!(
         Arena::open(&paths, &on_ranks(3)),
         Err(Error::Foreign(_))
@@ -301,7 +305,7 @@ fn slots_that_ranks_cannot_share_and_ranks_that_do_not_exist_are_refused() {
 fn huge_pages_are_used_or_refused_with_a_remedy() {
     let options = PlaneOptions {
         huge_pages: true,
-        numa_node: None,
+        ..PlaneOptions::default()
     };
     match Arena::create_with(&geometry(8), 3 << 20, 3, options) {
         Ok(arena) => {
@@ -323,8 +327,8 @@ fn huge_pages_are_used_or_refused_with_a_remedy() {
 fn memory_is_taken_from_a_node_that_exists() {
     let on = |node| {
         let options = PlaneOptions {
-            huge_pages: false,
             numa_node: Some(node),
+            ..PlaneOptions::default()
         };
         Arena::create_with(&geometry(8), 100, 3, options)
     };
@@ -336,5 +340,38 @@ fn memory_is_taken_from_a_node_that_exists() {
         arena.write(SlotId(1), b"elsewhere").unwrap();
         let warning = arena.planes()[0].warning().unwrap();
         assert!(warning.contains("mbind failed"), "{warning}");
+    }
+}
+
+#[test]
+fn private_memory_has_slots_and_no_path() {
+    let private = PlaneOptions {
+        private: true,
+        ..PlaneOptions::default()
+    };
+    let arena = Arena::create_with(&on_ranks(2), 200, 5, private).unwrap();
+    assert_eq!(arena.read(SlotId(4)).unwrap(), [0; 200]);
+    let data: Vec<u8> = (0..200).collect();
+    arena.write(SlotId(3), &data).unwrap();
+    assert_eq!(arena.read(SlotId(3)).unwrap(), data);
+    for plane in arena.planes() {
+        assert_eq!(plane.path(), None);
+        assert_eq!(plane.warning(), None);
+        assert_eq!(plane.region().nbytes(), 500);
+        prefault(plane.region(), 2).unwrap();
+    }
+    assert_eq!(arena.read(SlotId(3)).unwrap(), data);
+}
+
+#[test]
+fn private_memory_of_huge_pages_is_refused() {
+    let both = PlaneOptions {
+        private: true,
+        huge_pages: true,
+        ..PlaneOptions::default()
+    };
+    match Arena::create_with(&geometry(8), 100, 3, both) {
+        Err(Error::InvalidArgument(why)) => assert!(why.contains("private"), "{why}"),
+        other => panic!("expected a refusal, found {other:?}"),
     }
 }

@@ -34,6 +34,7 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
             pages: 1,
             host: 1,
             missing: None,
+            asking: false,
         }
     );
     assert_eq!(
@@ -43,6 +44,7 @@ fn invalidated_entries_are_gone_with_everything_behind_them() {
             pages: 1,
             host: 1,
             missing: None,
+            asking: false,
         }
     );
     assert_eq!(small.cache.invalidate(&lease), Ok(0));
@@ -103,6 +105,7 @@ fn clear_forgets_everything_and_slots_under_a_lease_return_with_it() {
             pages: 1,
             host: 0,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     lease.release();
@@ -177,6 +180,7 @@ fn keys_that_are_not_chained_are_refused_or_miss() {
             pages: 1,
             host: 0,
             missing: Some(Missing::NeverMade),
+            asking: false,
         })
     );
     assert_eq!(

@@ -22,6 +22,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             pages: 5,
             host: 0,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     small.store("abcdef", &[(1, 1), (1, 3)]);
@@ -32,6 +33,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             pages: 5,
             host: 4,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     assert_eq!(
@@ -41,6 +43,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             pages: 3,
             host: 2,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     assert_eq!(
@@ -50,6 +53,7 @@ fn a_hit_is_the_deepest_checkpoint_with_every_page_before_it() {
             pages: 1,
             host: 0,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     assert_eq!(small.hit("xbcdef"), Hit::default());
@@ -69,6 +73,7 @@ fn a_limit_hides_deeper_boundaries() {
             pages: 3,
             host: 2,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     assert_eq!(small.read("abc").blocks(), 2);
@@ -101,6 +106,7 @@ fn a_window_class_needs_only_the_pages_of_the_last_window() {
             pages: 6,
             host: 5,
             missing: Some(Missing::Window),
+            asking: false,
         }
     );
     assert_eq!(small.depth("abcd"), 0);
@@ -141,6 +147,7 @@ fn without_attention_a_checkpoint_alone_is_a_hit() {
             pages: 4,
             host: 4,
             missing: None,
+            asking: false,
         }
     );
     assert_eq!(small.hit("abc"), Hit::default());

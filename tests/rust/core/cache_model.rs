@@ -135,6 +135,7 @@ impl Model {
             pages,
             host: blocks,
             missing: missing.max(),
+            asking: false,
         }
     }
 

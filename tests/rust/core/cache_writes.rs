@@ -31,6 +31,7 @@ fn nothing_is_seen_before_the_commit_and_everything_after() {
             pages: 3,
             host: 3,
             missing: None,
+            asking: false,
         }
     );
     assert_eq!(small.stats().writing_entries, 0);
@@ -125,6 +126,7 @@ fn a_child_of_an_aborted_page_is_never_published() {
             pages: 4,
             host: 4,
             missing: None,
+            asking: false,
         }
     );
     assert_eq!(small.depth("abc"), 0);
@@ -231,6 +233,7 @@ fn tails_go_first_and_the_used_stay() {
             pages: 3,
             host: 0,
             missing: Some(Missing::Evicted),
+            asking: false,
         }
     );
     small.store("q", &[(0, 0)]);
@@ -241,6 +244,7 @@ fn tails_go_first_and_the_used_stay() {
             pages: 2,
             host: 0,
             missing: Some(Missing::NeverMade),
+            asking: false,
         }
     );
     assert_eq!(
@@ -250,6 +254,7 @@ fn tails_go_first_and_the_used_stay() {
             pages: 3,
             host: 3,
             missing: None,
+            asking: false,
         }
     );
     let stats = small.stats();
@@ -279,6 +284,7 @@ fn a_load_refreshes_only_the_checkpoint_that_it_resumed_from() {
             pages: 3,
             host: 2,
             missing: Some(Missing::Evicted),
+            asking: false,
         }
     );
     assert_eq!(small.depth("a"), 0);

@@ -185,7 +185,7 @@ fn a_damaged_index_is_kept_under_another_name() {
     change(&setup.store().join("index.redb"), |bytes| bytes.fill(0x55));
     let engine = setup.engine();
     assert_eq!(engine.stats().failed(Reason::IndexDamaged), 1);
-    assert!(engine.disk.take_notes()[0].contains("is set aside"));
+    assert!(engine.below.take_notes()[0].contains("is set aside"));
     assert!(setup.store().join("index.damaged").exists());
 }
 

@@ -53,7 +53,7 @@ fn a_read_that_fails_costs_that_entry_and_it_is_written_again() {
         let stats = engine.stats();
         assert!(stats.failed(reason) > 0, "{fault:?}: {stats:?}");
         door.mend();
-        assert_eq!(engine.disk.take_notes().len(), 1);
+        assert_eq!(engine.below.take_notes().len(), 1);
         engine.settle(); // Reads that have not ended hold slots.
         assert_eq!(engine.restore("xyz"), 3);
         engine.store("abc");
@@ -314,7 +314,7 @@ fn a_clear_does_not_wait_for_a_disk_that_hangs() {
     assert_eq!(engine.restore("abc"), 0);
     assert!(setup.store().exists());
     // Nobody else gets the directory while it may still be moved away.
-    engine.disk.close();
+    engine.below.close();
     assert!(setup.try_engine().is_err());
     drop(engine);
     door.mend();

@@ -43,12 +43,12 @@ fn admit(engine: &Engine, prompt: &str, now: u64) {
 
 /// Conversations whose turns come every few seconds. Returns what was learned from them.
 fn teach(engine: &Engine) -> Vec<u8> {
-    let fresh = engine.disk.learnt();
+    let fresh = engine.below.learnt();
     for (second, prompt) in (0..).zip(["ab", "xy", "abc", "xyz", "abcd", "q"]) {
         admit(engine, prompt, second * 5_000);
         engine.keep(prompt);
     }
-    let learnt = engine.disk.learnt();
+    let learnt = engine.below.learnt();
     assert_ne!(learnt, fresh);
     learnt
 }
@@ -87,14 +87,14 @@ fn the_next_process_goes_on_from_what_was_learned() {
     drop(engine);
     assert_eq!(kept(&setup), Some(sealed(&learnt)), "as documented");
     let engine = setup.engine();
-    assert_eq!(engine.disk.learnt(), learnt);
+    assert_eq!(engine.below.learnt(), learnt);
     admit(&engine, "abcde", 60_000);
     admit(&engine, "abcdef", 90_000);
-    let more = engine.disk.learnt();
+    let more = engine.below.learnt();
     assert_ne!(more, learnt);
     drop(engine);
     let engine = setup.engine();
-    assert_eq!(engine.disk.learnt(), more);
+    assert_eq!(engine.below.learnt(), more);
     assert_eq!(engine.stats().failures, [0; 16]);
 }
 
@@ -118,7 +118,7 @@ fn what_was_learned_a_minute_ago_outlives_a_kill() {
             std::fs::copy(setup.store().join(name), store.join(name)).unwrap();
         }
         // A file that was copied amid a commit may be damaged: that is set aside.
-        if copy.engine().disk.learnt() == learnt {
+        if copy.engine().below.learnt() == learnt {
             return;
         }
         assert!(begun.elapsed() < LIMIT, "it was never kept");
@@ -134,7 +134,7 @@ fn what_makes_no_sense_is_learned_anew_and_costs_no_entry() {
     let fresh = {
         let place = tempfile::tempdir().unwrap();
         let setup = self::setup(place.path());
-        setup.engine().disk.learnt()
+        setup.engine().below.learnt()
     };
     let whole = sealed(&learnt);
     let mut flipped = whole.clone();
@@ -154,13 +154,13 @@ fn what_makes_no_sense_is_learned_anew_and_costs_no_entry() {
         put(&setup, bytes.as_deref());
         for failures in [failures, 0] {
             let engine = setup.engine();
-            let found = engine.disk.learnt();
+            let found = engine.below.learnt();
             let expected = if what == "whole" { &learnt } else { &fresh };
             assert!(found == *expected, "{what}");
             let stats = engine.stats();
             assert_eq!(stats.failed(Reason::Learnt), failures, "{what}");
             assert_eq!(stats.failures.iter().sum::<u64>(), failures, "{what}");
-            assert_eq!(engine.disk.take_notes().len() as u64, failures, "{what}");
+            assert_eq!(engine.below.take_notes().len() as u64, failures, "{what}");
             assert_eq!(engine.restore("abcd"), 4, "{what}");
         }
     }
@@ -229,7 +229,10 @@ fn watched(setup: &Setup) -> (Engine, Arc<Mutex<Vec<Option<u64>>>>) {
     let seen = Arc::default();
     let policy = Witness(Arc::clone(&seen), policy);
     let engine = setup.unconnected_with(Box::new(policy)).unwrap();
-    engine.disk.connect(&engine.arena, &setup.identity).unwrap();
+    engine
+        .below
+        .connect(&engine.arena, &setup.identity)
+        .unwrap();
     (engine, seen)
 }
 

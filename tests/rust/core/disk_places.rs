@@ -14,7 +14,7 @@ use hybrid_pages::error::Error;
 use hybrid_pages::ids::EntryKey;
 use hybrid_pages::policy;
 use hybrid_pages::tier::disk::{Disk, Reason};
-use hybrid_pages::tier::{Arena, Below as _};
+use hybrid_pages::tier::{Arena, Below as _, Found};
 
 /// Bytes of a page's cell and of a checkpoint's.
 const PAGE: u64 = 4096 * (1 + 2 * 2);
@@ -198,7 +198,10 @@ fn nothing_is_found_or_taken_before_the_identity_is_known() {
     assert_eq!(engine.restore("abc"), 0);
     engine.store("xyz");
     assert_eq!((engine.tier().written, engine.tier().usage.entries), (0, 0));
-    engine.disk.connect(&engine.arena, &setup.identity).unwrap();
+    engine
+        .below
+        .connect(&engine.arena, &setup.identity)
+        .unwrap();
     assert_eq!(engine.restore("abc"), 3);
 }
 
@@ -319,7 +322,7 @@ fn what_the_cache_forgets_is_left_over() {
     };
     assert_eq!(handle.stats().left_over, 4);
     let found = disk.find(&key);
-    assert!(found.is_some());
+    assert!(matches!(found, Found::Here(_)));
     assert_eq!(handle.stats().left_over, 3);
     disk.forget(&key);
     assert_eq!(handle.stats().left_over, 4);
@@ -434,7 +437,10 @@ fn cleared_entries_are_gone_for_good() {
         if early {
             engine.cache.clear();
         }
-        engine.disk.connect(&engine.arena, &setup.identity).unwrap();
+        engine
+            .below
+            .connect(&engine.arena, &setup.identity)
+            .unwrap();
         if !early {
             assert_eq!(engine.restore("abc"), 3);
             engine.cache.clear();

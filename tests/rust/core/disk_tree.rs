@@ -60,7 +60,7 @@ fn a_store_is_seen_and_verified_while_it_is_used_and_after() {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup::small(folder.path());
     let engine = setup.engine();
-    engine.disk.describe("{\"model\": \"tiny\"}");
+    engine.below.describe("{\"model\": \"tiny\"}");
     engine.keep("abcd");
     for used in [true, false] {
         let view = lane(&setup);
@@ -80,7 +80,7 @@ fn a_store_is_seen_and_verified_while_it_is_used_and_after() {
             (5, 0, 0)
         );
         if used {
-            engine.disk.close();
+            engine.below.close();
         }
     }
     // Looking takes nothing away.
@@ -259,7 +259,7 @@ fn an_engine_that_ends_while_it_is_verified_leaves_nothing_bad() {
             for prompt in ["efgh", "ijkl", "mnop", "qrst", "uvwx"] {
                 engine.keep(prompt);
             }
-            engine.disk.close();
+            engine.below.close();
         }
         true
     });
@@ -388,10 +388,10 @@ fn more_than_fits_is_not_written_down() {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup::small(folder.path());
     let engine = setup.engine();
-    engine.disk.describe(&"x".repeat((1 << 20) + 1));
+    engine.below.describe(&"x".repeat((1 << 20) + 1));
     assert_eq!(engine.stats().failed(Reason::Upkeep), 1);
     assert_eq!(lane(&setup).identities[0].about, None);
-    engine.disk.describe("{}");
+    engine.below.describe("{}");
     assert_eq!(lane(&setup).identities[0].about.as_deref(), Some("{}"));
 }
 

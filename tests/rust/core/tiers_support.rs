@@ -7,8 +7,9 @@
 #[path = "cache_support.rs"]
 pub mod cache_support;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use cache_support::{class, keys, whole};
 use hybrid_pages::cache::{
@@ -18,7 +19,7 @@ use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, SlotId};
 use hybrid_pages::policy::{self, EntryKind};
 use hybrid_pages::prefix::Hit;
-use hybrid_pages::tier::{Below, CopyEnd, CopyId, Room, Tier};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 use hybrid_pages::transfer::checksum;
 
 pub const SLOT_BYTES: usize = 32;
@@ -79,6 +80,16 @@ pub struct Shelf {
     pub order: VecDeque<usize>,
     /// Ends that are reported though nothing ended.
     pub invented: Vec<CopyId>,
+    /// What was asked since the last answer. `None`: the tier knows what it has.
+    pub asked: Option<HashSet<EntryKey>>,
+    /// What is known by answers, there or not.
+    answered: HashSet<EntryKey>,
+    /// How long a read takes, and each entry and byte of it. `None`: it is never weighed.
+    pub pace: Option<[Duration; 3]>,
+    /// Others may put entries there.
+    pub is_shared: bool,
+    /// Entries are accepted once they are proven.
+    pub waits_for_proof: bool,
 }
 
 impl Shelf {
@@ -86,9 +97,19 @@ impl Shelf {
         self.started.len()
     }
 
-    /// A process that ends: no copy of its ends any more.
+    /// A process that ends: no copy of its ends any more, and it has asked nothing.
     pub fn crash(&mut self) {
         self.started.clear();
+        self.answered.clear();
+        self.asked.iter_mut().for_each(HashSet::clear);
+    }
+
+    /// What was asked is known from now on. Returns how many entries that were.
+    pub fn answer(&mut self) -> usize {
+        let asked = self.asked.iter_mut().flat_map(HashSet::drain);
+        let before = self.answered.len();
+        self.answered.extend(asked);
+        self.answered.len() - before
     }
 }
 
@@ -157,8 +178,22 @@ impl Below for Memory {
         self.queue
     }
 
+    fn is_shared(&self) -> bool {
+        self.shelf.lock().is_shared
+    }
+
+    fn waits_for_proof(&self) -> bool {
+        self.shelf.lock().waits_for_proof
+    }
+
     fn accepts(&mut self, entry: &policy::NewEntry) -> bool {
-        !self.shelf.lock().declines.contains(&entry.kind)
+        let shelf = self.shelf.lock();
+        (entry.proven || !shelf.waits_for_proof) && !shelf.declines.contains(&entry.kind)
+    }
+
+    fn expects(&self, entries: u64, bytes: u64) -> Option<Duration> {
+        let [once, entry, byte] = self.shelf.lock().pace?;
+        Some(once + entry * entries as u32 + byte * bytes as u32)
     }
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
@@ -203,12 +238,18 @@ impl Below for Memory {
         }
     }
 
-    fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>> {
-        let shelf = self.shelf.lock();
-        shelf
-            .entries
-            .get(key)
-            .map(|(_, checksums)| checksums.clone())
+    fn find(&mut self, key: &EntryKey) -> Found {
+        let mut shelf = self.shelf.lock();
+        if !shelf.answered.contains(key)
+            && let Some(asked) = &mut shelf.asked
+        {
+            asked.insert(key.clone());
+            return Found::Asking;
+        }
+        let found = shelf.entries.get(key);
+        found.map_or(Found::Absent, |(_, checksums)| {
+            Found::Here(checksums.clone())
+        })
     }
 
     fn remove(&mut self, key: &EntryKey) {

@@ -71,7 +71,7 @@ impl State {
                 _ => wrong("is kept for nobody, or by a tier that lookups don't know of"),
             };
         };
-        if self.index.cell(node, entry.class) != Cell::of(id, entry.places) {
+        if self.index.cell(node, entry.class) != Cell::of(id, entry.places, self.shared) {
             return wrong("is not what the index knows");
         }
         if entry.members.is_empty() {

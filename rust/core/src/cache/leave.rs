@@ -1,6 +1,7 @@
 //! How entries leave tiers: evicted to make room, dropped, or because the page that they hang from
 //! leaves.
 
+use super::proven::Proven;
 use super::state::State;
 use crate::ids::{EntryId, EntryKey};
 use crate::prefix::{Cell, Fate};
@@ -33,7 +34,7 @@ impl State {
     pub(super) fn evict(&mut self, tier: usize, victim: EntryId) {
         let class = self.entries.get(victim).class;
         let before = self.room(tier).entries();
-        let resident = self.take_out(&[victim], Places::of(tier));
+        let resident = self.leave(&[victim], Places::of(tier), |tier, key| tier.evict(key));
         if tier == HOST {
             self.classes[class].evicted += 1;
             self.reclaimed += resident - 1;
@@ -60,6 +61,7 @@ impl State {
         let mut gone = Vec::new();
         self.index.clear(&mut gone);
         self.seen.clear();
+        self.proven.iter_mut().for_each(Proven::clear);
         let mut left = Vec::with_capacity(gone.len());
         for id in gone {
             let entry = self.entries.get_mut(id);
@@ -97,7 +99,12 @@ impl State {
     ) -> u64 {
         let mut left = Vec::new();
         let mut keys: Vec<(Places, EntryKey)> = Vec::new();
-        let Self { index, entries, .. } = self;
+        let Self {
+            index,
+            entries,
+            shared,
+            ..
+        } = self;
         for &id in ids {
             let entry = entries.get(id);
             let (Some(home), class) = (entry.home, entry.class) else {
@@ -125,7 +132,7 @@ impl State {
                     entry.home = None;
                     return Fate::Gone { known };
                 }
-                Fate::Stays(Cell::of(id, entry.places))
+                Fate::Stays(Cell::of(id, entry.places, *shared))
             });
         }
         for (tiers, key) in keys.iter().rev() {

@@ -19,12 +19,14 @@ mod leave;
 mod passing;
 mod plan;
 mod promote;
+mod proven;
 mod reserve;
 mod restore;
 mod state;
 mod stats;
 mod tenants;
 mod waves;
+mod weigh;
 mod write_behind;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -272,6 +274,15 @@ impl Cache {
     /// before, or the cache has not as many.
     pub fn set_ready_slots(&self, slots: usize) -> Result<()> {
         self.shared.lock().set_ready_slots(slots)
+    }
+
+    /// Says how many blocks of a prompt the engine computes in a second; `None`, as at the beginning, if that is
+    /// not known. Then what tiers below have is read even where computing it would be faster.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for a rate that is not above 0.
+    pub fn set_compute_rate(&self, blocks_per_second: Option<f64>) -> Result<()> {
+        self.shared.lock().set_compute_rate(blocks_per_second)
     }
 
     /// Counts and sizes at this moment.

@@ -6,20 +6,24 @@ use crate::error::Result;
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::prefix::{Cell, boundary_name};
 use crate::slot::Places;
+use crate::tier::Found;
 
 impl State {
-    /// Takes note of what happened below: copies that ended, and entries that this cache has not put there.
-    pub(super) fn catch_up(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
+    /// Takes note of what happened below: copies that ended, and entries that this cache has not put there. Says
+    /// whether a tier asks for more.
+    pub(super) fn catch_up(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> bool {
         if self.below.is_empty() {
-            return;
+            return false;
         }
         // A failed read, or making room, may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
         self.poll();
+        let mut asking = false;
         for tier in 1..=self.below.len() {
-            self.discover(tier, namespace, keys);
+            asking |= self.discover(tier, namespace, keys);
         }
         self.index.namespaces.let_go(namespace);
+        asking
     }
 
     /// Starts to read what the joint hit stands on and the host lacks; without room for that, what a
@@ -35,7 +39,9 @@ impl State {
         if self.below.is_empty() {
             return Ok(false);
         }
-        let mut limit = keys.len();
+        // What is read for a boundary reaches back to the start.
+        let most = self.worth_reading(namespace, keys, first, 0);
+        let mut limit = most;
         loop {
             let mut path = Vec::new();
             let hit = self
@@ -50,7 +56,7 @@ impl State {
             let room = match self.bring_up(namespace, &used, 0) {
                 Reading::Nothing | Reading::InTheWay => return Ok(false),
                 Reading::UnderWay => {
-                    self.restores.shallower += u64::from(limit < keys.len());
+                    self.restores.shallower += u64::from(limit < most);
                     return Ok(true);
                 }
                 Reading::NoRoom(room) => room,
@@ -159,8 +165,9 @@ impl State {
     }
 
     /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
-    /// pages that are known to be there end, for as long as the next is there with the bytes that are known.
-    fn discover(&mut self, tier: usize, namespace: NamespaceId, keys: &[PrefixKey]) {
+    /// pages that are known to be there end, for as long as the next is there with the bytes that are known. Says
+    /// whether the tier asks for more.
+    fn discover(&mut self, tier: usize, namespace: NamespaceId, keys: &[PrefixKey]) -> bool {
         let roles = self.index.roles();
         let attention = roles.attention;
         let classes: Vec<usize> = roles.pages_first().collect();
@@ -169,7 +176,15 @@ impl State {
             namespace,
             chain: Vec::new(),
             kept: None,
+            asking: false,
         };
+        // Beyond the hit, others may have added what was missing at boundaries whose page is known.
+        let reached = self.below[tier - 1].tier.is_shared().then(|| {
+            let known = self
+                .index
+                .joint_hit(namespace, keys, Cell::is_whole, |_| {});
+            known.blocks
+        });
         let mut parent = None;
         'blocks: for (block, key) in keys.iter().enumerate() {
             let known = self.index.child(parent, block, namespace, key);
@@ -178,6 +193,9 @@ impl State {
                 .and_then(|(node, class)| self.index.cell(node, class).entry());
             if let Some(page) = page.filter(|&page| self.entries.get(page).members.has(tier)) {
                 walk.chain.push(page);
+                if reached.is_some_and(|reached| block >= reached) {
+                    self.find_others(&mut walk, (known, parent), block, key);
+                }
                 parent = known;
                 continue;
             }
@@ -191,6 +209,9 @@ impl State {
             for &class in &classes {
                 let found = self.find(&mut walk, (node, parent), block, key, class);
                 if found.is_none() && Some(class) == attention {
+                    if walk.asking && self.below[tier - 1].tier.asks_for_each() {
+                        self.ask_for_rest(&walk, keys, block);
+                    }
                     break 'blocks;
                 }
                 node = found.or(node);
@@ -201,6 +222,56 @@ impl State {
         }
         if let Some(kept) = walk.kept {
             self.let_go_in(tier, kept.into_iter().rev());
+        }
+        walk.asking
+    }
+
+    /// Looks for what a boundary lacks beside its page.
+    fn find_others(
+        &mut self,
+        walk: &mut Walk,
+        at: (Option<NodeId>, Option<NodeId>),
+        block: usize,
+        key: &PrefixKey,
+    ) {
+        let roles = self.index.roles();
+        let (attention, classes) = (roles.attention, roles.pages_first().collect::<Vec<_>>());
+        for class in classes {
+            let known = at.0.and_then(|node| self.index.cell(node, class).entry());
+            let there = known.is_some_and(|id| self.is_at(id, walk.tier));
+            if Some(class) != attention && !there {
+                self.find(walk, at, block, key, class);
+            }
+        }
+    }
+
+    /// Asks a tier that asks for the page of a block for everything from there on. Without that page nothing
+    /// can be made known: it is all asked for again.
+    fn ask_for_rest(&mut self, walk: &Walk, keys: &[PrefixKey], from: usize) {
+        let roles = self.index.roles();
+        let (attention, classes) = (roles.attention, roles.pages_first().collect::<Vec<_>>());
+        for (block, key) in keys.iter().enumerate().skip(from) {
+            for &class in &classes {
+                if block > from || Some(class) != attention {
+                    let name = self.name(walk.namespace, block, key, class);
+                    self.below[walk.tier - 1].tier.find(&name);
+                }
+            }
+        }
+    }
+
+    fn name(
+        &self,
+        namespace: NamespaceId,
+        block_index: usize,
+        key: &PrefixKey,
+        class_index: usize,
+    ) -> EntryKey {
+        EntryKey {
+            namespace: self.index.namespaces.identity(namespace),
+            prefix: *key,
+            block_index,
+            class_index,
         }
     }
 
@@ -216,18 +287,20 @@ impl State {
         let Walk {
             tier, namespace, ..
         } = *walk;
-        let name = EntryKey {
-            namespace: self.index.namespaces.identity(namespace),
-            prefix: *key,
-            block_index: block,
-            class_index: class,
-        };
+        let name = self.name(namespace, block, key, class);
         let ranks = self.ranks();
         let level = &mut self.below[tier - 1];
-        let checksums = level
-            .tier
-            .find(&name)
-            .filter(|found| found.len() == ranks)?;
+        let checksums = match level.tier.find(&name) {
+            Found::Here(checksums) => checksums,
+            Found::Absent => return None,
+            Found::Asking => {
+                walk.asking = true;
+                return None;
+            }
+        };
+        if checksums.len() != ranks {
+            return None;
+        }
         let known = node.and_then(|node| self.index.cell(node, class).entry());
         if let Some(id) = known
             && !self.may_join(id, tier, &checksums)
@@ -248,7 +321,8 @@ impl State {
         let id = known.unwrap_or_else(|| {
             let id = self.entries.insert(class, node);
             self.entries.set_checksums(id, Some(&checksums));
-            self.index.set(node, class, Cell::of(id, Places::NONE));
+            self.index
+                .set(node, class, Cell::of(id, Places::NONE, Places::NONE));
             id
         });
         let entry = self.entries.get_mut(id);
@@ -298,4 +372,6 @@ struct Walk {
     chain: Vec<EntryId>,
     /// Those that are held in the tier while room is made there, and what was found.
     kept: Option<Vec<EntryId>>,
+    /// Whether the tier asks for what comes next.
+    asking: bool,
 }

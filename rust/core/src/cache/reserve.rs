@@ -66,6 +66,9 @@ impl State {
         written.sort_unstable_by_key(|&(at, _)| self.write_order(at));
         let held: Vec<EntryId> = placed.into_iter().map(|(_, id)| id).collect();
         self.keep(&held, hints);
+        if hints.retain > 0 {
+            self.vouch(|| keys.iter().map(|key| boundary_name(seed, key)).collect());
+        }
         Ok(Reservation {
             entries: written
                 .iter()
@@ -219,7 +222,9 @@ impl State {
     /// Makes a new entry known; no tier has it yet.
     fn introduce(&mut self, node: NodeId, class: usize) -> EntryId {
         let id = self.entries.insert(class, node);
-        let again = self.index.set(node, class, Cell::of(id, Places::NONE));
+        let again = self
+            .index
+            .set(node, class, Cell::of(id, Places::NONE, Places::NONE));
         self.entries.get_mut(id).again = again;
         id
     }

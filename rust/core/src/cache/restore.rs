@@ -15,6 +15,7 @@ use super::waves::Wave;
 use crate::error::Result;
 use crate::ids::{EntryId, NamespaceId, PrefixKey};
 use crate::prefix::Cell;
+use crate::slot::Places;
 
 /// A hit that takes more than this share of the slots goes in waves.
 const LARGEST: (u64, u64) = (3, 4);
@@ -77,6 +78,7 @@ pub(super) struct Course {
     /// Whether a wave was taken.
     pub(super) started: bool,
     pub(super) failed: bool,
+    depths: Vec<(String, usize)>,
     keeps: Vec<Keep>,
 }
 
@@ -99,6 +101,12 @@ impl Restore {
     #[must_use]
     pub const fn blocks(&self) -> usize {
         self.course.keys.len()
+    }
+
+    /// How deep the joint hit would be with the host alone, and with one more tier each, by the names of the tiers.
+    #[must_use]
+    pub fn depths(&self) -> &[(String, usize)] {
+        &self.course.depths
     }
 
     /// Whether it is one wave, which other requests find in the host, too.
@@ -151,6 +159,7 @@ impl State {
         if self.below.is_empty() {
             return Ok(None);
         }
+        let keys = &keys[..self.worth_reading(namespace, keys, first, first)];
         let mut path = Vec::new();
         let hit = self
             .index
@@ -176,6 +185,7 @@ impl State {
         let needed = used.iter().rev().filter(|&&(block, _)| block >= first);
         let needed = needed.map(|&(block, id)| (block, class(id))).collect();
         let ids: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
+        let depths = self.depths(namespace, &keys[..hit.blocks]);
         let keeps = self.keep_below(&ids);
         self.index.namespaces.hold(namespace);
         self.restores.begun += 1;
@@ -191,8 +201,25 @@ impl State {
             wave: None,
             started: false,
             failed: false,
+            depths,
             keeps,
         }))
+    }
+
+    /// The joint hit of the host, of the host with the first tier below, and so on.
+    fn depths(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Vec<(String, usize)> {
+        let mut tiers = Places::NONE;
+        let mut depths = Vec::with_capacity(self.below.len() + 1);
+        for tier in 0..=self.below.len() {
+            tiers = tiers.with(Places::of(tier));
+            let counts = |cell: Cell| {
+                let id = cell.entry().filter(|_| cell.is_whole());
+                id.is_some_and(|id| !self.entries.get(id).places.and(tiers).is_empty())
+            };
+            let hit = self.index.joint_hit(namespace, keys, counts, |_| ());
+            depths.push((self.tier_name(tier), hit.blocks));
+        }
+        depths
     }
 
     fn end_restore(&mut self, course: &mut Course) {

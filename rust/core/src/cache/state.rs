@@ -9,6 +9,7 @@ use super::copies::{Copies, Level};
 use super::entry::LeaseEntry;
 use super::kept::Kept;
 use super::passing::Passing;
+use super::proven::Proven;
 use super::stats::{Class, RestoreStats, Stats, TierStats};
 use super::tenants::Tenants;
 use crate::error::{Error, Result};
@@ -30,11 +31,17 @@ pub(super) struct State {
     pub(super) entries: EntryTable,
     pub(super) host: Host,
     pub(super) below: Vec<Level>,
+    /// Tiers below that others share.
+    pub(super) shared: Places,
     pub(super) copies: Copies,
     pub(super) kept: Kept,
     pub(super) passing: Passing,
     pub(super) restores: RestoreStats,
     pub(super) seen: Seen,
+    /// If a tier waits for proof.
+    pub(super) proven: Option<Proven>,
+    /// Blocks a second.
+    pub(super) compute_rate: Option<f64>,
     pub(super) tenants: Tenants,
     pub(super) writing: u64,
     pub(super) reclaimed: u64,
@@ -63,6 +70,13 @@ impl State {
         let host = Host::new(config.slots, policy?)?;
         config.check_budget()?;
         check_tiers(config.slots, &below)?;
+        let those = |is: fn(&dyn Below) -> bool| {
+            let tiers = (1..=below.len()).filter(|&tier| is(&*below[tier - 1].tier));
+            tiers.fold(Places::NONE, |tiers, tier| tiers.with(Places::of(tier)))
+        };
+        let waiting = those(|tier| tier.waits_for_proof());
+        let shared = those(|tier| tier.is_shared());
+        let remembered = config.slots.clamp(LEAST_SEEN, MOST_SEEN);
         Ok(Self {
             // The budget holds an entry of each, so the sizes fit the slots' own type.
             classes: config
@@ -81,11 +95,14 @@ impl State {
             entries: EntryTable::new(config.ranks),
             host,
             below,
+            shared,
             copies: Copies::default(),
             kept: Kept::default(),
             passing: Passing::default(),
             restores: RestoreStats::default(),
-            seen: Seen::new(config.slots.clamp(LEAST_SEEN, MOST_SEEN)),
+            seen: Seen::new(remembered),
+            proven: Proven::new(waiting, remembered),
+            compute_rate: None,
             tenants: Tenants::new(config.share()),
             writing: 0,
             reclaimed: 0,
@@ -98,6 +115,10 @@ impl State {
 
     pub(super) const fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    pub(super) const fn slot_bytes(&self) -> u64 {
+        self.slot_bytes as u64
     }
 
     pub(super) fn namespace(&mut self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
@@ -115,6 +136,13 @@ impl State {
         }
     }
 
+    pub(super) fn tier_name(&self, tier: usize) -> String {
+        match tier.checked_sub(1) {
+            None => self.host.name().to_owned(),
+            Some(below) => self.below[below].tier.name().to_owned(),
+        }
+    }
+
     pub(super) fn room_mut(&mut self, tier: usize) -> &mut Room {
         match tier.checked_sub(1) {
             None => self.host.room_mut(),
@@ -124,8 +152,9 @@ impl State {
 
     pub(super) fn lookup(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
         self.index.namespaces.check(namespace)?;
-        self.catch_up(namespace, keys);
+        let asking = self.catch_up(namespace, keys);
         let mut hit = self.hit_anywhere(namespace, keys);
+        hit.asking = asking && hit.blocks < keys.len();
         if !self.below.is_empty() {
             let host = self
                 .index
@@ -245,6 +274,7 @@ impl State {
             self.seen.look(&boundaries)
         };
         let seen = seen.max(pages);
+        self.prove(namespace, keys, &boundaries[..seen]);
         let request = Request {
             now: arrival.now,
             tokens: arrival.tokens,
@@ -335,6 +365,7 @@ impl State {
             boundary: at.1,
             tenant: TenantId::NONE,
             unused: None,
+            proven: self.is_proven(at.1),
         }
     }
 
@@ -421,7 +452,7 @@ impl State {
         let Some(node) = entry.home else { return };
         entry.places = entry.places.with(Places::of(tier));
         self.index
-            .set(node, entry.class, Cell::of(id, entry.places));
+            .set(node, entry.class, Cell::of(id, entry.places, self.shared));
         if tier == HOST {
             self.classes[entry.class].resident += 1;
         }
@@ -458,6 +489,7 @@ impl State {
             + self.entries.bytes()
             + self.host.bytes()
             + self.seen.bytes()
+            + self.proven.as_ref().map_or(0, Proven::bytes)
             + self.tenants.bytes()
             + self.copies.bytes()
             + self.kept.bytes()

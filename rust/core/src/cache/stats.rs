@@ -91,18 +91,21 @@ pub struct RestoreStats {
     pub failed: u64,
     /// Promotions that read up to a shallower boundary than the joint hit, for want of room.
     pub shallower: u64,
+    /// Restores and promotions that left out a part of the joint hit, or all of it, since computing is faster.
+    pub not_worth: u64,
 }
 
 impl RestoreStats {
     /// Every count with its name.
     #[must_use]
-    pub const fn fields(&self) -> [(&'static str, u64); 5] {
+    pub const fn fields(&self) -> [(&'static str, u64); 6] {
         [
             ("begun", self.begun),
             ("in_waves", self.in_waves),
             ("waves", self.waves),
             ("failed", self.failed),
             ("shallower", self.shallower),
+            ("not_worth", self.not_worth),
         ]
     }
 }

@@ -14,8 +14,13 @@ impl State {
             return;
         }
         self.poll();
+        self.offer_all(held, Places::BELOW);
+    }
+
+    /// Offers what the host has of a prefix to some tiers below, without waiting for anything. `held`: as above.
+    pub(super) fn offer_all(&mut self, held: Vec<EntryId>, tiers: Places) {
         let batch = self.copies.open(held.clone());
-        for tier in 1..=self.below.len() {
+        for tier in (1..=self.below.len()).filter(|&tier| tiers.has(tier)) {
             let kept = self.keep_in(tier, &held);
             for &id in held.iter().rev() {
                 self.offer(tier, id, batch);

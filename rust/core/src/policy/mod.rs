@@ -93,6 +93,9 @@ pub struct NewEntry {
     pub tenant: TenantId,
     /// Of an entry that an earlier process made: milliseconds since its last use, to a minute.
     pub unused: Option<u64>,
+    /// Whether a later request than the one that stored it has passed its boundary, or its own asked to retain
+    /// it. Followed only where a tier waits for that, and false elsewhere.
+    pub proven: bool,
 }
 
 /// Admission and eviction.

@@ -233,6 +233,7 @@ mod tests {
             boundary: u64::from(id),
             tenant: TenantId::NONE,
             unused: None,
+            proven: false,
         });
         let hints = Hints {
             retain,

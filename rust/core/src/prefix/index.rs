@@ -24,18 +24,21 @@ impl Cell {
     const HOST: u32 = 0;
     const BOTH: u32 = 1 << 29;
     const BELOW: u32 = 2 << 29;
-    const WRITING: u32 = 3 << 29;
+    const SHARED: u32 = 3 << 29;
+    const WRITING: u32 = 4 << 29;
     /// From here on there is no entry.
-    const NONE: u32 = 4 << 29;
+    const NONE: u32 = 5 << 29;
     const ID: u32 = (1 << 29) - 1;
 
-    /// The cell of an entry whose bytes are whole in `places`.
-    pub(crate) const fn of(id: EntryId, places: Places) -> Self {
-        let state = match (places.in_host(), places.and(Places::BELOW).is_empty()) {
+    /// The cell of an entry whose bytes are whole in `places`, of which others share some.
+    pub(crate) const fn of(id: EntryId, places: Places, shared: Places) -> Self {
+        let own = places.and(Places::BELOW).without(shared);
+        let state = match (places.in_host(), own.is_empty()) {
             (true, true) => Self::HOST,
             (true, false) => Self::BOTH,
             (false, false) => Self::BELOW,
-            (false, true) => Self::WRITING,
+            (false, true) if places.is_empty() => Self::WRITING,
+            (false, true) => Self::SHARED,
         };
         Self(state | id.0)
     }
@@ -55,9 +58,9 @@ impl Cell {
         self.0 < Self::BELOW
     }
 
-    /// Whether an entry is here and its bytes are whole in a tier below the host.
+    /// Whether an entry is here and its bytes are whole in a tier below the host that nobody shares.
     pub(super) const fn is_below(self) -> bool {
-        Self::BOTH <= self.0 && self.0 < Self::WRITING
+        Self::BOTH <= self.0 && self.0 < Self::SHARED
     }
 }
 

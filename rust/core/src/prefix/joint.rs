@@ -53,6 +53,8 @@ pub struct Hit {
     pub host: usize,
     /// Why `blocks` is less than `pages`: the reason over all boundaries in between. `None` if they are equal.
     pub missing: Option<Missing>,
+    /// Whether a tier below asks somebody for what it knows nothing of: the same lookup may find more soon.
+    pub asking: bool,
 }
 
 impl Index {

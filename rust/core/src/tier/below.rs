@@ -1,5 +1,7 @@
 //! Tiers below the host: beyond having room, they move bytes.
 
+use std::time::Duration;
+
 use super::Tier;
 use crate::error::Result;
 use crate::ids::{EntryKey, SlotId};
@@ -19,6 +21,18 @@ pub struct CopyEnd {
     pub result: Result<Vec<u64>>,
 }
 
+/// What a tier knows of an entry that this cache has not put there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// It is there, with these checksums, one per rank.
+    Here(Vec<u64>),
+    /// It is not there, as far as the tier knows.
+    Absent,
+    /// The tier asks somebody: a later lookup will know. If it is a page, or there are none, it is asked about the
+    /// rest of the prompt, too, so that it can put all questions in one. What it has of that counts later.
+    Asking,
+}
+
 /// A tier whose bytes are copied from and to the host's slots, which it was given when it was made.
 ///
 /// The cache calls it under its lock, so no method waits: copies are started, and their ends are
@@ -36,6 +50,21 @@ pub trait Below: Tier {
     /// declined. The prefixes that the entries extend are kept from eviction, too, and don't count.
     fn queue_slots(&self) -> u64;
 
+    /// Whether it may decline an entry until that is [proven](NewEntry::proven): then it is offered again.
+    fn waits_for_proof(&self) -> bool {
+        false
+    }
+
+    /// Whether others may put entries there at any time, also at boundaries whose page is known.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Whether it wants to be asked for each entry that it is to ask others for: not if one question is enough.
+    fn asks_for_each(&self) -> bool {
+        true
+    }
+
     /// Whether an entry that is offered is wanted. There may be no room for it yet.
     fn accepts(&mut self, entry: &NewEntry) -> bool {
         let _ = entry;
@@ -51,11 +80,22 @@ pub trait Below: Tier {
     /// Adds the copies that ended since the last call.
     fn poll(&mut self, ended: &mut Vec<CopyEnd>);
 
-    /// Checksums, one per rank, of an entry that this cache has not put there, or not since it was
-    /// made: one from before a restart, or another machine's. A tier that would have to ask somebody
-    /// says `None`, asks, and knows at a later lookup. The other entries of a boundary are asked for once,
-    /// right after its page was found: a tier must know of them by then.
-    fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>>;
+    /// Looks for an entry that this cache has not put there, or not since it was made: one from before a
+    /// restart, or another machine's. The other entries of a boundary are asked for once, right after its page was
+    /// found: a tier that nobody else writes to must know of them by then. A tier that asks ends that within a time limit of its own.
+    fn find(&mut self, key: &EntryKey) -> Found;
+
+    /// How long it would take to read so many entries of so many bytes together. `None` where computing is never
+    /// faster, so that reading is not weighed against it.
+    fn expects(&self, entries: u64, bytes: u64) -> Option<Duration> {
+        let _ = (entries, bytes);
+        None
+    }
+
+    /// The entry leaves the room for others. A tier that others share keeps the bytes.
+    fn evict(&mut self, key: &EntryKey) {
+        self.remove(key);
+    }
 
     /// The entry is gone: nobody may find or read these bytes again.
     fn remove(&mut self, key: &EntryKey);

@@ -11,11 +11,15 @@
 mod below;
 pub mod disk;
 mod host;
+mod name;
+mod planes;
 mod room;
 
-pub use below::{Below, CopyEnd, CopyId};
+pub use below::{Below, CopyEnd, CopyId, Found};
 pub(crate) use host::Host;
 pub use host::{Arena, Plane, PlaneOptions, prefault};
+pub use name::{Identity, Name, name_of};
+pub use planes::Planes;
 pub use room::{Room, Usage};
 
 /// A bounded place for whole entries.

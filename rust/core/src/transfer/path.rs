@@ -55,6 +55,7 @@ static AVX2_STREAM: Path = Path {
 };
 
 /// Writes of transfers of so many bytes go past the caches.
+#[cfg(target_arch = "x86_64")]
 const STREAM_BYTES: usize = 2 << 20;
 
 impl Path {
@@ -68,6 +69,7 @@ impl Path {
     }
 
     /// The best one for a transfer of so many bytes.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
     pub(super) fn best(bytes: usize) -> &'static Self {
         #[cfg(target_arch = "x86_64")]
         if bytes >= STREAM_BYTES && *STREAMS && is_x86_feature_detected!("avx2") {

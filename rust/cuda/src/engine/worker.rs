@@ -1,7 +1,6 @@
 //! The engine's thread: gives flights to the lanes and ends them.
 
 use std::collections::VecDeque;
-use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
@@ -27,6 +26,7 @@ const LOOK: Duration = Duration::from_micros(20);
 /// For so long after a flight was begun it looks all the time: small ones end within.
 const EAGER: Duration = Duration::from_micros(200);
 /// How late the system may wake the thread, in nanoseconds; by default, longer than it sleeps.
+#[cfg(target_os = "linux")]
 const TIMER_SLACK: u64 = 1_000;
 /// How often it asks whether the device still works: what is broken writes no words.
 const CHECK: Duration = Duration::from_millis(20);
@@ -116,7 +116,8 @@ pub(super) fn spawn(
 impl Worker {
     fn run(mut self, messages: &Receiver<Message>) {
         // Without it the thread looks less often, which costs time alone.
-        let _ = rustix::thread::set_current_timer_slack(NonZero::new(TIMER_SLACK));
+        #[cfg(target_os = "linux")]
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(TIMER_SLACK));
         let mut stopping = false;
         let mut begun = (0, Instant::now());
         while !(stopping && self.jobs.is_empty()) {

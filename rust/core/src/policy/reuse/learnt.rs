@@ -148,6 +148,7 @@ mod tests {
             boundary: 1,
             tenant: TenantId::NONE,
             unused,
+            proven: false,
         });
         policy.admit(&request((1 << 40) + 10, &[1, 2]), &mut Vec::new());
         let end = policy.records.find(2).unwrap();

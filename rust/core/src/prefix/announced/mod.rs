@@ -18,7 +18,7 @@ use crate::ids::{NamespaceId, NodeId, PrefixKey};
 pub enum Medium {
     /// The host's memory.
     Host,
-    /// The tiers below it, together.
+    /// The tiers below it that only this cache uses, together: what others share is theirs, too.
     Below,
 }
 

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::book::Found;
+use super::book::Finding;
 use super::connect::clear;
 use super::crew;
 use super::door::ALIGNMENT;
 use super::folder::Lane;
-use super::format::name_of;
 use super::handle::DiskHandle;
 use super::job::{Direction, Job, Subject};
 use super::lock;
@@ -23,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::ids::{EntryKey, SlotId};
 use crate::policy::{NewEntry, Policy};
-use crate::tier::{Below, CopyEnd, CopyId, Room, Tier};
+use crate::tier::{Below, CopyEnd, CopyId, Found, Room, Tier, name_of};
 
 /// Slots of all tiers must have names: a disk takes at most half of them.
 const MOST_SLOTS: u64 = 1 << 29;
@@ -312,7 +311,7 @@ impl Below for Disk {
         ended.append(&mut lock(&self.shared.ended));
     }
 
-    fn find(&mut self, key: &EntryKey) -> Option<Vec<u64>> {
+    fn find(&mut self, key: &EntryKey) -> Found {
         let name = name_of(key);
         let found = if self.is_out() {
             None
@@ -323,9 +322,11 @@ impl Below for Disk {
             Some(_) => counts.hits += 1,
             None => counts.misses += 1,
         });
-        let Found { sums, unused } = found?;
+        let Some(Finding { sums, unused }) = found else {
+            return Found::Absent;
+        };
         lock(&self.shared.uses).found(name, unused);
-        Some(sums)
+        Found::Here(sums)
     }
 
     fn remove(&mut self, key: &EntryKey) {

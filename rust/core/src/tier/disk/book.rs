@@ -7,12 +7,12 @@ use std::sync::Arc;
 use super::cells::Cells;
 use super::door::Door;
 use super::folder::Other;
-use super::format::{Name, Place};
+use super::format::Place;
 use super::index::Change;
 use super::job::Job;
 use super::shape::Shape;
 use super::store::Store;
-use crate::tier::CopyId;
+use crate::tier::{CopyId, Name};
 
 /// Uses within one minute count as one: each costs a write to the index. What hangs from a page was used no later
 /// than the page, to the minute, and of what was used in one minute the deepest goes first.
@@ -28,7 +28,7 @@ pub(super) struct Record {
 
 /// What a lookup learns of an entry.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Finding {
     /// Its checksums, one per rank.
     pub(super) sums: Vec<u64>,
     /// Milliseconds since its last use, if an earlier process left it.
@@ -175,11 +175,11 @@ impl Book {
     }
 
     /// What is to be known of an entry, which counts as used and known from now on.
-    pub(super) fn find(&mut self, name: &Name) -> Option<Found> {
+    pub(super) fn find(&mut self, name: &Name) -> Option<Finding> {
         self.store.as_ref()?;
         let record = self.entries.get(name)?;
         let age = minute(&*self.door).saturating_sub(record.place.used);
-        let found = Found {
+        let found = Finding {
             sums: record.place.sums.to_vec(),
             unused: (!record.known).then(|| age.saturating_mul(1000)),
         };

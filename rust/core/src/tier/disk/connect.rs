@@ -8,16 +8,15 @@ use std::time::Duration;
 use super::book::{Book, Trash, minute};
 use super::crew::{self, Member};
 use super::folder::{Other, directory_of};
-use super::format::{Identity, Name, Place};
+use super::format::Place;
 use super::index::{Found, Index};
 use super::keeper::{Keeper, owner, shrink};
 use super::lock;
-use super::planes::Planes;
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::{Store, StoreNames};
 use crate::error::{Error, Result};
-use crate::tier::Arena;
+use crate::tier::{Arena, Identity, Name, Planes};
 
 /// Opens the store of an identity over an arena and starts the threads.
 pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {

@@ -3,11 +3,13 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+#[cfg(target_vendor = "apple")]
+use std::os::fd::AsRawFd;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 
 /// Offsets, lengths and addresses of what goes past the system's cache are multiples of this.
 pub const ALIGNMENT: usize = 4096;
@@ -128,12 +130,22 @@ impl Door for SystemDoor {
         name: &str,
         direct: bool,
     ) -> io::Result<Box<dyn DoorFile>> {
+        #[cfg_attr(not(target_os = "linux"), expect(unused_mut))]
         let mut flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        #[cfg(target_os = "linux")]
         if direct {
             flags |= OFlags::DIRECT;
         }
         let mode = Mode::RUSR | Mode::WUSR;
         let file = File::from(rustix::fs::openat(directory, name, flags, mode)?);
+        #[cfg(target_vendor = "apple")]
+        if direct {
+            // SAFETY: the descriptor is open; the call changes how it is cached.
+            let code = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) };
+            if code == -1 {
+                return Err(io::Error::last_os_error());
+            }
+        }
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("expected a file, found something else"));
         }
@@ -154,9 +166,27 @@ impl DoorFile for File {
         self.sync_data()
     }
 
+    #[cfg(target_os = "linux")]
     fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        use rustix::fs::FallocateFlags;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(self.as_fd(), flags, offset, length)?)
+        Ok(rustix::fs::fallocate(self, flags, offset, length)?)
+    }
+
+    #[cfg(target_vendor = "apple")]
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        let hole = libc::fpunchhole_t {
+            fp_flags: 0,
+            reserved: 0,
+            fp_offset: libc::off_t::try_from(offset).map_err(io::Error::other)?,
+            fp_length: libc::off_t::try_from(length).map_err(io::Error::other)?,
+        };
+        // SAFETY: the descriptor is open, and the call reads the struct.
+        let code = unsafe { libc::fcntl(self.as_raw_fd(), libc::F_PUNCHHOLE, &raw const hole) };
+        if code == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
     }
 
     fn length(&self) -> io::Result<u64> {

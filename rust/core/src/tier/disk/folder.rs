@@ -16,8 +16,9 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::door::Door;
-use super::format::{DISK_FORMAT_VERSION, Identity};
+use super::format::DISK_FORMAT_VERSION;
 use crate::error::{Error, Result};
+use crate::tier::Identity;
 
 const MARKER: &str = "hybrid-pages-disk";
 const LANE: &str = "lane-";

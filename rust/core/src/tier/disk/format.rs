@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::door::ALIGNMENT;
-use crate::ids::EntryKey;
+use crate::tier::{Identity, Name};
 
 /// Version of everything below a disk path. A store of another version is left alone.
 pub const DISK_FORMAT_VERSION: u32 = 1;
@@ -17,24 +17,6 @@ pub(super) const MAX_RANKS: usize = 256;
 const MAGIC: [u8; 8] = *b"HYBPCELL";
 const SUMS_AT: usize = 128;
 const CHECK_AT: usize = HEADER_BYTES - 8;
-
-/// The name of an entry on disk: a digest of its key.
-pub(super) type Name = [u8; 32];
-
-/// Names an identity: whatever the bytes depend on, the geometry included.
-pub type Identity = [u8; 32];
-
-/// The name of an entry.
-pub(super) fn name_of(key: &EntryKey) -> Name {
-    let mut hasher = blake3::Hasher::new();
-    for part in [&key.namespace[..], key.prefix.as_bytes()] {
-        hasher.update(&(part.len() as u64).to_le_bytes());
-        hasher.update(part);
-    }
-    hasher.update(&(key.block_index as u64).to_le_bytes());
-    hasher.update(&(key.class_index as u64).to_le_bytes());
-    *hasher.finalize().as_bytes()
-}
 
 /// What the header of a cell says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

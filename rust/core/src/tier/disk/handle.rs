@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::below::close;
 use super::connect::connect;
-use super::format::Identity;
 use super::lock;
 use super::shared::Shared;
 use super::stats::{DiskStats, Reason};
 use super::tree::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
 use crate::error::Result;
-use crate::tier::Arena;
+use crate::tier::{Arena, Identity};
 
 const NAP: Duration = Duration::from_millis(2);
 

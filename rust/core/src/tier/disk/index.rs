@@ -21,10 +21,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::door::{Door, DoorFile};
 use super::folder::random;
-use super::format::{DISK_FORMAT_VERSION, Identity, MAX_RANKS, Name, Place};
+use super::format::{DISK_FORMAT_VERSION, MAX_RANKS, Place};
 use super::journal::{self, Journal};
 use super::lock;
 use crate::policy::MOST_LEARNT;
+use crate::tier::{Identity, Name};
 use crate::transfer::panic_message;
 
 pub(super) const FILE: &str = "index.redb";

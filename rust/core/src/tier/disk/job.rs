@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
 
 use super::door::ALIGNMENT;
-use super::format::{Header, Name};
+use super::format::Header;
 use super::lock;
-use super::planes::Planes;
 use super::shape::{Part, Piece, Shape};
 use super::stats::Reason;
 use super::store::Store;
 use crate::ids::SlotId;
-use crate::tier::CopyId;
+use crate::tier::{CopyId, Name, Planes};
 use crate::transfer::{TILE_BYTES, combine, tile_digest};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

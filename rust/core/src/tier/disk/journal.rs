@@ -9,8 +9,9 @@ use std::io;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::door::DoorFile;
-use super::format::{Name, Place};
+use super::format::Place;
 use super::index::Change;
+use crate::tier::Name;
 
 pub(super) const FILE: &str = "journal";
 

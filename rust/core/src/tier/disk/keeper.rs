@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::book::Victim;
-use super::format::Name;
 use super::index::{Index, Owner};
 use super::lock;
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::{Store, StoreNames};
+use crate::tier::Name;
 
 /// Changes within this time go into one commit.
 const BATCH: Duration = Duration::from_millis(40);

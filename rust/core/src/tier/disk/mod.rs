@@ -21,7 +21,6 @@ mod job;
 mod journal;
 mod keeper;
 mod options;
-mod planes;
 mod queue;
 mod shape;
 mod shared;
@@ -34,7 +33,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use below::Disk;
 pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};
-pub use format::{DISK_FORMAT_VERSION, Identity};
+pub use format::DISK_FORMAT_VERSION;
 pub use handle::DiskHandle;
 pub use options::DiskOptions;
 pub use stats::{DiskStats, LATENCY_LIMITS_US, Latencies, Reason};

@@ -13,13 +13,12 @@ use super::health::Health;
 use super::job::{Direction, Job};
 use super::lock;
 use super::options::DiskOptions;
-use super::planes::Planes;
 use super::queue::Queue;
 use super::shape::Shape;
 use super::stats::{DiskStats, Reason};
 use super::uses::{Learner, Uses};
 use crate::error::{Error, Result};
-use crate::tier::CopyEnd;
+use crate::tier::{CopyEnd, Planes};
 
 /// How long somebody who needs room waits for others who make some.
 const GIVING: Duration = Duration::from_millis(2);

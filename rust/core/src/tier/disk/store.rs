@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memmap2::MmapMut;
 
 use super::door::{ALIGNMENT, Door, DoorFile};
-use super::format::Identity;
 use super::shape::Shape;
+use crate::tier::Identity;
 
 /// An open store. Copies under way keep theirs when the disk has moved on to another.
 #[derive(Debug)]

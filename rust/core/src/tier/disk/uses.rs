@@ -11,10 +11,10 @@ use hashbrown::HashMap;
 
 use super::book::minute;
 use super::door::Door;
-use super::format::Name;
 use super::lock;
 use crate::ids::{EntryId, TenantId};
 use crate::policy::{Hints, NewEntry, Policy, Request};
+use crate::tier::Name;
 
 /// Uses of entries.
 #[derive(Debug)]

@@ -125,8 +125,8 @@ impl Arena {
             if pair[0].rank() == pair[1].rank() {
                 return Err(Error::Arena(format!(
                     "expected one plane per rank, found {} and {} for rank {}",
-                    pair[0].path(),
-                    pair[1].path(),
+                    name(&pair[0]),
+                    name(&pair[1]),
                     pair[0].rank()
                 )));
             }
@@ -135,10 +135,10 @@ impl Arena {
         if let Some(other) = planes.iter().find(|plane| size(plane) != size(first)) {
             return Err(Error::Arena(format!(
                 "{}: expected {} slots of {} bytes as in {}, found {} of {}",
-                other.path(),
+                name(other),
                 first.slots(),
                 first.slot_bytes(),
-                first.path(),
+                name(first),
                 other.slots(),
                 other.slot_bytes()
             )));
@@ -248,4 +248,9 @@ impl Arena {
         }
         (0..self.ranks).try_for_each(|rank| self.plane(rank).map(drop))
     }
+}
+
+/// A plane in an error.
+fn name(plane: &Plane) -> &str {
+    plane.path().unwrap_or("private memory")
 }

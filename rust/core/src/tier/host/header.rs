@@ -48,6 +48,7 @@ impl Header {
     }
 
     /// Reads a header of this format, made for this geometry.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code))]
     pub(super) fn decode(bytes: &[u8; Self::ENCODED_BYTES], geometry: &Geometry) -> Result<Self> {
         if bytes[..8] != MAGIC {
             return Err(Error::Foreign(format!(

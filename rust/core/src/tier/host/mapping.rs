@@ -1,17 +1,8 @@
-//! Anonymous shared memory under a path that other processes can open.
-//!
-//! The file is sealed before anyone else can map it: no process can shrink it, so none can make
-//! another fault on its own slots.
+//! The memory of a plane: shared by path where the system has memfds, else private.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::ptr::NonNull;
 
 use memmap2::MmapRaw;
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
-use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
@@ -20,122 +11,115 @@ use crate::transfer::Region;
 use super::header::Header;
 use super::plane::PlaneOptions;
 use super::prefault::prefault;
-use super::{huge_pages, numa};
+use super::private;
+#[cfg(target_os = "linux")]
+use super::{huge_pages, numa, shared};
 
-/// A mapped file. Its creator keeps the descriptor open: that is what its path names.
+/// Mapped memory, with its file if it is shared.
 #[derive(Debug)]
 pub(super) struct Mapping {
     memory: MmapRaw,
-    path: String,
+    #[cfg(target_os = "linux")]
+    file: Option<shared::SharedFile>,
     warning: Option<String>,
-    _file: File,
 }
 
 impl Mapping {
-    /// A new file of the header's size, all zeros after the header.
+    /// New memory of the header's size, all zeros after the header.
     pub(super) fn create(header: &Header, options: PlaneOptions) -> Result<Self> {
         let total = header.total_bytes().ok_or_else(|| {
             Error::Arena("create: expected a size that fits memory, found a larger one".into())
         })?;
-        if options.huge_pages {
-            huge_pages::require(total)?;
-        }
-        let failed = |what: &str, error: io::Error| {
-            Error::Arena(format!("create: {what} of {total} bytes failed: {error}"))
-        };
-        let file =
-            anonymous_file(options.huge_pages).map_err(|error| failed("shared memory", error))?;
-        file.set_len(total as u64)
-            .map_err(|error| failed("shared memory", error))?;
-        rustix::fs::fcntl_add_seals(&file, seals())
-            .map_err(|error| failed("sealing", error.into()))?;
-        let memory = MmapRaw::map_raw(&file).map_err(|error| failed("a mapping", error))?;
-        // A wish: containers often may not say where memory is taken from.
-        let wish = options.numa_node.map(|node| numa::prefer(&memory, node));
-        let warning = wish.and_then(|outcome| {
-            let error = outcome.err()?;
-            Some(format!(
-                "memory is not taken near the device: mbind failed: {error}"
-            ))
-        });
+        let mut mapping = Self::of(total, options)?;
+        mapping.warning = options.numa_node.and_then(|node| mapping.prefer(node));
         let encoded = header.encode();
         // Without memory for it, a limit on huge pages for one, the write itself would end the process.
         // SAFETY: the mapping is longer than a header, and lives longer than the call.
-        let start = unsafe { Region::new(memory.as_mut_ptr(), encoded.len())? };
+        let start = unsafe { Region::new(mapping.memory.as_mut_ptr(), encoded.len())? };
         prefault(start, 1)?;
         // SAFETY: the mapping is new, longer than a header, and nobody else has its path yet. A file of
         // huge pages can't be written otherwise.
         unsafe {
-            memory
+            mapping
+                .memory
                 .as_mut_ptr()
                 .copy_from(encoded.as_ptr(), encoded.len())
         };
-        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        Ok(mapping)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn of(total: usize, options: PlaneOptions) -> Result<Self> {
+        if options.private && options.huge_pages {
+            return Err(Error::InvalidArgument(
+                "arena: expected shared memory with huge pages, found private memory".into(),
+            ));
+        }
+        if options.huge_pages {
+            huge_pages::require(total)?;
+        }
+        let (memory, file) = if options.private {
+            (private::create(total)?, None)
+        } else {
+            let (memory, file) = shared::create(total, options.huge_pages)?;
+            (memory, Some(file))
+        };
         Ok(Self {
             memory,
-            path,
-            warning,
-            _file: file,
+            file,
+            warning: None,
         })
     }
 
-    /// The file at a path, once its size, header and seals are what they must be.
-    pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(Self, Header)> {
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Error::Arena(format!(
-                "{path}: expected the path of a living process's plane, found nothing: has its \
-                 creator ended?"
-            )),
-            _ => Error::Arena(format!(
-                "{path}: expected a plane of an arena, found {error}"
-            )),
-        };
-        // Whatever has taken over the descriptor's number, opening it must not block.
-        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-        let mut options = OpenOptions::new();
-        let options = options
-            .read(true)
-            .write(true)
-            .custom_flags(flags.bits().cast_signed());
-        let file = options.open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        let size = metadata.len();
-        if !metadata.is_file() || size < Header::ENCODED_BYTES as u64 {
-            return Err(Error::Arena(format!(
-                "{path}: expected a plane with its header, found {}",
-                if metadata.is_file() {
-                    format!("{size} bytes")
-                } else {
-                    "no file".to_owned()
-                }
+    #[cfg(not(target_os = "linux"))]
+    fn of(total: usize, options: PlaneOptions) -> Result<Self> {
+        if options.huge_pages {
+            return Err(Error::Budget(format!(
+                "huge pages: expected Linux, found {}: leave the setting out",
+                std::env::consts::OS
             )));
         }
-        let mut bytes = [0; Header::ENCODED_BYTES];
-        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-        let header = Header::decode(&bytes, geometry)?;
-        if header.total_bytes().map(|total| total as u64) != Some(size) {
-            return Err(Error::Arena(format!(
-                "{path}: expected {} slots of {} bytes after {} bytes of header, found {size} \
-                 bytes in all",
-                header.slots, header.slot_bytes, header.header_bytes
-            )));
-        }
-        let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(seals()));
-        if !sealed {
-            return Err(Error::Arena(format!(
-                "{path}: expected memory sealed against resizing, found it unsealed"
-            )));
-        }
-        let memory = MmapRaw::map_raw(&file).map_err(failed)?;
-        Ok((
-            Self {
-                memory,
-                path: path.to_owned(),
-                warning: None,
-                _file: file,
-            },
-            header,
+        let memory = private::create(total)?;
+        Ok(Self {
+            memory,
+            warning: None,
+        })
+    }
+
+    /// Wishes for memory near a node; what to say if that can't be had. Containers often may not say where
+    /// memory is taken from.
+    #[cfg(target_os = "linux")]
+    fn prefer(&self, node: u32) -> Option<String> {
+        let error = numa::prefer(&self.memory, node).err()?;
+        Some(format!(
+            "memory is not taken near the device: mbind failed: {error}"
         ))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn prefer(&self, _: u32) -> Option<String> {
+        Some("memory is not taken near the device: the system has no way to say so".into())
+    }
+
+    /// The memory at a path, once its size, header and seals are what they must be.
+    #[cfg(target_os = "linux")]
+    pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(Self, Header)> {
+        let (memory, file, header) = shared::open(path, geometry)?;
+        let mapping = Self {
+            memory,
+            file: Some(file),
+            warning: None,
+        };
+        Ok((mapping, header))
+    }
+
+    /// There are no paths to open.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn open(path: &str, _: &Geometry) -> Result<(Self, Header)> {
+        Err(Error::Arena(format!(
+            "{path}: expected Linux, whose memory has paths, found {}",
+            std::env::consts::OS
+        )))
     }
 
     /// What could not be had of what its creator wished.
@@ -143,8 +127,17 @@ impl Mapping {
         self.warning.as_deref()
     }
 
-    pub(super) fn path(&self) -> &str {
-        &self.path
+    /// None of private memory.
+    #[cfg(target_os = "linux")]
+    pub(super) fn path(&self) -> Option<&str> {
+        self.file.as_ref().map(shared::SharedFile::path)
+    }
+
+    /// None of private memory.
+    #[cfg(not(target_os = "linux"))]
+    #[expect(clippy::unused_self, reason = "as on Linux")]
+    pub(super) fn path(&self) -> Option<&str> {
+        None
     }
 
     /// Where the header is mapped.
@@ -153,37 +146,30 @@ impl Mapping {
     }
 }
 
-/// Never to be executed, where the kernel knows of that (6.3) and may insist on it.
-fn anonymous_file(huge_pages: bool) -> io::Result<File> {
-    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    if huge_pages {
-        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    }
-    let create = |flags| rustix::fs::memfd_create("hybrid-pages", flags);
-    let file = match create(flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => create(flags)?,
-        outcome => outcome?,
-    };
-    Ok(File::from(file))
-}
-
-/// The size may not change once the header is written, nor may the seals.
-fn seals() -> SealFlags {
-    SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
-}
-
 pub(super) fn page_bytes(huge_pages: bool) -> usize {
+    #[cfg(target_os = "linux")]
     if huge_pages {
-        huge_pages::BYTES
-    } else {
-        rustix::param::page_size()
+        return huge_pages::BYTES;
     }
+    let _ = huge_pages;
+    rustix::param::page_size()
 }
 
 /// Bytes of memory in this machine.
+#[cfg(target_os = "linux")]
 pub(super) fn physical_memory() -> usize {
     let info = rustix::system::sysinfo();
     usize::try_from(info.totalram)
         .unwrap_or(usize::MAX)
         .saturating_mul(info.mem_unit as usize)
+}
+
+/// Bytes of memory in this machine; no limit where the system does not say.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn physical_memory() -> usize {
+    // SAFETY: the call reads a number.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    usize::try_from(pages).map_or(usize::MAX, |pages| {
+        pages.saturating_mul(rustix::param::page_size())
+    })
 }

@@ -1,15 +1,17 @@
-//! The host: the slots of one arena, shared by the processes of a node.
+//! The host: the slots of one arena, shared by the processes of a node where the system has memfds.
 
 mod arena;
 mod header;
 #[cfg(target_os = "linux")]
 mod huge_pages;
-#[cfg_attr(not(target_os = "linux"), path = "unsupported.rs")]
 mod mapping;
 #[cfg(target_os = "linux")]
 mod numa;
 mod plane;
 mod prefault;
+mod private;
+#[cfg(target_os = "linux")]
+mod shared;
 
 pub use arena::Arena;
 pub use plane::{Plane, PlaneOptions};

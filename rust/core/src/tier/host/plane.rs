@@ -17,6 +17,8 @@ pub struct PlaneOptions {
     pub huge_pages: bool,
     /// The NUMA node whose memory is preferred.
     pub numa_node: Option<u32>,
+    /// Of this process alone: no other one can open it. Always so where the system is not Linux.
+    pub private: bool,
 }
 
 /// One rank's part of every slot. Nothing is left behind when the processes that map it are gone.
@@ -59,7 +61,7 @@ impl Plane {
     fn over(mapping: Mapping, header: Header) -> Result<Arc<Self>> {
         let first = mapping.address().as_ptr().wrapping_add(header.header_bytes);
         // SAFETY: the mapping covers header and slots, stays where it is while the plane lives
-        // (`memory` hands the plane along as the owner) and cannot be truncated: it is sealed.
+        // (`memory` hands the plane along as the owner) and cannot be truncated: it is sealed, or has no file.
         let region = unsafe { Region::new(first, header.slots * header.slot_bytes)? };
         Ok(Arc::new(Self {
             mapping,
@@ -68,9 +70,9 @@ impl Plane {
         }))
     }
 
-    /// Where other processes of the same user open it, as long as its creator lives.
+    /// Where other processes of the same user open it, as long as its creator lives. None of private memory.
     #[must_use]
-    pub fn path(&self) -> &str {
+    pub fn path(&self) -> Option<&str> {
         self.mapping.path()
     }
 

@@ -6,14 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::fs::Advice;
-
 use super::copy::Copied;
 use super::{DiskTree, folder, interrupted};
 use crate::error::{Error, Result};
+use crate::tier::Name;
 use crate::tier::disk::door::{ALIGNMENT, DoorFile};
 use crate::tier::disk::folder::open_file;
-use crate::tier::disk::format::{HEADER_BYTES, Header, Name, Place};
+use crate::tier::disk::format::{HEADER_BYTES, Header, Place};
 use crate::tier::disk::index::Claim;
 use crate::tier::disk::stats::Reason;
 use crate::transfer::{TILE_BYTES, combine, tile_digest};
@@ -214,11 +213,12 @@ impl<'a> Reader<'a> {
         }
         let outcome = self.check_cell(file, start, name, place);
         // It isn't read again soon, and others need the system's cache.
+        #[cfg(target_os = "linux")]
         let _ = rustix::fs::fadvise(
             file,
             start,
             std::num::NonZeroU64::new(cell_bytes),
-            Advice::DontNeed,
+            rustix::fs::Advice::DontNeed,
         );
         outcome
     }

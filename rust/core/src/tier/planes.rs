@@ -7,17 +7,17 @@ use crate::transfer::SlotMemory;
 
 /// One plane per rank.
 #[derive(Debug)]
-pub(super) struct Planes(Vec<SlotMemory>);
+pub struct Planes(Vec<SlotMemory>);
 
 impl Planes {
     /// The planes of an arena that has all of them.
     ///
     /// # Errors
     /// [`Error::Arena`] if a plane is missing, [`Error::InvalidArgument`] for slots of another size.
-    pub(super) fn of(arena: &Arena, ranks: usize, slot_bytes: usize) -> Result<Self> {
+    pub fn of(arena: &Arena, ranks: usize, slot_bytes: usize) -> Result<Self> {
         if arena.slot_bytes() != slot_bytes {
             return Err(Error::InvalidArgument(format!(
-                "disk: expected an arena with slots of {slot_bytes} bytes, found {}",
+                "expected an arena with slots of {slot_bytes} bytes, found {}",
                 arena.slot_bytes()
             )));
         }
@@ -26,7 +26,7 @@ impl Planes {
     }
 
     /// Whether these slots exist and hold so many bytes in each plane.
-    pub(super) fn hold(&self, slots: &[SlotId], shard_bytes: usize) -> bool {
+    pub fn hold(&self, slots: &[SlotId], shard_bytes: usize) -> bool {
         self.0.iter().all(|plane| {
             let known = |slot: &SlotId| (slot.0 as usize) < plane.slots();
             let bytes = slots.len().checked_mul(plane.slot_bytes());
@@ -38,13 +38,7 @@ impl Planes {
     ///
     /// # Safety
     /// Nobody writes these slots meanwhile.
-    pub(super) unsafe fn gather(
-        &self,
-        rank: usize,
-        slots: &[SlotId],
-        offset: usize,
-        bytes: &mut [u8],
-    ) {
+    pub unsafe fn gather(&self, rank: usize, slots: &[SlotId], offset: usize, bytes: &mut [u8]) {
         let mut done = 0;
         self.runs(rank, slots, offset, bytes.len(), |slot, length| {
             let to = bytes[done..done + length].as_mut_ptr();
@@ -59,13 +53,7 @@ impl Planes {
     ///
     /// # Safety
     /// Nobody else uses these slots meanwhile.
-    pub(super) unsafe fn scatter(
-        &self,
-        rank: usize,
-        slots: &[SlotId],
-        offset: usize,
-        bytes: &[u8],
-    ) {
+    pub unsafe fn scatter(&self, rank: usize, slots: &[SlotId], offset: usize, bytes: &[u8]) {
         let mut done = 0;
         self.runs(rank, slots, offset, bytes.len(), |slot, length| {
             let from = bytes[done..done + length].as_ptr();

@@ -1,0 +1,15 @@
+//! Memory of this process alone: what a system without memfds can give.
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::error::{Error, Result};
+
+/// A new mapping, all zeros.
+pub(super) fn create(bytes: usize) -> Result<MmapRaw> {
+    let memory = MmapOptions::new().len(bytes).map_anon().map_err(|error| {
+        Error::Arena(format!(
+            "create: private memory of {bytes} bytes failed: {error}"
+        ))
+    })?;
+    Ok(memory.into())
+}
