@@ -1,0 +1,100 @@
+//! Settings of a remote store.
+
+use std::time::Duration;
+
+use hybrid_pages::error::{Error, Result};
+
+use crate::place::Place;
+
+/// What is read from a store, and written to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Admit {
+    /// By expected saving: what is faster to compute is not read, and what only one request has used is not written.
+    #[default]
+    Auto,
+    /// Everything.
+    All,
+}
+
+impl Admit {
+    /// Names of all kinds.
+    pub const NAMES: [&str; 2] = ["auto", "all"];
+
+    /// The kind of that name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for any other.
+    pub fn by_name(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "all" => Ok(Self::All),
+            other => Err(Error::InvalidArgument(format!(
+                "admit: expected one of {}, found '{other}'",
+                Self::NAMES.join(", ")
+            ))),
+        }
+    }
+}
+
+/// Settings of a remote store.
+#[derive(Debug, Clone)]
+pub struct RemoteOptions {
+    /// Where it is.
+    pub place: Place,
+    /// A read may take so long, and so may a question what is there.
+    pub deadline: Duration,
+    /// What is read and written.
+    pub admit: Admit,
+    /// Bytes of slots that may wait to be written; what is offered beyond that is declined.
+    pub queue_bytes: u64,
+    /// Payload of a pack, about: larger entries have a pack each.
+    pub pack_bytes: u64,
+    /// An entry waits so long for others of its pack.
+    pub pack_age: Duration,
+    /// What is known of others' packs may be so old.
+    pub refresh: Duration,
+    /// Requests to the store at a time, in each direction.
+    pub requests: usize,
+    /// The first pause before the store is tried again after failures; it doubles up to 64 times.
+    pub retry: Duration,
+    /// A write that takes longer has failed.
+    pub write_limit: Duration,
+    /// Entries that the catalog holds at most; beyond that it forgets the oldest packs.
+    pub most_entries: usize,
+}
+
+impl RemoteOptions {
+    /// The usual settings for a place.
+    #[must_use]
+    pub const fn new(place: Place) -> Self {
+        Self {
+            place,
+            deadline: Duration::from_secs(2),
+            admit: Admit::Auto,
+            queue_bytes: 1 << 30,
+            pack_bytes: 32 << 20,
+            pack_age: Duration::from_millis(400),
+            refresh: Duration::from_secs(1),
+            requests: 16,
+            retry: Duration::from_secs(1),
+            write_limit: Duration::from_secs(30),
+            most_entries: 4 << 20,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let times = [self.deadline, self.retry, self.write_limit];
+        if times.iter().any(Duration::is_zero) {
+            return Err(Error::InvalidArgument(format!(
+                "remote: expected a deadline, a pause and a limit above 0, found {times:?}"
+            )));
+        }
+        if self.requests == 0 || self.most_entries == 0 {
+            return Err(Error::InvalidArgument(format!(
+                "remote: expected at least 1 request at a time and 1 entry, found {} and {}",
+                self.requests, self.most_entries
+            )));
+        }
+        Ok(())
+    }
+}

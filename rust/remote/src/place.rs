@@ -1,0 +1,211 @@
+//! Where a remote store is: a URL, and the client that goes there.
+
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hybrid_pages::error::{Error, Result};
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use url::Url;
+
+/// Where a store is, and what talks to it.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) prefix: Path,
+    shown: String,
+}
+
+impl Place {
+    /// The place of a URL: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
+    /// `file:///DIRECTORY`. Clients take their settings and credentials from the environment, as `object_store`
+    /// reads it. Nothing is asked of the store. The directory is made if its parent is there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another URL, or one that has more than this in it;
+    /// [`Error::Remote`] if the client can't be made, or the directory.
+    pub fn of_url(text: &str) -> Result<Self> {
+        let invalid = |what: &str| {
+            Err(Error::InvalidArgument(format!(
+                "remote: expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or \
+                 file:///DIRECTORY, found {what}"
+            )))
+        };
+        let Ok(url) = Url::parse(text) else {
+            return invalid("no URL");
+        };
+        if !url.username().is_empty() || url.password().is_some() {
+            return invalid("a URL with a name or a password: credentials go into the environment");
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return invalid("a URL with '?' or '#' in it: settings go into the environment");
+        }
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(50),
+                max_backoff: Duration::from_secs(1),
+                base: 2.0,
+            },
+            max_retries: 4,
+            retry_timeout: Duration::from_secs(10),
+        };
+        let host = url.host_str().unwrap_or_default();
+        let prefix = Path::from_url_path(url.path());
+        let Ok(prefix) = prefix else {
+            return invalid("a path that is none");
+        };
+        let scheme = url.scheme();
+        if scheme != "file" && host.is_empty() {
+            return invalid("no bucket");
+        }
+        let store: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
+            "s3" => AmazonS3Builder::from_env()
+                .with_bucket_name(host)
+                .with_retry(retry)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            "gs" => GoogleCloudStorageBuilder::from_env()
+                .with_bucket_name(host)
+                .with_retry(retry)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            "az" => MicrosoftAzureBuilder::from_env()
+                .with_container_name(host)
+                .with_retry(retry)
+                .build()
+                .map(|store| Arc::new(store) as _),
+            "file" if !text.starts_with("file:///") => {
+                return invalid("no whole path: write file:/// and all of it");
+            }
+            "file" => return Self::of_directory(&url),
+            _ => return invalid("another kind of URL"),
+        };
+        let store = store.map_err(|error| {
+            Error::Remote(format!(
+                "expected settings for {scheme}://{host} in the environment, found: {}",
+                plain(&error)
+            ))
+        })?;
+        Ok(Self::of(
+            store,
+            prefix,
+            format!("{scheme}://{host}{}", url.path()),
+        ))
+    }
+
+    fn of_directory(url: &Url) -> Result<Self> {
+        let Ok(path) = url.to_file_path() else {
+            return Err(Error::InvalidArgument(
+                "remote: expected file:/// and a whole path, found none".into(),
+            ));
+        };
+        let failed = |what: &str| {
+            let path = path.display();
+            Error::Remote(format!("{path}: expected a directory, found {what}"))
+        };
+        make_directory(&path).map_err(|error| failed(&error.to_string()))?;
+        let store = LocalFileSystem::new_with_prefix(&path);
+        let store = store.map_err(|error| failed(&plain(&error)))?;
+        Ok(Self::of(Arc::new(store), Path::default(), url.to_string()))
+    }
+
+    /// A place of one's own making: below `prefix` of a store. `shown` names it in logs.
+    #[must_use]
+    pub fn of(store: Arc<dyn ObjectStore>, prefix: Path, shown: String) -> Self {
+        Self {
+            store,
+            prefix,
+            shown,
+        }
+    }
+
+    /// What talks to the store.
+    #[must_use]
+    pub const fn client(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// Its name in logs, without credentials.
+    #[must_use]
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+}
+
+fn make_directory(path: &FilePath) -> std::io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let path: PathBuf = path.into();
+            if path.is_dir() { Ok(()) } else { Err(error) }
+        }
+        made => made,
+    }
+}
+
+/// Names of the environment whose values may be secrets.
+const SECRETS: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+/// Shorter values are words that texts have anyway.
+const LEAST_SECRET: usize = 8;
+
+/// What an error says, without what may be a secret: queries of URLs, and values of the environment.
+pub(crate) fn plain(error: &object_store::Error) -> String {
+    let told = error.to_string();
+    // A server's answer may repeat what it was sent: its code is enough.
+    let (told, answer) = told.split_once('<').unwrap_or((&told, ""));
+    let code = answer
+        .split_once("<Code>")
+        .and_then(|(_, rest)| rest.split_once('<'));
+    let mut text = code.map_or_else(String::new, |(code, _)| format!("{code}: "));
+    let mut in_query = false;
+    for letter in told.chars() {
+        in_query |= letter == '?';
+        in_query &= !letter.is_whitespace() && !"\"')>".contains(letter);
+        if !in_query {
+            text.push(letter);
+        }
+    }
+    let secret = |name: &str| {
+        let name = name.to_ascii_uppercase();
+        let known = SECRETS.iter().any(|prefix| name.starts_with(prefix));
+        known
+            && ["KEY", "TOKEN", "SECRET", "CREDENTIAL", "ACCOUNT"]
+                .iter()
+                .any(|part| name.contains(part))
+    };
+    for (name, value) in std::env::vars_os() {
+        let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else {
+            continue;
+        };
+        if secret(name) && value.len() >= LEAST_SECRET {
+            text = text.replace(value, "(not told)");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_without_secrets() {
+        let said = "403 https://host/bucket/key?X-Amz-Signature=abcdef: Forbidden: <?xml version=\"1.0\"?><Error>\
+                    <Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>AKIAHIDDEN</AWSAccessKeyId></Error>";
+        let error = object_store::Error::Generic {
+            store: "S3",
+            source: said.into(),
+        };
+        let text = plain(&error);
+        for secret in ["abcdef", "AKIAHIDDEN", "Signature="] {
+            assert!(!text.contains(secret), "{text}");
+        }
+        for part in ["SignatureDoesNotMatch", "403", "Forbidden"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

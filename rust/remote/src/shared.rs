@@ -1,0 +1,382 @@
+//! What the tasks of a remote store share with it, and how copies end.
+
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hashbrown::{HashMap, HashSet};
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::ids::SlotId;
+use hybrid_pages::tier::{CopyEnd, CopyId, Identity, Name, Planes};
+use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
+use object_store::path::Path;
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::breaker::Breaker;
+use crate::catalog::Catalog;
+use crate::class::Class;
+use crate::freshness::Freshness;
+use crate::lock;
+use crate::messages::{Fetch, Upload};
+use crate::options::RemoteOptions;
+use crate::pack::{PackName, REMOTE_FORMAT_VERSION};
+use crate::speed::Speed;
+use crate::stats::{Reason, RemoteStats};
+
+/// Shared by a remote store, its handles and its tasks. No lock is held while the store is waited for.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: RemoteOptions,
+    pub(crate) classes: Vec<Class>,
+    pub(crate) ranks: usize,
+    pub(crate) slot_bytes: usize,
+    pub(crate) writer: u64,
+    pub(crate) connection: OnceLock<Connection>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) ended: Mutex<Vec<CopyEnd>>,
+    /// Whether the slots are somebody else's by now. Whoever touches them holds this.
+    left: RwLock<bool>,
+    runtime: Mutex<Option<Runtime>>,
+    counts: Mutex<RemoteStats>,
+    notes: Mutex<Notes>,
+    process: u32,
+}
+
+/// What is known once the identity is.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) planes: Planes,
+    pub(crate) identity: Identity,
+    /// Where the packs are.
+    pub(crate) folder: Path,
+    pub(crate) tasks: Handle,
+    pub(crate) uploads: UnboundedSender<Upload>,
+    pub(crate) fetches: UnboundedSender<Fetch>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) catalog: Catalog,
+    pub(crate) freshness: Freshness,
+    pub(crate) running: HashMap<CopyId, Running>,
+    /// The newest write of a name; one that is undone is not in it.
+    pub(crate) writing: HashMap<Name, CopyId>,
+    /// Entries whose read has failed are not found before.
+    pub(crate) suspects: HashMap<Name, Instant>,
+    /// Packs of this process, for when they have to be taken back.
+    pub(crate) own: Vec<PackName>,
+    /// Listings.
+    pub(crate) answers: Breaker,
+    /// Reads, also of tables.
+    pub(crate) reads: Breaker,
+    pub(crate) writes: Breaker,
+    pub(crate) speed: Speed,
+    /// Everything was reset: the identity no longer says what this engine computes.
+    pub(crate) cleared: bool,
+    /// What the reset made wrong is not gone from the store yet.
+    pub(crate) removing: bool,
+    pub(crate) closed: bool,
+    /// When the store last answered.
+    last_answer: Option<Instant>,
+}
+
+impl State {
+    /// Whether the store is left alone.
+    pub(crate) const fn is_out(&self) -> bool {
+        self.answers.is_open() || self.reads.is_open()
+    }
+
+    /// Whether the store has answered no read for so long.
+    pub(crate) fn is_quiet(&self, limit: Duration) -> bool {
+        self.last_answer.is_none_or(|at| at.elapsed() >= limit)
+    }
+}
+
+/// A copy that has not ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) begun: Instant,
+    pub(crate) reads: bool,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    said: HashSet<Reason>,
+    waiting: Vec<String>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: RemoteOptions,
+        classes: Vec<Class>,
+        ranks: usize,
+        slot_bytes: usize,
+    ) -> Self {
+        let retry = options.retry;
+        Self {
+            classes,
+            ranks,
+            slot_bytes,
+            writer: random(),
+            connection: OnceLock::new(),
+            state: Mutex::new(State {
+                catalog: Catalog::default(),
+                freshness: Freshness::default(),
+                running: HashMap::new(),
+                writing: HashMap::new(),
+                suspects: HashMap::new(),
+                own: Vec::new(),
+                answers: Breaker::new(retry),
+                reads: Breaker::new(retry),
+                writes: Breaker::new(retry),
+                speed: Speed::default(),
+                cleared: false,
+                removing: false,
+                closed: false,
+                last_answer: None,
+            }),
+            ended: Mutex::default(),
+            left: RwLock::new(false),
+            runtime: Mutex::new(None),
+            counts: Mutex::default(),
+            notes: Mutex::default(),
+            process: std::process::id(),
+            options,
+        }
+    }
+
+    /// Whether this is a fork of the process that opened the store: it has none of the threads.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Below the prefix, the folder of a name for an identity.
+    pub(crate) fn folder(&self, identity: &Identity) -> Path {
+        let hex: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
+        let version = format!("hybrid-pages-v{REMOTE_FORMAT_VERSION}");
+        self.options.place.prefix.clone().join(version).join(hex)
+    }
+
+    pub(crate) fn keep_runtime(&self, runtime: Runtime) {
+        *lock(&self.runtime) = Some(runtime);
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut RemoteStats)) {
+        change(&mut lock(&self.counts));
+    }
+
+    /// Counts a failure; the first for a reason is noted.
+    pub(crate) fn failed(&self, reason: Reason, what: &str) {
+        self.count(|counts| counts.failures[reason as usize] += 1);
+        let mut notes = lock(&self.notes);
+        if notes.said.insert(reason) {
+            let (place, name) = (self.options.place.shown(), reason.name());
+            notes.waiting.push(format!(
+                "remote store {place}: {what} (counted as '{name}'; further ones are counted only)"
+            ));
+        }
+    }
+
+    /// Notes something that an operator should know.
+    pub(crate) fn note(&self, what: &str) {
+        let place = self.options.place.shown();
+        lock(&self.notes)
+            .waiting
+            .push(format!("remote store {place}: {what}"));
+    }
+
+    pub(crate) fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.notes).waiting)
+    }
+
+    pub(crate) fn stats(&self) -> RemoteStats {
+        let state = lock(&self.state);
+        let mut stats = lock(&self.counts).clone();
+        for running in state.running.values() {
+            if running.reads {
+                stats.reading += 1;
+            } else {
+                stats.writing += 1;
+            }
+        }
+        stats.out = state.is_out();
+        stats.shared = self.connection.get().is_some() && !state.cleared && !state.closed;
+        stats.entries = state.catalog.entries() as u64;
+        stats.packs = state.catalog.packs() as u64;
+        stats.stored_bytes = state.catalog.bytes();
+        (stats.latency_us, stats.bandwidth) = state.speed.measured();
+        stats
+    }
+
+    /// The store answered, or it did not.
+    pub(crate) fn answered(&self, works: bool) {
+        self.heard(works, |state| &mut state.answers);
+    }
+
+    /// The same of a read.
+    pub(crate) fn read_answered(&self, works: bool) {
+        if works {
+            lock(&self.state).last_answer = Some(Instant::now());
+        }
+        self.heard(works, |state| &mut state.reads);
+    }
+
+    fn heard(&self, works: bool, of: impl FnOnce(&mut State) -> &mut Breaker) {
+        let mut state = lock(&self.state);
+        let was_out = state.is_out();
+        let breaker = of(&mut state);
+        if works {
+            breaker.worked();
+        } else if breaker.failed() && !was_out {
+            drop(state);
+            self.count(|counts| counts.outages += 1);
+            self.note("it is left alone for a while since it does not answer; requests are computed meanwhile");
+        }
+    }
+
+    /// Ends a copy; a second time does nothing.
+    pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
+        let mut state = lock(&self.state);
+        let was = state.running.remove(&copy);
+        let Some(Running { begun, reads }) = was else {
+            return;
+        };
+        if result.is_ok() {
+            let took = begun.elapsed().as_micros() as u64;
+            self.count(|counts| {
+                if reads {
+                    counts.read_us += took;
+                } else {
+                    counts.write_us += took;
+                }
+            });
+        }
+        // Whoever finds nothing running any more finds the end, too.
+        lock(&self.ended).push(CopyEnd { copy, result });
+    }
+
+    /// Ends a copy that failed.
+    pub(crate) fn fail(&self, copy: CopyId, reason: Reason, what: &str) {
+        if lock(&self.state).running.contains_key(&copy) {
+            self.failed(reason, what);
+            self.end(copy, Err(Error::Remote(what.to_owned())));
+        }
+    }
+
+    /// Copies an entry out of its slots; `None` if they are no longer this copy's.
+    pub(crate) fn gather(
+        &self,
+        copy: CopyId,
+        class: usize,
+        slots: &[SlotId],
+    ) -> Option<(Vec<u8>, Vec<u64>)> {
+        let planes = &self.connection.get()?.planes;
+        let shard = self.classes[class].shard_bytes;
+        let mut bytes = vec![0; shard * self.ranks];
+        let mut sums = Vec::with_capacity(self.ranks);
+        {
+            let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
+            if *left || !lock(&self.state).running.contains_key(&copy) {
+                return None;
+            }
+            // Tile by tile, so that the hash finds what was copied in the processor's caches.
+            for (rank, bytes) in bytes.chunks_exact_mut(shard.max(1)).enumerate() {
+                let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
+                for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+                    // SAFETY: the cache keeps the slots for this copy until its end was reported, which the lock
+                    // that is held here keeps from happening; nobody writes them meanwhile.
+                    unsafe { planes.gather(rank, slots, at * TILE_BYTES, tile) };
+                    digests.push(tile_digest(tile));
+                }
+                sums.push(combine(digests.into_iter(), shard));
+            }
+        }
+        Some((bytes, sums))
+    }
+
+    /// Copies an entry into its slots, if they are still this copy's. Returns the checksums of the bytes.
+    pub(crate) fn scatter(
+        &self,
+        copy: CopyId,
+        class: usize,
+        slots: &[SlotId],
+        bytes: &[u8],
+    ) -> Vec<u64> {
+        let shard = self.classes[class].shard_bytes;
+        let Some(connection) = self.connection.get() else {
+            return Vec::new();
+        };
+        let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
+        let wanted = !*left && lock(&self.state).running.contains_key(&copy);
+        let take = |(rank, bytes): (usize, &[u8])| {
+            let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
+            for (at, tile) in bytes.chunks(TILE_BYTES).enumerate() {
+                digests.push(tile_digest(tile));
+                if wanted {
+                    // SAFETY: as in `gather`; and nobody else uses these slots before this copy's end.
+                    unsafe {
+                        connection
+                            .planes
+                            .scatter(rank, slots, at * TILE_BYTES, tile)
+                    };
+                }
+            }
+            combine(digests.into_iter(), shard)
+        };
+        bytes.chunks(shard.max(1)).enumerate().map(take).collect()
+    }
+
+    /// Ends all copies: from now on nobody touches slots.
+    pub(crate) fn leave_slots(&self) {
+        *self.left.write().unwrap_or_else(PoisonError::into_inner) = true;
+        let mut state = lock(&self.state);
+        state.closed = true;
+        let copies: Vec<CopyId> = state.running.keys().copied().collect();
+        drop(state);
+        for copy in copies {
+            let what = "expected a store that is open, found it closed";
+            self.end(copy, Err(Error::Remote(what.into())));
+        }
+    }
+
+    /// Ends the tasks without waiting for the store.
+    pub(crate) fn stop(&self) {
+        if let Some(runtime) = lock(&self.runtime).take() {
+            if self.is_inherited() {
+                std::mem::forget(runtime); // Its threads are the parent's.
+            } else {
+                runtime.shutdown_background();
+            }
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.running.is_empty() && !state.removing
+    }
+}
+
+/// Why a copy can't begin.
+pub(crate) fn refused(expected: &str, found: &str) -> Error {
+    Error::Remote(format!("expected {expected}, found {found}"))
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// A number that no other process has.
+fn random() -> u64 {
+    use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u64(now());
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
+/// How long something may still take.
+pub(crate) fn left_of(begun: Instant, limit: Duration) -> tokio::time::Instant {
+    tokio::time::Instant::from_std(begun + limit)
+}
