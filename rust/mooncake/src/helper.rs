@@ -1,0 +1,86 @@
+//! The process that drives Mooncake's client.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use crate::options::MooncakeOptions;
+use crate::staging::Staging;
+use crate::wire::Message;
+
+/// How long a line to the helper may wait: it reads all the time.
+const PATIENCE: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_millis(1);
+
+/// A running helper.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    child: Child,
+    stream: UnixStream,
+}
+
+impl Helper {
+    /// Starts one, and gives what it says.
+    pub(crate) fn start(
+        options: &MooncakeOptions,
+        staging: &Staging,
+        start: &Message,
+    ) -> std::io::Result<(Self, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let seconds = options.deadline.as_secs_f64().ceil() as u64;
+        let millis = options.deadline.as_millis();
+        let mut command = Command::new(&options.command[0]);
+        command
+            .args(&options.command[1..])
+            .stdin(OwnedFd::from(theirs))
+            .stdout(staging.file()?)
+            // Signals to this process's group, Ctrl-C for one, are not for it: it ends with the socket.
+            .process_group(0)
+            // So the client's calls end; without these some last for 30 seconds, or 90.
+            .env("MC_RPC_TIMEOUT_MS", millis.to_string())
+            .env("MC_TCP_PROGRESS_TIMEOUT_SEC", seconds.to_string())
+            .env("MC_TCP_STATUS_TIMEOUT_SEC", seconds.to_string())
+            .env("MC_STORE_CLIENT_SETUP_RETRIES", "1");
+        if std::env::var_os("GLOG_minloglevel").is_none() {
+            // A line per key and failure otherwise: the tier counts them.
+            command.env("GLOG_minloglevel", "3");
+        }
+        let child = command.spawn()?;
+        ours.set_write_timeout(Some(PATIENCE))?;
+        let replies = ours.try_clone()?;
+        let mut helper = Self {
+            child,
+            stream: ours,
+        };
+        match helper.tell(start) {
+            Ok(()) => Ok((helper, replies)),
+            Err(error) => {
+                helper.end(Duration::ZERO);
+                Err(error)
+            }
+        }
+    }
+
+    /// Says something.
+    pub(crate) fn tell(&mut self, message: &Message) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(message).map_err(std::io::Error::other)?;
+        line.push(b'\n');
+        self.stream.write_all(&line)
+    }
+
+    /// Ends it, with so much time to end by itself. Afterwards it touches nothing.
+    pub(crate) fn end(&mut self, patience: Duration) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let begun = Instant::now();
+        while begun.elapsed() < patience && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(NAP);
+        }
+        // Neither fails but for one that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}

@@ -1,0 +1,43 @@
+//! A tier below the host in a Mooncake Store: memory of other machines behind one master.
+//!
+//! Mooncake's client is a library that starts threads, opens ports, and whose calls may last as long as a peer is
+//! silent. So it lives in a process of its own, the *helper*, which the tier starts, asks, and ends when it hangs:
+//!
+//! ```text
+//! this process                        helper                             other machines
+//! slots      --- read-only mapping --> put from the slots   ----------->  Mooncake's segments
+//! staging    <-- shared mapping ------ get into staging     <-----------
+//!   `-> copied, verified, into slots
+//! ```
+//! The helper can't write slots. Nothing that it or the store says is believed: a value counts only if its header
+//! names the entry and the identity, and an entry is shown to nobody before its bytes had their checksums.
+//!
+//! One value is one entry: a header with the checksums, then the shards. It is in the store as a whole or not at
+//! all, and `put` keeps what is there, so a key names everything that the bytes depend on.
+
+mod breaker;
+mod handle;
+mod helper;
+mod link;
+mod options;
+mod reply;
+mod shared;
+mod staging;
+mod state;
+mod stats;
+mod tier;
+mod value;
+mod wire;
+
+pub use handle::MooncakeHandle;
+pub use options::MooncakeOptions;
+pub use stats::{MooncakeStats, Reason};
+pub use tier::Mooncake;
+pub use value::MOONCAKE_FORMAT_VERSION;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,299 @@
+//! What becomes of a batch when the helper has answered.
+
+use std::time::Instant;
+
+use hybrid_pages::error::Error;
+use hybrid_pages::tier::Identity;
+use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
+
+use crate::lock;
+use crate::shared::{Shared, refused};
+use crate::state::{Get, Put, Question, State, Work};
+use crate::stats::Reason;
+use crate::value::Header;
+use crate::wire::{NO_ANSWER, NO_ROOM, NOT_FOUND, NOT_READY, WRONG_LENGTH};
+
+/// Takes the answer to a batch. Bytes are verified in `buffer`, where nobody else writes.
+pub(crate) fn take(
+    shared: &Shared,
+    identity: &Identity,
+    (id, codes): (u64, &[i64]),
+    buffer: &mut Vec<u8>,
+) {
+    let batch = {
+        let mut state = lock(&shared.state);
+        let batch = state.running.remove(&id);
+        state.reading_replies += usize::from(batch.is_some());
+        batch
+    };
+    let Some(batch) = batch else {
+        return; // It was given up with an earlier helper.
+    };
+    // A code that is missing is an error of the store's.
+    let codes = codes.iter().copied().chain(std::iter::repeat(-1));
+    let reply = Taking { shared, identity };
+    let bytes = match &batch.work {
+        Work::Ask(_) => Some(0),
+        Work::Get(gets) => Some(
+            gets.iter()
+                .map(|get| shared.classes[get.class].value_bytes)
+                .sum(),
+        ),
+        Work::Put(_) | Work::Remove(_) => None,
+    };
+    let took = batch.given.elapsed();
+    let health = match batch.work {
+        Work::Ask(questions) => reply.questions(&questions, codes),
+        Work::Get(gets) => reply.gets(gets, codes, buffer),
+        Work::Put(puts) => reply.puts(puts, codes),
+        Work::Remove(names) => {
+            let mut health = Health::default();
+            let mut state = lock(&shared.state);
+            for (name, code) in names.iter().zip(codes) {
+                if matches!(code, 0 | NOT_FOUND | NOT_READY) {
+                    health.worked = true;
+                    state.removes.remove(name);
+                    state.written.remove(name);
+                } else {
+                    health.failed |= code <= NO_ANSWER;
+                    state.removes_from = Some(Instant::now() + shared.options.retry);
+                    shared.failed(Reason::Remove, &format!("Mooncake's code {code}"));
+                }
+            }
+            health
+        }
+    };
+    let mut state = lock(&shared.state);
+    state.reading_replies -= 1;
+    if health.failed {
+        shared.store_failed(&mut state);
+    } else if health.worked {
+        state.breaker.worked();
+        if let Some(bytes) = bytes {
+            state.measured(bytes, took);
+        }
+    }
+}
+
+/// Whether the store worked, whatever it said of an entry.
+#[derive(Default)]
+struct Health {
+    worked: bool,
+    failed: bool,
+}
+
+struct Taking<'a> {
+    shared: &'a Shared,
+    identity: &'a Identity,
+}
+
+impl Taking<'_> {
+    fn header<'a>(&'a self, name: &'a [u8; 32], class: usize) -> Header<'a> {
+        Header {
+            identity: self.identity,
+            name,
+            class,
+            shard_bytes: self.shared.classes[class].shard_bytes,
+        }
+    }
+
+    /// The checksums in a header that lies in the staging memory.
+    fn staged(&self, at: usize, name: &[u8; 32], class: usize) -> Option<Vec<u64>> {
+        let mut bytes = vec![0; self.shared.header_bytes()];
+        self.shared.staging.read(at, &mut bytes);
+        self.header(name, class).sums(&bytes, self.shared.ranks)
+    }
+
+    /// A key names one entry: another value under it is damage, and goes, so that the entry can be written.
+    fn damaged(&self, state: &mut State, name: &[u8; 32], reason: Reason, what: &str) {
+        self.shared.failed(reason, what);
+        state.unsay(name);
+        state.removes.insert(*name);
+    }
+
+    fn questions(&self, questions: &[Question], codes: impl Iterator<Item = i64>) -> Health {
+        let mut health = Health::default();
+        let mut state = lock(&self.shared.state);
+        for (index, (question, code)) in questions.iter().zip(codes).enumerate() {
+            let Question { name, class } = question;
+            let at = self.shared.staging.question(index);
+            let sums = (code == 1).then(|| self.staged(at, name, *class)).flatten();
+            health.worked |= code >= 0 || matches!(code, NOT_FOUND | NOT_READY | WRONG_LENGTH);
+            match code {
+                1 if sums.is_none() => {
+                    let what = "expected the header of the entry, found other bytes";
+                    self.damaged(&mut state, name, Reason::Header, what);
+                }
+                WRONG_LENGTH => {
+                    let what = "expected a value with a header, found a shorter one";
+                    self.damaged(&mut state, name, Reason::Header, what);
+                }
+                0 | 1 | NOT_FOUND | NOT_READY => {}
+                code => {
+                    health.failed = true;
+                    self.shared
+                        .failed(Reason::Ask, &format!("Mooncake's code {code}"));
+                }
+            }
+            state.answered(*name, sums);
+        }
+        health
+    }
+
+    fn gets(
+        &self,
+        gets: Vec<Get>,
+        codes: impl Iterator<Item = i64>,
+        buffer: &mut Vec<u8>,
+    ) -> Health {
+        let mut health = Health::default();
+        for (get, code) in gets.into_iter().zip(codes) {
+            let class = self.shared.classes[get.class];
+            let result = match code {
+                code if code == class.value_bytes as i64 => {
+                    health.worked = true;
+                    self.arrived(&get, buffer)
+                }
+                NOT_FOUND | NOT_READY => {
+                    health.worked = true;
+                    Err((Reason::Gone, "it had left".to_owned()))
+                }
+                WRONG_LENGTH => {
+                    health.worked = true;
+                    Err((Reason::Header, "a value of another length".to_owned()))
+                }
+                code => {
+                    health.failed = true;
+                    Err((Reason::Read, format!("Mooncake's code {code}")))
+                }
+            };
+            let mut state = lock(&self.shared.state);
+            state.free_cells.push(get.cell);
+            let Some(copy) = get.copy else {
+                continue; // Its end was reported at the deadline.
+            };
+            let result = result.map_err(|(reason, found)| {
+                let what = format!("expected an entry, found {found}");
+                match reason {
+                    Reason::Header | Reason::Checksum => {
+                        self.damaged(&mut state, &get.name, reason, &what);
+                    }
+                    Reason::Gone => {
+                        state.unsay(&get.name);
+                        self.shared.failed(reason, &what);
+                    }
+                    _ => {
+                        state.suspect(get.name, self.shared.suspicion());
+                        self.shared.failed(reason, &what);
+                    }
+                }
+                Error::Remote(what)
+            });
+            drop(state);
+            if result.is_ok() {
+                let took = get.begun.elapsed().as_micros() as u64;
+                self.shared.count(|counts| {
+                    counts.reads += 1;
+                    counts.read_bytes += (class.shard_bytes * self.shared.ranks) as u64;
+                    counts.read_us += took;
+                });
+            }
+            self.shared.end(copy, result);
+        }
+        health
+    }
+
+    /// Takes a value into the slots, and gives the checksums of what is there now.
+    fn arrived(&self, get: &Get, buffer: &mut Vec<u8>) -> Result<Vec<u64>, (Reason, String)> {
+        let shared = self.shared;
+        if get.copy.is_none() {
+            return Ok(Vec::new());
+        }
+        let class = shared.classes[get.class];
+        buffer.resize(class.value_bytes, 0);
+        shared.staging.read(shared.staging.cell(get.cell), buffer);
+        let (header, shards) = buffer.split_at(shared.header_bytes());
+        let told = self.header(&get.name, get.class).sums(header, shared.ranks);
+        let Some(told) = told else {
+            return Err((Reason::Header, "another value".into()));
+        };
+        let Some(planes) = shared.planes.get() else {
+            return Err((Reason::Read, "no arena".into()));
+        };
+        let mut found = Vec::with_capacity(shared.ranks);
+        for (rank, shard) in shards.chunks_exact(class.shard_bytes).enumerate() {
+            let mut digests = Vec::with_capacity(shard.len().div_ceil(TILE_BYTES));
+            // Tile by tile, so that the copy finds what was hashed in the processor's caches.
+            for (index, tile) in shard.chunks(TILE_BYTES).enumerate() {
+                digests.push(tile_digest(tile));
+                // SAFETY: the cache keeps the slots for this copy until its end is reported, which only this
+                // thread does, now that the batch is taken.
+                unsafe { planes.scatter(rank, &get.slots, index * TILE_BYTES, tile) };
+            }
+            found.push(combine(digests.into_iter(), class.shard_bytes));
+        }
+        if found != told {
+            return Err((Reason::Checksum, "bytes with other checksums".into()));
+        }
+        Ok(found)
+    }
+
+    fn puts(&self, puts: Vec<Put>, codes: impl Iterator<Item = i64>) -> Health {
+        let mut health = Health::default();
+        let mut state = lock(&self.shared.state);
+        for (index, (put, code)) in puts.into_iter().zip(codes).enumerate() {
+            let at = self.shared.staging.put(index);
+            let there = (code == 0)
+                .then(|| self.staged(at, &put.name, put.class))
+                .flatten();
+            let failed = |reason, found: &str| {
+                let what = format!("expected a write, found {found}");
+                self.shared.failed(reason, &what);
+                Err(Error::Remote(what))
+            };
+            health.worked |= matches!(code, 0 | NOT_FOUND | NOT_READY | NO_ROOM);
+            let result = match code {
+                0 => match there {
+                    Some(sums) if sums == put.sums => Ok(Vec::new()),
+                    Some(_) => failed(Reason::Kept, "the entry with other bytes"),
+                    None => {
+                        state.removes.insert(put.name);
+                        failed(Reason::Header, "another value under its key")
+                    }
+                },
+                NOT_FOUND | NOT_READY => failed(Reason::Write, "that the store took and lost it"),
+                NO_ROOM => {
+                    state.writes_from = Some(Instant::now() + self.shared.options.retry);
+                    failed(Reason::Full, "no room")
+                }
+                code => {
+                    health.failed = true;
+                    failed(Reason::Write, &format!("Mooncake's code {code}"))
+                }
+            };
+            let kept = code == 0 && result.is_err();
+            if !kept && (put.undone || state.cleared) {
+                state.removes.insert(put.name);
+            } else if !kept {
+                state.written.insert(put.name); // After an error it may be there.
+            }
+            state.unsay(&put.name);
+            if result.is_ok() {
+                let bytes = self.shared.classes[put.class].value_bytes as u64;
+                let took = put.begun.elapsed().as_micros() as u64;
+                self.shared.count(|counts| {
+                    counts.writes += 1;
+                    counts.written_bytes += bytes;
+                    counts.write_us += took;
+                });
+            }
+            let result = if put.undone {
+                Err(refused("an entry that is wanted", "that it is to go"))
+            } else {
+                result
+            };
+            self.shared.end(put.copy, result);
+        }
+        health
+    }
+}

@@ -1,0 +1,108 @@
+//! The memory that the tier and its helper share: headers, and room for values that arrive.
+
+use std::fs::File;
+
+use memmap2::MmapRaw;
+
+/// Questions in one batch at most.
+pub(crate) const MOST_QUESTIONS: usize = 1024;
+/// Writes in one batch at most.
+pub(crate) const MOST_PUTS: usize = 64;
+
+/// Anybody on the network may write here, since Mooncake's client lets its peers: bytes count only once they are
+/// copied out, and verified where they were copied to.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    memory: MmapRaw,
+    file: File,
+    header_bytes: usize,
+    cell_bytes: usize,
+    cells: usize,
+}
+
+/// A file in memory, which the helper inherits.
+#[cfg(target_os = "linux")]
+fn nameless() -> std::io::Result<File> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    let fd = memfd_create("hybrid-pages-staging", MemfdFlags::CLOEXEC)?;
+    Ok(File::from(fd))
+}
+
+/// Mooncake has no client for other systems.
+#[cfg(not(target_os = "linux"))]
+fn nameless() -> std::io::Result<File> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+impl Staging {
+    pub(crate) fn new(
+        header_bytes: usize,
+        largest_value: usize,
+        wanted: usize,
+    ) -> std::io::Result<Self> {
+        let cell_bytes = largest_value.next_multiple_of(4096);
+        let cells = (wanted / cell_bytes).max(2);
+        let file = nameless()?;
+        let heads = ((MOST_QUESTIONS + MOST_PUTS) * header_bytes).next_multiple_of(4096);
+        file.set_len((heads + cells * cell_bytes) as u64)?;
+        let memory = MmapRaw::map_raw(&file)?;
+        Ok(Self {
+            memory,
+            file,
+            header_bytes,
+            cell_bytes,
+            cells,
+        })
+    }
+
+    pub(crate) fn file(&self) -> std::io::Result<File> {
+        self.file.try_clone()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Cells for values.
+    pub(crate) const fn cells(&self) -> usize {
+        self.cells
+    }
+
+    /// Where the headers of questions lie.
+    pub(crate) const fn question(&self, index: usize) -> usize {
+        index * self.header_bytes
+    }
+
+    /// Where the header of a write lies.
+    pub(crate) const fn put(&self, index: usize) -> usize {
+        (MOST_QUESTIONS + index) * self.header_bytes
+    }
+
+    /// Where a cell begins.
+    pub(crate) const fn cell(&self, index: usize) -> usize {
+        let heads = ((MOST_QUESTIONS + MOST_PUTS) * self.header_bytes).next_multiple_of(4096);
+        heads + index * self.cell_bytes
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn read(&self, at: usize, bytes: &mut [u8]) {
+        assert!(at + bytes.len() <= self.memory.len());
+        // SAFETY: inside the mapping, as was checked; the buffer is other memory. Another process may write there
+        // meanwhile: then the copy is of no use to anybody, since its checksum is wrong.
+        unsafe {
+            let from = self.memory.as_ptr().add(at);
+            from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
+    /// Copies bytes in.
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.memory.len());
+        // SAFETY: as in `read`.
+        unsafe {
+            let to = self.memory.as_mut_ptr().add(at);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The store as a tier: calls of the cache become work for the helper, and none waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::Result;
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::ids::{EntryKey, SlotId};
+use hybrid_pages::policy::{NewEntry, Policy};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Name, Room, Tier, name_of};
+
+use crate::handle::MooncakeHandle;
+use crate::lock;
+use crate::options::MooncakeOptions;
+use crate::shared::{Shared, refused};
+use crate::state::{Get, Known, Put, Question, State, Work};
+
+/// Entries that the cache keeps track of here: the store has no bound that is known.
+const MOST_ENTRIES: u64 = 1 << 20;
+/// Slots of all tiers must have names: this one takes at most a quarter.
+const MOST_SLOTS: u64 = 1 << 27;
+
+/// A tier in a Mooncake Store. See the crate's documentation.
+pub struct Mooncake {
+    room: Room,
+    shared: Arc<Shared>,
+    queue_slots: u64,
+}
+
+impl Mooncake {
+    /// A tier for the entries of a geometry in slots of that size. `policy` is an empty policy for this tier alone;
+    /// it says which entries this cache keeps track of. The store is used from [`MooncakeHandle::connect`] on.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for a setting out of range,
+    /// [`Remote`](hybrid_pages::error::Error::Remote) without memory for staging.
+    pub fn open(
+        options: MooncakeOptions,
+        geometry: &Geometry,
+        slot_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self> {
+        options.check()?;
+        let slots = |class| geometry.slots_per_entry(class, slot_bytes);
+        let slots = (0..geometry.classes().len()).map(slots);
+        let largest = slots.collect::<Result<Vec<_>>>()?.into_iter().max();
+        let largest = largest.unwrap_or(1).max(1) as u64;
+        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
+        let shards = geometry.classes().iter().map(|class| class.rank_bytes);
+        let shared = Shared::new(options, shards, geometry.ranks(), slot_bytes)?;
+        Ok(Self {
+            room: Room::new((MOST_ENTRIES * largest).min(MOST_SLOTS), policy),
+            shared: Arc::new(shared),
+            queue_slots: queue_slots.max(largest),
+        })
+    }
+
+    /// To connect it and to count.
+    #[must_use]
+    pub fn handle(&self) -> MooncakeHandle {
+        MooncakeHandle(Arc::clone(&self.shared))
+    }
+
+    /// Gives up a write: one that waits does not begin. Says whether one is under way.
+    fn undo_write(&self, state: &mut State, name: &Name, gone: bool) -> bool {
+        state.puts.retain(|put| {
+            let stays = put.name != *name;
+            if !stays {
+                let error = refused("an entry that is wanted", "that it is to go");
+                self.shared.end(put.copy, Err(error));
+            }
+            stays
+        });
+        let mut under_way = false;
+        for batch in state.running.values_mut() {
+            if let Work::Put(puts) = &mut batch.work {
+                for put in puts.iter_mut().filter(|put| put.name == *name) {
+                    put.undone |= gone;
+                    under_way = true;
+                }
+            }
+        }
+        under_way
+    }
+
+    fn is_ours(&self, class: usize, slots: &[SlotId]) -> bool {
+        let planes = self.shared.planes.get();
+        let class = self.shared.classes.get(class);
+        planes
+            .zip(class)
+            .is_some_and(|(planes, class)| planes.hold(slots, class.shard_bytes))
+    }
+}
+
+impl Tier for Mooncake {
+    fn name(&self) -> &str {
+        "remote"
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn room_mut(&mut self) -> &mut Room {
+        &mut self.room
+    }
+}
+
+impl Below for Mooncake {
+    fn queue_slots(&self) -> u64 {
+        self.queue_slots
+    }
+
+    fn waits_for_proof(&self) -> bool {
+        self.shared.options.weighs
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    /// As the last answers and reads took.
+    fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
+        let state = lock(&self.shared.state);
+        let moving = state.bandwidth.map_or(0.0, |rate| bytes as f64 / rate);
+        let expected = state.latency.unwrap_or(0.0) + moving;
+        let weighs = self.shared.options.weighs;
+        weighs.then(|| Duration::from_secs_f64(expected.min(3600.0)))
+    }
+
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        if self.shared.options.weighs && !entry.proven {
+            self.shared.count(|counts| counts.unproven += 1);
+            return false;
+        }
+        let able = lock(&self.shared.state).takes_writes();
+        if !able {
+            self.shared.count(|counts| counts.dropped += 1);
+        }
+        able
+    }
+
+    fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
+        let shared = &self.shared;
+        let (name, class) = (name_of(key), key.class_index);
+        let mut state = lock(&shared.state);
+        if !state.takes_writes() {
+            return shared.end(copy, Err(refused("a store that takes writes", "none")));
+        }
+        if !self.is_ours(class, slots) || checksums.len() != shared.ranks {
+            return shared.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        if state.known(&name) == Known::Here(checksums.to_vec()) {
+            shared.count(|counts| counts.spared_writes += 1);
+            return shared.end(copy, Ok(Vec::new()));
+        }
+        self.undo_write(&mut state, &name, false);
+        state.puts.push_back(Put {
+            copy,
+            name,
+            class,
+            slots: slots.to_vec(),
+            sums: checksums.to_vec(),
+            begun: Instant::now(),
+            undone: false,
+        });
+    }
+
+    fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
+        let shared = &self.shared;
+        let mut state = lock(&shared.state);
+        if !state.answers_now() {
+            return shared.end(copy, Err(refused("a store that answers", "an outage")));
+        }
+        if !self.is_ours(key.class_index, slots) {
+            return shared.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        state.gets.push_back(Get {
+            copy: Some(copy),
+            name: name_of(key),
+            class: key.class_index,
+            slots: slots.to_vec(),
+            begun: Instant::now(),
+            cell: 0,
+        });
+        shared.bell.notify_all();
+    }
+
+    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
+        ended.append(&mut lock(&self.shared.ended));
+    }
+
+    /// The other entries of the boundary are asked for with the first.
+    fn find(&mut self, key: &EntryKey) -> Found {
+        let shared = &self.shared;
+        let mut state = lock(&shared.state);
+        let known = if state.answers_now() {
+            state.known(&name_of(key))
+        } else {
+            Known::Absent
+        };
+        match known {
+            Known::Here(sums) => {
+                shared.count(|counts| counts.hits += 1);
+                Found::Here(sums)
+            }
+            Known::Absent => {
+                shared.count(|counts| counts.misses += 1);
+                Found::Absent
+            }
+            Known::Asking => Found::Asking,
+            Known::Unknown => {
+                for class in 0..shared.classes.len() {
+                    let name = name_of(&EntryKey {
+                        class_index: class,
+                        ..key.clone()
+                    });
+                    if state.known(&name) == Known::Unknown {
+                        state.ask(Question { name, class });
+                        shared.count(|counts| counts.asked += 1);
+                    }
+                }
+                shared.bell.notify_all();
+                Found::Asking
+            }
+        }
+    }
+
+    /// Others may use it.
+    fn evict(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        self.undo_write(&mut lock(&self.shared.state), &name, false);
+    }
+
+    fn remove(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut state = lock(&self.shared.state);
+        self.undo_write(&mut state, &name, true);
+        state.unsay(&name);
+        // What others have put is theirs: this process leaves it alone for a while.
+        if state.written.remove(&name) {
+            state.removes.insert(name);
+        } else {
+            state.suspect(name, self.shared.suspicion());
+        }
+    }
+
+    fn forget(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut state = lock(&self.shared.state);
+        self.undo_write(&mut state, &name, false);
+        state.unsay(&name);
+    }
+
+    /// The identity no longer says what this engine computes: nothing is shared any more, and what this process
+    /// has written goes.
+    fn clear(&mut self) {
+        let shared = &self.shared;
+        if shared.is_inherited() {
+            return;
+        }
+        let mut state = lock(&shared.state);
+        if state.closed || std::mem::replace(&mut state.cleared, true) {
+            return;
+        }
+        let puts: Vec<Put> = state.puts.drain(..).collect();
+        for put in puts {
+            shared.end(put.copy, Err(refused("an entry that is wanted", "a reset")));
+        }
+        let written: Vec<Name> = state.written.drain().collect();
+        state.removes.extend(written);
+        drop(state);
+        shared.note("after a reset nothing is shared until the engine starts anew");
+    }
+}
+
+impl Drop for Mooncake {
+    fn drop(&mut self) {
+        self.handle().close();
+    }
+}

@@ -1,0 +1,110 @@
+"""Mooncake's client as our helper uses it, over a directory: codes as the real one gives them.
+
+FAKE_MOONCAKE names the directory. A file `fault-CALL` in it makes that call misbehave: it holds a
+code that every key gets, or `hang`, `exit`, or `lose` (answer well, do nothing).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+NOT_FOUND, WRONG_LENGTH, TRANSFER_FAIL = -704, -600, -800
+
+
+class MooncakeDistributedStore:
+    def __init__(self) -> None:
+        self.folder = Path(os.environ["FAKE_MOONCAKE"])
+        self.registered: list[range] = []
+
+    def path(self, key: str) -> Path:
+        return self.folder / quote(key, safe="")
+
+    def fault(self, call: str) -> str:
+        try:
+            fault = (self.folder / f"fault-{call}").read_text()
+        except FileNotFoundError:
+            return ""
+        if fault == "hang":
+            (self.folder / "hangs").touch()
+            time.sleep(3600)
+        if fault == "exit":
+            os._exit(7)
+        return fault
+
+    def setup(self, config: dict[str, str]) -> int:
+        assert all(isinstance(value, str) for value in config.values())
+        return int(self.fault("setup") or 0)
+
+    def register_buffer(self, address: int, size: int) -> int:
+        self.registered.append(range(address, address + size))
+        return 0
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        fault = self.fault("exist")
+        return [int(fault or self.path(key).exists()) for key in keys]
+
+    def get_into_ranges(self, buffers, keys, to, offsets, sizes):
+        fault = self.fault("ranges")
+        if fault:
+            return [[[int(fault)] for _ in keys[0]]]
+        codes = []
+        for key, (at,), (offset,), (size,) in zip(
+            keys[0], to[0], offsets[0], sizes[0], strict=True
+        ):
+            assert any(buffers[0] + at in part for part in self.registered)
+            try:
+                data = self.path(key).read_bytes()[offset : offset + size]
+            except FileNotFoundError:
+                codes.append([NOT_FOUND])
+                continue
+            if len(data) < size:
+                codes.append([WRONG_LENGTH])
+                continue
+            ctypes.memmove(buffers[0] + at, data, size)
+            codes.append([size])
+        return [codes]
+
+    def batch_get_into_multi_buffers(self, keys, pointers, sizes):
+        fault = self.fault("get")
+        codes = []
+        for key, ((address,), (size,)) in zip(keys, zip(pointers, sizes, strict=True), strict=True):
+            try:
+                data = self.path(key).read_bytes()
+            except FileNotFoundError:
+                codes.append(NOT_FOUND)
+                continue
+            if fault == "lose" and len(data) == size:
+                codes.append(size)
+            elif fault:
+                codes.append(int(fault))
+            elif len(data) != size:
+                codes.append(WRONG_LENGTH if size < len(data) else TRANSFER_FAIL)
+            else:
+                ctypes.memmove(address, data, size)
+                codes.append(size)
+        return codes
+
+    def batch_put_from_multi_buffers(self, keys, pointers, sizes):
+        fault = self.fault("put")
+        for key, parts, lengths in zip(keys, pointers, sizes, strict=True):
+            path = self.path(key)
+            data = b"".join(map(ctypes.string_at, parts, lengths))
+            if not fault and not path.exists():  # What is there is kept.
+                path.with_suffix(".part").write_bytes(data)
+                path.with_suffix(".part").rename(path)
+        return [0 if fault == "lose" else int(fault or 0) for _ in keys]
+
+    def batch_remove(self, keys: list[str], force: bool) -> list[int]:
+        assert force
+        fault = self.fault("remove")
+        codes = []
+        for key in keys:
+            there = self.path(key).exists()
+            if there and not fault:
+                self.path(key).unlink()
+            codes.append(int(fault) if fault else 0 if there else NOT_FOUND)
+        return codes

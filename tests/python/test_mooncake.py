@@ -1,0 +1,341 @@
+"""A Mooncake tier over a client that fails as no real one can be made to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages._core import Mooncake
+from mooncake_support import Process, hybrid, wait
+
+FAKE = Path(__file__).parent / "fake_mooncake"
+
+
+class Fake:
+    """A store in a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def process(self, **settings) -> Process:
+        environment = {"FAKE_MOONCAKE": str(self.folder)}
+        return Process("127.0.0.1:1", environment=environment, **settings)
+
+    def fail(self, call: str, how: str) -> None:
+        (self.folder / "new").write_text(how)
+        (self.folder / "new").rename(self.folder / f"fault-{call}")
+
+    def mend(self) -> None:
+        for fault in self.folder.glob("fault-*"):
+            fault.unlink()
+
+    def values(self) -> list[Path]:
+        return sorted(self.folder.glob("hp*"))
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FAKE))
+    return Fake(tmp_path)
+
+
+def test_what_one_process_writes_another_reads(fake):
+    first, second = fake.process(), fake.process()
+    first.store("abc")
+    assert (first.stats()["writes"], len(fake.values())) == (4, 4)
+    assert second.restore("abcd") == 3
+    assert (second.stats()["reads"], second.stats()["hits"]) == (4, 4)
+    assert second.restore("xyz") == 0
+    assert first.failures() == second.failures() == {}
+
+
+def test_a_prompt_is_asked_for_in_one_batch(fake):
+    fake.process().store("abcdefghijkl")
+    second = fake.process()
+    assert second.restore("abcdefghijkl") == 12
+    stats = second.stats()
+    assert stats["lists"] <= 2, stats
+    assert stats["gets"] <= 3, stats
+
+
+def test_ranks_have_their_own_shards(fake):
+    first, second = fake.process(ranks=2), fake.process(ranks=2)
+    first.store("abc")
+    assert second.restore("abc") == 3
+
+
+def test_another_identity_finds_nothing(fake):
+    fake.process().store("abc")
+    assert fake.process(identity=bytes(32)).restore("abc") == 0
+
+
+def test_values_longer_than_the_staging_memory_arrive_one_after_another(fake):
+    fake.process().store("abcdefghij")
+    second = fake.process(staging_bytes=1)
+    assert second.restore("abcdefghij") == 10
+
+
+@pytest.mark.parametrize("at", [0, 20, 60, 100, 110, 200])
+def test_a_changed_byte_is_a_miss_and_the_value_goes(fake, at):
+    fake.process().store("a")
+    for value in fake.values():
+        data = bytearray(value.read_bytes())
+        data[min(at, len(data) - 1)] ^= 1
+        value.write_bytes(data)
+    second = fake.process()
+    assert second.restore("a") == 0
+    assert sum(second.failures().values()) >= 1
+    assert set(second.failures()) <= {"header", "checksum"}
+    second.settle()
+    # What was damaged is written anew, and found.
+    second.store("a")
+    assert fake.process().restore("a") == 1
+
+
+@pytest.mark.parametrize("length", [0, 30, 113])
+def test_a_value_that_is_cut_short_is_a_miss(fake, length):
+    fake.process().store("a")
+    for value in fake.values():
+        value.write_bytes(value.read_bytes()[:length])
+    second = fake.process()
+    assert second.restore("a") == 0
+    assert sum(second.failures().values()) >= 1
+
+
+def test_values_that_were_exchanged_are_misses(fake):
+    fake.process().store("ab")
+    one, two, *_ = (value for value in fake.values() if value.stat().st_size < 200)
+    one_data, two_data = one.read_bytes(), two.read_bytes()
+    one.write_bytes(two_data)
+    two.write_bytes(one_data)
+    second = fake.process()
+    assert second.restore("ab") == 0
+    assert second.failures()["header"] >= 1
+
+
+def test_a_value_that_has_left_is_a_miss(fake):
+    fake.process().store("abc")
+    second = fake.process()
+    assert second.depth("abc") == 3
+    for value in fake.values():
+        value.unlink()
+    assert second.restore("abc") == 0
+    assert set(second.failures()) == {"gone"}
+
+
+def test_a_missing_member_of_a_boundary_costs_the_boundary(fake):
+    first = fake.process()
+    first.store("abc")
+    first.store("abcde")
+    before = set(fake.values())
+    first.store("abcdefg")
+    checkpoint = max(set(fake.values()) - before, key=lambda value: value.stat().st_size)
+    checkpoint.unlink()
+    assert fake.process().restore("abcdefg") == 5
+
+
+def test_the_bytes_that_are_there_stay_and_are_told_apart(fake):
+    """Two engines that compute other bytes for one key."""
+    first, second = fake.process(), fake.process()
+    first.store("a")
+    second.store("a", change=b"other")
+    assert second.failures() == {"kept": 2}
+    assert second.stats()["writes"] == 0
+    assert first.restore("a") == fake.process().restore("a") == 1
+
+
+def test_the_same_bytes_may_be_written_twice(fake):
+    first, second = fake.process(), fake.process()
+    first.store("a")
+    second.store("a")
+    assert second.failures() == {}
+    assert len(fake.values()) == 2
+
+
+def test_a_write_that_is_answered_well_and_lost_counts_as_a_failure(fake):
+    first = fake.process()
+    fake.fail("put", "lose")
+    first.store("a")
+    assert first.failures() == {"write": 2}
+    assert first.stats()["writes"] == 0
+
+
+def test_a_read_that_brings_nothing_is_a_miss(fake):
+    fake.process().store("abc")
+    second = fake.process()
+    fake.fail("get", "lose")
+    assert second.restore("abc") == 0
+    assert second.failures()["header"] >= 1
+
+
+def test_a_full_store_is_left_alone_for_a_while(fake):
+    first = fake.process()
+    fake.fail("put", "-200")
+    first.store("a")
+    assert first.failures() == {"full": 2}
+    first.store("b")
+    assert first.stats()["dropped"] >= 1
+    assert first.stats()["outages"] == 0
+
+
+@pytest.mark.parametrize("call", ["exist", "ranges", "get"])
+@pytest.mark.parametrize("code", ["-800", "-900", "-1"])
+def test_reads_that_fail_are_misses_and_the_store_comes_back(fake, call, code):
+    fake.process().store("abc")
+    second = fake.process()
+    fake.fail(call, code)
+    for _ in range(3):
+        assert second.restore("abc") == 0
+    assert set(second.failures()) <= {"ask", "read"}
+    fake.mend()
+    wait("it comes back", lambda: second.restore("abc") == 3)
+
+
+@pytest.mark.parametrize("call", ["exist", "get", "put"])
+def test_a_call_that_never_ends_costs_the_deadline_alone(fake, call):
+    fake.process().store("abc")
+    second = fake.process(deadline_ms=200)
+    second.depth("abc")
+    fake.fail(call, "hang")
+    if call == "put":
+        second.cache.reserve(second.namespace, [b"x" * 32], [(0, 0)]).commit([[1]])
+    else:
+        assert second.restore("abcx" if call == "exist" else "abc") in (0, 3)
+        assert second.failures()["deadline"] >= 1
+    wait("the call hangs", (fake.folder / "hangs").exists)
+    # A client that hangs is ended, with all that it was doing, and the next one works.
+    fake.mend()
+    wait("another client works", lambda: second.stats()["helpers"] > 1)
+    second.wait_ready()
+    assert second.failures()["helper"] == 1
+    wait("it comes back", lambda: second.restore("abc") == 3)
+    second.settle()
+
+
+@pytest.mark.parametrize("call", ["exist", "get", "put"])
+def test_a_client_that_dies_fails_what_it_was_doing_and_the_next_one_works(fake, call):
+    fake.process().store("abc")
+    second = fake.process()
+    fake.fail(call, "exit")
+    if call == "put":
+        second.store("x")
+    else:
+        assert second.restore("abc") == 0
+    assert second.failures()["helper"] >= 1
+    fake.mend()
+    wait("it comes back", lambda: second.restore("abc") == 3)
+
+
+def test_a_client_that_is_killed_in_the_middle_is_replaced(fake):
+    first = fake.process()
+    first.store("abc")
+    for _ in range(2):
+        os.kill(first.helper(), signal.SIGKILL)
+        wait("it is noticed", lambda: first.stats()["out"])
+        assert first.restore("abc") == 3  # The host has it.
+        first.wait_ready()
+    first.store("abcd")
+    assert fake.process().restore("abcd") == 4
+
+
+def test_a_store_that_is_not_there_at_first_is_used_when_it_comes(fake):
+    fake.fail("setup", "-900")
+    first = fake.process(ready=False)
+    wait("it has failed", lambda: first.failures().get("helper"))
+    first.store("a")
+    assert first.stats()["writes"] == 0
+    assert any("expected a Mooncake master at 127.0.0.1:1" in note for note in first.tier.notes())
+    fake.mend()
+    first.wait_ready()
+    first.store("b")
+    assert fake.process().restore("b") == 1
+
+
+def test_without_the_package_a_note_says_what_to_install(fake, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(FAKE)])
+    first = fake.process(ready=False)
+    wait("it has failed", lambda: first.failures().get("helper"))
+    (note,) = first.tier.notes()
+    assert "install the package mooncake-transfer-engine-non-cuda" in note
+
+
+def test_after_a_clear_nobody_finds_what_this_process_wrote_and_it_shares_no_more(fake):
+    other, first = fake.process(), fake.process()
+    other.store("x")
+    first.store("abc")
+    first.cache.clear()
+    first.settle()
+    assert len(fake.values()) == 2
+    assert fake.process().restore("abc") == 0
+    assert fake.process().restore("x") == 1
+    first.store("abc")
+    assert first.stats()["shared"] == 0
+    assert len(fake.values()) == 2
+    assert first.restore("x") == 0
+
+
+def test_what_a_clear_cannot_remove_is_tried_again(fake):
+    first = fake.process()
+    first.store("abc")
+    fake.fail("remove", "-900")
+    first.cache.clear()
+    wait("it has failed", lambda: first.failures().get("remove", 0) >= 4)
+    assert len(fake.values()) == 4
+    fake.mend()
+    wait("it is gone", lambda: not fake.values())
+
+
+def test_a_closed_tier_ends_its_client_and_does_nothing_more(fake):
+    first = fake.process()
+    first.store("a")
+    helper = first.helper()
+    for _ in range(2):
+        first.tier.close()
+    assert not Path(f"/proc/{helper}").exists()
+    first.store("b")
+    assert len(fake.values()) == 2
+    assert first.stats()["out"] == 1
+
+
+def test_a_client_ends_with_the_process_that_started_it(fake):
+    code = (
+        "import os, signal, sys, mooncake_support as support\n"
+        "process = support.Process('127.0.0.1:1')\n"
+        "print(process.helper(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "FAKE_MOONCAKE": str(fake.folder)}
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL
+    helper = int(child.stdout)
+    wait("the client has ended", lambda: not Path(f"/proc/{helper}").exists())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("master", "host", "expected host:port"),
+        ("master", ":1", "expected host:port"),
+        ("master", "host:0", "expected host:port"),
+        ("command", [], "expected a program"),
+        ("deadline_ms", 0, "expected up to an hour"),
+    ],
+)
+def test_settings_out_of_range_are_rejected(name, value, message):
+    settings = {"master": "h:1", "command": ["x"], "deadline_ms": 1, name: value}
+    with pytest.raises(InvalidArgumentError, match=message):
+        Mooncake(hybrid(), slot_bytes=64, **settings)
