@@ -105,6 +105,7 @@ impl Host {
             boundary,
             tenant: TenantId::NONE,
             unused: None,
+            proven: false,
         };
         self.call(|policy| policy.enter(&entry));
         (entry.id, self.entries[id as usize].1)

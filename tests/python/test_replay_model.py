@@ -77,9 +77,6 @@ GRANITE = dict(
     mamba_n_groups=1,
     mamba_d_conv=4,
 )
-BAMBA = {key: value for key, value in GRANITE.items() if key != "layer_types"} | dict(
-    model_type="bamba", num_hidden_layers=10, attn_layer_indices=[9], mamba_d_head=64
-)
 JAMBA = dict(
     model_type="jamba",
     torch_dtype="bfloat16",
@@ -109,7 +106,6 @@ def model(tmp_path, config):
         (LFM2, (6, 10), 6 * 2048, 10 * 1024 * 2 * 2),
         (NEMOTRON_H, (1, 3), 4096, 3 * (10240 * 3 * 2 + 128 * 64 * 128 * 4)),
         (GRANITE, (1, 9), 2048, 9 * (3328 * 3 * 2 + 48 * 64 * 128 * 2)),
-        (BAMBA, (1, 9), 2048, 9 * (3328 * 3 * 2 + 48 * 64 * 128 * 2)),
         (JAMBA, (1, 7), 4096, 7 * 8192 * (3 + 16) * 2),
     ],
     ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
@@ -140,14 +136,17 @@ def test_the_fields_of_a_short_convolution_may_name_its_width(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"layer_types": ["full_attention"]}, "found full_attention"),
-        ({"layer_types": ["mamba"]}, "found mamba"),
-        ({"layer_types": ["mamba", "attention", "sliding_attention"]}, "found sliding_attention"),
-        ({"layer_types": None}, "which layers are recurrent"),
+        ({"layer_types": ["full_attention"]}, "found full attention"),
+        ({"layer_types": ["mamba"]}, "found Mamba-2"),
+        (
+            {"layer_types": ["mamba", "attention", "sliding_attention"]},
+            "unknown kind: sliding_attention",
+        ),
+        ({"layer_types": None}, "which say what each layer is"),
         ({"mamba_d_state": None}, "mamba_d_state: expected a positive integer, found None"),
         ({"mamba_n_heads": 1.5}, "mamba_n_heads: expected a positive integer, found 1.5"),
         ({"num_key_value_heads": 0}, "num_key_value_heads: expected a positive integer"),
-        ({"torch_dtype": "float8"}, "torch_dtype: expected bfloat16, float16, float32"),
+        ({"torch_dtype": "float8"}, "dtype: expected bfloat16, float16, float32"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path, change, reason):

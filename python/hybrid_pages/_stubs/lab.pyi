@@ -59,6 +59,42 @@ class Trace:
         """Broken lines that were left out."""
 
 @final
+class Link:
+    """The way to a remote store: what fetching costs against computing."""
+
+    def __new__(
+        cls,
+        *,
+        latency: float,
+        bandwidth: float,
+        page_bytes: int,
+        checkpoint_bytes: int,
+        tokens_per_second: float,
+    ) -> Link:
+        """latency: seconds to the first byte. bandwidth: bytes per second of one engine.
+        page_bytes: of the page of one block. tokens_per_second: prompt tokens that an engine
+        computes.
+
+        Raises InvalidArgumentError for a number out of range.
+        """
+
+    @property
+    def latency(self) -> float: ...
+    @property
+    def bandwidth(self) -> float: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def checkpoint_bytes(self) -> int: ...
+    @property
+    def tokens_per_second(self) -> float: ...
+    def break_even(self, block_tokens: int) -> int | None:
+        """Least tokens of a prefix that are faster to fetch, with one checkpoint, than to compute.
+
+        None if the network is too slow for any. Raises InvalidArgumentError for blocks of 0 tokens.
+        """
+
+@final
 class ReplayRow:
     """The outcome of one policy on one trace with one budget.
 
@@ -106,6 +142,27 @@ class ReplayRow:
     @property
     def disk_read_units(self) -> int: ...
     @property
+    def remote_admit(self) -> str | None:
+        """How a remote store was used, "auto" or "all"; None without one, and for `bound`."""
+
+    @property
+    def remote_hit_tokens(self) -> int:
+        """Of `hit_tokens`, what was fetched: the host alone would not have found it."""
+
+    @property
+    def remote_slow_tokens(self) -> int:
+        """What the store had beyond the host in prefixes that are slower to fetch than to compute:
+        "auto" computes them, "all" fetches them at a loss."""
+
+    @property
+    def remote_up_bytes(self) -> int: ...
+    @property
+    def remote_down_bytes(self) -> int: ...
+    @property
+    def remote_saved_seconds(self) -> float:
+        """Seconds of computing that what was fetched saved, less those of fetching it."""
+
+    @property
     def state_share(self) -> float:
         """Share of the taken room that checkpoints took, on average over requests."""
 
@@ -125,6 +182,7 @@ def replay_traces(
     fractions: Sequence[float] = (),
     units: Sequence[int] = (),
     disk: tuple[float, str] | None = None,
+    remote: Link | None = None,
     done: Callable[[ReplayRow], object] | None = None,
 ) -> list[ReplayRow]:
     """Replay every trace with every policy and budget on all cores, without the GIL.
@@ -137,7 +195,13 @@ def replay_traces(
     disk: a tier below the host, as its share of the dense footprint and the name of its policy. It
     is written when entries are published.
 
-    Raises InvalidArgumentError for an unknown policy, a ratio of 0 or a fraction out of range.
+    remote: an unbounded store below the host. A policy has a row per way to use it and budget:
+    first "auto", where what a second request has passed goes up, and what is faster to fetch than
+    to compute comes down; then "all", where everything that is published goes up and everything
+    that is found comes down.
+
+    Raises InvalidArgumentError for an unknown policy, a ratio of 0, a fraction out of range, and
+    for both a disk and a remote store.
     """
 
 @final
@@ -175,4 +239,131 @@ def route_trace(
 
     Raises InvalidArgumentError for an unknown name or a number out of range; BudgetError if an
     engine's part cannot hold a page and a checkpoint.
+    """
+
+@final
+class StoreLoad:
+    """Requests to a remote store and bytes, per second."""
+
+    @property
+    def looks(self) -> float:
+        """Lookups that found their index old: each lists, and gets the tables of new packs."""
+
+    @property
+    def lists(self) -> float:
+        """Replies with `list_keys` keys at most: a look takes several if it finds more."""
+
+    @property
+    def table_gets(self) -> float:
+        """To learn what is in a pack."""
+
+    @property
+    def data_gets(self) -> float: ...
+    @property
+    def puts(self) -> float: ...
+    @property
+    def table_bytes(self) -> float: ...
+    @property
+    def down_bytes(self) -> float:
+        """Of entries, without tables."""
+
+    @property
+    def up_bytes(self) -> float: ...
+
+@final
+class FleetRow:
+    """What engines over one remote store did in the second half of the time."""
+
+    @property
+    def engines(self) -> int: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def admit(self) -> str | None:
+        """How they used the store, "auto" or "all"; None for not at all."""
+
+    @property
+    def copies(self) -> float:
+        """Copies of the trace that ran at once."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that are counted."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that requests resumed over."""
+
+    @property
+    def hit_rate(self) -> float:
+        """hit_tokens / input_tokens."""
+
+    @property
+    def remote_hit_tokens(self) -> int:
+        """Of `hit_tokens`, what was fetched."""
+
+    @property
+    def remote_slow_tokens(self) -> int:
+        """What the store had beyond the host in prefixes that are faster to compute."""
+
+    @property
+    def saved_seconds(self) -> float:
+        """Seconds of computing that fetching saved, less those of fetching."""
+
+    @property
+    def imbalance(self) -> float:
+        """Tokens that the busiest engine computed over their mean, all the time."""
+
+    @property
+    def load(self) -> StoreLoad:
+        """On average."""
+
+    @property
+    def most(self) -> StoreLoad:
+        """The most of each in one second."""
+
+    @property
+    def packs(self) -> int:
+        """Objects in the store at the end."""
+
+    @property
+    def entries(self) -> int:
+        """In the store at the end: what the index of every engine holds."""
+
+    @property
+    def stored_bytes(self) -> int: ...
+
+def run_fleets(
+    trace: Trace,
+    fleets: Sequence[tuple[int, str, str | None]],
+    *,
+    link: Link,
+    policy: str,
+    ratio: int,
+    host_units: int,
+    pack_bytes: int,
+    stale: int,
+    overlap: int,
+    list_keys: int,
+    retention: int | None = None,
+    share: bool = True,
+    lasts: int | None = None,
+    done: Callable[[int, int], object] | None = None,
+) -> list[FleetRow]:
+    """Run fleets of engines over one remote store each, on all cores, without the GIL.
+
+    fleets: engines, one of `ROUTES`, and how they use the store ("auto", "all", None for not at
+    all). They get as many copies of the trace as they could just compute without a hit; with
+    `share`, blocks that ten of its sessions pass are the same in all copies. host_units: room of
+    each engine's host, in pages. stale: ms after which a lookup looks for new packs. overlap: a
+    list begins so many ms before the last one. list_keys: keys in a reply to it. retention: ms
+    after which packs are deleted. lasts: only so many ms of the trace. done is called with the
+    requests that ran since, and about how many run in all.
+
+    Raises InvalidArgumentError for an unknown name or a number out of range; BudgetError if a host
+    cannot hold a page and a checkpoint.
     """

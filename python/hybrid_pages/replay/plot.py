@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.replay.remote import name
 from hybrid_pages.replay.report import Replayed
 from hybrid_pages.replay.words import BOUND
 
@@ -35,6 +37,24 @@ def is_installed() -> bool:
     return True
 
 
+def check(path: Path | None) -> None:
+    """Checks what would fail only at the end.
+
+    Raises:
+        SettingsError: nothing can be drawn there.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in SUFFIXES:
+        raise SettingsError(
+            f"--plot: expected a name that ends in {', '.join(SUFFIXES)}, found {path}"
+        )
+    if not path.absolute().parent.is_dir():
+        raise SettingsError(f"--plot: expected a folder that exists, found {path.parent}")
+    if not is_installed():
+        raise SettingsError("--plot needs matplotlib: pip install matplotlib")
+
+
 def draw(replayed: Sequence[Replayed], path: Path) -> None:
     """Writes the figure, in the format that the file's suffix names.
 
@@ -57,10 +77,12 @@ def draw(replayed: Sequence[Replayed], path: Path) -> None:
             )
             shares.update(share for share, _ in points)
             style = {"markersize": 5, "linewidth": 1.4} | _STYLES.get(rows[0].policy, {})
+            if rows[0].remote_admit == "auto":
+                style["markerfacecolor"] = "white"
             panel.plot(
                 [share for share, _ in points],
                 [rate for _, rate in points],
-                label=rows[0].policy,
+                label=name(rows[0]),
                 **style,
             )
         if shares:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid_pages import ReplayRow, Trace
+from hybrid_pages import Link, ReplayRow, Trace
+from hybrid_pages.replay import remote
 from hybrid_pages.replay.model import Model
-from hybrid_pages.replay.words import BOUND, Budget
-
-_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+from hybrid_pages.replay.words import BOUND, Budget, amount, columns, count
 
 
 def footprint(trace: Trace, ratio: int) -> int:
@@ -20,12 +19,13 @@ def footprint(trace: Trace, ratio: int) -> int:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One trace with its rows: a list per policy, with a row per budget."""
+    """One trace with its rows: a list per policy and way to use a store, with a row per budget."""
 
     path: str
     trace: Trace
     ratio: int
     rows: Sequence[Sequence[ReplayRow]]
+    link: Link | None = None
 
     @property
     def footprint(self) -> int:
@@ -47,8 +47,10 @@ def objects(
         extra["page_bytes"] = page
         extra["checkpoint_bytes"] = model.checkpoint_bytes
         extra["footprint_bytes"] = replayed.footprint * page
+    link = replayed.link
     return [
         _object(replayed.path, row)
+        | ({} if link is None else remote.objects(row, link, replayed.trace.block_tokens))
         | extra
         | {
             "requested_bytes": budget.bytes,
@@ -82,16 +84,25 @@ def _object(path: str, row: ReplayRow) -> dict[str, Any]:
     }
 
 
-def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) -> str:
-    """The hit rates by policy and budget, below a summary of the trace."""
+def table(
+    replayed: Replayed,
+    budgets: Sequence[Budget],
+    model: Model | None,
+    way: remote.Way | None = None,
+    assumed: Sequence[str] = (),
+) -> str:
+    """The hit rates by policy and budget, below a summary of the trace.
+
+    way: to the remote store, as given. assumed: what the break-even takes from no option.
+    """
     trace = replayed.trace
     lines = [
         f"{replayed.path}: {trace.requests:,} requests, {trace.input_tokens:,} prompt tokens, "
         f"{trace.distinct_blocks:,} different blocks of {trace.block_tokens} tokens"
     ]
     if trace.skipped:
-        lines.append(f"{_count(trace.skipped, 'broken line')} left out")
-    ratio = f"a checkpoint takes as much room as {_count(replayed.ratio, 'page')}"
+        lines.append(f"{count(trace.skipped, 'broken line')} left out")
+    ratio = f"a checkpoint takes as much room as {count(replayed.ratio, 'page')}"
     whole = f"all pages and checkpoints: {replayed.footprint:,} pages"
     if model is not None:
         page = model.page_bytes(trace.block_tokens)
@@ -102,35 +113,27 @@ def table(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
             f"{model.checkpoint_bytes:,} bytes per checkpoint"
         )
         ratio += f" ({exact:.4g}, rounded)" if exact != replayed.ratio else ""
-        whole += f", {_size(replayed.footprint * page)}"
+        whole += f", {amount(replayed.footprint * page)}"
     lines += [f"{ratio}; {whole}", ""]
 
     head = ["hit rate", *(budget.label for budget in budgets)]
-    body = [[rows[0].policy, *(f"{row.hit_rate:.3f}" for row in rows)] for rows in replayed.rows]
+    body = [
+        [remote.name(rows[0]), *(f"{row.hit_rate:.3f}" for row in rows)] for rows in replayed.rows
+    ]
     if any(budget.bytes is not None for budget in budgets):
         shares = (f"{row.budget_fraction:.3g}" for row in replayed.rows[0])
         body.insert(0, ["(share)", *shares])
-    lines += _columns([head, *body])
+    lines += columns([head, *body])
     if replayed.rows[0][0].disk_units:
         lines += _disk(replayed, budgets, model)
+    if replayed.link is not None and way is not None:
+        shown = [budget.label for budget in budgets]
+        lines += remote.report(replayed.rows, shown, replayed.link, way, trace, assumed)
     if model is not None:
         lines += _holding(replayed, budgets, model.page_bytes(trace.block_tokens))
     if any(rows[0].policy == BOUND for rows in replayed.rows):
         lines += ["", "bound: proven, no policy can exceed it, not even one that knows the future"]
     return "\n".join(lines)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its first cell to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for cells in rows:
-        first, *others = (
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]))
-    return lines
 
 
 def _disk(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) -> list[str]:
@@ -141,7 +144,7 @@ def _disk(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
     page = None if model is None else model.page_bytes(tokens)
 
     def size(units: float) -> str:
-        return f"{units:,.3g}" if page is None else _size(round(units * page))
+        return f"{units:,.3g}" if page is None else amount(round(units * page))
 
     labels = [budget.label for budget in budgets]
     for rows in replayed.rows:
@@ -152,7 +155,7 @@ def _disk(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
         rate.append([name, *(f"{share:.3f}" for share in shares)])
         per_block = (row.disk_written_units * tokens / max(1, row.disk_hit_tokens) for row in rows)
         cells = (
-            f"{row.disk_written_units:,}" if page is None else _size(row.disk_written_units * page)
+            f"{row.disk_written_units:,}" if page is None else amount(row.disk_written_units * page)
             for row in rows
         )
         written += [[name, *cells], ["  per block restored", *map(size, per_block)]]
@@ -160,9 +163,9 @@ def _disk(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) ->
     return [
         "",
         f"with a disk of {replayed.rows[0][0].disk_units:,} pages below",
-        *_columns([["from the disk", *labels], *rate]),
+        *columns([["from the disk", *labels], *rate]),
         "",
-        *_columns([[what, *labels], *written]),
+        *columns([[what, *labels], *written]),
     ]
 
 
@@ -175,17 +178,6 @@ def _holding(replayed: Replayed, budgets: Sequence[Budget], page: int) -> list[s
     holds = "holds" if len(labels) == 1 else "hold"
     return [
         "",
-        f"{' and '.join(labels)} {holds} the whole trace, which needs {_size(need)}: "
+        f"{' and '.join(labels)} {holds} the whole trace, which needs {amount(need)}: "
         "replayed with that, a share of 1",
     ]
-
-
-def _size(count: int) -> str:
-    for unit, size in _UNITS.items():
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return _count(count, "byte")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from types import SimpleNamespace
 
-from hybrid_pages import POLICIES, ROUTES, HybridPagesError, Trace, route_trace
+from hybrid_pages import ROUTES, HybridPagesError, Trace, route_trace
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.arguments import whole
-from hybrid_pages.replay.words import Budget, budgets
+from hybrid_pages.replay.words import Budget
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
-    add = parser.add_argument
-    add("trace", metavar="TRACE", help="JSON lines, plain, gzip or zstd")
-    add("--engines", type=_engines, default="2,8", metavar="N[,N...]", help="default %(default)s")
-    add(
-        "--budget",
-        type=budgets,
-        default="1%,5%,10%,20%",
-        metavar="SHARE[,SHARE...]",
-        help="of all engines together, as shares of the room of all pages and checkpoints "
-        "(default %(default)s)",
-    )
-    add("--policy", choices=POLICIES, default="reuse", help="default %(default)s")
-    add("--ratio", type=whole((1 << 20) - 1), default=3, metavar="R", help="default %(default)s")
-    add("--json", action="store_true", help="print a JSON object per route and budget")
-
-
-def _engines(text: str) -> list[int]:
-    return [whole(1024)(word) for word in text.split(",")]
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: SimpleNamespace) -> int:
     """Routes. Exit status 2 if something can't be read or done, 130 when interrupted."""
     try:
         lines = [line for count in args.engines for line in _lines(count, args)]
@@ -48,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(engines: int, args: argparse.Namespace) -> list[str]:
+def _lines(engines: int, args: SimpleNamespace) -> list[str]:
     """The hit rates of every route with so many engines, as a table or as objects."""
     trace = Trace.open(args.trace)
     found = []

@@ -1,21 +1,26 @@
-"""Policies and budgets, as given on the command line of ``hybrid-pages replay``."""
+"""Policies and budgets, as given on the command line; sizes and columns of tables."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import re
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from hybrid_pages import POLICIES
+from hybrid_pages.arguments import WrongArgument
 
 BOUND = "bound"
 """Not a policy: the most that any policy could hit."""
 
+RATIO = 3
+"""Pages that a checkpoint takes, if nobody says it."""
+
 _NAMES = (*POLICIES, BOUND)
 _SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _MOST_BYTES = 1 << 50
 
 
@@ -32,14 +37,14 @@ def policies(text: str) -> list[str]:
     """Names, separated by commas, each once.
 
     Raises:
-        argparse.ArgumentTypeError: for an unknown name, with the nearest one and all.
+        WrongArgument: for an unknown name, with the nearest one and all.
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in _NAMES:
             near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise argparse.ArgumentTypeError(
+            raise WrongArgument(
                 f"no policy is called {name!r}: {hint}expected some of {', '.join(_NAMES)}"
             )
     return names
@@ -49,7 +54,7 @@ def budgets(text: str) -> list[Budget]:
     """Shares such as 0.5% and sizes such as 64GiB, separated by commas: the shares first.
 
     Raises:
-        argparse.ArgumentTypeError: for anything else.
+        WrongArgument: for anything else.
     """
     found = list(dict.fromkeys(_budget(word.strip()) for word in text.split(",")))
     return sorted(found, key=lambda budget: budget.fraction is None)
@@ -59,14 +64,40 @@ def share(text: str) -> float:
     """A share such as 20%.
 
     Raises:
-        argparse.ArgumentTypeError: for anything else.
+        WrongArgument: for anything else.
     """
     found = [budget.fraction for budget in budgets(text)]
     if len(found) != 1 or found[0] is None:
-        raise argparse.ArgumentTypeError(
+        raise WrongArgument(
             f"expected one share of the dense footprint such as 20%, found {reprlib.repr(text)}"
         )
     return found[0]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its first cell to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for cells in rows:
+        first, *others = (
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        lines.append("  ".join([first, *others]))
+    return lines
+
+
+def amount(size: int) -> str:
+    """Bytes in the largest unit that they fill."""
+    for unit, unit_bytes in _UNITS.items():
+        if size >= unit_bytes:
+            return f"{size / unit_bytes:,.1f} {unit}"
+    return count(size, "byte")
+
+
+def count(number: int, thing: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _budget(word: str) -> Budget:
@@ -80,7 +111,7 @@ def _budget(word: str) -> Budget:
             return Budget(f"{shown}%", fraction=fraction)
     elif match and 1 <= number * _SIZES[match[2]] < _MOST_BYTES:
         return Budget(f"{shown}{match[2]}", bytes=int(number * _SIZES[match[2]]))
-    raise argparse.ArgumentTypeError(
+    raise WrongArgument(
         "expected shares of the dense footprint above 0% up to 100% such as 0.5%, or sizes above 0 "
         f"and below {_MOST_BYTES >> 40}TiB such as 64GiB, separated by commas, "
         f"found {reprlib.repr(word)}"

@@ -1,4 +1,4 @@
-//! One replay: a trace, a host with a policy and a budget, and a disk below it or none.
+//! One replay: a trace, a host with a policy and a budget, and a disk or a remote store below it or none.
 //!
 //! The lab hosts the policies that [`Cache`](hybrid_pages::cache::Cache) hosts, but keeps the published order in
 //! the host: a request's entries enter first, then the policy chooses what goes until the budget holds, the new
@@ -9,10 +9,12 @@ use hybrid_pages::policy::{EntryKind, Hints, Policy, Request};
 
 use crate::disk::Disk;
 use crate::level::{Cell, Level, NONE};
+use crate::link::{Admit, Link};
+use crate::shelf::{Crossed, Shelf};
 use crate::trace::{Trace, Visit};
 
 /// Tokens found and room taken, as sizes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Outcome {
     /// Tokens that requests resumed over.
     pub hit_tokens: u64,
@@ -30,6 +32,8 @@ pub(crate) struct Outcome {
     pub taken_size: u64,
     /// Of all entries of the host after a request, at most.
     pub most_size: u64,
+    /// Between the host and a remote store.
+    pub crossed: Crossed,
 }
 
 /// A cache of counts.
@@ -37,6 +41,7 @@ pub(crate) struct Lab<'a> {
     trace: &'a Trace,
     host: Level<'a>,
     disk: Option<Disk<'a>>,
+    shelf: Option<Shelf>,
     outcome: Outcome,
     admitted: Vec<usize>,
     names: Vec<u64>,
@@ -48,6 +53,7 @@ impl<'a> Lab<'a> {
             trace,
             host: Level::new(trace, policy, ratio, budget),
             disk: None,
+            shelf: None,
             outcome: Outcome::default(),
             admitted: Vec::new(),
             names: Vec::new(),
@@ -60,6 +66,12 @@ impl<'a> Lab<'a> {
         self
     }
 
+    /// The same with a remote store below.
+    pub(crate) fn beside(mut self, link: Link, admit: Admit) -> Self {
+        self.shelf = Some(Shelf::new(self.trace.boundaries.len(), link, admit));
+        self
+    }
+
     pub(crate) fn run(mut self) -> (Outcome, usize) {
         for visit in &self.trace.visits {
             self.step(visit);
@@ -69,6 +81,9 @@ impl<'a> Lab<'a> {
         if let Some(disk) = &self.disk {
             self.outcome.disk_written_size = disk.level.written;
             bytes += disk.level.policy.bytes();
+        }
+        if let Some(shelf) = &self.shelf {
+            self.outcome.crossed = shelf.crossed;
         }
         (self.outcome, bytes)
     }
@@ -86,12 +101,26 @@ impl<'a> Lab<'a> {
         let alone = hit(leading(&|at| host.has_page(at)), &|at| {
             host.has_checkpoint(at)
         });
-        let pages = leading(&|at| host.has_page(at) || disk.is_some_and(|disk| disk.has_page(at)));
-        let resumed = hit(pages, &|at| {
-            host.has_checkpoint(at) || disk.is_some_and(|disk| disk.has_checkpoint(at))
+        let shelf = self.shelf.as_ref();
+        let pages = leading(&|at| {
+            host.has_page(at)
+                || disk.is_some_and(|disk| disk.has_page(at))
+                || shelf.is_some_and(|shelf| shelf.has_page(at))
         });
+        let mut resumed = hit(pages, &|at| {
+            host.has_checkpoint(at)
+                || disk.is_some_and(|disk| disk.has_checkpoint(at))
+                || shelf.is_some_and(|shelf| shelf.has_checkpoint(at))
+        });
+        let below = (resumed - alone) as u64 * trace.block_tokens;
+        if let Some(shelf) = self.shelf.as_mut().filter(|_| below > 0) {
+            if !shelf.fetch(&path[..resumed], below, &self.host) {
+                resumed = alone;
+            }
+        } else {
+            self.outcome.disk_hit_tokens += below;
+        }
         self.outcome.hit_tokens += resumed as u64 * trace.block_tokens;
-        self.outcome.disk_hit_tokens += (resumed - alone) as u64 * trace.block_tokens;
 
         self.names.clear();
         let name = |&at: &u32| trace.boundaries[at as usize].name;
@@ -114,7 +143,10 @@ impl<'a> Lab<'a> {
         }
         self.admitted.sort_unstable();
         if resumed > alone {
-            self.outcome.disk_read_size += self.promote(&path[..resumed]);
+            let read = self.promote(&path[..resumed]);
+            if self.disk.is_some() {
+                self.outcome.disk_read_size += read;
+            }
         }
         // Pages that no checkpoint needs are not kept by whom they can't help.
         let reach = self
@@ -135,6 +167,10 @@ impl<'a> Lab<'a> {
         }
         if let Some(disk) = &mut self.disk {
             disk.write_behind(&path[..kept], resumed, &self.admitted, &self.host);
+        }
+        if let Some(shelf) = &mut self.shelf {
+            shelf.write_behind(&path[..kept], resumed, &self.admitted, &self.host);
+            shelf.pass(path);
         }
         self.release(path, resumed, &visit.hints);
         if visit.hints.store {

@@ -111,6 +111,7 @@ impl<'a> Level<'a> {
             boundary: boundary.name,
             tenant: TenantId::NONE,
             unused: None,
+            proven: false,
         }
     }
 

@@ -5,16 +5,17 @@
 //! least one token is computed.
 //!
 //! The lab is a crate of its own, so that the core depends on no decompressor. Of the core it uses ids, the
-//! error, [`policy`](hybrid_pages::policy) and, for `route`, the [`cache`](hybrid_pages::cache). Imports point strictly down:
+//! error, [`policy`](hybrid_pages::policy) and, for several engines, the [`cache`](hybrid_pages::cache). Imports point strictly down:
 //!
 //! | modules | |
 //! |---|---|
-//! | `route` | a router in front of several caches |
-//! | `replay` | every trace with every policy and budget, over all cores |
-//! | `lab`, `bound` | one replay; the bound |
-//! | `disk` | the tier below the host of a replay |
-//! | `level` | one tier: its entries and its policy |
-//! | `sessions` | session ids derived from chains |
+//! | `fleet` | every fleet, over all cores |
+//! | `route`, `simulation` | engines behind a router that share a budget; many engines over one remote store |
+//! | `replay`, `router` | every trace with every policy and budget, over all cores; where a router sends a request |
+//! | `lab`, `bound`, `engine` | one replay; the bound; one engine with a live cache |
+//! | `disk`, `shelf` | the tier below the host of a replay: a disk, a remote store |
+//! | `level`, `packs`, `crowd` | one tier: its entries and its policy; a store as objects; many users from one trace |
+//! | `sessions`, `link`, `load` | session ids derived from chains; the way to a remote store; what one has to do |
 //! | `trace` | requests as chains of boundaries |
 //! | `row`, `source` | one row of a trace; its bytes, plain or compressed |
 //! | `error` | what can go wrong |
@@ -22,19 +23,34 @@
 #![forbid(unsafe_code)]
 
 mod bound;
+mod crowd;
 mod disk;
+mod engine;
 mod error;
+mod fleet;
 mod lab;
 mod level;
+mod link;
+mod load;
+mod packs;
 mod replay;
 mod route;
+mod router;
 mod row;
 mod sessions;
+mod shelf;
+mod simulation;
 mod source;
 mod trace;
 
 pub use error::{LabError, Result};
+pub use fleet::{Progress, fleets};
+pub use link::{Admit, Link};
+pub use load::{Load, Packing};
 pub use replay::{BOUND, Below, Budget, Row, replay, replay_over};
-pub use route::{Route, Routed, route};
+pub use route::{Routed, route};
+pub use router::Route;
 pub use sessions::Sessions;
+pub use shelf::Crossed;
+pub use simulation::{Fleet, FleetRow, Terms};
 pub use trace::{ReadOptions, Trace};

@@ -12,6 +12,8 @@ use hybrid_pages::policy::{self, Shape};
 use crate::bound::bound;
 use crate::error::Result;
 use crate::lab::{Lab, Outcome};
+use crate::link::{Admit, Link};
+use crate::shelf::Crossed;
 use crate::trace::Trace;
 
 /// Name of the upper bound among the policies of a replay.
@@ -44,13 +46,18 @@ impl Budget {
     }
 }
 
-/// A disk below the host.
+/// The tier below the host. It is written when entries are published.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Below {
-    /// Its room.
-    pub budget: Budget,
-    /// Name of its policy.
-    pub policy: String,
+pub enum Below {
+    /// A disk.
+    Disk {
+        /// Its room.
+        budget: Budget,
+        /// Name of its policy.
+        policy: String,
+    },
+    /// A remote store without a limit: every policy is replayed by each [`Admit`].
+    Remote(Link),
 }
 
 /// The outcome of one policy on one trace with one budget.
@@ -82,6 +89,10 @@ pub struct Row {
     pub disk_written_size: u64,
     /// Size of all that was read from the disk.
     pub disk_read_size: u64,
+    /// By what the remote store is used; `None` without one, and for the bound.
+    pub admit: Option<Admit>,
+    /// Between the host and the remote store.
+    pub crossed: Crossed,
     /// Most room taken after any request, as a size.
     pub most_size: u64,
     /// Share of the taken room that checkpoints took, on average.
@@ -116,16 +127,17 @@ pub fn replay<T: Borrow<Trace> + Sync>(
     replay_over(traces, policies, budgets, ratio, None, done)
 }
 
-/// The same with a disk below the host, which is written when entries are published.
+/// The same with a tier below the host. With a remote store a policy has a row per [`Admit`] and budget, in that
+/// order.
 ///
 /// # Errors
-/// Those of [`replay`], for the disk, too.
+/// Those of [`replay`], for the disk, too; those of [`Link::check`].
 pub fn replay_over<T: Borrow<Trace> + Sync>(
     traces: &[T],
     policies: &[String],
     budgets: &[Budget],
     ratio: u32,
-    disk: Option<&Below>,
+    below: Option<&Below>,
     done: &(dyn Fn(&Row) -> ControlFlow<()> + Sync),
 ) -> Result<Vec<Row>> {
     if ratio == 0 {
@@ -135,18 +147,35 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
         .into());
     }
     let hosts = policies.iter().filter(|name| *name != BOUND);
-    for name in hosts.chain(disk.map(|disk| &disk.policy)) {
+    let disk = match below {
+        Some(Below::Disk { policy, .. }) => Some(policy),
+        Some(Below::Remote(link)) => {
+            link.check()?;
+            None
+        }
+        None => None,
+    };
+    for name in hosts.chain(disk) {
         policy::by_name(name, shape(ratio))?;
     }
     let mut jobs = Vec::new();
     for (at, trace) in traces.iter().enumerate() {
         let footprint = trace.borrow().distinct_blocks() as u64 * (1 + u64::from(ratio));
         for name in policies {
-            for budget in budgets {
-                let below = disk
-                    .map(|disk| disk.budget.resolve(footprint))
-                    .transpose()?;
-                jobs.push((at, name, budget.resolve(footprint)?, below));
+            let tiers = match below {
+                None => vec![Tier::None],
+                Some(Below::Disk { budget, policy }) => {
+                    vec![Tier::Disk(policy, budget.resolve(footprint)?.0)]
+                }
+                Some(Below::Remote(_)) if name == BOUND => vec![Tier::Everything],
+                Some(Below::Remote(link)) => {
+                    Vec::from(Admit::ALL.map(|(_, admit)| Tier::Remote(*link, admit)))
+                }
+            };
+            for tier in tiers {
+                for budget in budgets {
+                    jobs.push((at, name, budget.resolve(footprint)?, tier));
+                }
             }
         }
     }
@@ -155,13 +184,10 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
     let work = || -> Result<()> {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(at, name, budget, below)) = jobs.get(index) else {
+            let Some(&(at, name, budget, tier)) = jobs.get(index) else {
                 return Ok(());
             };
-            let below = disk
-                .zip(below)
-                .map(|(disk, (size, _))| (&*disk.policy, size));
-            let row = run(traces[at].borrow(), (at, name), budget, below, ratio)?;
+            let row = run(traces[at].borrow(), (at, name), budget, tier, ratio)?;
             if done(&row).is_break() {
                 next.store(jobs.len(), Ordering::Relaxed);
             }
@@ -183,6 +209,17 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
     Ok(rows.into_iter().flatten().collect())
 }
 
+/// What is below the host of one replay.
+#[derive(Clone, Copy)]
+enum Tier<'a> {
+    None,
+    /// By this policy, of this size.
+    Disk(&'a str, u64),
+    Remote(Link, Admit),
+    /// Nothing that was ever published is lost: for the bound.
+    Everything,
+}
+
 /// Sizes of the lab's entries.
 const fn shape(ratio: u32) -> Shape {
     Shape {
@@ -196,13 +233,20 @@ fn run(
     trace: &Trace,
     (at, name): (usize, &str),
     (size, share): (u64, f64),
-    below: Option<(&str, u64)>,
+    tier: Tier<'_>,
     ratio: u32,
 ) -> Result<Row> {
     let start = Instant::now();
-    let disk_size = below.map_or(0, |(_, size)| size);
+    let disk_size = match tier {
+        Tier::Disk(_, size) => size,
+        _ => 0,
+    };
     let (outcome, metadata_bytes) = if name == BOUND {
-        let hit_tokens = bound(trace, ratio, size + disk_size);
+        let most = match tier {
+            Tier::Everything => u64::MAX >> 8,
+            _ => size + disk_size,
+        };
+        let hit_tokens = bound(trace, ratio, most);
         (
             Outcome {
                 hit_tokens,
@@ -212,8 +256,12 @@ fn run(
         )
     } else {
         let mut lab = Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, size);
-        if let Some((policy, size)) = below {
-            lab = lab.over(policy::by_name(policy, shape(ratio))?, ratio, size);
+        match tier {
+            Tier::Disk(policy, size) => {
+                lab = lab.over(policy::by_name(policy, shape(ratio))?, ratio, size);
+            }
+            Tier::Remote(link, admit) => lab = lab.beside(link, admit),
+            Tier::None | Tier::Everything => {}
         }
         lab.run()
     };
@@ -232,6 +280,11 @@ fn run(
         disk_written_size: outcome.disk_written_size,
         disk_read_size: outcome.disk_read_size,
         written_size: outcome.written_size,
+        admit: match tier {
+            Tier::Remote(_, admit) => Some(admit),
+            _ => None,
+        },
+        crossed: outcome.crossed,
         most_size: outcome.most_size,
         state_share: outcome.checkpoint_size as f64 / outcome.taken_size.max(1) as f64,
         policy_us_per_request: start.elapsed().as_secs_f64() * 1e6 / requests.max(1) as f64,

@@ -52,7 +52,7 @@ impl Trace {
     }
 
     /// The session of each request that has a full block, and the number of requests of each session.
-    fn derive(&self) -> (Vec<Option<usize>>, Vec<usize>) {
+    pub(crate) fn derive(&self) -> (Vec<Option<usize>>, Vec<usize>) {
         let mut ends: HashMap<u32, usize> = HashMap::new();
         let mut requests = Vec::new();
         let session_of = |visit| {

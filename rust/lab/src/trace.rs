@@ -213,6 +213,19 @@ impl Trace {
         self.skipped
     }
 
+    /// From the first request to the last, in ms.
+    pub(crate) fn lasts(&self) -> u64 {
+        let times = self.visits.first().zip(self.visits.last());
+        times.map_or(0, |(first, last)| last.now - first.now)
+    }
+
+    /// The requests of the first so many ms, as a trace.
+    pub(crate) fn until(&self, ms: u64) -> Self {
+        let start = self.visits.first().map_or(0, |visit| visit.now);
+        let end = self.visits.partition_point(|visit| visit.now - start <= ms);
+        self.part(0..end)
+    }
+
     /// A slice of the trace's requests, as a trace.
     #[must_use]
     pub fn part(&self, range: std::ops::Range<usize>) -> Self {

@@ -12,7 +12,7 @@ fn conversation() -> Trace {
 }
 
 fn row(trace: &Trace, host: f64, disk: Option<(f64, &str)>) -> Row {
-    let below = disk.map(|(share, policy)| Below {
+    let below = disk.map(|(share, policy)| Below::Disk {
         budget: Budget::Fraction(share),
         policy: policy.to_owned(),
     });

@@ -1,0 +1,140 @@
+//! One engine of several: a live cache of counts, without bytes.
+
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Medium};
+use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
+use hybrid_pages::prefix::Hit;
+
+use crate::error::Result;
+use crate::trace::Visit;
+
+/// Classes of the cache.
+pub(crate) const PAGE: usize = 0;
+pub(crate) const CHECKPOINT: usize = 1;
+
+pub(crate) struct Engine {
+    cache: Cache,
+    namespace: NamespaceId,
+    /// Tokens computed in all.
+    pub(crate) computed: u64,
+}
+
+/// What a request left.
+#[derive(Debug, Default)]
+pub(crate) struct Ran {
+    /// Blocks that it resumed over.
+    pub(crate) resumed: usize,
+    /// Leading blocks that an earlier request had, as far as the cache remembers.
+    pub(crate) seen: usize,
+    /// Classes and blocks that it published.
+    pub(crate) published: Vec<(usize, usize)>,
+}
+
+impl Engine {
+    pub(crate) fn new(policy: &str, ratio: u32, slots: usize) -> Result<Self> {
+        let class = |kind, slots_per_entry| ClassConfig {
+            kind,
+            window_blocks: 0,
+            slots_per_entry,
+        };
+        let cache = Cache::new(&CacheConfig {
+            classes: vec![
+                class(ClassKind::Attention, 1),
+                class(ClassKind::Recurrent, ratio as usize),
+            ],
+            ranks: 1,
+            slots,
+            slot_bytes: 1,
+            policy: policy.to_owned(),
+            tenant_slots: None,
+        })?;
+        Ok(Self {
+            namespace: cache.namespace(b"lab")?,
+            cache,
+            computed: 0,
+        })
+    }
+
+    /// From now on [`changes`](Self::changes) says what the cache announces.
+    pub(crate) fn follow(&self) -> Result<()> {
+        Ok(self.cache.follow()?)
+    }
+
+    /// Blocks that are no longer announced, and those that are now.
+    pub(crate) fn changes(&self) -> (Vec<PrefixKey>, Vec<PrefixKey>) {
+        let changes = self.cache.changes(Medium::Host, false);
+        let removed = changes.removed.into_iter().map(|removed| removed.key);
+        let stored = changes.stored.into_iter().flat_map(|span| span.blocks);
+        (removed.collect(), stored.map(|(key, _)| key).collect())
+    }
+
+    /// What the host has of a prefix.
+    pub(crate) fn hit(&self, keys: &[PrefixKey]) -> Result<Hit> {
+        Ok(self.cache.lookup(self.namespace, keys)?)
+    }
+
+    /// Takes in the pages of a prefix from one on, and the checkpoint at its end, as far as there is room.
+    pub(crate) fn bring(&self, keys: &[PrefixKey], pages_from: usize) -> Result<()> {
+        let mut entries: Vec<_> = (pages_from..keys.len()).map(|at| (PAGE, at)).collect();
+        entries.push((CHECKPOINT, keys.len() - 1));
+        let mut lease = self.cache.reserve(self.namespace, keys, &entries)?;
+        lease.commit_without_checksums()?;
+        Ok(())
+    }
+
+    /// Runs a request that comes at a time, and of which so many blocks were fetched.
+    pub(crate) fn run(
+        &mut self,
+        visit: &Visit,
+        now: u64,
+        block_tokens: u64,
+        keys: &[PrefixKey],
+        fetched: usize,
+    ) -> Result<Ran> {
+        let limit = (visit.tokens.saturating_sub(1) / block_tokens) as usize;
+        let arrival = Arrival {
+            now,
+            tokens: visit.tokens,
+            limit,
+            hints: visit.hints,
+        };
+        let admission = self.cache.admit(self.namespace, keys, arrival)?;
+        let within = &keys[..limit.min(keys.len())];
+        let hit = self.cache.acquire(self.namespace, within, 0)?;
+        let resumed = hit.map_or(0, |lease| lease.blocks()).max(fetched);
+        let mut ran = Ran {
+            resumed,
+            seen: admission.fork.unwrap_or(0).max(resumed),
+            published: Vec::new(),
+        };
+        let mut done = resumed;
+        // A step ends at each checkpoint; pages that none needs are not stored.
+        for end in admission
+            .boundaries
+            .into_iter()
+            .filter(|&end| end > resumed)
+        {
+            let mut entries: Vec<_> = (done..end).map(|block| (PAGE, block)).collect();
+            entries.push((CHECKPOINT, end - 1));
+            let mut lease = self.cache.reserve(self.namespace, &keys[..end], &entries)?;
+            let written = lease.entries().iter();
+            ran.published
+                .extend(written.map(|entry| (entry.class_index, entry.block_index)));
+            lease.commit_without_checksums()?;
+            done = end;
+        }
+        if !keys.is_empty() {
+            let output = visit.output_tokens;
+            self.cache
+                .finish(self.namespace, keys, keys.len(), output)?;
+        }
+        self.computed += visit.tokens - resumed as u64 * block_tokens;
+        Ok(ran)
+    }
+}
+
+/// Tokens that the busiest engine computed, over their mean.
+pub(crate) fn imbalance(fleet: &[Engine]) -> f64 {
+    let most = fleet.iter().map(|engine| engine.computed).max();
+    let computed: u64 = fleet.iter().map(|engine| engine.computed).sum();
+    most.unwrap_or(0) as f64 * fleet.len() as f64 / computed.max(1) as f64
+}
