@@ -10,6 +10,7 @@ What a program needs to keep and find such a cache itself:
 - :class:`HostEngine` copies between an engine's memory and an arena, :class:`CudaEngine` between a
   GPU's and an arena; :mod:`hybrid_pages.cuda` finds devices, streams and layers;
 - :class:`Disk` keeps entries below a cache, beyond the process; :class:`DiskTree` looks at them;
+- :class:`Remote` and :class:`Mooncake` keep entries in a store that machines share;
 - :class:`Trace` and :func:`replay_traces` say what a policy would have kept.
 
 Users of vLLM need none of it: see :mod:`hybrid_pages.vllm`. Importing this package imports neither
@@ -21,6 +22,7 @@ from hybrid_pages._core import (
     DISK_LATENCY_LIMITS_US,
     FORMAT_VERSION,
     POLICIES,
+    REMOTE_FORMAT_VERSION,
     ROUTES,
     Admission,
     Arena,
@@ -36,6 +38,7 @@ from hybrid_pages._core import (
     Disk,
     DiskError,
     DiskTree,
+    FleetRow,
     ForeignError,
     Geometry,
     GeometryError,
@@ -49,9 +52,14 @@ from hybrid_pages._core import (
     LayerMap,
     LeaseEntry,
     LeaseError,
+    Link,
+    Mooncake,
     PageClass,
     Pinning,
+    PrefixKeys,
     ReadLease,
+    Remote,
+    RemoteError,
     Removed,
     ReplayRow,
     Restore,
@@ -59,6 +67,7 @@ from hybrid_pages._core import (
     Segment,
     Span,
     StoreEntries,
+    StoreLoad,
     TableColumns,
     Trace,
     TraceError,
@@ -70,6 +79,7 @@ from hybrid_pages._core import (
     device_numa_node,
     replay_traces,
     route_trace,
+    run_fleets,
 )
 
 __all__ = [
@@ -77,6 +87,7 @@ __all__ = [
     "DISK_LATENCY_LIMITS_US",
     "FORMAT_VERSION",
     "POLICIES",
+    "REMOTE_FORMAT_VERSION",
     "ROUTES",
     "Admission",
     "Arena",
@@ -92,6 +103,7 @@ __all__ = [
     "Disk",
     "DiskError",
     "DiskTree",
+    "FleetRow",
     "ForeignError",
     "Geometry",
     "GeometryError",
@@ -105,9 +117,14 @@ __all__ = [
     "LayerMap",
     "LeaseEntry",
     "LeaseError",
+    "Link",
+    "Mooncake",
     "PageClass",
     "Pinning",
+    "PrefixKeys",
     "ReadLease",
+    "Remote",
+    "RemoteError",
     "Removed",
     "ReplayRow",
     "Restore",
@@ -115,6 +132,7 @@ __all__ = [
     "Segment",
     "Span",
     "StoreEntries",
+    "StoreLoad",
     "TableColumns",
     "Trace",
     "TraceError",
@@ -126,4 +144,5 @@ __all__ = [
     "device_numa_node",
     "replay_traces",
     "route_trace",
+    "run_fleets",
 ]

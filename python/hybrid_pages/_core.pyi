@@ -15,6 +15,7 @@ from hybrid_pages._stubs.cache import (
     Hints,
     Hit,
     LeaseEntry,
+    PrefixKeys,
     ReadLease,
     Restore,
     StoreEntries,
@@ -48,6 +49,7 @@ from hybrid_pages._stubs.errors import (
     HybridPagesError,
     InvalidArgumentError,
     LeaseError,
+    RemoteError,
     TraceError,
     TransferError,
 )
@@ -61,11 +63,21 @@ from hybrid_pages._stubs.geometry import (
 from hybrid_pages._stubs.lab import (
     POLICIES,
     ROUTES,
+    FleetRow,
+    Link,
     ReplayRow,
     RouteRow,
+    StoreLoad,
     Trace,
     replay_traces,
     route_trace,
+    run_fleets,
+)
+from hybrid_pages._stubs.mooncake import (
+    Mooncake,
+)
+from hybrid_pages._stubs.remote import (
+    Remote,
 )
 from hybrid_pages._stubs.transfer import (
     Completion,
@@ -79,6 +91,7 @@ __all__ = [
     "DISK_LATENCY_LIMITS_US",
     "FORMAT_VERSION",
     "POLICIES",
+    "REMOTE_FORMAT_VERSION",
     "ROUTES",
     "Admission",
     "Arena",
@@ -94,6 +107,7 @@ __all__ = [
     "Disk",
     "DiskError",
     "DiskTree",
+    "FleetRow",
     "ForeignError",
     "Geometry",
     "GeometryError",
@@ -107,9 +121,14 @@ __all__ = [
     "LayerMap",
     "LeaseEntry",
     "LeaseError",
+    "Link",
+    "Mooncake",
     "PageClass",
     "Pinning",
+    "PrefixKeys",
     "ReadLease",
+    "Remote",
+    "RemoteError",
     "Removed",
     "ReplayRow",
     "Restore",
@@ -117,6 +136,7 @@ __all__ = [
     "Segment",
     "Span",
     "StoreEntries",
+    "StoreLoad",
     "TableColumns",
     "Trace",
     "TraceError",
@@ -128,9 +148,11 @@ __all__ = [
     "device_numa_node",
     "replay_traces",
     "route_trace",
+    "run_fleets",
 ]
 
 FORMAT_VERSION: int
 DISK_FORMAT_VERSION: int
+REMOTE_FORMAT_VERSION: int
 
 __version__: str

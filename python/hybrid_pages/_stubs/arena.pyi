@@ -14,7 +14,7 @@ class Arena:
     all planes or some: `ranks` says which.
 
     paths: of these planes, in that order; where other processes of the same user open them, as long
-    as the creator of each lives.
+    as the creator of each lives. Private planes have none.
     """
 
     @staticmethod
@@ -26,6 +26,7 @@ class Arena:
         rank: int | None = None,
         huge_pages: str | None = None,
         numa_node: int | None = None,
+        private: bool = False,
     ) -> Arena:
         """New slots, all zero.
 
@@ -33,6 +34,7 @@ class Arena:
         huge_pages: "2M" for pages of 2 MiB, which the system must have reserved; all are taken at
         once.
         numa_node: take memory from this node, while it has some.
+        private: memory of this process alone, which no other one can open. Always so on macOS.
 
         Raises ArenaError if the system refuses, BudgetError beyond the machine's memory or its huge
         pages, InvalidArgumentError on slots that the ranks can't share equally.
@@ -48,7 +50,7 @@ class Arena:
 
     @property
     def path(self) -> str:
-        """Of the only plane; ArenaError if there are several."""
+        """Of the only plane; ArenaError if there are several, or if it is private."""
 
     @property
     def paths(self) -> list[str]: ...

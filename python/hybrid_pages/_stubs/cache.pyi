@@ -1,13 +1,16 @@
 """Lookup, admission, leases."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeVar, final
+from typing import Literal, TypeAlias, TypeVar, final
 
 from hybrid_pages._stubs.changes import Changes
 from hybrid_pages._stubs.disk import Disk
 from hybrid_pages._stubs.geometry import Geometry
+from hybrid_pages._stubs.mooncake import Mooncake
+from hybrid_pages._stubs.remote import Remote
 
 _Block = TypeVar("_Block")
+_Keys: TypeAlias = Sequence[bytes] | PrefixKeys
 
 @final
 class Hit:
@@ -40,6 +43,10 @@ class Hit:
         is being written; "evicted", one was there, and was evicted or dropped; "window", pages
         of a window are missing; "never_made", no checkpoint was ever stored there.
         """
+
+    @property
+    def asking(self) -> bool:
+        """Whether a tier below asks somebody for more: the same lookup may soon find more."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -86,6 +93,30 @@ class Admission:
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
+class PrefixKeys:
+    """The keys of a prefix that grows, a key a block, each read once.
+
+    What takes keys takes these, with a `stride` of 1.
+    """
+
+    def __new__(cls, stride: int = 1) -> PrefixKeys:
+        """None yet. stride: hashes of a block, of which the last one is its key."""
+
+    def __len__(self, /) -> int: ...
+    def __getitem__(self, index: int, /) -> bytes:
+        """The key of a block, counted from 0. Raises IndexError behind the last one."""
+
+    def read(self, hashes: list[bytes]) -> None:
+        """Take over the keys of a prefix: those that are new, if the last known one is among them
+        in its place, for a chained hash covers those before it. If not, all are read anew."""
+
+    def append(self, hash: bytes) -> None:
+        """Add the key of one more block."""
+
+    def clear(self) -> None:
+        """Forget all of them."""
+
+@final
 class StoreEntries:
     """What a store copies: class, slots and engine blocks of each entry. Pickles.
 
@@ -98,8 +129,8 @@ class StoreEntries:
     def __len__(self, /) -> int: ...
     def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int]]]: ...
     def __getnewargs__(self, /) -> tuple[list[tuple[int, list[int], list[int]]]]: ...
-    def of_class(self, index: int) -> int:
-        """How many of them are of a class."""
+    def by_class(self, classes: int) -> list[int]:
+        """How many of them are of each of the first so many classes."""
 
     def sources(self, blocks: list[_Block]) -> list[_Block]:
         """All their engine blocks, in order: those items of a list that has an item for each.
@@ -216,6 +247,10 @@ class Restore:
     def whole(self) -> bool:
         """Whether it is one wave, which other requests find in the host, too."""
 
+    @property
+    def depths(self) -> list[tuple[str, int]]:
+        """How deep the joint hit is with the host alone, and with one more tier each, by name."""
+
     def progress(self) -> Literal["queued", "waiting", "ready", "done", "failed"]:
         """Begin what can be begun, and say where it is; never waits.
 
@@ -249,7 +284,7 @@ class WriteLease:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """How many of the wanted entries are not among `entries`, by reason.
+        """How many of the wanted entries are not among `entries`, by reason that applies.
 
         resident: there already. in_writing: this call or another lease writes it already.
         no_room: everything that could make room is in use or of the same prefix.
@@ -271,6 +306,9 @@ class WriteLease:
         Raises LeaseError if it has ended; InvalidArgumentError if the checksums have another
         shape, and then the lease goes on.
         """
+
+    def commit_shards(self, ranks: Sequence[Sequence[int]]) -> None:
+        """As :meth:`commit`, with the checksums of all entries' shards from each rank in turn."""
 
     def abort(self) -> None:
         """Give the room back. Does nothing after the end."""
@@ -297,12 +335,13 @@ class Cache:
         policy: str = "lru",
         tenant_share: float = 1.0,
         disk: Disk | None = None,
+        remote: Remote | Mooncake | None = None,
     ) -> Cache:
         """An empty cache over `slots` slots of `slot_bytes` bytes.
 
         tenant_share: the share of the slots, above 0 and at most 1, that the entries of one tenant
-        cannot exceed; see :meth:`namespace`. disk: a tier below, which no other cache has, made
-        for the same geometry and slots.
+        cannot exceed; see :meth:`namespace`. disk, remote: tiers below, which no other cache has,
+        made for the same geometry and slots; the disk comes first.
 
         Raises BudgetError, naming what is needed, if they, or a share of them, can't hold one entry
         of each class.
@@ -325,14 +364,14 @@ class Cache:
         """
 
     def lookup(
-        self, namespace: int, keys: Sequence[bytes], *, stride: int = 1, limit: int | None = None
+        self, namespace: int, keys: _Keys, *, stride: int = 1, limit: int | None = None
     ) -> Hit:
         """The joint hit, at most `limit` blocks, and why it is no deeper. Refreshes nothing."""
 
     def promote(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         *,
         stride: int = 1,
         first: int = 0,
@@ -349,7 +388,7 @@ class Cache:
     def restore(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         *,
         stride: int = 1,
         first: int = 0,
@@ -366,13 +405,14 @@ class Cache:
 
         begun: since the start. in_waves: those that have not ended and need several waves. waves:
         that were taken. failed: restores that needed something that was gone or damaged. shallower:
-        promotions that had no room for the joint hit.
+        promotions that had no room for the joint hit. not_worth: restores and promotions that left
+        out a part of the hit, or all of it, since computing is faster.
         """
 
     def acquire(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         *,
         stride: int = 1,
         first: int = 0,
@@ -387,11 +427,12 @@ class Cache:
     def admit(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         *,
         now: int,
         tokens: int,
         stride: int = 1,
+        blocks: int | None = None,
         limit: int | None = None,
         hints: Hints | None = None,
     ) -> Admission:
@@ -400,6 +441,7 @@ class Cache:
         For the caller to follow as far as it can. To be called once per request, before its
         entries are reserved, with the keys of all full blocks of its prompt: the policy learns
         from it what is used, and when. now: milliseconds on any clock that never goes back.
+        blocks: those that the prompt has, if the keys may be of more.
         limit: the deepest boundary, in blocks, from which the request could resume.
         hints: what the application says of it; nothing is admitted if it is not to be stored.
         """
@@ -407,7 +449,7 @@ class Cache:
     def finish(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         *,
         end: int,
         output_tokens: int,
@@ -422,7 +464,7 @@ class Cache:
     def reserve(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         entries: Sequence[tuple[int, int]],
         *,
         stride: int = 1,
@@ -443,7 +485,7 @@ class Cache:
     def offer(
         self,
         namespace: int,
-        keys: Sequence[bytes],
+        keys: _Keys,
         columns: TableColumns,
         tables: Sequence[Sequence[object]],
         *,
@@ -486,11 +528,11 @@ class Cache:
         Raises InvalidArgumentError for a geometry without attention groups.
         """
 
-    def unnoted(self, namespace: int, keys: Sequence[bytes], *, stride: int = 1) -> list[int]:
+    def unnoted(self, namespace: int, keys: _Keys, *, stride: int = 1) -> list[int]:
         """The blocks of a prefix that the cache knows and that have no :meth:`note`."""
 
     def note(
-        self, namespace: int, keys: Sequence[bytes], notes: dict[int, bytes], *, stride: int = 1
+        self, namespace: int, keys: _Keys, notes: dict[int, bytes], *, stride: int = 1
     ) -> None:
         """Keep a note with blocks of a prefix, by index, for as long as the cache knows them.
 
@@ -523,6 +565,14 @@ class Cache:
         to make room; written, read: entries; declined: offered, and not wanted, or no room, or the
         queue was full; found: entries from before this cache; failed_writes, failed_reads,
         corrupt_reads (of other bytes than were written): each cost that entry in the tier.
+        """
+
+    def set_compute_rate(self, blocks_per_second: float | None) -> None:
+        """Say how many blocks of a prompt the engine computes in a second; None if not known.
+
+        Then tiers below are read even where computing would be faster.
+
+        Raises InvalidArgumentError for a rate that is not above 0.
         """
 
     def set_ready_slots(self, slots: int) -> None:

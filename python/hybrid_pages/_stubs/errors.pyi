@@ -27,6 +27,10 @@ class TransferError(HybridPagesError):
 class DiskError(HybridPagesError):
     """A disk's directory that cannot be used, or a copy from or to a disk that did not happen."""
 
+class RemoteError(HybridPagesError):
+    """A store that machines share and that cannot be used, or a copy from or to it that did not
+    happen."""
+
 class CudaError(TransferError):
     """No CUDA here, or a function of its driver that failed.
 

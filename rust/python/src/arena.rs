@@ -20,7 +20,7 @@ pub struct PyArena {
 #[pymethods]
 impl PyArena {
     #[staticmethod]
-    #[pyo3(signature = (geometry, *, slot_bytes, slots, rank = None, huge_pages = None, numa_node = None))]
+    #[pyo3(signature = (geometry, *, slot_bytes, slots, rank = None, huge_pages = None, numa_node = None, private = false))]
     fn create(
         geometry: &PyGeometry,
         slot_bytes: Whole,
@@ -28,10 +28,12 @@ impl PyArena {
         rank: Option<Whole>,
         huge_pages: Option<&str>,
         numa_node: Option<u32>,
+        private: bool,
     ) -> PyResult<Self> {
         let options = PlaneOptions {
             huge_pages: parse_huge_pages(huge_pages)?,
             numa_node,
+            private,
         };
         let (geometry, slot_bytes, slots) = (&geometry.inner, slot_bytes.0, slots.0);
         let inner = match rank {
@@ -58,7 +60,11 @@ impl PyArena {
     #[getter]
     fn path(&self) -> PyResult<&str> {
         match self.inner.planes() {
-            [plane] => Ok(plane.path()),
+            [plane] => plane.path().ok_or_else(|| {
+                to_py(Error::Arena(
+                    "path: expected shared memory, found private memory, which has none".into(),
+                ))
+            }),
             planes => Err(to_py(Error::Arena(format!(
                 "path: expected an arena of one plane, found {}: use paths",
                 planes.len()
@@ -71,7 +77,7 @@ impl PyArena {
         self.inner
             .planes()
             .iter()
-            .map(|plane| plane.path())
+            .filter_map(|plane| plane.path())
             .collect()
     }
 

@@ -7,23 +7,45 @@ use hybrid_pages::cache::{
 };
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::{Geometry, PageClass};
-use hybrid_pages::ids::{NamespaceId, PrefixKey};
-use hybrid_pages::prefix::{Hit, Missing, boundaries};
-use pyo3::exceptions::PyTypeError;
+use hybrid_pages::ids::NamespaceId;
+use hybrid_pages::prefix::{Hit, Missing};
+use hybrid_pages::tier::Below;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyList, PySequence, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::changes::PyChanges;
 use crate::disk::PyDisk;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
+use crate::keys::block_keys;
 use crate::lease::{self, PyReadLease, PyWriteLease};
+use crate::mooncake::PyMooncake;
 use crate::number::Whole;
+#[cfg(feature = "remote")]
+use crate::remote::PyRemote;
 use crate::restore::{self, PyRestore};
 use crate::stores::{PyStoreEntries, StoreEntry};
 use crate::tables::{PyTableColumns, engine_block};
+
+/// A tier that others share.
+#[derive(FromPyObject)]
+pub enum AnyRemote<'py> {
+    #[cfg(feature = "remote")]
+    Objects(Bound<'py, PyRemote>),
+    Mooncake(Bound<'py, PyMooncake>),
+}
+
+impl AnyRemote<'_> {
+    fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
+        match self {
+            #[cfg(feature = "remote")]
+            Self::Objects(remote) => remote.get().take(slot_bytes),
+            Self::Mooncake(remote) => remote.get().take(slot_bytes),
+        }
+    }
+}
 
 /// The answer of a lookup, in blocks from the start of the prompt.
 #[pyclass(frozen, eq, hash, get_all, name = "Hit", module = "hybrid_pages._core")]
@@ -33,6 +55,7 @@ pub struct PyHit {
     pages: usize,
     host: usize,
     missing: Option<&'static str>,
+    asking: bool,
 }
 
 #[pymethods]
@@ -55,6 +78,7 @@ impl From<Hit> for PyHit {
             pages: hit.pages,
             host: hit.host,
             missing: hit.missing.map(Missing::name),
+            asking: hit.asking,
         }
     }
 }
@@ -106,37 +130,6 @@ fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
     })
 }
 
-/// The key of each block up to `limit`.
-fn block_keys<'py>(
-    keys: &Bound<'py, PyAny>,
-    stride: Whole,
-    limit: Option<Whole>,
-) -> PyResult<Vec<PrefixKey>> {
-    let take = |len: usize, get: &dyn Fn(usize) -> PyResult<Bound<'py, PyAny>>| {
-        let limit = limit.map_or(usize::MAX, |Whole(limit)| limit);
-        let key = |at: usize| {
-            let key = get(at)?;
-            PrefixKey::new(key.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
-        };
-        boundaries(len, stride.0)
-            .map_err(to_py)?
-            .take(limit)
-            .map(key)
-            .collect()
-    };
-    if let Ok(list) = keys.cast::<PyList>() {
-        return take(list.len(), &|at| list.get_item(at));
-    }
-    if keys.is_instance_of::<PyString>() || keys.is_instance_of::<PyBytes>() {
-        let found = keys.get_type().name()?;
-        return Err(PyTypeError::new_err(format!(
-            "keys: expected a sequence of bytes, found {found}"
-        )));
-    }
-    let sequence = keys.cast::<PySequence>()?;
-    take(sequence.len()?, &|at| sequence.get_item(at))
-}
-
 /// What a cache knows of the classes of a geometry.
 pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<ClassConfig>, Error> {
     let class = |class: &PageClass| {
@@ -158,7 +151,7 @@ pub struct PyCache {
 #[pymethods]
 impl PyCache {
     #[new]
-    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru", tenant_share = 1.0, disk = None))]
+    #[pyo3(signature = (geometry, *, slot_bytes, slots, policy = "lru", tenant_share = 1.0, disk = None, remote = None))]
     fn new(
         geometry: &PyGeometry,
         slot_bytes: Whole,
@@ -166,6 +159,7 @@ impl PyCache {
         policy: &str,
         tenant_share: f64,
         disk: Option<&PyDisk>,
+        remote: Option<AnyRemote<'_>>,
     ) -> PyResult<Self> {
         if !(tenant_share > 0.0 && tenant_share <= 1.0) {
             return Err(to_py(Error::InvalidArgument(format!(
@@ -181,9 +175,11 @@ impl PyCache {
             policy: policy.to_owned(),
             tenant_slots: Some((slots.0 as f64 * tenant_share) as usize),
         };
-        let below = disk.map(|disk| disk.take(slot_bytes.0)).transpose()?;
+        let disk = disk.map(|disk| disk.take(slot_bytes.0)).transpose()?;
+        let remote = remote.map(|remote| remote.take(slot_bytes.0)).transpose()?;
+        let below = disk.into_iter().chain(remote).collect();
         Ok(Self {
-            inner: Cache::with_tiers(&config, below.into_iter().collect()).map_err(to_py)?,
+            inner: Cache::with_tiers(&config, below).map_err(to_py)?,
         })
     }
 
@@ -293,8 +289,8 @@ impl PyCache {
     }
 
     #[pyo3(
-        signature = (namespace, keys, *, now, tokens, stride = Whole(1), limit = None, hints = None),
-        text_signature = "($self, namespace, keys, *, now, tokens, stride=1, limit=None, hints=None)"
+        signature = (namespace, keys, *, now, tokens, stride = Whole(1), blocks = None, limit = None, hints = None),
+        text_signature = "($self, namespace, keys, *, now, tokens, stride=1, blocks=None, limit=None, hints=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn admit(
@@ -304,10 +300,11 @@ impl PyCache {
         now: Whole,
         tokens: Whole,
         stride: Whole,
+        blocks: Option<Whole>,
         limit: Option<Whole>,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<PyAdmission> {
-        let keys = block_keys(keys, stride, None)?;
+        let keys = block_keys(keys, stride, blocks)?;
         let arrival = Arrival {
             now: now.0 as u64,
             tokens: tokens.0 as u64,
@@ -491,6 +488,12 @@ impl PyCache {
             Ok(dict)
         };
         self.inner.tiers().into_iter().map(tier).collect()
+    }
+
+    fn set_compute_rate(&self, blocks_per_second: Option<f64>) -> PyResult<()> {
+        self.inner
+            .set_compute_rate(blocks_per_second)
+            .map_err(to_py)
     }
 
     fn set_ready_slots(&self, slots: Whole) -> PyResult<()> {

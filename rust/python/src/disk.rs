@@ -6,10 +6,10 @@ use std::time::Duration;
 use hybrid_pages::cache::CacheConfig;
 use hybrid_pages::error::Error;
 use hybrid_pages::policy;
-use hybrid_pages::tier::Below;
 use hybrid_pages::tier::disk::{
-    Disk, DiskHandle, DiskOptions, Identity, LATENCY_LIMITS_US, Latencies, Reason,
+    Disk, DiskHandle, DiskOptions, LATENCY_LIMITS_US, Latencies, Reason,
 };
+use hybrid_pages::tier::{Below, Identity};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 

@@ -21,6 +21,7 @@ struct Table {
     lease: Py<PyType>,
     transfer: Py<PyType>,
     disk: Py<PyType>,
+    remote: Py<PyType>,
     cuda: Py<PyType>,
     trace: Py<PyType>,
 }
@@ -100,6 +101,11 @@ impl Table {
                 "A disk's directory that cannot be used, or a copy from or to a disk that did not happen.",
                 &[parent],
             )?,
+            remote: exception(
+                "RemoteError",
+                "A store that machines share and that cannot be used, or a copy from or to it that did not happen.",
+                &[parent],
+            )?,
             cuda,
             trace: exception(
                 "TraceError",
@@ -110,7 +116,7 @@ impl Table {
         })
     }
 
-    fn all(&self) -> [&Py<PyType>; 11] {
+    fn all(&self) -> [&Py<PyType>; 12] {
         [
             &self.base,
             &self.geometry,
@@ -121,6 +127,7 @@ impl Table {
             &self.lease,
             &self.transfer,
             &self.disk,
+            &self.remote,
             &self.cuda,
             &self.trace,
         ]
@@ -143,6 +150,7 @@ pub fn to_py(error: Error) -> PyErr {
             Error::Lease(_) => &table.lease,
             Error::Transfer(_) => &table.transfer,
             Error::Disk(_) => &table.disk,
+            Error::Remote(_) => &table.remote,
             _ => &table.base,
         };
         PyErr::from_type(exception.bind(py).clone(), error.to_string())

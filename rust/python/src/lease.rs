@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hybrid_pages::cache::{LeaseEntry, ReadLease, WriteLease};
+use hybrid_pages::error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -156,12 +157,17 @@ impl PyWriteLease {
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let skipped = self.lock().skipped();
         let dict = PyDict::new(py);
-        dict.set_item("resident", skipped.resident)?;
-        dict.set_item("in_writing", skipped.in_writing)?;
-        dict.set_item("no_room", skipped.no_room)?;
-        dict.set_item("not_ready", skipped.not_ready)?;
-        dict.set_item("tenant_share", skipped.tenant_share)?;
-        dict.set_item("orphan", skipped.orphan)?;
+        let counts = [
+            ("resident", skipped.resident),
+            ("in_writing", skipped.in_writing),
+            ("no_room", skipped.no_room),
+            ("not_ready", skipped.not_ready),
+            ("tenant_share", skipped.tenant_share),
+            ("orphan", skipped.orphan),
+        ];
+        for (reason, count) in counts.into_iter().filter(|&(_, count)| count > 0) {
+            dict.set_item(reason, count)?;
+        }
         Ok(dict)
     }
 
@@ -178,6 +184,20 @@ impl PyWriteLease {
         let sums = |sums: Vec<Whole>| sums.into_iter().map(|Whole(sum)| sum as u64).collect();
         let checksums: Vec<Vec<u64>> = checksums.into_iter().map(sums).collect();
         self.lock().commit(&checksums).map(|_| ()).map_err(to_py)
+    }
+
+    fn commit_shards(&self, ranks: Vec<Vec<Whole>>) -> PyResult<()> {
+        let mut lease = self.lock();
+        let entries = lease.entries().len();
+        if let Some(found) = ranks.iter().find(|sums| sums.len() != entries) {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "checksums: expected one for each of {entries} entries from each rank, found {}",
+                found.len()
+            ))));
+        }
+        let of_entry = |at: usize| ranks.iter().map(|sums| sums[at].0 as u64).collect();
+        let checksums: Vec<Vec<u64>> = (0..entries).map(of_entry).collect();
+        lease.commit(&checksums).map(|_| ()).map_err(to_py)
     }
 
     fn abort(&self) {

@@ -11,11 +11,16 @@ mod dlpack;
 mod engine;
 mod error;
 mod facts;
+mod fleet;
 mod geometry;
 mod hints;
+mod keys;
 mod layer;
 mod lease;
+mod mooncake;
 mod number;
+#[cfg(feature = "remote")]
+mod remote;
 mod replay;
 mod restore;
 mod running;
@@ -33,6 +38,11 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
         "DISK_FORMAT_VERSION",
         hybrid_pages::tier::disk::DISK_FORMAT_VERSION,
     )?;
+    #[cfg(feature = "remote")]
+    m.add(
+        "REMOTE_FORMAT_VERSION",
+        hybrid_pages_remote::REMOTE_FORMAT_VERSION,
+    )?;
     error::register(m)?;
     geometry::register(m)?;
     arena::register(m)?;
@@ -43,11 +53,16 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     cuda::register(m)?;
     disk::register(m)?;
     disk_tree::register(m)?;
+    mooncake::register(m)?;
+    #[cfg(feature = "remote")]
+    remote::register(m)?;
     hints::register(m)?;
+    keys::register(m)?;
     stores::register(m)?;
     tables::register(m)?;
     cache::register(m)?;
     changes::register(m)?;
     replay::register(m)?;
+    fleet::register(m)?;
     Ok(())
 }

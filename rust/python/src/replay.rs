@@ -9,7 +9,8 @@ use std::time::Duration;
 use hybrid_pages::error::Error;
 use hybrid_pages::policy;
 use hybrid_pages_lab::{
-    Below, Budget, ReadOptions, Result, Route, Row, Sessions, Trace, replay_over, route,
+    Admit, Below, Budget, Link, ReadOptions, Result, Route, Row, Sessions, Trace, replay_over,
+    route,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Requests in order of arrival, each with the hashes of its full blocks.
 #[pyclass(frozen, name = "Trace", module = "hybrid_pages._core")]
 pub struct PyTrace {
-    inner: Arc<Trace>,
+    pub inner: Arc<Trace>,
 }
 
 #[pymethods]
@@ -103,6 +104,74 @@ fn sessions_by_name(name: &str) -> PyResult<Sessions> {
     })
 }
 
+/// The way to a remote store: what fetching costs against computing.
+#[pyclass(frozen, get_all, name = "Link", module = "hybrid_pages._core")]
+pub struct PyLink {
+    latency: f64,
+    bandwidth: f64,
+    page_bytes: u64,
+    checkpoint_bytes: u64,
+    tokens_per_second: f64,
+}
+
+impl PyLink {
+    pub const fn link(&self) -> Link {
+        Link {
+            latency: self.latency,
+            bandwidth: self.bandwidth,
+            page_bytes: self.page_bytes,
+            checkpoint_bytes: self.checkpoint_bytes,
+            speed: self.tokens_per_second,
+        }
+    }
+}
+
+#[pymethods]
+impl PyLink {
+    #[new]
+    #[pyo3(
+        signature = (*, latency, bandwidth, page_bytes, checkpoint_bytes, tokens_per_second),
+        text_signature = "(*, latency, bandwidth, page_bytes, checkpoint_bytes, tokens_per_second)"
+    )]
+    fn new(
+        latency: f64,
+        bandwidth: f64,
+        page_bytes: Whole,
+        checkpoint_bytes: Whole,
+        tokens_per_second: f64,
+    ) -> PyResult<Self> {
+        let link = Self {
+            latency,
+            bandwidth,
+            page_bytes: page_bytes.0 as u64,
+            checkpoint_bytes: checkpoint_bytes.0 as u64,
+            tokens_per_second,
+        };
+        link.link().check().map_err(lab_to_py)?;
+        Ok(link)
+    }
+
+    fn break_even(&self, block_tokens: Whole) -> PyResult<Option<u64>> {
+        match block_tokens.0 {
+            0 => Err(to_py(Error::InvalidArgument(
+                "block_tokens: expected at least 1, found 0".into(),
+            ))),
+            tokens => Ok(self.link().break_even(tokens as u64)),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Link(latency={}, bandwidth={}, page_bytes={}, checkpoint_bytes={}, tokens_per_second={})",
+            self.latency,
+            self.bandwidth,
+            self.page_bytes,
+            self.checkpoint_bytes,
+            self.tokens_per_second
+        )
+    }
+}
+
 /// The outcome of one policy on one trace with one budget.
 #[pyclass(frozen, get_all, name = "ReplayRow", module = "hybrid_pages._core")]
 pub struct PyRow {
@@ -120,6 +189,12 @@ pub struct PyRow {
     disk_hit_tokens: u64,
     disk_written_units: u64,
     disk_read_units: u64,
+    remote_admit: Option<&'static str>,
+    remote_hit_tokens: u64,
+    remote_slow_tokens: u64,
+    remote_up_bytes: u64,
+    remote_down_bytes: u64,
+    remote_saved_seconds: f64,
     state_share: f64,
     policy_us_per_request: f64,
     metadata_bytes: usize,
@@ -142,6 +217,12 @@ impl From<Row> for PyRow {
             disk_hit_tokens: row.disk_hit_tokens,
             disk_written_units: row.disk_written_size,
             disk_read_units: row.disk_read_size,
+            remote_admit: row.admit.map(Admit::name),
+            remote_hit_tokens: row.crossed.hit_tokens,
+            remote_slow_tokens: row.crossed.slow_tokens,
+            remote_up_bytes: row.crossed.up_bytes,
+            remote_down_bytes: row.crossed.down_bytes,
+            remote_saved_seconds: row.crossed.saved_seconds,
             state_share: row.state_share,
             policy_us_per_request: row.policy_us_per_request,
             metadata_bytes: row.metadata_bytes,
@@ -162,8 +243,8 @@ impl PyRow {
 /// Replay every trace with every policy and budget on all cores, without the GIL.
 #[pyfunction]
 #[pyo3(
-    signature = (traces, policies, *, ratio, fractions = Vec::new(), units = Vec::new(), disk = None, done = None),
-    text_signature = "(traces, policies, *, ratio, fractions=(), units=(), disk=None, done=None)"
+    signature = (traces, policies, *, ratio, fractions = Vec::new(), units = Vec::new(), disk = None, remote = None, done = None),
+    text_signature = "(traces, policies, *, ratio, fractions=(), units=(), disk=None, remote=None, done=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 fn replay_traces(
@@ -174,6 +255,7 @@ fn replay_traces(
     fractions: Vec<f64>,
     units: Vec<Whole>,
     disk: Option<(f64, String)>,
+    remote: Option<PyRef<'_, PyLink>>,
     done: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Vec<PyRow>> {
     let traces: Vec<_> = traces
@@ -190,14 +272,28 @@ fn replay_traces(
                 .map(|Whole(units)| Budget::Size(units as u64)),
         )
         .collect();
-    let disk = disk.map(|(share, policy)| Below {
-        budget: Budget::Fraction(share),
-        policy,
-    });
+    let below = match (disk, remote) {
+        (None, None) => None,
+        (Some((share, policy)), None) => Some(Below::Disk {
+            budget: Budget::Fraction(share),
+            policy,
+        }),
+        (None, Some(link)) => Some(Below::Remote(link.link())),
+        (Some(_), Some(_)) => {
+            return Err(to_py(Error::InvalidArgument(
+                "disk and remote: expected one tier below the host, found both".into(),
+            )));
+        }
+    };
     let work = move |show: &(dyn Fn(Row) -> ControlFlow<()> + Sync)| {
-        replay_over(&traces, &policies, &budgets, ratio, disk.as_ref(), &|row| {
-            show(row.clone())
-        })
+        replay_over(
+            &traces,
+            &policies,
+            &budgets,
+            ratio,
+            below.as_ref(),
+            &|row| show(row.clone()),
+        )
     };
     let rows = beside(py, work, |row: Row| match &done {
         Some(done) => done.call1((PyRow::from(row),)).map(drop),
@@ -258,7 +354,7 @@ fn route_trace(
     })
 }
 
-fn checkpoint_size(Whole(ratio): Whole) -> PyResult<u32> {
+pub fn checkpoint_size(Whole(ratio): Whole) -> PyResult<u32> {
     u32::try_from(ratio).map_err(|_| {
         to_py(Error::InvalidArgument(format!(
             "ratio: expected a checkpoint of at most size {}, found {ratio}",
@@ -271,7 +367,7 @@ fn checkpoint_size(Whole(ratio): Whole) -> PyResult<u32> {
 ///
 /// If a signal's handler or the showing raises, nobody receives any more: the work learns of it when
 /// it sends, and is not waited for.
-fn beside<S: Send + 'static, T: Send + 'static>(
+pub fn beside<S: Send + 'static, T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn(S) -> ControlFlow<()> + Sync)) -> Result<T> + Send + 'static,
     show: impl Fn(S) -> PyResult<()>,
@@ -301,6 +397,7 @@ fn beside<S: Send + 'static, T: Send + 'static>(
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("POLICIES", PyTuple::new(m.py(), policy::NAMES)?)?;
     m.add_class::<PyTrace>()?;
+    m.add_class::<PyLink>()?;
     m.add_class::<PyRow>()?;
     let routes: Vec<_> = Route::ALL.iter().map(|(name, _)| name).collect();
     m.add("ROUTES", PyTuple::new(m.py(), routes)?)?;

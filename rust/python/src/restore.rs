@@ -42,6 +42,11 @@ impl PyRestore {
         self.lock().whole()
     }
 
+    #[getter]
+    fn depths(&self) -> Vec<(String, usize)> {
+        self.lock().depths().to_vec()
+    }
+
     fn progress(&self, py: Python<'_>) -> &'static str {
         py.detach(|| self.lock().progress().name())
     }

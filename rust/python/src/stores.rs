@@ -73,9 +73,14 @@ impl PyStoreEntries {
         Ok((self.listed(py)?,))
     }
 
-    fn of_class(&self, index: Whole) -> usize {
-        let of_class = |entry: &&StoreEntry| entry.class == index.0;
-        self.entries.iter().filter(of_class).count()
+    fn by_class(&self, classes: Whole) -> Vec<usize> {
+        let mut counts = vec![0; classes.0];
+        for entry in &self.entries {
+            if let Some(count) = counts.get_mut(entry.class) {
+                *count += 1;
+            }
+        }
+        counts
     }
 
     fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {

@@ -1,0 +1,123 @@
+//! The keys of a prefix: as a sequence of hashes, or as what was read of one before.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hybrid_pages::error::Error;
+use hybrid_pages::ids::PrefixKey;
+use hybrid_pages::prefix::boundaries;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PySequence, PyString};
+
+use crate::error::to_py;
+use crate::number::Whole;
+
+/// The keys of a prefix that grows, a key a block; each is read once.
+#[pyclass(frozen, name = "PrefixKeys", module = "hybrid_pages._core")]
+pub struct PyPrefixKeys {
+    stride: usize,
+    keys: Mutex<Vec<PrefixKey>>,
+}
+
+impl PyPrefixKeys {
+    fn lock(&self) -> MutexGuard<'_, Vec<PrefixKey>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyPrefixKeys {
+    #[new]
+    #[pyo3(signature = (stride = Whole(1)), text_signature = "(stride=1)")]
+    fn new(stride: Whole) -> PyResult<Self> {
+        let _at_least_one = boundaries(0, stride.0).map_err(to_py)?;
+        Ok(Self {
+            stride: stride.0,
+            keys: Mutex::default(),
+        })
+    }
+
+    fn __len__(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, at: Whole) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = self.lock();
+        let key = keys.get(at.0).ok_or_else(|| {
+            PyIndexError::new_err(format!(
+                "key: expected an index below {}, found {}",
+                keys.len(),
+                at.0
+            ))
+        })?;
+        Ok(PyBytes::new(py, key.as_bytes()))
+    }
+
+    fn read(&self, hashes: &Bound<'_, PyList>) -> PyResult<()> {
+        let mut keys = self.lock();
+        let blocks = hashes.len() / self.stride;
+        let hash = |block: usize| key(&hashes.get_item((block + 1) * self.stride - 1)?);
+        // A chained hash covers those before it, so one that is equal vouches for them.
+        let known = match keys.last() {
+            Some(last) if keys.len() <= blocks && hash(keys.len() - 1)? == *last => keys.len(),
+            _ => 0,
+        };
+        keys.truncate(known);
+        for block in known..blocks {
+            keys.push(hash(block)?);
+        }
+        Ok(())
+    }
+
+    fn append(&self, hash: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.lock().push(key(hash)?);
+        Ok(())
+    }
+
+    fn clear(&self) {
+        self.lock().clear();
+    }
+}
+
+fn key(hash: &Bound<'_, PyAny>) -> PyResult<PrefixKey> {
+    PrefixKey::new(hash.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
+}
+
+/// The key of each block up to `limit`.
+pub fn block_keys(
+    keys: &Bound<'_, PyAny>,
+    stride: Whole,
+    limit: Option<Whole>,
+) -> PyResult<Vec<PrefixKey>> {
+    let limit = limit.map_or(usize::MAX, |Whole(limit)| limit);
+    if let Ok(read) = keys.cast::<PyPrefixKeys>() {
+        if stride.0 != 1 {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "stride: expected 1 with PrefixKeys, which have a key a block, found {}",
+                stride.0
+            ))));
+        }
+        let keys = read.get().lock();
+        return Ok(keys[..limit.min(keys.len())].to_vec());
+    }
+    let ends = |len| Ok::<_, PyErr>(boundaries(len, stride.0).map_err(to_py)?.take(limit));
+    if let Ok(list) = keys.cast::<PyList>() {
+        return ends(list.len())?
+            .map(|at| key(&list.get_item(at)?))
+            .collect();
+    }
+    if keys.is_instance_of::<PyString>() || keys.is_instance_of::<PyBytes>() {
+        let found = keys.get_type().name()?;
+        return Err(PyTypeError::new_err(format!(
+            "keys: expected a sequence of bytes, found {found}"
+        )));
+    }
+    let sequence = keys.cast::<PySequence>()?;
+    ends(sequence.len()?)?
+        .map(|at| key(&sequence.get_item(at)?))
+        .collect()
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyPrefixKeys>()
+}

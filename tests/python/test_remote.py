@@ -1,0 +1,247 @@
+"""Entries in a store that engines share: a real S3 server over HTTP, and a directory."""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from cache_support import SLOT_BYTES, hybrid, keys, whole
+from hybrid_pages import Arena, Cache, InvalidArgumentError, Remote, RemoteError, checksum
+
+SLOTS = 64
+IDENTITY = bytes(range(32))
+KEY, SECRET = "AKIATESTTESTTEST", "a-secret-that-nobody-may-read"
+
+
+class Engine:
+    """What an engine's process has: an arena, and a cache over a store."""
+
+    def __init__(self, url: str, *, identity: bytes = IDENTITY, admit: str = "all") -> None:
+        geometry = hybrid()
+        self.arena = Arena.create(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS)
+        self.remote = Remote(
+            geometry, slot_bytes=SLOT_BYTES, url=url, deadline_ms=20_000, admit=admit
+        )
+        self.cache = Cache(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS, remote=self.remote)
+        self.namespace = self.cache.namespace(b"engine")
+        self.remote.connect(self.arena, identity)
+
+    def store(self, prompt: str) -> None:
+        with self.cache.reserve(self.namespace, keys(prompt), whole(prompt)) as lease:
+            sums = []
+            for entry in lease.entries:
+                data = payload(prompt, entry.class_index, entry.block_index)
+                for at, slot in enumerate(entry.slots):
+                    self.arena.write(slot, data[at * SLOT_BYTES :][:SLOT_BYTES])
+                sums.append([checksum(data)])
+            lease.commit(sums)
+        assert self.remote.settle(60), (self.remote.stats(), self.remote.notes())
+        self.cache.poll()
+
+    def restore(self, prompt: str) -> int:
+        """Waits until the store has answered, loads what is there, and compares it."""
+        limit = time.monotonic() + 60
+        while self.cache.lookup(self.namespace, keys(prompt)).asking:
+            assert time.monotonic() < limit, "no answer"
+            time.sleep(0.001)
+        while self.cache.promote(self.namespace, keys(prompt)):
+            assert time.monotonic() < limit, "a promotion did not end"
+            time.sleep(0.001)
+        lease = self.cache.acquire(self.namespace, keys(prompt))
+        if lease is None:
+            return 0
+        with lease:
+            for entry in lease.entries:
+                expected = payload(prompt, entry.class_index, entry.block_index)
+                data = b"".join(self.arena.read(slot) for slot in entry.slots)
+                assert data[: len(expected)] == expected
+            return lease.blocks
+
+
+def payload(prompt: str, kind: int, block: int) -> bytes:
+    seed = f"{prompt[: block + 1]} {kind} ".encode()
+    size = 64 if kind == 0 else 160
+    return (seed * size)[:size]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of one's own, beside the environment that the package reads."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3", endpoint_url=server, region_name="us-east-1")
+    client.create_bucket(Bucket="prefixes")
+    yield client
+    with urllib.request.urlopen(f"{server}/moto-api/reset", data=b""):
+        pass
+
+
+def names(client: Any) -> list[str]:
+    found = client.list_objects_v2(Bucket="prefixes").get("Contents", [])
+    return [item["Key"] for item in found]
+
+
+def packs(client: Any) -> list[str]:
+    return [name for name in names(client) if name.endswith(".pack")]
+
+
+def test_one_engine_restores_from_s3_what_another_has_stored(s3):
+    first, second = Engine("s3://prefixes/team a"), Engine("s3://prefixes/team a")
+    first.store("abcdef")
+    assert second.restore("abcdefg") == 6
+    stats = second.remote.stats()
+    assert stats["reads"] == 7
+    assert stats["failed_read"] == stats["failed_table"] == 0
+    assert all(name.startswith("team a/hybrid-pages-v1/") for name in names(s3))
+    assert second.restore("xyz") == 0
+    assert Engine("s3://prefixes/team b").restore("abcdef") == 0
+    assert Engine("s3://prefixes/team a", identity=bytes(32)).restore("abcdef") == 0
+
+
+def test_more_packs_than_a_page_of_a_listing_are_all_found(s3, monkeypatch):
+    engine = Engine("s3://prefixes/many")
+    prompts = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(12)]
+    for prompt in prompts:
+        engine.store(prompt)
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "5")
+    assert len(packs(s3)) == 5
+    other = Engine("s3://prefixes/many")
+    assert [other.restore(prompt) for prompt in prompts] == [2] * 12
+
+
+def test_damaged_objects_are_refused(s3):
+    Engine("s3://prefixes").store("abc")
+    (name,) = packs(s3)
+    whole_object = s3.get_object(Bucket="prefixes", Key=name)["Body"].read()
+    for at in (0, 50, 200, len(whole_object) // 2, len(whole_object) - 1):
+        damaged = bytearray(whole_object)
+        damaged[at] ^= 1
+        s3.put_object(Bucket="prefixes", Key=name, Body=bytes(damaged))
+        engine = Engine("s3://prefixes")
+        assert engine.restore("abc") < 3
+        stats = engine.remote.stats()
+        assert stats["failed_table"] + stats["failed_checksum"] > 0
+    s3.put_object(Bucket="prefixes", Key=name, Body=whole_object)
+    assert Engine("s3://prefixes").restore("abc") == 3
+
+
+def test_an_object_that_was_deleted_is_a_miss(s3):
+    Engine("s3://prefixes").store("abc")
+    engine = Engine("s3://prefixes")
+    assert engine.cache.lookup(engine.namespace, keys("abc")).asking
+    limit = time.monotonic() + 60
+    while engine.remote.stats()["packs"] == 0:
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    for name in packs(s3):
+        s3.delete_object(Bucket="prefixes", Key=name)
+    assert engine.restore("abc") == 0
+
+
+def test_a_reset_takes_back_what_was_written(s3):
+    first, second = Engine("s3://prefixes"), Engine("s3://prefixes")
+    first.store("abc")
+    assert second.restore("ab") == 0
+    first.cache.clear()
+    assert first.remote.settle(60)
+    assert packs(s3) == []
+    assert first.remote.stats()["shared"] == 0
+    assert Engine("s3://prefixes").restore("abc") == 0
+
+
+def test_no_secret_is_told(s3):
+    engine = Engine("s3://no-such-bucket/x")
+    engine.store("abc")
+    assert engine.remote.stats()["writes"] == 0
+    told = [repr(engine.remote), engine.remote.place]
+    limit = time.monotonic() + 60
+    while not any("'list'" in note for note in told):
+        engine.cache.lookup(engine.namespace, keys("abc"))
+        told += engine.remote.notes()
+        assert time.monotonic() < limit, told
+        time.sleep(0.01)
+    assert any("'write'" in note for note in told)
+    assert not any(SECRET in text or KEY in text for text in told)
+
+
+def test_a_server_that_is_not_there_costs_nothing_but_misses(s3, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    engine = Engine("s3://prefixes")
+    limit = time.monotonic() + 60
+    while not engine.remote.stats()["out"]:
+        engine.cache.lookup(engine.namespace, keys("abc"))
+        engine.cache.poll()
+        assert time.monotonic() < limit, engine.remote.stats()
+        time.sleep(0.01)
+    assert engine.restore("abc") == 0
+    engine.store("abc")
+    assert engine.remote.stats()["outages"] == 1
+
+
+def test_without_permission_for_http_nothing_is_sent(s3, monkeypatch):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    engine = Engine("s3://prefixes")
+    engine.store("abc")
+    assert engine.remote.stats()["writes"] == 0
+    assert packs(s3) == []
+
+
+def test_a_directory_is_shared(tmp_path):
+    url = f"file://{tmp_path}/shared"
+    Engine(url).store("abc")
+    assert Engine(url).restore("abcd") == 3
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://host/x", "s3://BUCKET"),
+        ("s3://name:hidden@bucket", "credentials go into the environment"),
+        ("s3://bucket?token=hidden", "settings go into the environment"),
+        ("file://host/x", "file:///"),
+    ],
+)
+def test_urls_that_name_no_store_are_refused(url, said):
+    with pytest.raises(InvalidArgumentError, match=said) as caught:
+        Remote(hybrid(), slot_bytes=SLOT_BYTES, url=url)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    with pytest.raises(RemoteError, match="expected a directory"):
+        Remote(hybrid(), slot_bytes=SLOT_BYTES, url=f"file://{tmp_path}/a/b")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RemoteError, match="expected a directory"):
+        Remote(hybrid(), slot_bytes=SLOT_BYTES, url=f"file://{tmp_path}/file")
+
+
+def test_admission_has_two_kinds(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="expected one of auto, all"):
+        Engine(f"file://{tmp_path}/x", admit="some")
