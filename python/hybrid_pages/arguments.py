@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import reprlib
 from collections.abc import Callable
 
+from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.memory import GIB, memory_bytes
 
 
+class WrongArgument(HybridPagesError, ValueError):
+    """A word on the command line that is not what an option takes."""
+
+
 def whole(most: int) -> Callable[[str], int]:
-    """Reads a whole number from 1 to ``most``; an argparse ``type``."""
+    """Reads a whole number from 1 to ``most``."""
 
     def read(text: str) -> int:
         # A bound on the digits, too: int() refuses thousands of them in words of its own.
         if not re.fullmatch(r"0{0,9}[1-9][0-9]{0,18}", text) or int(text) > most:
-            raise argparse.ArgumentTypeError(
+            raise WrongArgument(
                 f"expected a whole number from 1 to {most}, found {reprlib.repr(text)}"
             )
         return int(text)
@@ -26,7 +30,7 @@ def whole(most: int) -> Callable[[str], int]:
 
 
 def gib(least: float) -> Callable[[str], float]:
-    """Reads a size in GiB from ``least`` to this machine's memory; an argparse ``type``."""
+    """Reads a size in GiB from ``least`` to this machine's memory."""
 
     def read(text: str) -> float:
         most = math.floor(memory_bytes() / GIB * 100) / 100
@@ -36,10 +40,38 @@ def gib(least: float) -> Callable[[str], float]:
             value = math.nan
         # False for what is no number.
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(
+            raise WrongArgument(
                 f"expected a size in GiB from {least:g} to {most:.2f}, this machine's memory, "
                 f"found {reprlib.repr(text)}"
             )
         return value
+
+    return read
+
+
+def positive(most: float) -> Callable[[str], float]:
+    """Reads a number above 0, up to ``most``."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= most:
+            raise WrongArgument(
+                f"expected a number above 0 and up to {most:g}, found {reprlib.repr(text)}"
+            )
+        return value
+
+    return read
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Reads one of some words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise WrongArgument(f"expected {', '.join(words)}, found {reprlib.repr(text)}")
+        return text
 
     return read

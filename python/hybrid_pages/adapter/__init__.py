@@ -4,8 +4,8 @@ An adapter turns the tensors of one framework into entries of the cache and back
 that it needs is here:
 
 - :mod:`pool` turns a budget in host memory into a cache and an arena;
-- :mod:`disk` opens a cache's share of a disk, :mod:`identity` names what is on it, and :mod:`files`
-  tells weights apart by their files;
+- :mod:`disk` opens a cache's share of a disk, :mod:`remote` its use of a store that machines
+  share, :mod:`identity` names what is on them, and :mod:`files` tells weights apart by their files;
 - :mod:`admission` tells the policy of requests, and says which boundaries deserve a checkpoint;
 - :mod:`keys` names prefixes and namespaces where the engine has no hashes of its own;
 - :mod:`entries` reserves, copies and commits entries, and acquires and copies them back;

@@ -3,42 +3,36 @@
 import time
 from collections.abc import Sequence
 
-from hybrid_pages._core import Admission, Cache, Hints
+from hybrid_pages._core import Admission, Cache, Hints, PrefixKeys
+
+Keys = Sequence[bytes] | PrefixKeys
 
 
 class Admissions:
-    """Tells a cache's policy of requests.
+    """Tells a cache's policy of requests, whose blocks have a key each."""
 
-    stride: keys per block, as in :class:`Cache`.
-    """
-
-    def __init__(self, cache: Cache, block_tokens: int, *, stride: int = 1) -> None:
-        self._cache, self._block_tokens, self._stride = cache, block_tokens, stride
+    def __init__(self, cache: Cache, block_tokens: int) -> None:
+        self._cache, self._block_tokens = cache, block_tokens
 
     def admit(
-        self, namespace: int, keys: Sequence[bytes], tokens: int, hints: Hints | None = None
+        self, namespace: int, keys: Keys, tokens: int, hints: Hints | None = None
     ) -> Admission:
         """Announces a prompt of so many tokens, by its keys; which boundaries deserve what."""
-        blocks = tokens // self._block_tokens
         return self._cache.admit(
             namespace,
-            keys[: blocks * self._stride],
+            keys,
             now=time.monotonic_ns() // 1_000_000,
             tokens=tokens,
-            stride=self._stride,
+            blocks=tokens // self._block_tokens,
             limit=last_boundary(tokens, self._block_tokens),
             hints=hints,
         )
 
-    def finish(
-        self, namespace: int, keys: Sequence[bytes], tokens: int, output_tokens: int
-    ) -> None:
+    def finish(self, namespace: int, keys: Keys, tokens: int, output_tokens: int) -> None:
         """Announces the end of a request. keys: of its prompt of so many tokens and its output."""
-        blocks = min(tokens // self._block_tokens, len(keys) // self._stride)
+        blocks = min(tokens // self._block_tokens, len(keys))
         if blocks:
-            self._cache.finish(
-                namespace, keys, end=blocks, output_tokens=output_tokens, stride=self._stride
-            )
+            self._cache.finish(namespace, keys, end=blocks, output_tokens=output_tokens)
 
 
 def last_boundary(tokens: int, block_tokens: int) -> int:

@@ -142,6 +142,9 @@ class Entries:
         until = time.monotonic() + self._wait_seconds
         for _ in range(_RETRIES):
             hit = self.cache.lookup(namespace, keys, limit=limit)
+            while hit.asking and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+                hit = self.cache.lookup(namespace, keys, limit=limit)
             if hit.blocks <= hit.host:
                 return None
             restore = self.cache.restore(namespace, keys, limit=limit)

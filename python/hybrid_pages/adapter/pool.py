@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hybrid_pages._core import Arena, BudgetError, Cache, Disk, Geometry
+from hybrid_pages._core import Arena, BudgetError, Cache, Disk, Geometry, Mooncake, Remote
 from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, auto_host_gb, require_memory, the_machine
 from hybrid_pages.adapter.policies import require_policy
+from hybrid_pages.adapter.remote import RemoteShare
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ class Slots:
         policy: str,
         tenant_share: float = 1.0,
         disk: Disk | None = None,
+        remote: Remote | Mooncake | None = None,
     ) -> Cache:
-        """An empty cache over these slots, and over a disk if there is one.
+        """An empty cache over these slots, over a disk and a store that machines share, if there
+        are such.
 
         Raises:
             BudgetError: a tenant's share of them cannot hold one entry of each class.
@@ -80,6 +83,7 @@ class Slots:
             policy=policy,
             tenant_share=tenant_share,
             disk=disk,
+            remote=remote,
         )
 
 
@@ -91,13 +95,16 @@ class Pool:
         host_gb: the budget in GiB, or ``"auto"`` for a safe share of the free memory.
         policy: name of the policy that the cache asks.
         disk: what the cache has of a disk below.
-        identity: everything that the bytes depend on, for the disk.
+        remote: what it has of a store that machines share.
+        identity: everything that the bytes depend on, for these.
+        private: whether the arena is memory of this process alone.
 
     Raises:
         BudgetError: the budget, or the disk's, cannot hold one entry of each class, or exceeds the
             memory that is free here.
         DiskError, ForeignError: the disk's directory cannot be used, another process uses it, or
             something else is in it.
+        RemoteError: the store's client cannot be made, or its directory.
         SettingsError: an unknown policy.
     """
 
@@ -108,8 +115,10 @@ class Pool:
         host_gb: float | str,
         policy: str,
         disk: DiskShare | None = None,
+        remote: RemoteShare | None = None,
         identity: bytes = b"",
         about: Mapping[str, object] = MappingProxyType({}),
+        private: bool = False,
     ) -> None:
         require_policy(policy)
         budget = budget_of(host_gb)
@@ -119,11 +128,18 @@ class Pool:
         self.disk: Disk | None = None
         if disk is not None:
             self.disk = disk.open(geometry, slot_bytes=slots.slot_bytes, policy=policy)
-        self.cache = slots.cache(geometry, policy=policy, disk=self.disk)
-        self.arena = Arena.create(geometry, slot_bytes=slots.slot_bytes, slots=slots.count)
-        if self.disk is not None:
-            self.disk.connect(self.arena, identity)
-            self.disk.describe(json.dumps(dict(about)))
+        self.remote: Remote | Mooncake | None = None
+        if remote is not None:
+            self.remote = remote.open(geometry, slot_bytes=slots.slot_bytes, policy=policy)
+        self.cache = slots.cache(geometry, policy=policy, disk=self.disk, remote=self.remote)
+        self.arena = Arena.create(
+            geometry, slot_bytes=slots.slot_bytes, slots=slots.count, private=private
+        )
+        for tier in (self.disk, self.remote):
+            if tier is not None:
+                tier.connect(self.arena, identity)
+                if not isinstance(tier, Mooncake):  # Values are all that it keeps.
+                    tier.describe(json.dumps(dict(about)))
 
 
 def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:

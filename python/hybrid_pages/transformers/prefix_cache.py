@@ -11,6 +11,8 @@ import torch
 
 from hybrid_pages import ForeignError, InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
+from hybrid_pages.adapter.remote import Admit
 from hybrid_pages.transformers.identity import WeightsDigest, model_identity
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.request import read_request
@@ -92,6 +94,8 @@ class PrefixCache(Closing):
         disk_path, disk_gb, disk_deadline_ms: a directory for what outlives the process and its
             quota in GiB, see :class:`CacheStore`. Found again are prompts of the same model, by
             every byte of its weights, under the same settings and with the same code.
+        remote_url, remote_deadline_ms, remote_admit: a store that machines share, see
+            :class:`CacheStore`. The same prompts are found as on a disk.
         store: one made for the same model, to share it. Its memory and settings are used then.
             It is not closed with this object. Entries are shared with caches of the same model
             object, and of others whose weights, all of them compared, are equal when this cache is
@@ -99,9 +103,9 @@ class PrefixCache(Closing):
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
-            disk_path, its code has no version.
+            disk_path or remote_url, its code has no version.
         BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
-        SettingsError, DiskError: disk_path cannot be used.
+        SettingsError, DiskError, RemoteError: disk_path or remote_url cannot be used.
         ForeignError: store was made for another model.
     """
 
@@ -117,6 +121,9 @@ class PrefixCache(Closing):
         disk_path: str | os.PathLike[str] = "",
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
+        remote_url: str = "",
+        remote_deadline_ms: int = REMOTE_DEADLINE_MS,
+        remote_admit: Admit = "auto",
         store: CacheStore | None = None,
     ) -> None:
         self.model = model
@@ -130,6 +137,9 @@ class PrefixCache(Closing):
             disk_path=disk_path,
             disk_gb=disk_gb,
             disk_deadline_ms=disk_deadline_ms,
+            remote_url=remote_url,
+            remote_deadline_ms=remote_deadline_ms,
+            remote_admit=remote_admit,
         )
         self._owns_store = store is None
         if store is not None:
@@ -154,9 +164,9 @@ class PrefixCache(Closing):
         if self._watch.unnamed is not None:
             self.close()
             raise UnsupportedError(
-                f"disk_path: expected a model whose code has a version, found "
-                f"{self._watch.unnamed}: another process may have other code under that name: "
-                "install it as a package, or leave disk_path out"
+                f"{'disk_path' if disk_path else 'remote_url'}: expected a model whose code has a "
+                f"version, found {self._watch.unnamed}: another process may have other code under "
+                "that name: install it as a package, or leave the setting out"
             )
 
     def generate(self, inputs: Any = None, *, cache_salt: str = "", **kwargs: Any) -> Any:

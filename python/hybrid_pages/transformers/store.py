@@ -24,6 +24,8 @@ from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import Pool, budget_of
+from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
+from hybrid_pages.adapter.remote import Admit, RemoteShare, close_remote, require_remote
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, disk_facts, model_identity
 from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
@@ -61,12 +63,17 @@ class CacheStore(Closing):
             says.
         disk_gb: quota of the files in it, in GiB; needed with disk_path.
         disk_deadline_ms: a restore waits no longer for the disk.
+        remote_url: store that machines share, below the disk if there is one; see docs/remote.md.
+            As with disk_path, every byte of the weights is read once.
+        remote_deadline_ms: a restore waits no longer for it.
+        remote_admit: "auto" writes what a second call has used, "all" everything.
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored.
         BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
-        SettingsError: settings of the disk that make no sense.
+        SettingsError: settings of the disk or of the remote store that make no sense.
         DiskError: disk_path cannot be used, or another process uses it.
+        RemoteError: remote_url cannot be used.
     """
 
     def __init__(
@@ -81,6 +88,9 @@ class CacheStore(Closing):
         disk_path: str | os.PathLike[str] = "",
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
+        remote_url: str = "",
+        remote_deadline_ms: int = REMOTE_DEADLINE_MS,
+        remote_admit: Admit = "auto",
     ) -> None:
         require_model(model)
         host_gb = budget_of(host_gb)
@@ -89,7 +99,9 @@ class CacheStore(Closing):
         require_quota(disk_path, disk_gb, disk_deadline_ms)
         if disk_path:
             require_directory(disk_path, disk_gb)
-        self.weights: WeightsDigest = "full" if disk_path else weights
+        require_remote(remote_url, remote_deadline_ms, remote_admit)
+        lasting = bool(disk_path or remote_url)
+        self.weights: WeightsDigest = "full" if lasting else weights
         self.layout = read_layout(model, block_tokens, model_identity(model, self.weights))
         facts = disk_facts(model)
         pool = Pool(
@@ -97,16 +109,17 @@ class CacheStore(Closing):
             host_gb=host_gb,
             policy=policy,
             disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
+            remote=RemoteShare.of(remote_url, remote_deadline_ms, remote_admit),
             identity=stable_identity(self.layout.geometry, facts),
             about=about(self.layout.geometry, facts),
         )
-        self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
-        self.entries = Entries(
-            self.layout.geometry, pool.cache, wait_seconds=disk_deadline_ms / 1000
-        )
+        self.index, self.arena = pool.cache, pool.arena
+        self._disk, self._remote = pool.disk, pool.remote
+        deadline_ms = max(disk_deadline_ms, remote_deadline_ms if remote_url else 0)
+        self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=deadline_ms / 1000)
         self.moved = self.entries.moved
         self.lock = threading.RLock()
-        self.models = Models(lasting=bool(disk_path))
+        self.models = Models(lasting=lasting)
         self.models.watch(model, self.layout)
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
@@ -201,6 +214,7 @@ class CacheStore(Closing):
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
         close_disk(self._disk)
+        close_remote(self._remote)
 
     # ---- for PrefixCache
 

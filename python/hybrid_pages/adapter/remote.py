@@ -1,0 +1,154 @@
+"""The settings of a store that machines share: what can be told before anything is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from hybrid_pages import mooncake
+from hybrid_pages._core import Geometry, Mooncake, Remote
+from hybrid_pages.adapter.errors import SettingsError
+
+Admit = Literal["auto", "all"]
+"""What is read and written: what saves time, as far as known, or everything."""
+
+SCHEMES = ("s3", "gs", "az", "file", "mooncake")
+DEADLINE_MS = 5000
+"""Unless the user says otherwise."""
+LONGEST_DEADLINE_MS = 3_600_000
+_SETTLE_SECONDS = 5.0
+_EXPECTED = (
+    "remote_url: expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
+    "file:///DIRECTORY or mooncake://MASTER:PORT"
+)
+
+
+@dataclass(frozen=True)
+class RemoteShare:
+    """What one cache has of a store: all of it, as others have.
+
+    url, deadline_ms, admit: as the user gave them.
+    """
+
+    url: str
+    deadline_ms: int = DEADLINE_MS
+    admit: Admit = "auto"
+
+    @classmethod
+    def of(cls, url: str, deadline_ms: int, admit: Admit) -> RemoteShare | None:
+        """None without a URL."""
+        return cls(url, deadline_ms, admit) if url else None
+
+    def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Remote | Mooncake:
+        """The tier for a cache with such slots, which finds nothing before it is connected.
+
+        Raises:
+            RemoteError: the client cannot be made, or the directory.
+            SettingsError: the URL is none, or its directory cannot be used.
+        """
+        require_place(self.url)
+        if urlsplit(self.url).scheme == "mooncake":
+            return Mooncake(
+                geometry,
+                slot_bytes=slot_bytes,
+                master=urlsplit(self.url).netloc,
+                command=mooncake.command(),
+                deadline_ms=self.deadline_ms,
+                weighs=self.admit == "auto",
+                policy=policy,
+            )
+        return Remote(
+            geometry,
+            slot_bytes=slot_bytes,
+            url=self.url,
+            deadline_ms=self.deadline_ms,
+            admit=self.admit,
+            policy=policy,
+        )
+
+
+def close_remote(remote: Remote | Mooncake | None) -> None:
+    """Waits a while for what is on its way to the store, and ends its use."""
+    if remote is not None:
+        remote.settle(_SETTLE_SECONDS)
+        remote.close()
+
+
+def require_remote(remote_url: str, remote_deadline_ms: int, remote_admit: str) -> None:
+    """Rejects settings of a store that make no sense. Nothing is asked of the store, and what a URL
+    should not hold is not repeated.
+
+    Raises:
+        SettingsError: names the setting.
+    """
+    if remote_admit not in get_args(Admit):
+        raise SettingsError(
+            f"remote_admit: expected one of {', '.join(map(repr, get_args(Admit)))}, found "
+            f"{remote_admit!r}"
+        )
+    if not 1 <= remote_deadline_ms <= LONGEST_DEADLINE_MS:
+        raise SettingsError(
+            f"remote_deadline_ms: expected 1 to {LONGEST_DEADLINE_MS} milliseconds, found "
+            f"{remote_deadline_ms}"
+        )
+    if not remote_url:
+        return
+    try:
+        parts = urlsplit(remote_url)
+    except ValueError:
+        raise SettingsError(f"{_EXPECTED}, found no URL") from None
+    if "@" in parts.netloc:
+        raise SettingsError(
+            f"{_EXPECTED}, found one with a name or a password in it: put credentials into the "
+            "environment"
+        )
+    if "?" in remote_url or "#" in remote_url:
+        raise SettingsError(
+            f"{_EXPECTED}, found one with '?' or '#' in it: put settings into the environment"
+        )
+    if parts.scheme not in SCHEMES or "://" not in remote_url:
+        raise SettingsError(f"{_EXPECTED}, found another kind of URL")
+    if parts.scheme == "mooncake":
+        try:
+            whole = bool(parts.hostname and parts.port) and parts.path in ("", "/")
+        except ValueError:
+            whole = False
+        if not whole:
+            raise SettingsError(f"{_EXPECTED}, found no master's host and port, or more than that")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
+        raise SettingsError(f"{_EXPECTED}, found no whole path: write file:/// and the path")
+    if parts.scheme != "file" and not parts.netloc:
+        raise SettingsError(f"{_EXPECTED}, found no bucket")
+
+
+def require_place(remote_url: str) -> str:
+    """Rejects a store whose client cannot be made, and a directory where no files can be made.
+
+    Returns:
+        How the place is called in logs.
+
+    Raises:
+        RemoteError: what is missing in the environment, or the directory cannot be made.
+        SettingsError: the directory cannot be read and written.
+    """
+    parts = urlsplit(remote_url)
+    if parts.scheme == "mooncake":
+        if importlib.util.find_spec("mooncake") is None:
+            raise SettingsError(
+                "remote_url: expected Mooncake's client for mooncake://, found none: install the "
+                f"package {mooncake.WHEEL}"
+            )
+        return remote_url
+    place = Remote.check(remote_url)
+    if parts.scheme == "file":
+        path = url2pathname(parts.path)
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise SettingsError(
+                f"remote_url: expected to read and write in {path!r}, found no permission to: make "
+                "this process's user its owner, or name another path"
+            )
+    return place
