@@ -1,0 +1,275 @@
+"""Block sizes and groups as vLLM chooses them, and the sizes of pages and checkpoints.
+
+Restates ``vllm/platforms/interface.py: _align_hybrid_block_size``,
+``vllm/model_executor/layers/attention/attention.py: get_kv_cache_spec`` and
+``vllm/v1/core/kv_cache_planning.py: get_kv_cache_groups``, without drafts, for one layout of memory
+(not the block-outermost ones).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hybrid_pages.models.config import ModelError
+from hybrid_pages.models.layers import Attention, Layer, State
+
+DEFAULT_BLOCK = 16
+"""``CacheConfig.DEFAULT_BLOCK_SIZE``."""
+_LATENT_BLOCK = 128
+"""Hybrid models with latent attention have blocks of a multiple of so many tokens."""
+_EXPORT_TOKENS = {"always": 1, "flashinfer": 64, "flashkda": 16}
+"""Of blocks, where kernels export states (``get_prefill_checkpoint_alignment``)."""
+_CPU_LATENT = 16
+
+KERNEL_TOKENS = {"cuda": 16, "cpu": 32}
+"""What the block of an attention kernel is a multiple of, by device
+(``get_supported_kernel_block_sizes`` of FlashAttention and FlashInfer, and of the CPU's)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share a block table."""
+
+    layers: tuple[Layer, ...]
+    block_tokens: int
+    """Of an engine block."""
+    block_bytes: int
+    """Of an engine block in one layer on one rank, padding included."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it holds states."""
+        return isinstance(self.layers[0], State)
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that its layers see, if not all."""
+        first = self.layers[0]
+        return first.window if isinstance(first, Attention) else None
+
+    def entry_blocks(self, n: int) -> int:
+        """Engine blocks of an entry of n tokens (``hybrid_pages/vllm/grid.py``)."""
+        if self.is_recurrent:
+            return 1
+        per_block = n // self.block_tokens
+        if self.window is None:
+            return per_block
+        unseen = max(0, n - self.window + 1) // self.block_tokens
+        return max(1, per_block - unseen)
+
+    def entry_bytes(self, n: int) -> int:
+        """Bytes of an entry of n tokens on one rank, without padding."""
+        tokens = self.entry_blocks(n) * self.block_tokens
+        return sum(
+            layer.nbytes if isinstance(layer, State) else tokens * layer.token_bytes
+            for layer in self.layers
+        )
+
+    def padding_bytes(self, n: int) -> int:
+        """Bytes that lie beside an entry in the engine's memory, unused."""
+        return self.entry_blocks(n) * self.block_bytes * len(self.layers) - self.entry_bytes(n)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How vLLM cuts a model's cache into blocks."""
+
+    layers: tuple[Layer, ...]
+    groups: tuple[Group, ...]
+    ranks: int
+    block_tokens: int
+    """N: tokens that a page or a checkpoint is for."""
+    exports: bool
+    """Whether kernels hand over states from inside a step."""
+    alternative: tuple[int, str] | None = field(default=None)
+    """N with the kernels that the plan was not made for, and their name."""
+
+    def bytes_of(self, *, recurrent: bool) -> int:
+        """Bytes of a page, or of a checkpoint, on all ranks together, without padding."""
+        return self.ranks * sum(
+            group.entry_bytes(self.block_tokens)
+            for group in self.groups
+            if group.is_recurrent == recurrent
+        )
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page: everything of N tokens but states."""
+        return self.bytes_of(recurrent=False)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of a checkpoint: all states at one boundary."""
+        return self.bytes_of(recurrent=True)
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes that a checkpoint takes in the engine beyond its own."""
+        return self.ranks * sum(
+            group.padding_bytes(self.block_tokens) for group in self.groups if group.is_recurrent
+        )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers on all ranks, windows included."""
+        return self.ranks * sum(
+            layer.token_bytes for layer in self.layers if isinstance(layer, Attention)
+        )
+
+    def kept_bytes(self, tokens: int, checkpoints: int = 1) -> int:
+        """What is needed to resume at the last boundary of so many tokens, with so many
+        checkpoints: pages of whole blocks, of windows those that are still seen.
+        """
+        n = self.block_tokens
+        blocks = tokens // n
+        total = checkpoints * self.checkpoint_bytes if blocks else 0
+        for group in self.groups:
+            if not group.is_recurrent:
+                seen = blocks
+                if group.window is not None:
+                    seen = min(blocks, max(1, -(-(group.window - 1) // n)))
+                total += self.ranks * seen * group.entry_bytes(n)
+        return total
+
+
+def plan(
+    layers: Sequence[Layer],
+    *,
+    ranks: int = 1,
+    device: str = "cuda",
+    block_size: int | None = None,
+    exports: bool = False,
+) -> Plan:
+    """The blocks that vLLM makes of a model's layers.
+
+    Args:
+        layers: of one rank.
+        ranks: tensor-parallel ranks.
+        device: ``cuda`` or ``cpu``.
+        block_size: ``--block-size``; None for the default.
+        exports: whether the kernels are chosen that export states from inside a step, where there
+            is a choice (FlashInfer's and FlashKDA's).
+
+    Raises:
+        ModelError: no layer, or blocks that vLLM can't make.
+    """
+    found = _plan(layers, ranks, device, block_size, exports)
+    exported = {layer.export for layer in layers if isinstance(layer, State)}
+    names = {"flashinfer": "FlashInfer", "flashkda": "FlashKDA"}
+    other = next((names[kind] for kind in sorted(exported) if kind in names), None)
+    if other is None:
+        return found
+    n = _plan(layers, ranks, device, block_size, not exports).block_tokens
+    return replace(found, alternative=(n, "other kernels" if exports else other))
+
+
+def _plan(
+    layers: Sequence[Layer], ranks: int, device: str, block_size: int | None, exports: bool
+) -> Plan:
+    attention = [layer for layer in layers if isinstance(layer, Attention)]
+    states = [layer for layer in layers if isinstance(layer, State)]
+    if not attention:
+        raise ModelError("expected layers of attention, found none: vLLM caches no prefixes then")
+    latent = any(layer.latent for layer in attention)
+    kernel = _CPU_LATENT if latent and device == "cpu" else KERNEL_TOKENS[device]
+    block = block_size or max(DEFAULT_BLOCK, kernel)
+    exporting = bool(states) and all(
+        state.export == "always" or (exports and state.export != "never") for state in states
+    )
+    padded = None
+    if states:
+        token = max(layer.token_bytes for layer in attention)
+        step = max(kernel, block, _LATENT_BLOCK if latent else 0)
+        if exporting:
+            step = math.lcm(step, *(_EXPORT_TOKENS[state.export] for state in states))
+        largest = max(state.nbytes for state in states)
+        wanted = kernel * -(-step * -(-largest // (step * token)) // kernel)
+        block = max(block, wanted)
+        padded = block * token
+    groups = _groups([_spec(layer, block, kernel, padded) for layer in layers])
+    return Plan(
+        layers=tuple(layers),
+        groups=groups,
+        ranks=ranks,
+        block_tokens=math.lcm(*(group.block_tokens for group in groups)),
+        exports=exporting,
+    )
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """vLLM's ``KVCacheSpec`` of a layer."""
+
+    layer: Layer
+    block_tokens: int
+    page_bytes: int
+
+
+def _spec(layer: Layer, block: int, kernel: int, padded: int | None) -> _Spec:
+    if isinstance(layer, State):
+        return _Spec(layer, block, padded or layer.nbytes)
+    if layer.window is not None:
+        # The largest block of the window's own kernel that fits into a page.
+        block = max(kernel, block // kernel * kernel)
+    return _Spec(layer, block, block * layer.token_bytes)
+
+
+def _groups(specs: Sequence[_Spec]) -> tuple[Group, ...]:
+    """``get_kv_cache_groups``: one group of layers of one type, else groups of as many layers."""
+    if _is_one_type(specs):
+        return (_group(specs),)
+    specs = _of_one_page(specs)
+    buckets: dict[tuple[object, ...], list[_Spec]] = {}
+    for spec in specs:
+        buckets.setdefault((spec.layer, spec.block_tokens, spec.page_bytes), []).append(spec)
+    counts = [len(bucket) for bucket in buckets.values()]
+    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    groups = []
+    for bucket in buckets.values():
+        number = -(-len(bucket) // size)
+        groups += [_group(bucket[start::number]) for start in range(number)]
+    return tuple(groups)
+
+
+def _group(specs: Sequence[_Spec]) -> Group:
+    return Group(
+        tuple(spec.layer for spec in specs),
+        specs[0].block_tokens,
+        max(spec.page_bytes for spec in specs),
+    )
+
+
+def _is_one_type(specs: Iterable[_Spec]) -> bool:
+    """``UniformTypeKVCacheSpecs.is_uniform_type``: all full attention, one window, or states of
+    one size, in blocks of as many tokens."""
+    kinds = {
+        (
+            isinstance(spec.layer, State),
+            spec.layer.window if isinstance(spec.layer, Attention) else spec.page_bytes,
+            isinstance(spec.layer, Attention) and spec.layer.latent,
+            spec.block_tokens,
+        )
+        for spec in specs
+    }
+    return len(kinds) == 1
+
+
+def _of_one_page(specs: Sequence[_Spec]) -> list[_Spec]:
+    """``unify_kv_cache_spec_page_size``: smaller pages take more tokens, or padding where no whole
+    number of them fits."""
+    largest = max(spec.page_bytes for spec in specs)
+    found = []
+    for spec in specs:
+        times, rest = divmod(largest, spec.page_bytes)
+        if isinstance(spec.layer, State) or rest:
+            if isinstance(spec.layer, Attention) and spec.layer.latent:
+                raise ModelError(
+                    f"latent pages of {spec.page_bytes} bytes beside pages of {largest}: vLLM can "
+                    "neither fill nor pad them, and allocates as for full attention"
+                )
+            found.append(replace(spec, page_bytes=largest))
+        else:
+            found.append(replace(spec, block_tokens=spec.block_tokens * times, page_bytes=largest))
+    return found

@@ -1,0 +1,98 @@
+"""What is chosen on vLLM's command line, as far as sizes depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybrid_pages.models.config import TYPE_BYTES, Config
+
+KV_DTYPES = {"auto": 0, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+"""Bytes of an element of a page, by ``--kv-cache-dtype``: those whose scales belong to the weights
+(``vllm/utils/torch_utils.py: STR_DTYPE_TO_TORCH_DTYPE``)."""
+SSM_DTYPES = ("auto", *TYPE_BYTES)
+"""Of ``--mamba-ssm-cache-dtype``."""
+CONV_DTYPES = SSM_DTYPES
+"""Of ``--mamba-cache-dtype``."""
+
+_MODELOPT = {"fp8": "fp8_e4m3"}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options of ``vllm serve``, by vLLM's names and with its defaults."""
+
+    ranks: int = 1
+    """Tensor-parallel ranks."""
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    conv_dtype: str = "auto"
+    ssm_dtype: str = "auto"
+
+    def model_dtype(self, config: Config) -> str:
+        """What the model is computed in.
+
+        Raises:
+            ModelError: nothing says it.
+        """
+        return config.dtype() if self.dtype == "auto" else self.dtype
+
+    def kv_bytes(self, config: Config) -> int:
+        """Bytes of an element of a page.
+
+        ``auto`` is the model's type, or what a ModelOpt checkpoint asks for
+        (``vllm/utils/torch_utils.py: resolve_kv_cache_dtype_string``).
+
+        Raises:
+            ModelError: a checkpoint that asks for a format that is not known here.
+        """
+        found = self.kv_dtype
+        if found == "auto":
+            found = _quantised(config) or self.model_dtype(config)
+        return KV_DTYPES.get(found) or TYPE_BYTES[found]
+
+    def conv_bytes(self, config: Config) -> int:
+        """Bytes of an element of a convolution's state, and of others whose type vLLM has no
+        option for."""
+        if self.conv_dtype != "auto":
+            return TYPE_BYTES[self.conv_dtype]
+        return TYPE_BYTES[self.model_dtype(config)]
+
+    def state_bytes(self, config: Config, auto: str | None = None) -> int:
+        """Bytes of an element of a recurrent state.
+
+        auto: what the family takes for ``auto``, if not the type of its convolution's state.
+
+        Raises:
+            ModelError: no such type.
+        """
+        found = auto if self.ssm_dtype == "auto" else self.ssm_dtype
+        if found is None:
+            return self.conv_bytes(config)
+        if found not in TYPE_BYTES:
+            raise config.error(
+                f"type of the recurrent states: expected {', '.join(TYPE_BYTES)}, found {found!r}"
+            )
+        return TYPE_BYTES[found]
+
+
+def _quantised(config: Config) -> str | None:
+    quantised = config.outer.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return None
+    if not str(quantised.get("quant_method", "")).startswith("modelopt"):
+        return None
+    inner = quantised.get("quantization", quantised)
+    for values in (inner, quantised):
+        for field in ("kv_cache_scheme", "kv_cache_quant_algo"):
+            found = values.get(field) if isinstance(values, dict) else None
+            if isinstance(found, dict):
+                eight = found.get("num_bits") == 8 and found.get("type") == "float"
+                found = "fp8" if eight and found.get("dynamic") is False else "a scheme of its own"
+            if found:
+                if str(found).lower() in _MODELOPT:
+                    return _MODELOPT[str(found).lower()]
+                raise config.error(
+                    f"the checkpoint wants its KV cache in {found!r}, of which nothing is known "
+                    f"here: say one of {', '.join(KV_DTYPES)} with --kv-dtype"
+                )
+    return None

@@ -1,0 +1,201 @@
+"""A model's configuration: where it is, and its values, checked as they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybrid_pages import HybridPagesError
+
+TYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of an element, by the types that models are computed in."""
+
+_INNER = ("text_config", "llm_config")
+_MISSING = object()
+
+
+class ModelError(HybridPagesError, ValueError):
+    """A model that can't be read, or that nothing is known of."""
+
+
+def find(model: str, revision: str = "main") -> Path:
+    """The configuration of a model: of a folder, a file, or a hub name in the local cache.
+
+    Args:
+        model: as ``vllm serve`` takes it, or a ``config.json`` under any name.
+        revision: of a hub name.
+
+    Raises:
+        ModelError: there is none on this machine.
+    """
+    path = Path(model)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path / "config.json"
+        raise ModelError(f"{model}: expected a config.json in this folder, found none")
+    cache = _hub_cache()
+    snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+    ref = snapshots.parent / "refs" / revision
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    file = snapshots / commit / "config.json"
+    if model.count("/") <= 1 and file.is_file():
+        return file
+    raise ModelError(
+        f"{model}: expected a model's folder, its config.json, or the name of a model in the hub "
+        f"cache {cache} (revision {revision}), found none of these: `hf download {model} "
+        "config.json` fetches it"
+    )
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps downloads (``huggingface_hub/constants.py``)."""
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if given:
+        return Path(given).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = os.environ.get("HF_HOME") or cache / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+class Config:
+    """The values of a configuration; those of the language model shadow the outer ones.
+
+    Every error names the file and the family.
+    """
+
+    def __init__(
+        self, file: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes values as they stand in the file.
+
+        defaults: for fields that the file leaves out; a null counts.
+
+        Raises:
+            ModelError: the configuration of the language model is no object.
+        """
+        self.file = file
+        self.outer = values
+        inner: Any = next((values[key] for key in _INNER if key in values), {})
+        if not isinstance(inner, dict):
+            raise ModelError(f"{file}: text_config: expected a JSON object")
+        self._values = {**(defaults or {}), **values, **inner}
+
+    @classmethod
+    def read(cls, file: Path) -> Config:
+        """Reads a JSON file.
+
+        Raises:
+            ModelError: it can't be read or is no JSON object.
+        """
+        try:
+            values = json.loads(file.read_bytes())
+        except OSError as error:
+            raise ModelError(
+                f"{file}: expected a readable file: {error.strerror or error}"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{file}: expected JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ModelError(f"{file}: expected a JSON object, found {type(values).__name__}")
+        return cls(str(file), values)
+
+    def over(self, defaults: Mapping[str, Any]) -> Config:
+        """The same, with defaults."""
+        return Config(self.file, self.outer, defaults)
+
+    @property
+    def name(self) -> str:
+        """What the file calls the model: its architecture, or else its type."""
+        return self.architecture or self.text("model_type", "unnamed")
+
+    @property
+    def architecture(self) -> str | None:
+        """vLLM's name of the model class; of the outer model, as vLLM reads it."""
+        found = self.outer.get("architectures")
+        return str(found[0]) if isinstance(found, list) and found else None
+
+    def get(self, field: str, default: Any = None) -> Any:
+        """A value as it stands there; the default where it is missing or null."""
+        found = self._values.get(field)
+        return default if found is None else found
+
+    def number(self, field: str, default: Any = _MISSING) -> int:
+        """A positive integer.
+
+        Raises:
+            ModelError: it is none, or missing without a default.
+        """
+        found = self.get(field, None if default is _MISSING else default)
+        if type(found) is not int or not 0 < found < 1 << 32:
+            raise self.error(f"{field}: expected a positive integer, found {found!r}")
+        return found
+
+    def text(self, field: str, default: str) -> str:
+        """A string.
+
+        Raises:
+            ModelError: it is none.
+        """
+        found = self.get(field, default)
+        if not isinstance(found, str):
+            raise self.error(f"{field}: expected a string, found {found!r}")
+        return found
+
+    def names(self, *fields: str) -> list[str] | None:
+        """The first of some lists of strings that there is.
+
+        Raises:
+            ModelError: it is something else.
+        """
+        for field in fields:
+            found = self.get(field)
+            if found is not None:
+                if not isinstance(found, list) or not all(isinstance(it, str) for it in found):
+                    raise self.error(f"{field}: expected a list of strings, found {found!r}")
+                return found
+        return None
+
+    def inner(self, field: str) -> Config:
+        """An object inside this one.
+
+        Raises:
+            ModelError: it is none.
+        """
+        found = self.get(field)
+        if not isinstance(found, dict):
+            raise self.error(f"{field}: expected a JSON object, found {found!r}")
+        return Config(self.file, {"architectures": [self.name], **found})
+
+    def dtype(self) -> str:
+        """What the model is computed in, as vLLM chooses it from the configuration
+        (``transformers_utils/model_arch_config_convertor.py: get_torch_dtype``,
+        ``config/model.py: _resolve_auto_dtype``): float32 becomes bfloat16.
+
+        Raises:
+            ModelError: the configuration does not say it, or it is none of these types.
+        """
+        found = next(
+            (
+                it
+                for values in (self.outer, self._values)
+                for it in (values.get("dtype"), values.get("torch_dtype"))
+                if it is not None
+            ),
+            None,
+        )
+        if found is None:
+            raise self.error(
+                "found no dtype, and vLLM would look at the weights: say it with --dtype"
+            )
+        if found not in TYPE_BYTES:
+            raise self.error(f"dtype: expected {', '.join(TYPE_BYTES)}, found {found!r}")
+        return "bfloat16" if found == "float32" else str(found)
+
+    def error(self, found: str) -> ModelError:
+        """An error with the file and the family before it."""
+        return ModelError(f"{self.file} ({self.name}): {found}")

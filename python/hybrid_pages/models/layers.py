@@ -1,0 +1,166 @@
+"""What one layer keeps on one tensor-parallel rank: a page per token block, or a state.
+
+The shapes of states restate ``MambaStateShapeCalculator``, and their types
+``MambaStateDtypeCalculator`` (``vllm/model_executor/layers/mamba/mamba_utils.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hybrid_pages.models.config import ModelError
+
+Export = Literal["always", "flashinfer", "flashkda", "never"]
+"""Which kernels hand over states from inside a step: all that vLLM has for this kind of layer,
+FlashInfer's, FlashKDA's, or none."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Keys and values, or latents, of one layer on one rank."""
+
+    heads: int
+    """Of keys and values."""
+    elements: int
+    """Of a token in one head, keys and values together."""
+    element_bytes: int
+    window: int | None = None
+    """Tokens that a position sees, its own included; None for all."""
+    latent: bool = False
+    """One vector for all heads, and on every rank (MLA)."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token."""
+        return self.heads * self.elements * self.element_bytes
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        if self.window is not None:
+            return f"sliding window of {self.window:,} tokens"
+        return "latent attention" if self.latent else "full attention"
+
+
+@dataclass(frozen=True)
+class State:
+    """The recurrent state of one layer on one rank."""
+
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    element_bytes: tuple[int, ...]
+    """Of each shape."""
+    export: Export = "never"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state after a boundary."""
+        return sum(
+            math.prod(shape) * element
+            for shape, element in zip(self.shapes, self.element_bytes, strict=True)
+        )
+
+
+Layer = Attention | State
+
+
+def divided(what: str, number: int, ranks: int) -> int:
+    """The part of one rank.
+
+    Raises:
+        ModelError: it can't be cut into so many equal parts, as vLLM wants.
+    """
+    if number % ranks:
+        raise ModelError(
+            f"--tp: expected a divisor of {what}, which is {number}, found {ranks}: vLLM starts "
+            "with none other"
+        )
+    return number // ranks
+
+
+def gated_delta_net(
+    ranks: int,
+    *,
+    key_heads: int,
+    value_heads: int,
+    key_width: int,
+    value_width: int,
+    kernel: int,
+    conv_bytes: int,
+    state_bytes: int,
+) -> State:
+    """Gated DeltaNet: ``gated_delta_net_state_shape``."""
+    conv = divided(
+        "the convolution's width", 2 * key_heads * key_width + value_heads * value_width, ranks
+    )
+    heads = divided("linear_num_value_heads", value_heads, ranks)
+    return State(
+        "Gated DeltaNet",
+        ((kernel - 1, conv), (heads, value_width, key_width)),
+        (conv_bytes, state_bytes),
+        "flashinfer",
+    )
+
+
+def kimi_delta_attention(
+    ranks: int, *, heads: int, width: int, kernel: int, conv_bytes: int, state_bytes: int
+) -> State:
+    """Kimi Delta Attention: ``kda_state_shape``."""
+    own = divided("the heads of Kimi Delta Attention", heads, ranks)
+    return State(
+        "Kimi Delta Attention",
+        ((kernel - 1, 3 * own * width), (own, width, width)),
+        (conv_bytes, state_bytes),
+        "flashkda",
+    )
+
+
+def linear_attention(ranks: int, *, heads: int, width: int, state_bytes: int) -> State:
+    """Lightning attention: ``linear_attention_state_shape``."""
+    return State(
+        "lightning attention",
+        ((divided("num_attention_heads", heads, ranks), width, width),),
+        (state_bytes,),
+    )
+
+
+def mamba1(
+    ranks: int, *, inner: int, states: int, kernel: int, conv_bytes: int, state_bytes: int
+) -> State:
+    """Mamba-1: ``mamba1_state_shape``."""
+    own = divided("mamba_expand * hidden_size", inner, ranks)
+    return State("Mamba-1", ((kernel - 1, own), (own, states)), (conv_bytes, state_bytes))
+
+
+def mamba2(
+    ranks: int,
+    *,
+    inner: int,
+    groups: int,
+    heads: int,
+    width: int,
+    states: int,
+    kernel: int,
+    conv_bytes: int,
+    state_bytes: int,
+) -> State:
+    """Mamba-2: ``mamba2_state_shape``. Groups that can't be cut are repeated on the ranks
+    (``extra_groups_for_head_shards``)."""
+    if groups % ranks:
+        groups = ranks
+    conv = divided("the convolution's width", inner + 2 * groups * states, ranks)
+    own = divided("the heads of Mamba-2", heads, ranks)
+    return State(
+        "Mamba-2", ((kernel - 1, conv), (own, width, states)), (conv_bytes, state_bytes), "always"
+    )
+
+
+def short_convolution(ranks: int, *, width: int, kernel: int, conv_bytes: int) -> State:
+    """Short convolutions: ``short_conv_state_shape``."""
+    return State(
+        "short convolution",
+        ((kernel - 1, divided("the convolution's width", width, ranks)),),
+        (conv_bytes,),
+    )
