@@ -54,7 +54,7 @@ def lease_that_cannot_commit(engine: Engine) -> Iterator[None]:
 
         def offer(self, *args: Any, **kwargs: Any) -> Any:
             offered = cache.offer(*args, **kwargs)
-            return offered and (Breaking(offered[0], "commit"), offered[1])
+            return offered and (Breaking(offered[0], "commit_shards"), offered[1])
 
     with patched(engine.half.stores, "cache", Leases()):
         yield

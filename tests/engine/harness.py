@@ -23,6 +23,7 @@ from vllm.inputs import TokensPrompt
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 import gpu_path
+from hybrid_pages import PrefixKeys
 from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
 
 gpu_path.install()
@@ -142,7 +143,7 @@ class Engine:
         self._preemptions: dict[str, int] = {}
         self._away = False
         self.last_hashes: list[bytes] = []
-        self._last_keys: list[bytes] = []
+        self._last_keys: PrefixKeys | None = None
         self._watch()
 
     @property
@@ -273,8 +274,8 @@ class Engine:
     def entries_of_last(self) -> list[tuple[int, list[int]]]:
         """Class and arena slots of the entries that a resend of the last request would load, by
         block."""
-        cache, stride = self.half.cache, self.half.loads.keys.stride
-        with cache.acquire(cache.namespace(b""), self._last_keys, stride=stride) as lease:
+        cache = self.half.cache
+        with cache.acquire(cache.namespace(b""), self._last_keys) as lease:
             return [
                 (entry.class_index, list(entry.slots))
                 for entry in sorted(lease.entries, key=lambda entry: entry.block_index)
@@ -383,8 +384,9 @@ class Engine:
         def watched_match(request: Any, local: int) -> Any:
             local_hits[request.request_id] = local
             self.last_hashes = list(request.block_hashes)
-            of_request = SimpleNamespace(request=request, keys=[])
-            self._last_keys = list(self.half.loads.keys.of(of_request))
+            keys = self.half.keys
+            of_request = SimpleNamespace(request=request, keys=keys.none_yet())
+            self._last_keys = keys.of(of_request)
             if self._away:
                 if not request.shared_prefix_boundary and request.num_tokens % self.N == 0:
                     # vLLM drops the state at the very end of a prompt, where a step ends anyway;

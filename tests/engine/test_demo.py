@@ -1,7 +1,7 @@
 """The demo's verdict can be trusted: good bytes pass it, wrong ones do not."""
 
-import argparse
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +12,7 @@ from hybrid_pages.demo import engine, main
 def arguments(start, monkeypatch, model):
     """The demo's arguments; no other engine is left running, and the model is this folder's."""
     monkeypatch.setattr(main, "ensure", model)
-    parser = argparse.ArgumentParser()
-    main.add_arguments(parser)
-    return parser.parse_args(["--json", "--runs", "1"])
+    return SimpleNamespace(json=True, verbose=False, runs=1, host_gb=0.25)
 
 
 def test_every_prompt_is_restored_equal(arguments, capfd):

@@ -8,6 +8,11 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from harness import Engine, tokens
+from hybrid_pages.models.blocks import plan
+from hybrid_pages.models.choices import Choices
+from hybrid_pages.models.config import Config, find
+from hybrid_pages.models.families import layers_of
+from hybrid_pages.vllm import versions
 from test_detects import zero
 
 HYBRID = [
@@ -54,6 +59,28 @@ def local_hit(engine: Engine, warm, prompt) -> int:
 def test_scheduling_is_asynchronous(engine: Engine):
     assert type(engine.scheduler) is AsyncScheduler
     assert engine.core.batch_queue_size == 2
+
+
+def test_the_plan_is_what_the_engine_reports(engine: Engine):
+    config = Config.read(find(engine.vllm.model_config.model))
+    # vLLM raises some CPUs' states to float32, and notes it there.
+    states = engine.vllm.vllm_config.cache_config.mamba_ssm_cache_dtype
+    found = plan(layers_of(config, Choices(ssm_dtype=states)), device="cpu", block_size=32)
+    half = engine.half
+    sizes = {kind: 0 for kind in ("attention", "window", "recurrent")}
+    for each in half.geometry.classes:
+        sizes[each.kind] += each.entry_bytes
+    assert found.block_tokens == half.geometry.block_tokens == engine.N
+    assert found.page_bytes == sizes["attention"] + sizes["window"]
+    assert found.checkpoint_bytes == sizes["recurrent"]
+    assert found.exports == half.grid.exports_states
+    planned = sorted((group.is_recurrent, group.block_tokens) for group in found.groups)
+    groups = engine.scheduler.kv_cache_config.kv_cache_groups
+    real = sorted(
+        (versions.kind_of(spec) == "recurrent", spec.block_size)
+        for spec in (versions.layer_spec(group, group.layer_names[0]) for group in groups)
+    )
+    assert planned == real
 
 
 def test_the_first_resend_restores_every_full_block(engine: Engine):

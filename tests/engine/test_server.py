@@ -1,6 +1,5 @@
 """`make serve`, and vLLM's OpenAI server with the connector as its clients see it."""
 
-import argparse
 import json
 import re
 import runpy
@@ -9,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -242,10 +242,8 @@ def test_ctrl_c_ends_every_process(servers: tuple[Server, Server]) -> None:
 # ---- what can go wrong before
 
 
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    return parser.parse_args(words)
+def arguments(port: int) -> SimpleNamespace:
+    return SimpleNamespace(port=port, host_gb=0.25, plain=False, verbose=False, json=False, vllm=[])
 
 
 def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +251,7 @@ def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind((serve.HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert serve.run(arguments("--port", str(port))) == 2
+        assert serve.run(arguments(port)) == 2
     assert f"expected a free port, found {port} in use" in capsys.readouterr().err
 
 
@@ -263,7 +261,7 @@ def test_a_server_that_dies_shows_its_last_words(
     # Another module with a command line, which rejects these arguments.
     monkeypatch.setattr(serve, "SERVER", "json.tool")
     monkeypatch.setattr(serve, "ensure_chat", lambda: Path("no-model"))
-    assert serve.run(arguments("--port", str(free_port()))) == 1
+    assert serve.run(arguments(free_port())) == 1
     said = capsys.readouterr().err
     assert "the server ended with status 2\nits last lines:\nusage:" in said
 
@@ -271,7 +269,7 @@ def test_a_server_that_dies_shows_its_last_words(
 def test_without_vllm_it_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_engine", lambda: None)
+    monkeypatch.setattr("hybrid_pages.cli.info._engine", lambda: None)
     assert cli.main(["serve"]) == 2
     assert "hybrid-pages serve: expected vllm" in capsys.readouterr().err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from vllm.v1.kv_cache_interface import MambaSpec
 
-from hybrid_pages.vllm.grid import EntryBlocks
 from hybrid_pages.vllm.invalid import spread
 from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.messages import LoadEntry
@@ -139,15 +137,6 @@ def shifted(tables: Sequence[Sequence[Any]], table: int, by: int) -> list[list[A
     return shown
 
 
-class Shifted(EntryBlocks):
-    """A group whose states are looked for in a column that is off by one."""
-
-    by: int
-
-    def state(self, tables: Sequence[Sequence[Any]], block: int) -> int:
-        return super().state(shifted(tables, self.table, self.by), block)
-
-
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize(("name", "group"), [("gemma4-31b", 1), ("gemma4-e4b", 0)])
 def test_a_page_from_a_column_off_by_one_is_found(
@@ -172,7 +161,7 @@ def test_a_page_from_a_column_off_by_one_is_found(
 
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_state_from_a_column_off_by_one_is_lost_and_never_wrong(
-    by: int, start: StartEngine
+    by: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step ended in that column: there is no block, or another one than vLLM hands over."""
     engine = start(SHAPES["gdn-one-head"], extra={"checkpoint_mode": "all"}, batched_tokens=N)
@@ -181,10 +170,11 @@ def test_a_state_from_a_column_off_by_one_is_lost_and_never_wrong(
     assert engine.depths(prompt) == [1, 2, 3, 4, 5]
     engine.half.reset()
     assert engine.reset_prefix_cache()
-    first, *groups = engine.half.grid.groups
-    wrong = Shifted(**dataclasses.asdict(first))
-    object.__setattr__(wrong, "by", by)
-    object.__setattr__(engine.half.grid, "groups", (wrong, *groups))
+    states, table = engine.half.stores.states, engine.half.grid.groups[0].table
+    here = states._here
+    monkeypatch.setattr(
+        states, "_here", lambda tables, boundary: here(shifted(tables, table, by), boundary)
+    )
     engine.generate(prompt, 3)
     assert engine.depths(prompt) != [1, 2, 3, 4, 5]
     engine.check_idle()

@@ -101,7 +101,7 @@ def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> Non
     request = engine._request(tokens(8 * N))
     inside = 3 * N + 8
     versions.end_step_at(request, inside)
-    tracked = Tracked(request, engine.cache.namespace(b""))
+    tracked = Tracked(request, engine.cache.namespace(b""), engine.half.keys.none_yet())
     tracked.lookup = Lookup(local=0, restorable=0, paged=5 * N)
     tracked.want({2})
     tracked.stops = {2}

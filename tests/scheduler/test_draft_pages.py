@@ -83,8 +83,9 @@ def test_keys_follow_a_token_that_was_replaced(start: StartEngine) -> None:
     """A request that was preempted is looked up by the tokens that it has now."""
     engine = start(speculation=Speculation("mtp", 3), extra=ALL)
     request = engine._request(tokens(2 * N + 1))
-    tracked, keys = Tracked(request, 0), engine.half.loads.keys
-    before = list(keys.of(tracked))
+    keys = engine.half.keys
+    tracked = Tracked(request, 0, keys.none_yet())
+    before = [keys.of(tracked)[block] for block in range(2)]
     request._all_token_ids[2 * N] += 1
     tracked.restart()
     assert keys.of(tracked)[0] == before[0]

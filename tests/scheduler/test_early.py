@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.config.utils import replace
 from vllm.engine.arg_utils import EngineArgs
 
-from hybrid_pages import BudgetError
+from hybrid_pages import BudgetError, RemoteError
 from hybrid_pages.adapter import memory
 from hybrid_pages.vllm import CONNECTOR, register, versions
 from hybrid_pages.vllm.engine_cores import EngineCores
@@ -287,3 +287,24 @@ def test_dummy_weights_and_a_disk_do_not_go_together(model: Path, tmp_path: Path
     with pytest.raises(UnsupportedError, match=r"disk_path: load_format: .* found 'dummy'"):
         configure(model, transfer, load_format="dummy")
     configure(model, ours(host_gb=0.5), load_format="dummy")
+
+
+# A store that machines share.
+
+
+def test_a_shared_directory_is_let_through(model: Path, tmp_path: Path) -> None:
+    configure(model, ours(host_gb=0.5, remote_url=(tmp_path / "shared").as_uri()))
+
+
+def test_a_store_that_cannot_be_used_is_rejected(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RemoteError, match="expected a directory"):
+        configure(model, ours(host_gb=0.5, remote_url=(tmp_path / "file").as_uri()))
+    with pytest.raises(SettingsError, match="remote_url: expected s3://"):
+        configure(model, ours(host_gb=0.5, remote_url="https://bucket"))
+
+
+def test_dummy_weights_and_a_store_do_not_go_together(model: Path, tmp_path: Path) -> None:
+    transfer = ours(host_gb=0.5, remote_url=tmp_path.as_uri())
+    with pytest.raises(UnsupportedError, match=r"remote_url: load_format: .* without remote_url"):
+        configure(model, transfer, load_format="dummy")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
+from hybrid_pages.vllm.connection import EngineFacts
 from hybrid_pages.vllm.scheduler import SchedulerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
@@ -235,7 +236,9 @@ def test_before_the_ranks_have_agreed_nothing_is_announced(
 ) -> None:
     engine = start(events=router.config)
     half = engine.half
-    fresh = SchedulerHalf(half.settings, half.grid, half.ranks, event_groups=half._event_groups)
+    fresh = SchedulerHalf(
+        half.settings, EngineFacts(half.grid, half.ranks, event_groups=half._event_groups)
+    )
     assert not fresh.connected
     assert fresh.take_events() == []
 

@@ -212,7 +212,7 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.check_idle()
 
 
-@pytest.mark.parametrize("method", ["offer", "touch", "commit"])
+@pytest.mark.parametrize("method", ["offer", "touch", "commit_shards"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_store_that_raises_costs_only_the_store(
     method: str,
@@ -251,7 +251,7 @@ class CacheOfBrokenLeases:
         if method == "offer":
             raise RuntimeError("injected: offer raised")
         lease, entries = self._cache.offer(*args, **kwargs)
-        return (Broken(lease, "commit") if method else lease), entries
+        return (Broken(lease, method) if method else lease), entries
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

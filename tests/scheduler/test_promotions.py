@@ -32,7 +32,9 @@ class Promoting:
         hit = self._cache.lookup(*args, **kwargs)
         if not self.left:
             return hit
-        return SimpleNamespace(blocks=hit.blocks, host=0, pages=hit.pages, missing=None)
+        return SimpleNamespace(
+            blocks=hit.blocks, host=0, pages=hit.pages, missing=None, asking=False
+        )
 
     def restore(self, *_: Any, first: int = 0, **__: Any) -> Any:
         """Says that it is under way until it has been asked often enough."""
@@ -41,7 +43,8 @@ class Promoting:
             self.left -= 1
             return "waiting"
 
-        return SimpleNamespace(first=first, progress=progress, end=lambda: None)
+        depths = [("host", 0), ("disk", 4)]
+        return SimpleNamespace(first=first, depths=depths, progress=progress, end=lambda: None)
 
 
 def promoting(engine: Engine, answers: int) -> Promoting:

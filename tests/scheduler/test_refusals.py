@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import importlib
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -27,6 +30,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from hybrid_pages import BudgetError, GeometryError
+from hybrid_pages.adapter import planes
+from hybrid_pages.adapter.memory import GIB, Free
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.messages import Report
 from hybrid_pages.vllm.settings import SettingsError
@@ -468,3 +473,21 @@ def test_a_budget_beyond_the_machine_is_refused_by_its_name() -> None:
     config, plan = configuration(host_gb=500_000)
     with pytest.raises(BudgetError, match=r"host_gb: expected at most .* GiB, found 500000 GiB"):
         scheduler_of(config, plan)
+
+
+@pytest.mark.parametrize(("share", "fits"), [(1.1, True), (0.75, False)])
+def test_ranks_that_are_made_at_once_fit_together(
+    share: float, fits: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_gb = 0.004
+    gc.collect()  # planes of earlier engines in this process
+    monkeypatch.setattr(planes, "_processes", lambda: [str(os.getpid())])
+    free = int(share * host_gb * GIB) + planes.still_to_take(os.devnull)
+    monkeypatch.setattr(planes, "free_memory", lambda: Free(free, "the free memory"))
+    expected = (
+        contextlib.nullcontext()
+        if fits
+        else pytest.raises(BudgetError, match="that other planes are still to take")
+    )
+    with expected:
+        start(SHAPES["gdn"], ranks=2, extra={"host_gb": host_gb})

@@ -82,7 +82,7 @@ class LastingNames:
 
     def _unnamed(self, adapter: LoRARequest, own: bytes, reason: str) -> bytes:
         logger.warning(
-            "hybrid-pages: after this engine's end nothing of adapter %r is found on disk, since "
+            "hybrid-pages: no other engine, and no later one, finds anything of adapter %r, since "
             "its files do not name it: %s",
             adapter.lora_name,
             reason,

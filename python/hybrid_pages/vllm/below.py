@@ -10,6 +10,7 @@ import time
 
 from hybrid_pages import Cache, Hit
 from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.vllm.asking import Asking
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.tracking import Tracked
@@ -22,7 +23,7 @@ class Below:
     """Restores of requests that vLLM has given no blocks yet.
 
     wait_seconds: a request waits no longer for reads, nor for room while no load ends; then the hit
-    of the host counts.
+    of the host counts. asking: how long it waits for a tier that asks what there is.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class Below:
         figures: Figures,
         *,
         wait_seconds: float = DEADLINE_MS / 1000,
+        asking: Asking | None = None,
     ) -> None:
         self.cache, self.keys, self.figures = cache, keys, figures
+        self.asking = asking
         self.wait_seconds = wait_seconds
         self.moved = -math.inf
         """When room last became free, since a load or a wave of one has ended."""
@@ -44,23 +47,28 @@ class Below:
         None if vLLM is to ask again. If what the request can have is larger than what the host has,
         ``tracked.restore`` brings it, and its first wave is ready.
         """
-        keys, stride = self.keys.of(tracked), self.keys.stride
-        namespace = tracked.namespace
+        keys, namespace = self.keys.of(tracked), tracked.namespace
         for _ in range(_RETRIES):
-            hit = self.cache.lookup(namespace, keys, stride=stride, limit=limit)
-            if hit.blocks <= max(hit.host, first) or tracked.skips_loads:
+            hit = self.cache.lookup(namespace, keys, limit=limit)
+            if tracked.skips_loads:
+                break
+            if self.asking is not None:
+                missing = (limit - max(hit.blocks, first)) * self.keys.grid.block_tokens
+                if self.asking.waits(tracked, missing if hit.asking else 0):
+                    return None
+            depths = hit.blocks, hit.host
+            if hit.blocks <= max(hit.host, first) or tracked.not_worth == (first, *depths):
                 break
             if tracked.waits_until == -math.inf:
                 break
             if tracked.restore is None or tracked.restore.first != first:
                 tracked.drop_restore()
-                tracked.restore = self.cache.restore(
-                    namespace, keys, stride=stride, first=first, limit=limit
-                )
+                tracked.restore = self.cache.restore(namespace, keys, first=first, limit=limit)
             if tracked.restore is None:
+                tracked.not_worth = first, *depths
                 break
-            if tracked.host_hit is None:
-                tracked.host_hit = hit.host * self.keys.grid.block_tokens
+            if tracked.depths is None:
+                tracked.depths = tracked.restore.depths
             progress = tracked.restore.progress()
             if progress == "ready":
                 tracked.waits_until = math.inf  # a later lookup waits anew

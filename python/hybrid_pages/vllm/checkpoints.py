@@ -30,7 +30,7 @@ class Checkpoints:
         figures: Figures,
     ) -> None:
         self.keys, self.grid, self.figures = keys, keys.grid, figures
-        self._admissions = Admissions(cache, self.grid.block_tokens, stride=keys.stride)
+        self._admissions = Admissions(cache, self.grid.block_tokens)
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
         self._hints_ignored = False
@@ -66,6 +66,8 @@ class Checkpoints:
 
     def _read_hints(self, tracked: Tracked) -> None:
         request = tracked.request
+        if not request.kv_transfer_params:
+            return
         hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
         tracked.hints, tracked.for_policy = hints, hints.for_policy(request.cache_salt)
         if not hints.errors:
@@ -153,7 +155,7 @@ class Checkpoints:
         wanted = (
             self.mode == "all"
             or state.boundary in tracked.wanted
-            or (state.kept and (self.mode == "align" or in_answer))
+            or ((self.mode == "align" or in_answer) and state.kept())
         )
         if wanted:
             tracked.want((state.boundary,))

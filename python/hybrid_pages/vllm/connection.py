@@ -4,15 +4,18 @@ Nothing is published before every rank has reported the same plan and equal tens
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Arena, Cache, Disk, Geometry
+from hybrid_pages import Arena, Cache, Disk, Geometry, Mooncake, Remote
 from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.pool import Slots
+from hybrid_pages.adapter.remote import RemoteShare
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.agreement import Agreement
+from hybrid_pages.vllm.asking import Asking
 from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
 from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
@@ -24,8 +27,10 @@ from hybrid_pages.vllm.load import Loads
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Report
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.pace import Pace
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.store import Stores
+from hybrid_pages.vllm.tenants import Namespaces
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -33,24 +38,44 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the scheduler half is told of its engine."""
+
+    grid: BlockGrid
+    """How vLLM cuts sequences into blocks and hashes."""
+    ranks: int
+    """Tensor-parallel workers; a boundary is published when all of them have copied."""
+    plan: Geometry | None = None
+    """The planned geometry; None if only the workers know it."""
+    stores: bool = True
+    """Whether this engine stores, by its ``kv_role``."""
+    loads: bool = True
+    """Whether it loads."""
+    cores: EngineCores = ONLY_ONE
+    """The engine cores, of which this is one."""
+    event_groups: Sequence[EventGroup] | None = None
+    """All KV cache groups, if the engine publishes KV events."""
+    pins: bool = False
+    """Whether the workers get their memory ready for a device before it is used."""
+    model: ModelFacts | None = None
+    """What names entries that outlive the engine; needed with ``disk_path`` and ``remote_url``."""
+    ahead: int = 1
+    """Steps that the engine plans before it waits for the first of them."""
+
+
 class Connection:
     """One engine's cache, made for the planned geometry, and what vLLM has bound to it.
 
     Args:
         settings: checked settings.
-        grid: how vLLM cuts sequences into blocks and hashes.
-        ranks: tensor-parallel workers; a boundary is published when all of them have copied.
-        plan: the planned geometry; None if only the workers know it.
-        stores, loads: what this engine does, by its ``kv_role``.
-        cores: the engine cores, of which this is one.
-        event_groups: all KV cache groups, if the engine publishes KV events.
-        pins: whether the workers get their memory ready for a device before it is used.
-        model: what names the entries on a disk; needed with ``disk_path``.
+        engine: what is known of it.
 
     Raises:
         BudgetError: ``host_gb``, or this one's part of ``disk_gb``, cannot hold one entry of each
             kind.
         DiskError: ``disk_path`` cannot be used, or another engine uses it.
+        RemoteError: ``remote_url`` cannot be used.
     """
 
     geometry: Geometry
@@ -58,40 +83,33 @@ class Connection:
     arena: Arena | None = None
     """The planes of all ranks, from the time when all have reported."""
     cache: Cache
+    namespaces: Namespaces
     checkpoints: Checkpoints
     stores: Stores
     loads: Loads
 
-    def __init__(
-        self,
-        settings: Settings,
-        grid: BlockGrid,
-        ranks: int,
-        plan: Geometry | None = None,
-        *,
-        stores: bool = True,
-        loads: bool = True,
-        cores: EngineCores = ONLY_ONE,
-        event_groups: Sequence[EventGroup] | None = None,
-        pins: bool = False,
-        model: ModelFacts | None = None,
-    ) -> None:
-        if not stores:  # no step has to end for a checkpoint
+    def __init__(self, settings: Settings, engine: EngineFacts) -> None:
+        if not engine.stores:  # no step has to end for a checkpoint
             settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
-        self.settings, self.grid, self.ranks, self.cores = settings, grid, ranks, cores
-        self.model = model
+        self.settings, self.cores, self.model = settings, engine.cores, engine.model
+        self.grid, self.ranks = engine.grid, engine.ranks
         self.disk: Disk | None = None
-        self.may_store, self.may_load = stores, loads
-        self.figures, self.keys = Figures(), Keys(grid)
+        self.remote: Remote | Mooncake | None = None
+        self.pace: Pace | None = None
+        """How fast prompts are computed, if reading them is weighed against that."""
+        if settings.remote_url and settings.remote_admit == "auto":
+            self.pace = Pace(engine.ahead, engine.grid.block_tokens)
+        self.may_store, self.may_load = engine.stores, engine.loads
+        self.figures, self.keys = Figures(), Keys(engine.grid)
         self.events: Events | None = None
-        self._event_groups = event_groups
-        self._ready: dict[int, int] | None = {} if pins else None
+        self._event_groups = engine.event_groups
+        self._ready: dict[int, int] | None = {} if engine.pins else None
         self.connected = self.stopped = False
-        self.agreement = Agreement(ranks, plan)
+        self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
         self.pool: BlockPool | None = None
-        if plan is not None:
-            self._connect(plan)
+        if engine.plan is not None:
+            self._connect(engine.plan)
 
     # ---- start
 
@@ -109,9 +127,20 @@ class Connection:
         if share is not None:
             slot_bytes = self.slots.slot_bytes
             self.disk = share.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
-        self.cache = self.slots.cache(
-            plan, policy=settings.policy, tenant_share=settings.tenant_share, disk=self.disk
+        store = RemoteShare.of(
+            settings.remote_url, settings.remote_deadline_ms, settings.remote_admit
         )
+        if store is not None:
+            slot_bytes = self.slots.slot_bytes
+            self.remote = store.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
+        self.cache = self.slots.cache(
+            plan,
+            policy=settings.policy,
+            tenant_share=settings.tenant_share,
+            disk=self.disk,
+            remote=self.remote,
+        )
+        self.namespaces = Namespaces(self.cache, settings.tenant_share)
         if self._ready is not None:
             self.cache.set_ready_slots(0)
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)
@@ -121,12 +150,23 @@ class Connection:
             self.cache,
             self.keys,
             self.figures,
-            wait_seconds=settings.disk_deadline_ms / 1000,
+            wait_seconds=self._wait_seconds(),
+            asking=Asking(settings.remote_deadline_ms / 1000, self.pace, self.figures),
         )
         self.stores.pool = self.pool
         self._follow_cache(plan)
         self.connected = True
         logger.info("%s", self.describe())
+
+    def _wait_seconds(self) -> float:
+        """How long a request waits for tiers below: as long as the slowest may take."""
+        settings = self.settings
+        deadlines = {
+            settings.disk_path: settings.disk_deadline_ms,
+            settings.remote_url: settings.remote_deadline_ms,
+        }
+        used = [deadline for place, deadline in deadlines.items() if place]
+        return max(used, default=settings.disk_deadline_ms) / 1000
 
     def _follow_cache(self, plan: Geometry) -> None:
         """Begins to announce blocks, if the engine publishes KV events."""
@@ -162,22 +202,33 @@ class Connection:
                 self.ranks,
                 self.geometry.fingerprint.hex()[:12],
             )
-            self._connect_disk(self.arena)
+            self._connect_tiers(self.arena)
         self.got_ready({report.rank: report.ready for report in reports})
 
-    def _connect_disk(self, arena: Arena) -> None:
-        """Opens what earlier engines of this identity have left on the disk, if there is one."""
-        if self.model is None or self.disk is None:
+    def _connect_tiers(self, arena: Arena) -> None:
+        """Opens what other engines of this identity have left in the tiers below, if there are
+        any."""
+        if self.model is None:
             return
-        identity = self.model.identity(self.geometry)
-        self.disk.connect(arena, identity)
-        self.disk.describe(self.model.about(self.geometry))
-        logger.info(
-            "hybrid-pages: the disk at %s serves identity %s (%s)",
-            self.settings.disk_path,
-            identity.hex()[:12],
-            self.model.describe(),
-        )
+        identity, about = self.model.identity(self.geometry), self.model.about(self.geometry)
+        for kind, tier, place in self._tiers():
+            tier.connect(arena, identity)
+            if not isinstance(tier, Mooncake):  # Values are all that it keeps.
+                tier.describe(about)
+            logger.info(
+                "hybrid-pages: the %s at %s serves identity %s (%s)",
+                kind,
+                place,
+                identity.hex()[:12],
+                self.model.describe(),
+            )
+
+    def _tiers(self) -> Iterator[tuple[str, Disk | Remote | Mooncake, str]]:
+        """The tiers below: what each is, and where, for the log."""
+        if self.disk is not None:
+            yield "disk", self.disk, self.settings.disk_path
+        if self.remote is not None:
+            yield "remote store", self.remote, self.remote.place
 
     def got_ready(self, slots: Mapping[int, int]) -> None:
         """Ranks have so many slots ready now: what all of them have may be used."""

@@ -31,6 +31,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from hybrid_pages.adapter.errors import EngineError  # noqa: E402
+from hybrid_pages.vllm import costs  # noqa: E402
+from hybrid_pages.vllm.connection import EngineFacts  # noqa: E402
 from hybrid_pages.vllm.engine_cores import EngineCores  # noqa: E402
 from hybrid_pages.vllm.events import event_groups  # noqa: E402
 from hybrid_pages.vllm.grid import block_grid, with_drafts  # noqa: E402
@@ -98,18 +100,21 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             ranks = vllm_config.parallel_config.tensor_parallel_size
             publishes = versions.publishes_events(vllm_config)
             events = event_groups(kv_cache_config) if publishes else None
-            self.scheduler = SchedulerHalf(
-                settings,
+            plan = planned_geometry(vllm_config, kv_cache_config)
+            costs.warn(vllm_config, settings, grid, plan)
+            engine = EngineFacts(
                 grid,
                 ranks,
-                planned_geometry(vllm_config, kv_cache_config),
+                plan,
                 stores=transfer.is_kv_producer,
                 loads=transfer.is_kv_consumer,
                 cores=cores,
                 event_groups=events,
                 pins=versions.pins_memory(),
-                model=ModelFacts(vllm_config) if settings.disk_path else None,
+                model=ModelFacts(vllm_config, settings.lasting) if settings.lasting else None,
+                ahead=versions.steps_ahead(vllm_config),
             )
+            self.scheduler = SchedulerHalf(settings, engine)
         else:
             alone = versions.is_outermost(transfer)
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hybrid_pages.adapter.disk import require_directory
 from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.remote import require_place
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.identity import require_lasting
@@ -43,6 +44,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         SettingsError: an unknown or impossible setting.
         BudgetError: budgets beyond this machine's memory, those of all its engine cores together;
             a quota beyond its disk.
+        RemoteError: a store whose client cannot be made.
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
     host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
@@ -64,8 +66,20 @@ def check(config: "VllmConfig", connector: str) -> None:
         _require_caches(config)
         if settings.disk_path:
             require_directory(settings.disk_path, settings.disk_gb)
-            require_lasting(config)
+        if settings.remote_url:
+            require_place(settings.remote_url)
+        if settings.lasting:
+            require_lasting(config, settings.lasting)
         cores.note(config.parallel_config)
+        _warn(config.kv_transfer_config, connector)
+
+
+def _warn(outer: "KVTransferConfig | None", connector: str) -> None:
+    # It logs, so it needs more of vLLM than the plugin does before.
+    from hybrid_pages.vllm.costs import warn_of_siblings
+
+    if outer is not None:
+        warn_of_siblings(outer, connector)
 
 
 def _ours(outer: "KVTransferConfig | None", connector: str) -> "Iterator[KVTransferConfig]":

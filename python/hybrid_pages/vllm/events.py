@@ -122,13 +122,13 @@ class Events:
     def note(self, tracked: Tracked) -> None:
         """Describes the blocks of a request that the cache has got to know, before they are
         published."""
-        request, stride = tracked.request, self.keys.stride
+        request = tracked.request
         try:
             keys = self.keys.of(tracked)
-            blocks = self.cache.unnoted(tracked.namespace, keys, stride=stride)
+            blocks = self.cache.unnoted(tracked.namespace, keys)
             if blocks:
                 notes = {block: pickle.dumps(self._describe(request, block)) for block in blocks}
-                self.cache.note(tracked.namespace, keys, notes, stride=stride)
+                self.cache.note(tracked.namespace, keys, notes)
         except Exception:
             logger.exception("the blocks of request %s are not announced", request.request_id)
             self.figures.count("failures", label="event")

@@ -42,11 +42,6 @@ class EntryBlocks:
         """Whether it is a window that is narrower than a block."""
         return self.window_tokens is not None and self.count < self.per_block
 
-    def state(self, tables: Tables, block: int) -> int:
-        """The engine block at the end of a block, where a state is; 0 is none."""
-        table, column = tables[self.table], (block + 1) * self.per_block - 1
-        return versions.block_id(table[column]) if column < len(table) else 0
-
 
 @dataclass(frozen=True)
 class BlockGrid:

@@ -30,21 +30,21 @@ _PLACES = ("model", "revision", "draft_layers")
 _VOLATILE = ("_name_or_path", "transformers_version")
 _CHOSEN = ("backend", "backend_per_kind")
 _PACKAGES = ("torch", "transformers")
-_WITHOUT = "or start without disk_path"
 
 
 class ModelFacts:
     """Everything that an engine's bytes depend on and its geometry does not say.
 
-    config: the engine's. The files of its model are read, a bounded part of them.
+    config: the engine's. The files of its model are read, a bounded part of them. setting: the one
+    that asks for it, for errors.
 
     Raises:
         UnsupportedError: something that no other process could compare, and what to set.
     """
 
-    def __init__(self, config: VllmConfig) -> None:
-        require_lasting(config)
-        self.facts = dict(_facts(config))
+    def __init__(self, config: VllmConfig, setting: str = "disk_path") -> None:
+        require_lasting(config, setting)
+        self.facts = dict(_facts(config, setting))
 
     def identity(self, geometry: Geometry) -> bytes:
         """The 32 bytes for a geometry that all ranks have found."""
@@ -60,14 +60,15 @@ class ModelFacts:
         return ", ".join(found)
 
 
-def require_lasting(config: VllmConfig) -> None:
+def require_lasting(config: VllmConfig, setting: str = "disk_path") -> None:
     """Rejects what gives entries no name that outlives the engine, as far as the configuration
     tells: models of a hub may not be there yet.
 
     Raises:
         UnsupportedError: one line for each reason, with what to set.
     """
-    reject([f"disk_path: {reason}" for reason in _reasons(config)])
+    without = f"or start without {setting}"
+    reject([f"{setting}: {reason}, {without}" for reason in _reasons(config)])
 
 
 def _reasons(config: VllmConfig) -> Iterator[str]:
@@ -76,27 +77,27 @@ def _reasons(config: VllmConfig) -> Iterator[str]:
         yield (
             f"load_format: expected weights in files ({', '.join(versions.FILE_FORMATS)}), found "
             f"{load.load_format!r}, whose weights nothing tells from others in a later process: "
-            f"load them from files, {_WITHOUT}"
+            "load them from files"
         )
     elif model.model_weights:
         yield (
             f"model: expected a local folder, found {model.model_weights!r} in an object store: "
-            f"copy it to a disk of this machine, {_WITHOUT}"
+            "copy it to a disk of this machine"
         )
     if model.model_class_overrides:
         yield (
             "model_class_overrides: expected none, found some (their code has no version): "
-            f"drop them, {_WITHOUT}"
+            "drop them"
         )
     if versions.hash_seed(cache) is None:
         yield (
             "prefix_caching_hash_algo: expected hashes that are the same in every process, found "
             f"{cache.prefix_caching_hash_algo!r} with a random seed: set PYTHONHASHSEED, the same "
-            f"at each start, pass --prefix-caching-hash-algo sha256, {_WITHOUT}"
+            "at each start, or pass --prefix-caching-hash-algo sha256"
         )
 
 
-def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
+def _facts(config: VllmConfig, setting: str) -> Iterator[tuple[str, str]]:
     model, cache = config.model_config, config.cache_config
     yield "format", "1"
     yield "vllm", versions.installed()
@@ -104,7 +105,7 @@ def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
         yield package, version(package)
     yield "platform", f"{versions.platform()} {platform.machine()}"
     yield "load_format", str(config.load_config.load_format)
-    yield from _of_model("", config, model)
+    yield from _of_model("", config, model, setting)
     yield "cache_dtype_skip_layers", _text(cache.kv_cache_dtype_skip_layers)
     yield "state_dtypes", f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}"
     # The geometry has the backends that were chosen.
@@ -124,16 +125,18 @@ def _facts(config: VllmConfig) -> Iterator[tuple[str, str]]:
         if drafts.draft_model_config is None:
             yield "draft_model", f"{drafts.model} {drafts.revision}"
         else:
-            yield from _of_model("draft_", config, drafts.draft_model_config)
+            yield from _of_model("draft_", config, drafts.draft_model_config, setting)
     if config.weight_transfer_config is not None:
         logger.warning(
             "hybrid-pages: weight_transfer_config lets weights change while the engine runs, so "
-            "nothing of what it writes to disk_path is found after its end"
+            f"nothing of what it writes to {setting} is found by others, or after its end"
         )
         yield "process", short_lived()
 
 
-def _of_model(prefix: str, config: VllmConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+def _of_model(
+    prefix: str, config: VllmConfig, model: ModelConfig, setting: str
+) -> Iterator[tuple[str, str]]:
     yield f"{prefix}config", _text(_without_places(model.hf_config.to_dict()))
     yield f"{prefix}implementation", f"{model.model_impl} {model.code_revision}"
     # How images become tokens: their hashes do not say.
@@ -143,24 +146,24 @@ def _of_model(prefix: str, config: VllmConfig, model: ModelConfig) -> Iterator[t
     yield f"{prefix}quantization", f"{model.quantization} {_text(model.quantization_config)}"
     # Some models scale positions by it.
     yield f"{prefix}max_model_len", str(model.max_model_len)
-    yield f"{prefix}weights", _weights(config, model)
+    yield f"{prefix}weights", _weights(config, model, setting)
 
 
-def _weights(config: VllmConfig, model: ModelConfig) -> str:
+def _weights(config: VllmConfig, model: ModelConfig, setting: str) -> str:
     name = str(model.model)
     place: str | None = name
     if not Path(name).exists():
         place = versions.downloaded(name, model.revision, config.load_config.download_dir)
     if place is None:
         raise UnsupportedError(
-            f"disk_path: model: expected files that can be read here, found none for {name!r}: "
-            f"give its folder as the model, {_WITHOUT}"
+            f"{setting}: model: expected files that can be read here, found none for {name!r}: "
+            f"give its folder as the model, or start without {setting}"
         )
     path = Path(place)
     try:
         return digest_of({"weights": path} if path.is_file() else model_files(path))
     except UnsupportedError as error:
-        raise UnsupportedError(f"disk_path: model {name!r}: {error}") from error
+        raise UnsupportedError(f"{setting}: model {name!r}: {error}") from error
 
 
 def _without_places(value: Any) -> Any:

@@ -7,9 +7,9 @@ found under a key was computed before the same next token.
 """
 
 import hashlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hybrid_pages import PrefixKeys
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.tracking import Tracked
@@ -19,18 +19,23 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """Makes keys; one object makes all of an engine's. ``stride``: how many of them a block has."""
+    """Makes keys; one object makes all of an engine's. ``stride``: hashes of a block."""
 
     def __init__(self, grid: BlockGrid) -> None:
         self.grid = grid
         self._names_next = grid.lookahead > 0
         self.stride = 1 if self._names_next else grid.stride
 
-    def of(self, tracked: Tracked) -> Sequence[bytes]:
+    def none_yet(self) -> PrefixKeys:
+        """The keys of a new request."""
+        return PrefixKeys(self.stride)
+
+    def of(self, tracked: Tracked) -> PrefixKeys:
         """The keys of a request that are known by now; they become more."""
-        if not self._names_next:
-            return tracked.request.block_hashes
         request, keys = tracked.request, tracked.keys
+        if not self._names_next:
+            keys.read(request.block_hashes)
+            return keys
         for block in range(len(keys) + 1, self.known(request) + 1):
             token = versions.token_at(request, block * self.grid.block_tokens)
             engine_key = request.block_hashes[block * self.grid.stride - 1]

@@ -5,14 +5,16 @@ lease goes. What the host can't hold at once is copied in waves, each with a lea
 failure anywhere makes vLLM compute the request, and its entries are dropped.
 """
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease, Restore
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm.asking import Asking
 from hybrid_pages.vllm.below import Below
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
@@ -60,7 +62,7 @@ class _Load:
 class Loads:
     """Looks prefixes up, plans their loads and ends them.
 
-    wait_seconds: as of :class:`~hybrid_pages.vllm.below.Below`.
+    wait_seconds, asking: as of :class:`~hybrid_pages.vllm.below.Below`.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class Loads:
         figures: Figures,
         *,
         wait_seconds: float = DEADLINE_MS / 1000,
+        asking: Asking | None = None,
     ) -> None:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
-        self.below = Below(cache, keys, figures, wait_seconds=wait_seconds)
+        self.below = Below(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
         self._in_flight: dict[str, _Load] = {}
         self._in_waves: set[str] = set()
@@ -98,7 +101,7 @@ class Loads:
         """
         tracked.drop_lease()
         tracked.lookup = None
-        request, n, stride = tracked.request, self.grid.block_tokens, self.keys.stride
+        request, n = tracked.request, self.grid.block_tokens
         if request.skip_reading_prefix_cache and tracked.reads_cache is None:
             return 0
         if local_tokens % n:
@@ -117,9 +120,8 @@ class Loads:
         tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
         if tracked.skips_loads or hit.host * n <= local_tokens:
             return 0
-        keys = self.keys.of(tracked)
         tracked.lease = self.cache.acquire(
-            tracked.namespace, keys, stride=stride, first=first, limit=limit
+            tracked.namespace, tracked.keys, first=first, limit=limit
         )
         return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
 
@@ -240,17 +242,16 @@ class Loads:
             How many of them another connector says to have loaded, at most.
         """
         lookup, tracked.lookup = tracked.lookup, None
-        host, rest = tracked.loaded, start - tracked.loaded
+        rest = start - tracked.loaded
         if lookup is None:
             return rest
         # vLLM's own hit may end inside a block, and then no connector loads beyond it.
         other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
         hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
         self.figures.count(hits, rest - other, "local")
-        before, tracked.host_hit = tracked.host_hit, None
-        read = 0 if before is None else max(0, min(host, start - before))
-        self.figures.count(hits, host - read, "host")
-        self.figures.count(hits, read, "disk")
+        depths, tracked.depths = tracked.depths, None
+        tracked.asks_until = math.inf
+        self._count_tiers(hits, depths, rest, start)
         if not tracked.counted:
             tracked.counted, tracked.others = True, other
             self.figures.count("lookups")
@@ -259,6 +260,16 @@ class Loads:
                 self.figures.count("missing_state_tokens", lookup.paged - start)
                 self.figures.count("missing_states", label=lookup.missing)
         return other
+
+    def _count_tiers(
+        self, hits: str, depths: Sequence[tuple[str, int]] | None, loaded: int, end: int
+    ) -> None:
+        """Counts the tokens from ``loaded`` to ``end`` by the tiers that made them a hit."""
+        for name, blocks in depths or ():
+            depth = max(loaded, min(end, blocks * self.grid.block_tokens))
+            self.figures.count(hits, depth - loaded, name)
+            loaded = depth
+        self.figures.count(hits, end - loaded, depths[-1][0] if depths else "host")
 
     def take_planned(self) -> list[LoadJob]:
         """Loads planned since the last call, for this step's metadata: next waves, too."""

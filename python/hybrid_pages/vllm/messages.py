@@ -1,6 +1,7 @@
 """Messages between the scheduler half and the worker halves; all of them pickle."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -37,16 +38,14 @@ class Report(KVConnectorHandshakeMetadata):
     """Slots, from the first on, whose memory was ready when it was handed over."""
 
 
-@dataclass(frozen=True)
-class StoreJob:
+class StoreJob(NamedTuple):
     """Entries to copy out of the engine and publish together."""
 
     job: int
     entries: StoreEntries
 
 
-@dataclass(frozen=True)
-class LoadJob:
+class LoadJob(NamedTuple):
     """Entries to copy into the blocks of a waiting request: all, or one wave of them."""
 
     request: str

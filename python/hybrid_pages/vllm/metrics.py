@@ -4,7 +4,7 @@ Counters hold what happened since they were last taken; gauges hold how things s
 metric's name, or ``name:label`` where the metric has a label.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-from hybrid_pages import Disk, InvalidArgumentError
+from hybrid_pages import Disk, InvalidArgumentError, Mooncake, Remote
 
 KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
 """Entries of a class of groups, as they are counted."""
@@ -27,8 +27,8 @@ COUNTERS = {
     "lookup_tokens": (None, "Prompt tokens of the requests looked up."),
     "hit_tokens": (
         "source",
-        "Tokens not recomputed, by source: local (vLLM's own), host, disk, or other (connectors "
-        "beside).",
+        "Tokens not recomputed, by source: local (vLLM's own), host, disk, remote, or other "
+        "(connectors beside).",
     ),
     "preempted_hit_tokens": (
         "source",
@@ -65,6 +65,27 @@ COUNTERS = {
     "disk_seconds": ("event", "Seconds that copies took, queues included, summed, by event."),
     "disk_failures": ("reason", "Copies that failed and entries that were lost, by reason."),
     "disk_outages": (None, "Times that the disk was left alone since it hung."),
+    "remote_entries": (
+        "event",
+        "Entries of the remote store, by event: written, read, found (not put there by this "
+        "engine), spared (the bytes were there already), unproven (offered, and used by one "
+        "request only so far), declined (a full queue, or a store that takes none), or evicted "
+        "(from this engine's view alone).",
+    ),
+    "remote_bytes": ("event", "Bytes of the remote store, by event: written or read."),
+    "remote_seconds": ("event", "Seconds that copies took, queues included, summed, by event."),
+    "remote_requests": ("kind", "Requests to the remote store, by kind: put, get or list."),
+    "remote_failures": ("reason", "Copies and listings that failed, by reason."),
+    "remote_outages": (None, "Times that the remote store was left alone since it failed or hung."),
+    "remote_not_worth": (
+        None,
+        "Hits that were not read as deep as they go since computing is faster.",
+    ),
+    "remote_unanswered": (
+        None,
+        "Requests that went on before it was known what the remote store has, since that took "
+        "longer than the deadline or than computing.",
+    ),
 }
 GAUGES = {
     "resident_entries": ("kind", "Entries in host memory, by kind."),
@@ -80,6 +101,25 @@ GAUGES = {
     "disk_queue": ("event", "Copies that have not ended, by event: written or read."),
     "disk_out": (None, "1 while the disk is left alone since it hung."),
     "disk_lasting": (None, "1 while what is written outlives the engine: until its first reset."),
+    "remote_known_entries": (None, "Entries that the remote store is known to have."),
+    "remote_known_packs": (None, "Packs that the remote store is known to have."),
+    "remote_known_bytes": (None, "Bytes of the entries that the remote store is known to have."),
+    "remote_queue": ("event", "Copies that have not ended, by event: written or read."),
+    "remote_out": (None, "1 while the remote store is left alone since it failed or hung."),
+    "remote_sharing": (None, "1 while others find what is written: until the first reset."),
+    "remote_latency_seconds": (
+        None,
+        "Seconds that the remote store takes for a small answer, as last measured.",
+    ),
+    "remote_bytes_per_second": (
+        None,
+        "Bytes a second that reads from the remote store bring, as last measured.",
+    ),
+    "prompt_tokens_per_second": (
+        None,
+        "Prompt tokens that the engine computes in a second, as reads from the remote store are "
+        "weighed against it; 0 while unknown.",
+    ),
 }
 
 
@@ -108,8 +148,8 @@ class HybridPagesStats(KVConnectorStats):
         return {**self.data["counters"], **self.data["gauges"]}
 
     def is_empty(self) -> bool:
-        """Whether nothing happened in the interval."""
-        return not self.data["counters"]
+        """Whether there is nothing to tell of the interval."""
+        return not (self.data["counters"] or self.data["gauges"])
 
 
 def _key(metrics: dict[str, tuple[str | None, str]], name: str, label: str | None) -> str:
@@ -135,6 +175,7 @@ _observed = itemgetter(*_OBSERVED.values())
 _evicted = itemgetter(*(f"evicted_{kind}" for kind in KINDS.values()))
 
 
+_STORED = {kind: _key(COUNTERS, "stored_entries", kind) for kind in KINDS.values()}
 _DISK_COUNTERS = {
     ("disk_entries", "written"): "writes",
     ("disk_entries", "read"): "reads",
@@ -155,6 +196,30 @@ _DISK_GAUGES = {
 }
 """Figures of ``Disk.stats()``, by name and label."""
 
+_REMOTE_COUNTERS = {
+    ("remote_entries", "written"): "writes",
+    ("remote_entries", "read"): "reads",
+    ("remote_entries", "spared"): "spared_writes",
+    ("remote_entries", "unproven"): "unproven",
+    ("remote_bytes", "written"): "written_bytes",
+    ("remote_bytes", "read"): "read_bytes",
+    ("remote_requests", "put"): "puts",
+    ("remote_requests", "get"): "gets",
+    ("remote_requests", "list"): "lists",
+    ("remote_outages", None): "outages",
+}
+_REMOTE_GAUGES = {
+    _key(GAUGES, "remote_known_entries", None): "entries",
+    _key(GAUGES, "remote_known_packs", None): "packs",
+    _key(GAUGES, "remote_known_bytes", None): "stored_bytes",
+    _key(GAUGES, "remote_queue", "written"): "writing",
+    _key(GAUGES, "remote_queue", "read"): "reading",
+    _key(GAUGES, "remote_out", None): "out",
+    _key(GAUGES, "remote_sharing", None): "shared",
+    _key(GAUGES, "remote_bytes_per_second", None): "bandwidth",
+}
+"""Figures of ``Remote.stats()``, by name and label."""
+
 
 class Figures:
     """Counts for one engine: an interval that vLLM takes step by step, and all since the start."""
@@ -167,7 +232,7 @@ class Figures:
         self._gauges: dict[str, float] = {}
         self._evicted: tuple[int, ...] = (0,) * len(KINDS)
         self._checked: set[str] = set()
-        self._disk: dict[tuple[str, str | None], float] = {}
+        self._below: dict[tuple[str, str | None], float] = {}
 
     def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
         """Adds to a counter of :data:`COUNTERS`; nothing is noted for an amount of zero."""
@@ -176,6 +241,16 @@ class Figures:
             if key not in self._checked:
                 self._checked.add(_key(COUNTERS, name, label))
             self.interval[key] = self.interval.get(key, 0) + amount
+
+    def stored(self, nbytes: int, seconds: float, entries: Iterable[tuple[str, int]]) -> None:
+        """Counts a store that was published. entries: their number by kind, as in :data:`KINDS`."""
+        interval = self.interval
+        interval["stored_bytes"] = interval.get("stored_bytes", 0) + nbytes
+        interval["stored_seconds"] = interval.get("stored_seconds", 0) + seconds
+        for kind, count in entries:
+            if count:
+                key = _STORED[kind]
+                interval[key] = interval.get(key, 0) + count
 
     def observe(self, cache: Mapping[str, int]) -> None:
         """Brings ``Cache.stats()`` into the interval."""
@@ -206,17 +281,54 @@ class Figures:
         for name, count in stats.items():
             if name.startswith("failed_"):
                 found["disk_failures", name.removeprefix("failed_")] = count
-        for (name, label), seen in found.items():
-            self.count(name, seen - self._disk.get((name, label), 0), label)
-        self._disk = found
+        self._count_up(found)
         self._gauges.update({key: stats[name] for key, name in _DISK_GAUGES.items()})
 
-    def take(self) -> HybridPagesStats:
-        """The interval so far, which then starts anew."""
+    def observe_remote(
+        self,
+        remote: Remote | Mooncake,
+        tier: Mapping[str, int | str],
+        restores: Mapping[str, int],
+        tokens_per_second: float | None,
+    ) -> None:
+        """Brings the figures of a remote store into the interval, after :meth:`observe`.
+
+        tier: what the cache counts of it, of ``Cache.tiers()``. restores: ``Cache.restores()``.
+        tokens_per_second: as prompts are computed; None if unknown.
+        """
+        stats = remote.stats()
+        found: dict[tuple[str, str | None], float] = {
+            key: stats[name] for key, name in _REMOTE_COUNTERS.items()
+        }
+        for event in ("found", "evicted"):
+            found["remote_entries", event] = float(tier[event])
+        found["remote_entries", "declined"] = float(tier["declined"]) - stats["unproven"]
+        for event, name in (("written", "write_us"), ("read", "read_us")):
+            found["remote_seconds", event] = stats[name] / 1e6
+        for name, count in stats.items():
+            if name.startswith("failed_"):
+                found["remote_failures", name.removeprefix("failed_")] = count
+        found["remote_not_worth", None] = restores["not_worth"]
+        self._count_up(found)
+        # Mooncake does not tell what it has.
+        known = {key: stats.get(name) for key, name in _REMOTE_GAUGES.items()}
+        self._gauges.update({key: value for key, value in known.items() if value is not None})
+        self._gauges["remote_latency_seconds"] = stats["latency_us"] / 1e6
+        self._gauges["prompt_tokens_per_second"] = tokens_per_second or 0.0
+
+    def _count_up(self, found: Mapping[tuple[str, str | None], float]) -> None:
+        """Counts what has come to figures that count from the start."""
+        for (name, label), seen in found.items():
+            self.count(name, seen - self._below.get((name, label), 0), label)
+        self._below.update(found)
+
+    def take(self, *, gauges: bool) -> HybridPagesStats:
+        """The interval so far, which then starts anew, with or without gauges."""
         counters, self.interval = self.interval, {}
         for key, amount in counters.items():
             self._before[key] = self._before.get(key, 0) + amount
-        return HybridPagesStats({"counters": counters, "gauges": self._gauges.copy()})
+        shown = self._gauges.copy() if gauges else {}
+        return HybridPagesStats({"counters": counters, "gauges": shown})
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """Everything since the start."""

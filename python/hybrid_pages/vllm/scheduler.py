@@ -2,29 +2,26 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages import Geometry
 from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.adapter.remote import close_remote
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.connection import Connection
-from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
+from hybrid_pages.vllm.connection import Connection, EngineFacts
 from hybrid_pages.vllm.epochs import Epochs
-from hybrid_pages.vllm.events import EventGroup
-from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.here import worker_here
-from hybrid_pages.vllm.identity import ModelFacts
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
 from hybrid_pages.vllm.metrics import HybridPagesStats
+from hybrid_pages.vllm.pace import Pace
 from hybrid_pages.vllm.recording import Recording
 from hybrid_pages.vllm.settings import Settings
 from hybrid_pages.vllm.steps import Steps
-from hybrid_pages.vllm.tenants import namespace_of
 from hybrid_pages.vllm.tracking import Reload, Tracked
 
 if TYPE_CHECKING:
@@ -39,43 +36,20 @@ class SchedulerHalf(Connection):
     Arguments, and what is raised, as of :class:`~hybrid_pages.vllm.connection.Connection`.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        grid: BlockGrid,
-        ranks: int,
-        plan: Geometry | None = None,
-        *,
-        stores: bool = True,
-        loads: bool = True,
-        cores: EngineCores = ONLY_ONE,
-        event_groups: Sequence[EventGroup] | None = None,
-        pins: bool = False,
-        model: ModelFacts | None = None,
-    ) -> None:
-        super().__init__(
-            settings,
-            grid,
-            ranks,
-            plan,
-            stores=stores,
-            loads=loads,
-            cores=cores,
-            event_groups=event_groups,
-            pins=pins,
-            model=model,
-        )
+    def __init__(self, settings: Settings, engine: EngineFacts) -> None:
+        super().__init__(settings, engine)
         self.name = uuid.uuid4().hex
         """By which a worker in the same process is found."""
-        self._disk_by: float | None = None
-        """When requests stop waiting for the disk to be opened."""
-        self.epochs = Epochs(lasting=model is not None)
+        self._tiers_by: float | None = None
+        """When requests stop waiting for the tiers below to be opened."""
+        self.epochs = Epochs(lasting=engine.model is not None)
         self._requests: dict[str, Tracked] = {}
         self._arrived: set[str] = set()
-        self._invalid = InvalidBlocks(grid, self.epochs)
+        self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self, self._requests, self.epochs, self._invalid)
         self._recording: Recording | None = None
         if settings.trace_dir:
+            grid = engine.grid
             self._recording = Recording(
                 Path(settings.trace_dir), grid.block_tokens, grid.stride, self.figures
             )
@@ -101,7 +75,13 @@ class SchedulerHalf(Connection):
         waited = tracked is not None and tracked.waits
         if tracked is None:
             namespace, reload = self._namespace(request, None)
-            tracked = Tracked(request, namespace, reload=reload, skips_loads=not self.may_load)
+            tracked = Tracked(
+                request,
+                namespace,
+                self.keys.none_yet(),
+                reload=reload,
+                skips_loads=not self.may_load,
+            )
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -118,19 +98,20 @@ class SchedulerHalf(Connection):
         tracked.waits = tokens is None
         if tokens is not None:
             self.checkpoints.looked_up(tracked)
-        if self.events is not None and self.disk is not None:  # it has blocks of earlier engines
+        if self.events is not None and self.settings.lasting:  # there are blocks of other engines
             self.events.note(tracked)
         return tokens
 
     def _tokens(self, tracked: Tracked, local_tokens: int) -> int | None:
-        return None if self._awaits_disk() else self.loads.match(tracked, local_tokens)
+        return None if self._awaits_tiers() else self.loads.match(tracked, local_tokens)
 
     def _namespace(self, request: "Request", pending: Reload | None) -> tuple[int, Reload | None]:
         """The namespace of a request, held, and the reload that its adapter is to have."""
+        if request.lora_request is None:
+            return self.namespaces.hold(b"", request.cache_salt), None
         reload = self.epochs.reload(request, pending)
         identity = self.epochs.identity(request, reload)
-        share = self.settings.tenant_share
-        return namespace_of(self.cache, identity, request.cache_salt, share), reload
+        return self.namespaces.hold(identity, request.cache_salt), reload
 
     def _name_again(self, tracked: Tracked) -> bool:
         """Finds the namespace of a request anew; says whether it is another one."""
@@ -138,18 +119,18 @@ class SchedulerHalf(Connection):
         changed = namespace != tracked.namespace
         if changed:
             tracked.drop_restore()
-        self.cache.release_namespace(tracked.namespace)
+        self.namespaces.release(tracked.namespace)
         tracked.namespace, tracked.reload = namespace, reload
         return changed
 
-    def _awaits_disk(self) -> bool:
-        """Whether the first requests wait for the ranks' reports, without which no disk is open.
-        They come with the next step, if not at startup."""
-        if self.disk is None or self.agreement.geometry is not None:
+    def _awaits_tiers(self) -> bool:
+        """Whether the first requests wait for the ranks' reports, without which no tier below is
+        open. They come with the next step, if not at startup."""
+        if not self.settings.lasting or self.agreement.geometry is not None:
             return False
         now = time.monotonic()
-        self._disk_by = self._disk_by or now + self.loads.wait_seconds
-        return now < self._disk_by
+        self._tiers_by = self._tiers_by or now + self.loads.wait_seconds
+        return now < self._tiers_by
 
     def allocated(self, request: "Request", tables: Tables, external_tokens: int) -> None:
         """Plans the load into the blocks that vLLM gave the request."""
@@ -165,9 +146,16 @@ class SchedulerHalf(Connection):
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
         if self.epochs.engine_was_reset():
             self._engine_was_reset()
+        if self.pace is not None:
+            self._note_pace(output, self.pace)
         stores, self.stores.unsent = self._steps.stores(output) + self.stores.unsent, []
         loads = self.loads.take_planned()
         return StepMetadata(self.name, stores, loads, not output.total_num_scheduled_tokens)
+
+    def _note_pace(self, output: "SchedulerOutput", pace: Pace) -> None:
+        known = pace.planned(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+        if known and pace.tokens_per_second:
+            self.cache.set_compute_rate(pace.tokens_per_second / self.grid.block_tokens)
 
     def invalid(self, blocks: Iterable[int]) -> None:
         """Another connector could not load these blocks, and a step has gone on from them."""
@@ -248,6 +236,8 @@ class SchedulerHalf(Connection):
         if tracked is not None:
             self._forget(tracked, tables)
         if not self._requests and not self._arrived:
+            if self.pace is not None:
+                self.pace.rested()
             self._settle()
 
     def _forget(self, tracked: Tracked, tables: Tables) -> None:
@@ -277,7 +267,7 @@ class SchedulerHalf(Connection):
         except Exception:
             logger.exception("the policy was not told the end of %s", name)
             self.figures.count("failures", label="finish")
-        self.cache.release_namespace(tracked.namespace)
+        self.namespaces.release(tracked.namespace)
 
     def _settle(self) -> None:
         """Ends every store if the worker is in this process.
@@ -299,10 +289,11 @@ class SchedulerHalf(Connection):
             self.figures.count("failures", label="settle")
 
     def shutdown(self) -> None:
-        """Ends the recording and the use of the disk, if there are such."""
+        """Ends the recording and the use of the tiers below, if there are such."""
         if self._recording is not None:
             self._recording.close()
         close_disk(self.disk)
+        close_remote(self.remote)
 
     def reset(self) -> None:
         """Forgets every page and checkpoint; copies under way end unpublished.
@@ -345,13 +336,19 @@ class SchedulerHalf(Connection):
         if not self.figures.interval:
             return None
         self._observe()
-        return self.figures.take()
+        return self.figures.take(gauges=True)
 
     def _observe(self) -> None:
         if not self.connected:
             return
         self.figures.observe(self.cache.stats())
+        tiers = {str(tier["name"]): tier for tier in self.cache.tiers()}
         if self.disk is not None:
-            self.figures.observe_disk(self.disk, self.cache.tiers()[0])
+            self.figures.observe_disk(self.disk, tiers["disk"])
             for note in self.disk.notes():
                 logger.warning("hybrid-pages: the disk at %s: %s", self.settings.disk_path, note)
+        if self.remote is not None:
+            rate = None if self.pace is None else self.pace.tokens_per_second
+            self.figures.observe_remote(self.remote, tiers["remote"], self.cache.restores(), rate)
+            for note in self.remote.notes():
+                logger.warning("hybrid-pages: %s", note)

@@ -10,6 +10,8 @@ from hybrid_pages.adapter.disk import DEADLINE_MS, require_quota
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import budget_of
+from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
+from hybrid_pages.adapter.remote import Admit, require_remote
 
 StoreMode = Literal["auto", "step", "background"]
 ChecksumMode = Literal["off", "store", "verify"]
@@ -41,6 +43,19 @@ class Settings:
     disk_events: bool = True
     """KV events name what is on disk, too, with medium ``STORAGE``. For routers that do not know
     this medium, false."""
+
+    remote_url: str = ""
+    """Store that machines share, below the host memory and ``disk_path``:
+    ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``, ``az://CONTAINER/PREFIX`` or
+    ``file:///DIRECTORY``. Credentials come from the environment. Empty for none."""
+
+    remote_deadline_ms: int = REMOTE_DEADLINE_MS
+    """A read from ``remote_url``, or a question what is there, that takes longer has failed. A
+    request waits no longer for it, either."""
+
+    remote_admit: Admit = "auto"
+    """``auto``: what a second request has used is written to ``remote_url``, and what takes longer
+    to read than to compute is computed. ``all``: everything is written and read."""
 
     huge_pages: HugePages = ""
     """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in
@@ -103,6 +118,7 @@ class Settings:
         object.__setattr__(self, "checksum", "verify" if verifies else self.checksum)
         require_policy(self.policy)
         require_quota(self.disk_path, self.disk_gb, self.disk_deadline_ms)
+        require_remote(self.remote_url, self.remote_deadline_ms, self.remote_admit)
         if not 0 < self.host_gb < 1 << 20:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"
@@ -126,7 +142,12 @@ class Settings:
     @property
     def has_checksums(self) -> bool:
         """Whether every store computes one: what a tier below takes needs it."""
-        return self.checksum != "off" or bool(self.disk_path)
+        return self.checksum != "off" or bool(self.lasting)
+
+    @property
+    def lasting(self) -> str:
+        """The setting by which entries outlive the engine; empty if none does."""
+        return "disk_path" if self.disk_path else "remote_url" if self.remote_url else ""
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> "Settings":

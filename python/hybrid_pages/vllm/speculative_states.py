@@ -9,7 +9,7 @@ running one are never looked at.
 Facts: ``vllm/v1/worker/mamba_utils.py``, ``postprocess_mamba_fused_kernel``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybrid_pages.vllm import versions
@@ -67,7 +67,7 @@ class SpeculativeStates(States):
         start: int,
         end: int,
         tables: Tables,
-        offers: Iterable[Offer],
+        offers: Sequence[Offer],
         pool: "BlockPool",
     ) -> list[State]:
         """As in the base class. If the step may reach a boundary, notes the column that its state

@@ -7,9 +7,8 @@ hands over and that still carries the boundary's hash: hand-overs also name bloc
 and given to others, meanwhile.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybrid_pages import Geometry
 from hybrid_pages.vllm import versions
@@ -25,16 +24,15 @@ Offer = tuple[int, int, int]
 """(vLLM's group, block, tokens): a state that vLLM hands over."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """The state of one boundary."""
 
     boundary: int
     """In blocks."""
     blocks: Mapping[int, int]
     """The state block of each recurrent group; a group is left out if its block is not known."""
-    kept: bool
-    """vLLM keeps it itself, under its hash."""
+    kept: Callable[[], bool]
+    """Whether vLLM keeps it itself, under its hash, in this step."""
 
 
 class States:
@@ -45,7 +43,13 @@ class States:
         self.groups = [
             group for item in geometry.classes if item.kind == "recurrent" for group in item.groups
         ]
-        self._of_table = {self.grid.groups[group].table: group for group in self.groups}
+        places = [self.grid.groups[group] for group in self.groups]
+        self._places = [
+            (group, place.table, place.per_block)
+            for group, place in zip(self.groups, places, strict=True)
+        ]
+        """Of each recurrent group: table, and columns of a block, whose last one has the state."""
+        self._of_table = {table: group for group, table, _ in self._places}
 
     def advance(self, tracked: Tracked, start: int, end: int) -> None:
         """Notes a step of a request over the tokens [start, end)."""
@@ -82,27 +86,34 @@ class States:
         start: int,
         end: int,
         tables: Tables,
-        offers: Iterable[Offer],
+        offers: Sequence[Offer],
         pool: "BlockPool",
     ) -> list[State]:
         """The proven states of this step, which are whole once its forward pass is over."""
-        n, request = self.grid.block_tokens, tracked.request
-        offered: dict[int, dict[int, int]] = {}
-        for table, block, tokens in offers:
-            boundary, rest = divmod(tokens, n)
-            group = self._of_table.get(table)
-            if (
-                group is not None
-                and not rest
-                and self._carries(pool, group, block, request, boundary)
-            ):
-                offered.setdefault(boundary, {})[group] = block
+        request = tracked.request
+        offered = self._handed_over(offers, request, pool) if offers else {}
         columns = self._columns(tracked, end, tables)
         found = []
         for boundary in sorted({*offered, *columns}):
             if self._proven(tracked, boundary, start, end):
                 theirs, ours = offered.get(boundary, {}), columns.get(boundary, {})
                 found.append(self._state(boundary, theirs, ours, request, pool))
+        return found
+
+    def _handed_over(
+        self, offers: Iterable[Offer], request: "Request", pool: "BlockPool"
+    ) -> dict[int, dict[int, int]]:
+        """What vLLM hands over and still has under its hash: the block by boundary and group."""
+        found: dict[int, dict[int, int]] = {}
+        for table, block, tokens in offers:
+            boundary, rest = divmod(tokens, self.grid.block_tokens)
+            group = self._of_table.get(table)
+            if (
+                group is not None
+                and not rest
+                and self._carries(pool, group, block, request, boundary)
+            ):
+                found.setdefault(boundary, {})[group] = block
         return found
 
     def final(self, tracked: Tracked) -> int | None:
@@ -129,7 +140,7 @@ class States:
         furthest = n * (2 if self.grid.drops_last_block else 1)
         tokens = boundary * n
         exported = self.grid.exports_states and start + n <= tokens < end <= tokens + furthest
-        return exported or boundary in tracked.ends
+        return boundary in tracked.ends or exported
 
     def _columns(self, tracked: Tracked, end: int, tables: Tables) -> dict[int, Mapping[int, int]]:
         """Blocks by boundary and group where steps ended: the last step, and an earlier one whose
@@ -164,10 +175,13 @@ class States:
             block = theirs or ours
             if block and (not ours or ours == block):  # two different blocks prove nothing
                 blocks[group] = block
-        kept = bool(blocks) and all(
-            group in offered or self._carries(pool, group, block, request, boundary)
-            for group, block in blocks.items()
-        )
+
+        def kept() -> bool:
+            return bool(blocks) and all(
+                group in offered or self._carries(pool, group, block, request, boundary)
+                for group, block in blocks.items()
+            )
+
         return State(boundary, blocks, kept)
 
     def _carries(
@@ -183,8 +197,12 @@ class States:
     def _here(self, tables: Tables, boundary: int) -> dict[int, int]:
         """The blocks that the tables have where the state of a boundary belongs, by group; 0 is
         none."""
-        groups = self.grid.groups
-        return {group: groups[group].state(tables, boundary - 1) for group in self.groups}
+        found = {}
+        for group, table, per_block in self._places:
+            blocks, column = tables[table], boundary * per_block - 1
+            block = blocks[column] if column < len(blocks) else 0
+            found[group] = block if isinstance(block, int) else block.block_id
+        return found
 
     def _holds(self, tables: Tables, late: Late) -> bool:
         """Whether a request still has the blocks where it had reached a boundary."""

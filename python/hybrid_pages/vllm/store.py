@@ -30,7 +30,7 @@ _Source = tuple[int, int, list[int]]
 """(class index, block index, engine blocks)."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Store:
     """Entries on their way out of the engine."""
 
@@ -137,20 +137,21 @@ class Stores:
             self.unsent.append(job)
 
     def _job(
-        self, tracked: Tracked, end: int, tables: Tables, found: Iterable[State]
+        self, tracked: Tracked, filled: int, tables: Tables, found: Iterable[State]
     ) -> StoreJob | None:
         states: list[_Source] = []
         for state in found:
             if self.checkpoints.wants(tracked, state):
-                states += self._checkpoint(state)
-        first, reach, job = tracked.offered_blocks, self._reach(tracked, end), None
+                states.extend(self._checkpoint(state))
+        first, job = tracked.offered_blocks, None
+        end = max(first, self._reach(tracked, filled))
         refused = "hint" if not tracked.hints.store else "stale" if tracked.stale else None
         if refused is not None:
-            pages = self.columns.filled(tables, first, max(first, reach))
+            pages = self.columns.filled(tables, first, end)
             self.figures.count("skipped_entries", len(states) + len(pages), refused)
-        elif states or first < reach:
-            job = self._offer(tracked, tables, first, max(first, reach), states)
-        tracked.offered_blocks = max(first, reach)
+        elif states or first < end:
+            job = self._offer(tracked, tables, first, end, states)
+        tracked.offered_blocks = end
         return job
 
     def _reach(self, tracked: Tracked, end: int) -> int:
@@ -181,14 +182,13 @@ class Stores:
             first=first,
             end=end,
             states=states,
-            stride=self.keys.stride,
             hints=tracked.for_policy,
         )
         if offered is None:
             return None
         lease, entries = offered
         for reason, count in lease.skipped.items():
-            if count and reason != "resident":
+            if reason != "resident":
                 self.figures.count("skipped_entries", count, reason)
         if not entries:
             lease.abort()
@@ -264,21 +264,20 @@ class Stores:
                 versions.unpin(self.pool, store.pins)
 
     def _publish(self, store: _Store) -> None:
-        nbytes, seconds, failed = 0, 0.0, None
-        checksums = []
-        for rank in range(self.ranks):
-            outcome = store.outcomes[rank]
-            if outcome.error is not None:
-                logger.warning("a store failed on rank %d: %s", rank, outcome.error)
-                failed = failed or outcome
-            checksums.append(outcome.checksums)
-            nbytes += outcome.nbytes
-            seconds += outcome.seconds
-        if failed is not None:
-            self.figures.count("failures", label=failed.reason)
+        outcomes = [store.outcomes[rank] for rank in range(self.ranks)]
+        failed = [outcome for outcome in outcomes if outcome.error is not None]
+        for outcome in failed:
+            logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)
+        if failed:
+            self.figures.count("failures", label=failed[0].reason)
             return
-        store.lease.commit(list(zip(*checksums, strict=True)) if any(checksums) else None)
-        self.figures.count("stored_bytes", nbytes)
-        self.figures.count("stored_seconds", seconds)
-        for index, kind in enumerate(self._kinds):
-            self.figures.count("stored_entries", store.entries.of_class(index), kind)
+        checksums = [outcome.checksums for outcome in outcomes]
+        if any(checksums):
+            store.lease.commit_shards(checksums)
+        else:
+            store.lease.commit(None)
+        self.figures.stored(
+            sum(outcome.nbytes for outcome in outcomes),
+            sum(outcome.seconds for outcome in outcomes),
+            zip(self._kinds, store.entries.by_class(len(self._kinds)), strict=True),
+        )

@@ -1,4 +1,5 @@
-"""Tenants: requests with one ``cache_salt``. Those without a salt are a tenant, too."""
+"""Tenants and namespaces of requests. The requests with one ``cache_salt`` are a tenant, and those
+without a salt are one, too."""
 
 from hybrid_pages import Cache
 
@@ -8,20 +9,36 @@ def tenant_of(salt: str | None, share: float) -> bytes:
     return b"" if share >= 1 or not salt else salt.encode("utf-8", "surrogatepass")
 
 
-def namespace_of(cache: Cache, identity: bytes, salt: str | None, share: float) -> int:
-    """The number of a request's namespace, held once; see :meth:`Cache.namespace`.
+class Namespaces:
+    """Numbers of requests' namespaces; see :meth:`Cache.namespace`.
 
     vLLM's block hashes keep salts apart already. Where a tenant has a share of less than all, each
     has namespaces of its own, so that the cache knows whose an entry is.
 
     Args:
-        cache: that gives the number.
-        identity: everything that the request's bytes depend on beyond its block hashes.
-        salt: of the request.
-        share: that one tenant cannot exceed.
+        cache: that gives the numbers.
+        share: of the budget that one tenant cannot exceed.
     """
-    tenant = tenant_of(salt, share)
-    if not tenant:
-        return cache.namespace(identity)
-    own = b"tenant" + len(tenant).to_bytes(8, "little") + tenant + identity
-    return cache.namespace(own, tenant)
+
+    def __init__(self, cache: Cache, share: float) -> None:
+        self._cache, self._share = cache, share
+        self._plain = cache.namespace(b"")
+        """Of most requests; held all the time."""
+
+    def hold(self, identity: bytes, salt: str | None) -> int:
+        """The namespace of a request, until it is released.
+
+        Args:
+            identity: everything that the request's bytes depend on beyond its block hashes.
+            salt: of the request.
+        """
+        tenant = tenant_of(salt, self._share)
+        if tenant:
+            own = b"tenant" + len(tenant).to_bytes(8, "little") + tenant + identity
+            return self._cache.namespace(own, tenant)
+        return self._cache.namespace(identity) if identity else self._plain
+
+    def release(self, number: int) -> None:
+        """A request needs its namespace no more."""
+        if number != self._plain:
+            self._cache.release_namespace(number)

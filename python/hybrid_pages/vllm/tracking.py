@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybrid_pages import Hints, ReadLease, Restore
+from hybrid_pages import Hints, PrefixKeys, ReadLease, Restore
 from hybrid_pages.vllm.hints import NOTHING, RequestHints
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Reload(NamedTuple):
     """Marks of its files, which change when the files are written again."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Tracked:
     """One request.
 
@@ -53,6 +53,8 @@ class Tracked:
 
     request: "Request"
     namespace: int
+    keys: PrefixKeys
+    """Those that were read: see :mod:`hybrid_pages.vllm.keys`."""
     offered_blocks: int = 0
     """Leading blocks whose pages were offered to the cache."""
     lease: ReadLease | None = None
@@ -81,9 +83,15 @@ class Tracked:
     minus infinite after one that took too long."""
     waits: bool = False
     """Whether the engine was told to ask again, in its last lookup."""
-    host_hit: int | None = None
-    """The joint hit of the host, in tokens, when it began to wait for a tier below; until it is
-    scheduled."""
+    depths: Sequence[tuple[str, int]] | None = None
+    """How deep the joint hit was of the host, and with each tier below, by name and in blocks, when
+    it began to wait for them; until it is scheduled."""
+    asks_until: float = math.inf
+    """When to stop waiting for a tier that asks what there is, on the monotonic clock. Infinite
+    before the wait; minus infinite after it, until the request is scheduled."""
+    not_worth: tuple[int, int, int] | None = None
+    """The last lookup for which tiers below were not read, as computing is faster: blocks that the
+    engine had, the joint hit, and that of the host."""
     loaded: int = 0
     """Tokens that this run has from the cache."""
     position: int | None = None
@@ -94,8 +102,6 @@ class Tracked:
     ends: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which a step of this run ended."""
     late: Late | None = None
-    keys: list[bytes] = field(default_factory=list)
-    """Its keys by block, where they are not vLLM's own: see :mod:`hybrid_pages.vllm.keys`."""
     prompt_tokens: int = 0
     """Tokens of its prompt, which grows if it is a session that streams its input."""
     prefilled: int = 0

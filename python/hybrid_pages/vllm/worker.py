@@ -23,6 +23,7 @@ from hybrid_pages import (
     TransferError,
 )
 from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.planes import require_plane
 from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.vllm import engines
 from hybrid_pages.vllm.here import note_worker
@@ -186,6 +187,8 @@ class WorkerHalf:
             huge_pages=self.settings.huge_pages or None,
             numa_node=engines.numa_node(self._device),
         )
+        if not self.settings.huge_pages:
+            require_plane(arena, self.settings.host_gb / plan.ranks)
         for warning in arena.warnings:
             logger.warning("rank %d: %s", self.rank, warning)
         return arena

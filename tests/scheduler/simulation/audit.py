@@ -36,7 +36,7 @@ class Audit:
             half.arena,
             half.cache,
         )
-        self.block_tokens, self.stride = half.grid.block_tokens, half.loads.keys.stride
+        self.block_tokens = half.grid.block_tokens
         self.checked: set[tuple[int, ...]] = set()
 
     def run(self) -> int:
@@ -50,8 +50,8 @@ class Audit:
             epochs = self.engine.half.epochs
             namespace = self.cache.namespace(epochs.identity(request))
             keys = self.engine.keys_of(request)
-            for depth in range(1, len(keys) // self.stride + 1):
-                lease = self.cache.acquire(namespace, keys, stride=self.stride, limit=depth)
+            for depth in range(1, len(keys) + 1):
+                lease = self.cache.acquire(namespace, keys, limit=depth)
                 if lease is not None:
                     with lease:
                         for entry in lease.entries:

@@ -32,6 +32,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from hybrid_pages import PrefixKeys
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
 from hybrid_pages.vllm.tracking import Tracked
@@ -378,17 +379,18 @@ class Engine:
 
     def depths(self, prompt: Sequence[int]) -> list[int]:
         """Boundaries, in blocks, from which a prompt could be resumed now."""
-        stride, keys = self.half.loads.keys.stride, self.keys_of(self._request(prompt))
+        keys = self.keys_of(self._request(prompt))
         namespace = self.cache.namespace(b"")
         return [
             depth
-            for depth in range(1, len(keys) // stride + 1)
-            if self.cache.lookup(namespace, keys, stride=stride, limit=depth).blocks == depth
+            for depth in range(1, len(keys) + 1)
+            if self.cache.lookup(namespace, keys, limit=depth).blocks == depth
         ]
 
-    def keys_of(self, request: Request) -> Sequence[bytes]:
+    def keys_of(self, request: Request) -> PrefixKeys:
         """A request's keys, as the connector names them."""
-        return self.half.loads.keys.of(Tracked(request, 0))
+        keys = self.half.keys
+        return keys.of(Tracked(request, 0, keys.none_yet()))
 
     def abort(self, result: Result) -> None:
         """The client went away."""
@@ -521,7 +523,9 @@ class Engine:
         half = self.half
         if half.disk is not None:
             assert half.disk.settle(60), "copies to the disk do not end"
-            self.cache.poll()
+        if half.remote is not None:
+            assert half.remote.settle(60), "copies to the remote store do not end"
+        self.cache.poll()
         stats = self.cache.stats()
         assert (stats["leased_slots"], stats["writing_entries"]) == (0, 0), stats
         assert not half._requests, "the scheduler half still follows finished requests"

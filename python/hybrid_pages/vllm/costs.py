@@ -1,0 +1,90 @@
+"""What costs hits or safety without stopping anything: one warning each, when an engine starts.
+
+The rules are those of ``hybrid-pages doctor``. What corrupts is not warned of, but rejected
+(:mod:`hybrid_pages.vllm.support`).
+"""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from hybrid_pages import Geometry
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.checks.rules import findings
+from hybrid_pages.checks.situation import Finding, Situation
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.grid import BlockGrid
+from hybrid_pages.vllm.log import logger
+from hybrid_pages.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+
+
+def warn(
+    config: "VllmConfig", settings: Settings, grid: BlockGrid, plan: Geometry | None
+) -> list[Finding]:
+    """Logs each finding, and returns all.
+
+    Args:
+        config: the engine's, with this connector's own transfer configuration.
+        settings: of this connector.
+        grid: how vLLM cuts sequences into blocks.
+        plan: the sizes; None if they are not known yet.
+    """
+    found = findings(_situation(config, settings, grid, plan))
+    _say(found)
+    return found
+
+
+def warn_of_siblings(outer: "KVTransferConfig", connector: str) -> list[Finding]:
+    """The same for what only the outermost transfer configuration shows, where it is made."""
+    others = [str(child.kv_connector) for child in versions.children(outer)]
+    found = findings(
+        Situation(
+            siblings=tuple(name for name in others if name != connector),
+            failure_policy=str(outer.kv_load_failure_policy),
+        )
+    )
+    _say(found)
+    return found
+
+
+def _say(found: Iterable[Finding]) -> None:
+    for finding in found:
+        logger.warning("hybrid-pages: %s", finding.line())
+
+
+def _situation(
+    config: "VllmConfig", settings: Settings, grid: BlockGrid, plan: Geometry | None
+) -> Situation:
+    cache, own = config.cache_config, config.kv_transfer_config
+    classes = () if plan is None else plan.classes
+    return Situation(
+        block_tokens=grid.block_tokens,
+        entry_bytes=sum(item.entry_bytes for item in classes) or None,
+        has_states=any(item.kind == "recurrent" for item in classes) if plan else None,
+        exports_states=grid.exports_states,
+        host_bytes=int(settings.host_gb * GIB),
+        max_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_model_len=config.model_config.max_model_len,
+        drafts=grid.drafts,
+        retention=cache.prefix_cache_retention_interval,
+        hash_algorithm=str(cache.prefix_caching_hash_algo),
+        has_hash_seed=bool(os.environ.get("PYTHONHASHSEED")),
+        has_disk=bool(settings.disk_path),
+        has_remote=bool(settings.remote_url),
+        publishes_events=versions.publishes_events(config),
+        kv_role=_role(own.is_kv_producer, own.is_kv_consumer),
+        changes_weights="weight_transfer_config"
+        if config.weight_transfer_config is not None
+        else "",
+        follows_resets=settings.follow_engine_resets,
+        checkpoint_mode=settings.checkpoint_mode,
+    )
+
+
+def _role(stores: bool, loads: bool) -> str:
+    if stores and loads:
+        return "kv_both"
+    return "kv_producer" if stores else "kv_consumer"

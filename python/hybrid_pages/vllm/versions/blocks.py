@@ -1,0 +1,62 @@
+"""Blocks: those of a request, the pool, vLLM's own prefix cache."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+def blocks_of(manager: "KVCacheManager", request_id: str) -> "Sequence[Sequence[KVCacheBlock]]":
+    """All blocks that vLLM holds for a request, by group; not to be changed, and for this step
+    only. Other than ``get_block_ids``, it takes no longer for a longer request."""
+    blocks: Sequence[Sequence[KVCacheBlock]] = manager.coordinator.get_blocks(request_id)
+    return blocks
+
+
+def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:
+    """Whether vLLM knows a block by a prefix key, of a group and so many tokens."""
+    if block.block_hash is None or block.block_hash_num_tokens != tokens:
+        return False
+    return bool(block.block_hash == _with_group()(key, group))
+
+
+@functools.cache
+def _with_group() -> Callable[[bytes, int], bytes]:
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    return make_block_hash_with_group_id
+
+
+def cached_keys(pool: "BlockPool") -> frozenset[bytes]:
+    """Prefix keys of all blocks in vLLM's own prefix cache, of any group."""
+    from vllm.v1.core.kv_cache_utils import get_block_hash
+
+    hashes = (block.block_hash for block in pool.blocks)
+    return frozenset(get_block_hash(each) for each in hashes if each is not None)
+
+
+def prefix_cache_of(pool: "BlockPool") -> object:
+    """vLLM's own prefix cache, as an identity: another object after it was emptied.
+
+    ``BlockPool.reset_prefix_cache`` replaces the map, and only when no request holds a block.
+    """
+    return pool.cached_block_hash_to_block
+
+
+def forget_blocks(pool: "BlockPool", blocks: set[int]) -> None:
+    """Takes blocks out of vLLM's own prefix cache; requests keep theirs."""
+    pool.evict_blocks(blocks)
+
+
+def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
+    """Keeps blocks from being given to others, whatever happens to their requests."""
+    pool.touch(blocks)
+
+
+def unpin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
+    """Lets go of pinned blocks."""
+    pool.free_blocks(blocks)

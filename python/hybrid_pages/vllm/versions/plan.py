@@ -1,0 +1,132 @@
+"""The plan of the KV cache: groups, specs, kernels."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+Kind = Literal["attention", "window", "recurrent"]
+
+
+def layer_spec(group: "KVCacheGroupSpec", layer: str) -> "KVCacheSpec":
+    """The spec of one layer: groups of one type and several sizes have one for each layer."""
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    spec = group.kv_cache_spec
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def kind_of(spec: "KVCacheSpec") -> Kind | None:
+    """The kind of a layer's cache; None for one that the connector does not know.
+
+    Attention is told by the exact class: subclasses such as chunked or sink attention keep other
+    bytes, or other blocks.
+    """
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowMLASpec,
+        SlidingWindowSpec,
+    )
+
+    if isinstance(spec, MambaSpec):
+        return "recurrent"
+    kinds: dict[type, Kind] = {
+        FullAttentionSpec: "attention",
+        MLAAttentionSpec: "attention",
+        SlidingWindowSpec: "window",
+        SlidingWindowMLASpec: "window",
+    }
+    return kinds.get(type(spec))
+
+
+def is_scratch(spec: "KVCacheSpec") -> bool:
+    """Whether a layer's cache is of no use at a boundary: a ring of the tokens that are not yet
+    compressed into one state, of which there are none there. vLLM's own hits go without it, too."""
+    from vllm.v1.kv_cache_interface import CircularBufferSpec
+
+    return isinstance(spec, CircularBufferSpec)
+
+
+def is_latent(spec: "KVCacheSpec") -> bool:
+    """Whether a page holds MLA's latent vectors, not keys and values."""
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+
+    return isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec)
+
+
+PAGE_FORMATS = (
+    "NONE",
+    "FP8_PER_TENSOR",
+    "FP8_PER_TOKEN_HEAD",
+    "INT8_PER_TOKEN_HEAD",
+    "INT4_PER_TOKEN_HEAD",
+    "NVFP4",
+    "NVFP4_DS_MLA",
+)
+"""Formats of attention pages that are tested, as ``KVQuantMode`` names them. The scales of each lie
+inside the page or belong to the weights."""
+
+
+def page_format(spec: "KVCacheSpec") -> str:
+    """The format of an attention layer's pages; ``NONE`` if they are not quantised."""
+    return str(spec.kv_quant_mode.name)
+
+
+def page_format_of(cache_dtype: str) -> str:
+    """The same for a ``kv_cache_dtype``."""
+    from vllm.v1.kv_cache_interface import get_kv_quant_mode
+
+    return str(get_kv_quant_mode(cache_dtype).name)
+
+
+def window_tokens(spec: "KVCacheSpec") -> int:
+    """How far back a sliding window's pages are kept."""
+    return int(spec.sliding_window + spec.extra_retained_tokens)
+
+
+def exports_states(spec: "KVCacheSpec") -> bool:
+    """Whether the kernels of a recurrent layer export a prefill's last boundary state from inside
+    the step that runs past it; see :data:`DIFFERENCES` for which layers do."""
+    return bool(spec.num_prefill_checkpoint_blocks)
+
+
+def hash_tokens(config: "KVCacheConfig") -> int | None:
+    """Tokens that a prefix hash covers; None for whole blocks."""
+    return config.hash_block_size
+
+
+def steps_ahead(config: "VllmConfig") -> int:
+    """Steps that the engine plans before it waits for the first of them."""
+    return 2 if config.scheduler_config.async_scheduling else 1
+
+
+def conv_state_layout() -> str:
+    """How convolution states lie in memory: set by the environment, not by the configuration."""
+    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+    return str(get_conv_state_layout())
+
+
+def kernels_of(config: "VllmConfig", layers: Iterable[str]) -> list[str]:
+    """What computes the caches of layers, as it was chosen when the model was made: backends and
+    the variants of custom operators. Known in a worker's process; empty elsewhere."""
+    from torch.nn import Module
+    from vllm.model_executor.custom_op import CustomOp
+
+    made, found = config.compilation_config.static_forward_context, set()
+    for layer in filter(None, map(made.get, layers)):
+        found.add(_named(layer.get_attn_backend()))
+        for module in layer.modules() if isinstance(layer, Module) else ():
+            method = vars(module).get("_forward_method") if isinstance(module, CustomOp) else None
+            if method is not None:  # a function, a method, or what compiles one
+                name = getattr(method, "__name__", type(method).__name__)
+                found.add(f"{_named(type(module))}.{name}")
+    return sorted(found)
+
+
+def _named(item: type) -> str:
+    return f"{item.__module__}.{item.__qualname__}"

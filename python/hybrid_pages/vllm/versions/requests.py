@@ -1,0 +1,98 @@
+"""Requests and adapters as the scheduler has them."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+STEPS_IN_FLIGHT = 2
+"""Under asynchronous scheduling a step is planned before the one before it is reported: a step is
+reported by the second update after it was planned, if not by the first."""
+
+
+def processed(request: "Request") -> int:
+    """Tokens that are computed for certain: a step is counted when it is planned, with its drafts,
+    and those that are rejected are taken off when its report comes."""
+    return int(request.num_computed_tokens - request.num_in_flight_tokens)
+
+
+def token_at(request: "Request", position: int) -> bytes:
+    """What a known token is: its id and, in an image, which image and where in it."""
+    named = int(request.all_token_ids[position]).to_bytes(8, "little")
+    for item in request.mm_features:
+        place = item.mm_position
+        if place.offset <= position < place.offset + place.length:
+            named += f"{position - place.offset} {item.identifier}".encode()
+    return named
+
+
+def drafter_tokens(config: "VllmConfig", drafts: int) -> int | None:
+    """The longest that a request may be after a step with draft layers; None for any length.
+
+    The first runner leaves the draft layers out of a step, for all of its requests, if one of them
+    is longer (``GPUModelRunner._input_fits_in_drafter``). Their pages then keep what was there.
+    """
+    found = config.speculative_config
+    if found is None or config.use_v2_model_runner:
+        return None
+    model = found.draft_model_config
+    longest = None if model is None else model.max_model_len
+    return int(longest or config.model_config.max_model_len) - drafts
+
+
+def fields(config: object) -> dict[str, Any]:
+    """All values of one of vLLM's configurations, by name."""
+    return vars(config)
+
+
+def fork_of(request: "Request") -> int:
+    """Where vLLM itself ends a step of a prompt, in tokens: a shared prefix ends there. 0 if
+    nowhere."""
+    return int(request.shared_prefix_boundary)
+
+
+def end_step_at(request: "Request", tokens: int) -> None:
+    """Asks the scheduler to end a step of a prompt after ``tokens``.
+
+    ``Scheduler._mamba_block_aligned_split`` cuts at ``Request.shared_prefix_boundary`` if it lies
+    ahead of what is computed, and reads it anew for each step.
+    """
+    request.shared_prefix_boundary = tokens
+
+
+def failed(request: "Request") -> bool:
+    """Whether an ended request ended in an error, such as a load of another connector."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.FINISHED_ERROR)
+
+
+def aborted(request: "Request") -> bool:
+    """Whether an ended request was aborted."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.FINISHED_ABORTED)
+
+
+def compute_anew(request: "Request", manager: "KVCacheManager") -> None:
+    """Makes a request that waits for a load begin again, with no blocks and nothing computed.
+
+    vLLM's own way follows ``kv_load_failure_policy``, which it reads for all connectors at once,
+    and by default ends such requests. The scheduler looks at ``num_computed_tokens`` when it takes
+    up the request again: at 0 it looks prefixes up and allocates as for a new one.
+    """
+    manager.free(request)
+    request.num_computed_tokens = 0
+
+
+def reloads_adapter(adapter: "LoRARequest") -> bool:
+    """Whether the worker reads an adapter's files again when the request is scheduled."""
+    return bool(adapter.load_inplace)
+
+
+def adapter_layout(adapter: "LoRARequest") -> str:
+    """How an adapter's files are read, where a request says so."""
+    return "fused experts" if adapter.is_3d_lora_weight else "as it is"

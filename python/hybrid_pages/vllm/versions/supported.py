@@ -1,0 +1,47 @@
+"""The vLLM versions that work, how they differ, and which one is here."""
+
+from hybrid_pages.adapter.versions import Supported
+
+SUPPORTED = Supported(
+    user="hybrid-pages",
+    package="vllm",
+    first=(0, 32),
+    end=(0, 34),
+    remedy="install one of those, or start without HybridPagesConnector",
+)
+"""The vLLM versions that work."""
+
+TESTED = ("0.32.0", "0.33.0")
+"""The versions that the tests run on: the first is installed in ``.venv``, the others are named by
+``VLLM_SOURCES`` in the Makefile. Every minor version of :data:`SUPPORTED` is among them."""
+
+DIFFERENCES = {
+    "0.33": (
+        "Gated DeltaNet kernels also export the state of a prefill's last boundary "
+        "(MambaSpec.num_prefill_checkpoint_blocks); before, Mamba-2 and KDA do",
+        "KVConnectorBase_V1 declares unregister_kv_caches and restore_kv_caches, which sleep mode "
+        "calls; before, nothing calls them",
+        "planning moved from vllm.v1.core.kv_cache_utils to kv_cache_planning, which only the "
+        "tests import",
+    ),
+}
+"""How a version differs from those before it, where the connector or its tests notice."""
+
+
+def installed() -> str:
+    """The version of the vLLM that is imported here, as it writes it itself."""
+    from vllm.version import __version__ as version
+
+    return version
+
+
+def platform() -> str:
+    """The kind of device that vLLM runs on: ``cpu``, ``cuda``, ``rocm``, ``xpu`` and so on."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_name)
+
+
+def pins_memory() -> bool:
+    """Whether the caches lie on a device that needs pinned memory of the host."""
+    return platform() == "cuda"

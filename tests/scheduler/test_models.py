@@ -1,0 +1,286 @@
+"""The formulas of `hybrid_pages.models` against vLLM's own code, over its registry."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm
+from vllm.model_executor.models import ModelRegistry, registry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from vllm.platforms.interface import Platform
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+
+from hybrid_pages.models.blocks import _of_one_page, _Spec, plan
+from hybrid_pages.models.choices import Choices
+from hybrid_pages.models.config import Config
+from hybrid_pages.models.families import DEFAULTS, READERS, REFUSED, layers_of
+from hybrid_pages.models.layers import Attention, State
+from model_configs import ATTENTION, QWEN35_08B, QWEN36_27B, RECURRENT, config_of
+
+try:
+    from vllm.v1.core import kv_cache_planning as planning
+except ImportError:
+    from vllm.v1.core import kv_cache_utils as planning
+
+ARCHITECTURES = registry._VLLM_MODELS
+HERE = sorted(set(RECURRENT) & set(ARCHITECTURES))
+# Whose hooks change other things than the type of states.
+NO_TYPES = {
+    "AliceAIForCausalLM",
+    "JambaForSequenceClassification",
+    "KimiK3ForConditionalGeneration",
+}
+# Needs a package that is not installed; it embeds pictures.
+NO_CLASS = {"Terratorch"}
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+
+
+def model_class(architecture: str) -> Any:
+    module, name = ARCHITECTURES[architecture]
+    if not module.startswith("vllm."):
+        module = f"vllm.model_executor.models.{module}"
+    return getattr(importlib.import_module(module), name)
+
+
+def sources(architecture: str) -> str:
+    """The text of the module that an architecture is in."""
+    module = ARCHITECTURES[architecture][0]
+    root = Path(vllm.__file__).parent
+    if module.startswith("vllm."):
+        place = root.parent / module.replace(".", "/")
+        files = [path for path in place.rglob("*.py") if "amd" not in path.parts]
+    else:
+        files = [root / "model_executor" / "models" / f"{module.replace('.', '/')}.py"]
+    return "".join(path.read_text() for path in files if path.is_file())
+
+
+def namespace(values: dict[str, Any], **more: Any) -> SimpleNamespace:
+    """A configuration as vLLM's classes read it."""
+    made = {"mamba_d_ssm": None, "speculative_config": None, **values, **more}
+    return SimpleNamespace(**made)
+
+
+def vllm_config(architecture: str, ranks: int, ssm: str) -> SimpleNamespace:
+    values = config_of(architecture)
+    inner = values.get("text_config") or values.get("llm_config")
+    text = namespace(DEFAULTS.get(architecture, {}) | (inner or values))
+    outer = namespace({k: v for k, v in values.items() if not isinstance(v, dict)})
+    outer.text_config = text
+    cache = SimpleNamespace(
+        mamba_cache_dtype="auto",
+        mamba_ssm_cache_dtype=ssm,
+        use_replayssm=False,
+        use_kda_recoverssm=False,
+    )
+
+    def of(model: SimpleNamespace) -> SimpleNamespace:
+        return SimpleNamespace(
+            model_config=SimpleNamespace(
+                hf_config=model, hf_text_config=text, dtype=torch.bfloat16
+            ),
+            parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+            cache_config=cache,
+            speculative_config=None,
+            num_speculative_tokens=0,
+            with_hf_config=lambda given: of(given),
+        )
+
+    return of(outer if inner else text)
+
+
+@pytest.mark.parametrize("architecture", HERE)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("ssm", ["auto", "float32", "bfloat16"])
+def test_states_are_those_of_the_model_class(architecture, ranks, ssm):
+    found = vllm_config(architecture, ranks, ssm)
+    hook = MODELS_CONFIG_MAP.get(architecture)
+    if hook is not None and architecture not in NO_TYPES:
+        hook.verify_and_update_config(found)
+    cls = model_class(architecture)
+    shapes = cls.get_mamba_state_shape_from_config(found)
+    dtypes = cls.get_mamba_state_dtype_from_config(found)
+    layers = layers_of(
+        Config("config.json", config_of(architecture)), Choices(ranks=ranks, ssm_dtype=ssm)
+    )
+    (state,) = {layer for layer in layers if isinstance(layer, State)}
+    assert state.shapes == tuple(map(tuple, shapes))
+    assert tuple(DTYPES[it] for it in state.element_bytes) == tuple(dtypes)
+    assert (
+        state.nbytes
+        == MambaSpec(block_size=-1, shapes=tuple(shapes), dtypes=tuple(dtypes)).page_size_bytes
+    )
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_hybrid_architecture_is_known_or_refused_by_name(architecture):
+    """Hybrid by its class, or with windows in some of its layers by its source."""
+    text = sources(architecture)
+    hybrid = False
+    if "IsHybrid" in text or "IsAttentionFree" in text or "get_mamba_state_shape" in text:
+        cls = SimpleNamespace() if architecture in NO_CLASS else model_class(architecture)
+        hybrid = getattr(cls, "is_hybrid", False) or getattr(cls, "is_attention_free", False)
+    if hybrid or re.search(r"per_layer_sliding_window=|SlidingWindow\w*Spec\(", text):
+        assert architecture in READERS or architecture in REFUSED
+
+
+def test_hybrid_architectures_that_inherit_are_found():
+    assert {"ClefFlashForJointSchema", "Qwen3_5ForCausalLM"} <= set(READERS)
+
+
+def test_families_of_the_newest_version_are_all_real():
+    if "AliceAIForCausalLM" not in ARCHITECTURES:
+        pytest.skip("an older version")
+    assert set(RECURRENT) <= set(ARCHITECTURES)
+    assert set(REFUSED) <= set(ARCHITECTURES)
+    assert {name for name in ATTENTION if name not in ARCHITECTURES} == set()
+
+
+# ---- blocks and groups
+
+
+def spec_of(layer: Any, block: int, padded: int | None = None) -> Any:
+    if isinstance(layer, State):
+        return MambaSpec(
+            block_size=block,
+            shapes=layer.shapes,
+            dtypes=tuple(DTYPES[it] for it in layer.element_bytes),
+            page_size_padded=padded,
+            mamba_cache_mode="align",
+        )
+    common = dict(block_size=block, num_kv_heads=layer.heads, dtype=torch.bfloat16)
+    if layer.latent:
+        return MLAAttentionSpec(head_size=layer.elements, **common)
+    common["head_size"] = layer.elements // 2
+    if layer.window is not None:
+        return SlidingWindowSpec(sliding_window=layer.window, **common)
+    return FullAttentionSpec(**common)
+
+
+@pytest.mark.parametrize("architecture", sorted(READERS))
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_groups_are_those_that_vllm_makes(architecture, ranks):
+    config = Config("config.json", config_of(architecture))
+    layers = layers_of(config, Choices(ranks=ranks))
+    found = plan(layers, ranks=ranks)
+    states = [group for group in found.groups if group.is_recurrent]
+    block, padded = 16, None
+    if states:
+        block, padded = states[0].block_tokens, states[0].block_bytes
+    specs = {str(at): spec_of(layer, block, padded) for at, layer in enumerate(layers)}
+    stub = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        cache_config=SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: SimpleNamespace(is_block_outermost=False)
+        ),
+        speculative_config=None,
+    )
+    made = planning.get_kv_cache_groups(stub, specs)
+    assert sorted((group.block_tokens, len(group.layers)) for group in found.groups) == sorted(
+        (group.kv_cache_spec.block_size, len(group.layer_names)) for group in made
+    )
+
+
+class Backend:
+    """An attention backend of CUDA, as far as block sizes go."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[Any]:
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def customize_spec(spec: Any) -> Any:
+        return spec
+
+
+@pytest.mark.parametrize("alignment", [None, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("config", [QWEN36_27B, QWEN35_08B, *map(config_of, HERE)])
+def test_blocks_are_as_long_as_vllm_makes_them(monkeypatch, config, ranks, alignment):
+    own = Config("config.json", config)
+    layers = layers_of(own, Choices(ranks=ranks))
+    states = [layer for layer in layers if isinstance(layer, State)]
+    (attention,) = {layer for layer in layers if isinstance(layer, Attention)}
+    exports = states[0].export
+    if alignment and exports != "flashinfer":
+        pytest.skip("these kernels have no choice of 64 tokens")
+    cache = SimpleNamespace(
+        cache_dtype="auto",
+        block_size=16,
+        mamba_cache_mode="align",
+        mamba_block_size=None,
+        mamba_page_size_padded=None,
+        kv_cache_dtype_skip_layers=[],
+    )
+    stub = SimpleNamespace(
+        cache_config=cache,
+        parallel_config=None,
+        model_config=SimpleNamespace(
+            dtype=torch.bfloat16,
+            use_mla=attention.latent,
+            architecture="",
+            get_num_kv_heads=lambda _: attention.heads,
+            get_head_size=lambda: attention.elements // (1 if attention.latent else 2),
+        ),
+    )
+    cls = SimpleNamespace(
+        get_mamba_state_shape_from_config=lambda _: states[0].shapes,
+        get_mamba_state_dtype_from_config=lambda _: tuple(
+            DTYPES[it] for it in states[0].element_bytes
+        ),
+    )
+    monkeypatch.setattr(ModelRegistry, "resolve_model_cls", lambda *_, **__: (cls, ""))
+    monkeypatch.setattr(Platform, "_find_non_ssm_backends", lambda _: [Backend])
+    monkeypatch.setattr("vllm.config.vllm.set_current_vllm_config", Nothing)
+    name = "vllm.model_executor.layers.mamba.abstract.get_mamba_prefill_checkpoint_alignment"
+    has_alignment = True
+    try:
+        monkeypatch.setattr(name, lambda _: alignment)
+    except AttributeError:
+        has_alignment = False
+    if alignment and not has_alignment:
+        pytest.skip("this version aligns nothing to exported states")
+    Platform._align_hybrid_block_size(stub, Backend)
+    found = plan(layers, ranks=ranks, exports=bool(alignment))
+    assert found.block_tokens == cache.block_size
+    for group in found.groups:
+        if group.is_recurrent:
+            assert group.block_bytes == (cache.mamba_page_size_padded or states[0].nbytes)
+
+
+class Nothing:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def test_pages_that_do_not_fit_are_padded_as_vllm_pads_them():
+    wide = Attention(heads=3, elements=64, element_bytes=2)
+    narrow = Attention(heads=2, elements=64, element_bytes=2, window=64)
+    ours = _of_one_page([_Spec(it, 16, 16 * it.token_bytes) for it in (wide, narrow)])
+    theirs = planning.unify_kv_cache_spec_page_size(
+        {str(at): spec_of(it, 16) for at, it in enumerate((wide, narrow))}
+    )
+    assert [(it.block_tokens, it.page_bytes) for it in ours] == [
+        (it.block_size, it.page_size_bytes) for it in theirs.values()
+    ]
