@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_pages.adapter.errors import EngineError
-from hybrid_pages.arguments import gib
 
 # Before vLLM is imported: one process and thread, no compilation, no network, little output.
 ENVIRONMENT = {
@@ -25,16 +23,6 @@ ENVIRONMENT = {
 
 # More than all that the demo writes.
 DISK_GB = 0.05
-
-
-def add_host_gb(parser: argparse.ArgumentParser) -> None:
-    """Adds the option of a tiny model's budget."""
-    parser.add_argument(
-        "--host-gb",
-        type=gib(0.01),  # with less the demo's long prompts don't fit
-        default=0.25,
-        help="host memory for the cache (default 0.25 GiB)",
-    )
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
-from hybrid_pages.arguments import whole
 from hybrid_pages.demo.cases import Row, cases, restarted, show
-from hybrid_pages.demo.engine import DemoEngine, add_host_gb
+from hybrid_pages.demo.engine import DemoEngine
 from hybrid_pages.demo.models import ensure
 from hybrid_pages.demo.quiet import hushed, stage
 
@@ -29,17 +27,7 @@ _HEAD = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the demo's options."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
-    parser.add_argument("--verbose", action="store_true", help="show the engine's own output")
-    parser.add_argument(
-        "--runs", type=whole(1000), default=1, help="runs a time is the median of (default 1)"
-    )
-    add_host_gb(parser)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: SimpleNamespace) -> int:
     """Runs the demo. Exit status 1 when anything differs or nothing was restored."""
     with stage("making a tiny Qwen3.5 (once)"), hushed(verbose=args.verbose):
         model = ensure("qwen3.5")
@@ -144,9 +132,3 @@ def _aligned(table: list[tuple[str, ...]]) -> list[str]:
         for row in table
     ]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    sys.exit(run(parser.parse_args()))

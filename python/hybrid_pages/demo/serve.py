@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -15,12 +14,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.arguments import whole
 from hybrid_pages.demo.chat import ensure_chat
-from hybrid_pages.demo.engine import ENVIRONMENT, add_host_gb
+from hybrid_pages.demo.engine import ENVIRONMENT
 from hybrid_pages.demo.quiet import hushed, stage
 from hybrid_pages.demo.visits import lines
 
@@ -38,22 +37,7 @@ class ServerError(HybridPagesError):
     """The server did not start, or ended."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the server's options."""
-    parser.add_argument(
-        "--port", type=whole(65535), default=8000, help="port to listen on (default 8000)"
-    )
-    add_host_gb(parser)
-    parser.add_argument(
-        "--plain", action="store_true", help="the same server without hybrid-pages, to compare"
-    )
-    parser.add_argument("--verbose", action="store_true", help="show the server's own output")
-    parser.add_argument(
-        "vllm", nargs="*", metavar="-- ARGUMENT", help="more arguments of `vllm serve`"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: SimpleNamespace) -> int:
     """Serves until it is interrupted. Exit status 2 if it cannot listen, 1 if the server dies."""
     if not _is_free(args.port):
         print(
@@ -80,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def command(args: argparse.Namespace, model: Path) -> list[str]:
+def command(args: SimpleNamespace, model: Path) -> list[str]:
     """The server's command line."""
     words = [sys.executable, "-m", SERVER, "--model", str(model), "--served-model-name", MODEL]
     words += ["--host", HOST, "--port", str(args.port), "--enforce-eager", "--block-size", "32"]
@@ -135,7 +119,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _started(
-    args: argparse.Namespace, model: Path, log: IO[bytes]
+    args: SimpleNamespace, model: Path, log: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The server's process, in a group of its own that is gone afterwards."""
     output = sys.stderr if args.verbose else log
@@ -204,8 +188,10 @@ def _tail(log: IO[bytes]) -> str:
     return "\n".join(["its last lines:", *last] if last else ["its output is above"])
 
 
-def _welcome(args: argparse.Namespace) -> str:
+def _welcome(args: SimpleNamespace) -> str:
     base = f"http://{HOST}:{args.port}"
+    if args.json:
+        return json.dumps({"url": base, "model": MODEL, "plain": args.plain})
     text = [f"\nReady: {base}/v1, model {MODEL}. It answers in babble."]
     steps = lines(base, MODEL)[:1] if args.plain else lines(base, MODEL)
     for number, (what, line) in enumerate(steps, start=1):

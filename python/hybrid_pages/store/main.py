@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from hybrid_pages import DiskError, DiskTree, HybridPagesError
-from hybrid_pages.arguments import whole
 from hybrid_pages.progress import progress
 from hybrid_pages.store.about import read_about
 from hybrid_pages.store.report import collected, printable, tree, verdicts
 
 _DAY = 86_400
-_MOST_DAYS = 36_500
-_MOST_LANES = 1 << 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the three actions."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    inspect = actions.add_parser(
-        "inspect", help="show lanes, identities, entries and sizes; an engine may be running"
-    )
-    verify = actions.add_parser(
-        "verify",
-        help="read every entry and compare it with its checksums; changes nothing, and an engine "
-        "may be running. Exit status 1 if something is damaged or can't be read",
-    )
-    collect = actions.add_parser(
-        "gc",
-        help="remove what was cleared or set aside, in lanes that no engine uses. Exit status 1 if "
-        "something can't be removed",
-    )
-    for action in (inspect, verify, collect):
-        action.add_argument("path", metavar="PATH", help="the engines' disk_path")
-        action.add_argument("--json", action="store_true", help="print one JSON object")
-    collect.add_argument(
-        "--unused-for",
-        type=whole(_MOST_DAYS),
-        metavar="DAYS",
-        help="remove identities, too, that no engine has changed for so many days",
-    )
-    collect.add_argument(
-        "--lanes",
-        type=whole(_MOST_LANES),
-        metavar="N",
-        help="remove lanes, too, that engine cores beyond the first N had",
-    )
-    collect.add_argument("--dry-run", action="store_true", help="remove nothing, only show it")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: SimpleNamespace) -> int:
     """Runs one action. Exit status 2 if the path can't be read or nothing can be printed, 130 when
     interrupted."""
     action = {"inspect": _inspect, "verify": _verify, "gc": _collect}[args.action]
@@ -75,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _inspect(disk: DiskTree, args: argparse.Namespace) -> int:
+def _inspect(disk: DiskTree, args: SimpleNamespace) -> int:
     lanes = disk.lanes()
     if args.json:
         print(json.dumps({"path": args.path, "lanes": [_readable(lane) for lane in lanes]}))
@@ -90,7 +53,7 @@ def _readable(lane: Any) -> dict[str, Any]:
     return {**lane, "identities": identities}
 
 
-def _verify(disk: DiskTree, args: argparse.Namespace) -> int:
+def _verify(disk: DiskTree, args: SimpleNamespace) -> int:
     lanes = disk.lanes()
     found: list[dict[str, Any]] = []
     total = sum(
@@ -132,7 +95,7 @@ def _verify(disk: DiskTree, args: argparse.Namespace) -> int:
     return int(damaged)
 
 
-def _collect(disk: DiskTree, args: argparse.Namespace) -> int:
+def _collect(disk: DiskTree, args: SimpleNamespace) -> int:
     done = disk.collect(
         unused_seconds=None if args.unused_for is None else args.unused_for * _DAY,
         lanes=args.lanes,

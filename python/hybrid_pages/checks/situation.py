@@ -1,0 +1,57 @@
+"""What the rules are about: an engine as far as somebody knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Effect = Literal["start", "safety", "hits", "memory"]
+"""What a finding means: the engine does not start, answers may be wrong, hits or memory are
+lost."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to change."""
+
+    name: str
+    effect: Effect
+    found: str
+    fix: str
+
+    def line(self) -> str:
+        """For a log."""
+        return f"{self.name}: {self.found}: {self.fix}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """An engine with its settings. None: not known, and no rule looks at it."""
+
+    block_tokens: int | None = None
+    """N."""
+    entry_bytes: int | None = None
+    """Of a page and a checkpoint."""
+    has_states: bool | None = None
+    exports_states: bool = False
+    host_bytes: int | None = None
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    drafts: int = 0
+    retention: int | None = 0
+    """``prefix_cache_retention_interval``; None keeps all."""
+    hash_algorithm: str = "sha256"
+    has_hash_seed: bool = True
+    """Whether ``PYTHONHASHSEED`` is set."""
+    has_disk: bool = False
+    has_remote: bool = False
+    publishes_events: bool = False
+    siblings: tuple[str, ...] = field(default=())
+    """Other connectors of a ``MultiConnector``."""
+    failure_policy: str = "fail"
+    """``kv_load_failure_policy`` of the outermost configuration."""
+    kv_role: str = "kv_both"
+    changes_weights: str = ""
+    """What shows that weights may change while the engine runs."""
+    follows_resets: bool = False
+    checkpoint_mode: str = "adaptive"

@@ -1,0 +1,53 @@
+"""The ``hybrid-pages`` command.
+
+It runs on Typer and Rich, which vLLM brings; ``pip install 'hybrid-pages[cli]'`` brings them
+elsewhere. Nothing else of the package needs them, nor does ``mlx-server``.
+
+Every command but ``mlx-server`` has ``--json``, and these exit statuses: 0 for a good answer, 1 for
+a bad one (findings, damage, a difference), 2 for a command line or an input that can't be used, 130
+when interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import hybrid_pages
+from hybrid_pages.adapter.errors import MissingError, VersionError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status.
+
+    Raises:
+        SystemExit: a wrong command line, with usage; ``--version``.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"hybrid-pages {hybrid_pages.__version__}")
+        sys.exit(0)
+    if words[:1] == ["mlx-server"]:
+        return _mlx_server(words[1:])
+    try:
+        from hybrid_pages.cli.app import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+            raise
+        print(
+            f"hybrid-pages: expected typer and rich, found no {error.name}: "
+            "pip install 'hybrid-pages[cli]' (vLLM brings them, too)",
+            file=sys.stderr,
+        )
+        return 2
+    return run(words)
+
+
+def _mlx_server(words: list[str]) -> int:
+    """All flags but a few are mlx-lm's own, so they are not parsed here."""
+    try:
+        from hybrid_pages.mlx.server import main as serve
+    except (MissingError, VersionError) as error:
+        print(f"hybrid-pages mlx-server: {error}", file=sys.stderr)
+        return 2
+    return serve(words)

@@ -1,0 +1,199 @@
+"""The commands that replay a trace, and the options that they have in common."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Optional
+
+import typer
+
+from hybrid_pages.arguments import whole
+from hybrid_pages.cli.options import REUSE, Policy, read
+from hybrid_pages.replay import remote as store
+from hybrid_pages.replay.words import budgets, policies, share
+
+_MOST = (1 << 20) - 1
+
+Way = typer.Option(
+    parser=read(store.way),
+    metavar="LATENCY,BANDWIDTH",
+    help="An unbounded store below the host behind such a network, such as 20ms,1GB/s: shows from "
+    "how many tokens on fetching pays, and what crosses the network. Not with --disk.",
+)
+TokenBytes = typer.Option(
+    parser=read(whole(1 << 30)),
+    metavar="BYTES",
+    help="Of a token's keys and values, without --model; by default "
+    f"{store.TOKEN_BYTES}, Qwen3.6-27B.",
+)
+Compute = typer.Option(
+    parser=read(whole(10**9)),
+    metavar="TOKENS",
+    help="Prompt tokens that an engine computes per second; measure yours. By default "
+    f"{store.COMPUTE}, an estimate for 27 billion parameters on an H100.",
+)
+Ratio = typer.Option(
+    parser=read(whole(_MOST)),
+    metavar="R",
+    help="Room of a checkpoint, in pages; by default 3. Not with --model.",
+)
+Folder = typer.Option(
+    metavar="PATH",
+    help="A Hugging Face model's folder or config.json, which says how large both are.",
+)
+
+
+def one_of(**given: object) -> None:
+    """Rejects options that exclude each other.
+
+    Raises:
+        typer.BadParameter: more than one was given.
+    """
+    first, *others = [f"--{name}" for name, value in given.items() if value is not None] or [""]
+    if others:
+        raise typer.BadParameter(f"not allowed with argument {first}", param_hint=others[0])
+
+
+class Sessions(str, Enum):
+    """Whose session ids the policies see."""
+
+    given = "given"
+    ignore = "ignore"
+    derive = "derive"
+    returning = "returning"
+
+
+def replay(
+    traces: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="JSON lines, plain, gzip or zstd.")
+    ],
+    policy: Annotated[
+        object,
+        typer.Option(
+            parser=read(policies),
+            metavar="NAME[,NAME...]",
+            help="Policies, and `bound`, which none can exceed.",
+        ),
+    ] = "page-lru,align-lru,junction-lru,reuse,bound",
+    budget: Annotated[
+        object,
+        typer.Option(
+            parser=read(budgets),
+            metavar="SIZE[,SIZE...]",
+            help="Shares of the room of all pages and checkpoints, or sizes such as 64GiB, which "
+            "need --model.",
+        ),
+    ] = "0.5%,1%,2%,5%,10%,20%,50%",
+    disk: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            parser=read(share),
+            metavar="SHARE",
+            help="A disk below the host, such as 20% of the room of all pages and checkpoints; "
+            "budgets are the host's. Not with --remote.",
+        ),
+    ] = None,
+    remote: Annotated[object, Way] = None,
+    disk_policy: Annotated[
+        Policy, typer.Option(help="The disk's; all but `reuse` write everything.")
+    ] = REUSE,
+    ratio: Annotated[Optional[int], Ratio] = None,  # noqa: UP045
+    model: Annotated[Optional[Path], Folder] = None,  # noqa: UP045
+    token_bytes: Annotated[Optional[int], TokenBytes] = None,  # noqa: UP045
+    compute: Annotated[Optional[int], Compute] = None,  # noqa: UP045
+    trace_block: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            parser=read(whole(_MOST)),
+            metavar="N",
+            help="Tokens per block; by default as a recording says, else 512.",
+        ),
+    ] = None,
+    sessions: Annotated[
+        Sessions,
+        typer.Option(
+            help="Whose session ids the policies see: those in the trace, none, derived for every "
+            "request, or derived for conversations of several requests alone."
+        ),
+    ] = Sessions.given,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Count broken lines instead of rejecting the trace."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object per trace, policy and budget.")
+    ] = False,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Draw hit rate over budget (.png, .pdf, .svg)."),
+    ] = None,
+) -> int:
+    """Compare policies and budgets on a trace of requests."""
+    one_of(ratio=ratio, model=model)
+    one_of(disk=disk, remote=remote)
+    from hybrid_pages.replay.main import run
+
+    return run(
+        SimpleNamespace(
+            traces=traces,
+            policy=policy,
+            budget=budget,
+            disk=disk,
+            disk_policy=disk_policy.value,
+            remote=remote,
+            ratio=ratio,
+            model=model,
+            token_bytes=token_bytes,
+            compute=compute,
+            trace_block=trace_block,
+            sessions=sessions.value,
+            skip_bad=skip_bad,
+            json=as_json,
+            plot=plot,
+        )
+    )
+
+
+def _engine_counts(text: str) -> list[int]:
+    return [whole(1024)(word) for word in text.split(",")]
+
+
+def route(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="JSON lines, plain, gzip or zstd.")],
+    engines: Annotated[
+        object, typer.Option(parser=read(_engine_counts), metavar="N[,N...]", help="How many.")
+    ] = "2,8",
+    budget: Annotated[
+        object,
+        typer.Option(
+            parser=read(budgets),
+            metavar="SHARE[,SHARE...]",
+            help="Of all engines together, as shares of the room of all pages and checkpoints.",
+        ),
+    ] = "1%,5%,10%,20%",
+    policy: Annotated[Policy, typer.Option(help="Of every engine.")] = REUSE,
+    ratio: Annotated[
+        int,
+        typer.Option(
+            parser=read(whole(_MOST)), metavar="R", help="Room of a checkpoint, in pages."
+        ),
+    ] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object per route and budget.")
+    ] = False,
+) -> int:
+    """Compare ways to route a trace to several engines."""
+    from hybrid_pages.replay.route import run
+
+    return run(
+        SimpleNamespace(
+            trace=trace,
+            engines=engines,
+            budget=budget,
+            policy=policy.value,
+            ratio=ratio,
+            json=as_json,
+        )
+    )

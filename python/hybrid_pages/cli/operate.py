@@ -1,0 +1,152 @@
+"""The commands before and beside an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Optional
+
+import typer
+
+from hybrid_pages.arguments import one_of, positive, whole
+from hybrid_pages.cli import info as installed
+from hybrid_pages.cli.options import Json, read
+from hybrid_pages.models.blocks import KERNEL_TOKENS
+from hybrid_pages.models.choices import KV_DTYPES, SSM_DTYPES
+
+_TOKENS = read(whole(1 << 30))
+
+
+def _number(metavar: str, text: str, most: float) -> typer.models.OptionInfo:
+    option = typer.Option(parser=read(positive(most)), metavar=metavar, help=text)
+    assert isinstance(option, typer.models.OptionInfo)
+    return option
+
+
+def _one_of(words: list[str], text: str) -> typer.models.OptionInfo:
+    option = typer.Option(
+        parser=read(one_of(*words)),
+        metavar="|".join(words),
+        autocompletion=lambda: words,
+        help=text,
+    )
+    assert isinstance(option, typer.models.OptionInfo)
+    return option
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model's folder, its config.json, or a name in the local hub cache.",
+        ),
+    ],
+    as_json: Json = False,
+    tp: Annotated[
+        int,
+        typer.Option(parser=read(whole(1024)), metavar="N", help="--tensor-parallel-size."),
+    ] = 1,
+    dtype: Annotated[str, _one_of(["auto", "bfloat16", "float16", "float32"], "--dtype.")] = "auto",
+    kv_dtype: Annotated[str, _one_of(list(KV_DTYPES), "--kv-cache-dtype.")] = "auto",
+    ssm_dtype: Annotated[str, _one_of(list(SSM_DTYPES), "--mamba-ssm-cache-dtype.")] = "auto",
+    device: Annotated[
+        str, _one_of(list(KERNEL_TOKENS), "Whose attention kernels: they align blocks.")
+    ] = "cuda",
+    block_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(parser=_TOKENS, metavar="TOKENS", help="--block-size; default vLLM's."),
+    ] = None,
+    exports: Annotated[
+        bool,
+        typer.Option(
+            "--exports",
+            help="For kernels that export states from inside a step: FlashInfer's for Gated "
+            "DeltaNet (vLLM 0.33's choice on Hopper), FlashKDA.",
+        ),
+    ] = False,
+    host_gb: Annotated[
+        Optional[float],  # noqa: UP045
+        _number("GIB", "Host memory: what fits in it.", 1 << 20),
+    ] = None,
+    disk_gb: Annotated[
+        Optional[float],  # noqa: UP045
+        _number("GIB", "Disk: what fits on it.", 1 << 20),
+    ] = None,
+    conversation: Annotated[
+        int, typer.Option(parser=_TOKENS, metavar="TOKENS", help="Length of a conversation.")
+    ] = 16384,
+    turns: Annotated[
+        int, typer.Option(parser=read(whole(10_000)), metavar="N", help="Its turns.")
+    ] = 8,
+    active_params: Annotated[
+        Optional[float],  # noqa: UP045
+        _number("BILLIONS", "Parameters that a token passes: for the break-even.", 1e6),
+    ] = None,
+    tflops: Annotated[
+        Optional[float],  # noqa: UP045
+        _number("TFLOPS", "What all ranks reach in a prefill: for the break-even.", 1e6),
+    ] = None,
+    gb_per_s: Annotated[
+        Optional[float],  # noqa: UP045
+        _number("GB/S", "From host memory to all ranks: for the break-even.", 1e6),
+    ] = None,
+    revision: Annotated[str, typer.Option(metavar="NAME", help="Of a hub name.")] = "main",
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Draw memory over length (.png, .pdf, .svg)."),
+    ] = None,
+) -> int:
+    """Say what a model's pages and checkpoints take, and what fits, before an engine runs.
+
+    Needs no GPU, torch or vLLM: it reads the model's config.json.
+    """
+    from hybrid_pages.plan.main import run
+
+    return run(SimpleNamespace(**{**locals(), "json": as_json}))
+
+
+def doctor(
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[-- vllm serve ...]", help="The command line to look at."),
+    ] = None,
+    as_json: Json = False,
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="URL", help="An engine that runs, such as http://localhost:8000."),
+    ] = None,
+) -> int:
+    """Say what silently costs hits or safety, and how to fix it.
+
+    Looks at a command line without running it, or at an engine's metrics. Exit status 1 for
+    findings, 2 if there is nothing to look at.
+    """
+    if (url is None) == (not words):
+        raise typer.BadParameter("expected --url URL, or `-- vllm serve ...`, and not both")
+    from hybrid_pages.doctor.main import run
+
+    return run(SimpleNamespace(words=words or [], url=url, json=as_json, vllm=installed.trouble()))
+
+
+def top(
+    url: Annotated[
+        str,
+        typer.Option(metavar="URL", help="The address that `vllm serve` listens on."),
+    ] = "http://localhost:8000",
+    once: Annotated[
+        bool, typer.Option("--once", help="Show all since the start, and end.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print an object: with --once one, else one per interval."),
+    ] = False,
+    interval: Annotated[float, _number("SECONDS", "Between two looks.", 3600)] = 2.0,
+) -> int:
+    """Show an engine live: hits by source, missing states, room, copies, failures.
+
+    Works over ssh. Ctrl-C ends it.
+    """
+    from hybrid_pages.top.main import run
+
+    return run(SimpleNamespace(url=url, once=once, json=as_json, interval=interval))

@@ -1,0 +1,239 @@
+"""What is wrong with a command line, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hybrid_pages import DiskTree, ForeignError, HybridPagesError
+from hybrid_pages.adapter.disk import require_directory
+from hybrid_pages.adapter.memory import GIB, require_memory
+from hybrid_pages.adapter.pool import budget_of
+from hybrid_pages.checks.rules import findings
+from hybrid_pages.checks.situation import Finding, Situation
+from hybrid_pages.doctor.words import Command
+from hybrid_pages.models.blocks import Plan, plan
+from hybrid_pages.models.choices import Choices
+from hybrid_pages.models.config import Config, ModelError, find
+from hybrid_pages.models.families import layers_of
+from hybrid_pages.vllm.settings import Settings
+
+_REFUSED = {
+    "pipeline-parallel-size": "1",
+    "decode-context-parallel-size": "1",
+    "prefill-context-parallel-size": "1",
+    "nnodes": "1",
+}
+_REFUSED_SWITCHES = (
+    "disable-hybrid-kv-cache-manager",
+    "enable-elastic-ep",
+    "enable-dbo",
+    "use-replayssm",
+)
+_FLAG = (
+    '--kv-transfer-config \'{"kv_connector":"HybridPagesConnector","kv_role":"kv_both",'
+    '"kv_connector_extra_config":{"host_gb":"auto"}}\''
+)
+
+
+def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str]]:
+    """What to change, and what could not be looked at, with the reason.
+
+    Args:
+        command: as :func:`read_command` reads it.
+        vllm: what is wrong with the vLLM that is installed here, if anything is.
+    """
+    skipped: list[str] = []
+    found = list(_refused(command))
+    if vllm is not None:
+        found.append(Finding("version", "start", vllm, "install one of the versions named"))
+    if "config" in command.options:
+        skipped.append("--config: options in that file are not read; give them here")
+    planned = _planned(command, skipped)
+    ours, settings = command.ours(), None
+    if ours is None:
+        what = "no --kv-transfer-config" if command.transfer is None else "another connector"
+        found.append(
+            Finding("no-connector", "hits", f"{what}: hybrid-pages is not used", f"add {_FLAG}")
+        )
+    else:
+        extra = dict(ours.get("kv_connector_extra_config") or {})
+        cores = _engine_cores(command)
+        try:
+            if extra.get("host_gb") == "auto":
+                extra["host_gb"] = budget_of("auto", cores)
+            settings = Settings.parse(extra)
+        except HybridPagesError as error:
+            found.append(Finding("settings", "start", str(error), "correct the setting"))
+        if settings is not None:
+            found += _machine(settings, cores)
+            found += _disk(settings)
+    found += findings(_situation(command, planned, settings))
+    return found, skipped
+
+
+def _refused(command: Command) -> Iterator[Finding]:
+    for name, expected in _REFUSED.items():
+        value = command.text(name, expected)
+        if value != expected:
+            yield Finding(
+                name, "start", f"--{name} {value} is not supported", f"use --{name} {expected}"
+            )
+    for name in _REFUSED_SWITCHES:
+        if command.is_on(name):
+            yield Finding(name, "start", f"--{name} is not supported", f"drop --{name}")
+    if command.is_on("enable-prefix-caching") is False:
+        yield Finding(
+            "prefix-caching",
+            "start",
+            "prefix caching is off, and its hashes name the pages",
+            "drop --no-enable-prefix-caching",
+        )
+    mode = command.text("mamba-cache-mode", "align")
+    if mode != "align":
+        yield Finding(
+            "mamba-cache-mode",
+            "start",
+            f"--mamba-cache-mode {mode}: states are kept nowhere",
+            "use --mamba-cache-mode align, the default with prefix caching",
+        )
+
+
+def _engine_cores(command: Command) -> int:
+    return command.number("data-parallel-size-local") or command.number("data-parallel-size") or 1
+
+
+def _planned(command: Command, skipped: list[str]) -> Plan | None:
+    if command.model is None:
+        skipped.append("the size of a block: no model is named")
+        return None
+    choices = Choices(
+        ranks=command.number("tensor-parallel-size") or 1,
+        dtype=_dtype(command.text("dtype", "auto")),
+        kv_dtype=command.text("kv-cache-dtype", "auto"),
+        conv_dtype=command.text("mamba-cache-dtype", "auto"),
+        ssm_dtype=command.text("mamba-ssm-cache-dtype", "auto"),
+    )
+    try:
+        config = Config.read(find(command.model, command.text("revision", "main")))
+        return plan(
+            layers_of(config, choices),
+            ranks=choices.ranks,
+            block_size=command.number("block-size"),
+        )
+    except (ModelError, KeyError) as error:
+        skipped.append(f"the size of a block: {error}")
+        return None
+
+
+def _dtype(name: str) -> str:
+    return {"half": "float16", "float": "float32"}.get(name, name)
+
+
+def _machine(settings: Settings, cores: int) -> Iterator[Finding]:
+    try:
+        if not settings.huge_pages:
+            require_memory(settings.host_gb, cores)
+    except HybridPagesError as error:
+        yield Finding("memory", "start", str(error), 'lower host_gb, or set it to "auto"')
+    if settings.huge_pages:
+        wanted = int(settings.host_gb * GIB * cores)
+        free = _huge_bytes()
+        if free < wanted:
+            yield Finding(
+                "huge-pages",
+                "start",
+                f"huge_pages: {free / GIB:.1f} GiB are reserved and free, expected "
+                f"{wanted / GIB:.1f}",
+                f"sysctl -w vm.nr_hugepages={-(-wanted // (2 << 20))}",
+            )
+    if "microsoft" in _read("/proc/version").lower():
+        yield Finding(
+            "unpinned",
+            "hits",
+            "this is WSL, where memory can't be pinned: copies to a GPU are slower",
+            "run on Linux itself",
+        )
+
+
+def _huge_bytes() -> int:
+    try:
+        return int(_read("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")) * (2 << 20)
+    except ValueError:
+        return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    if not settings.disk_path:
+        return
+    try:
+        require_directory(settings.disk_path, settings.disk_gb)
+        used = os.path.isdir(settings.disk_path) and os.listdir(settings.disk_path)
+        lanes = DiskTree(settings.disk_path).lanes() if used else []
+    except ForeignError as error:
+        yield Finding(
+            "foreign-store", "start", str(error), "name a directory of these engines' own"
+        )
+        return
+    except HybridPagesError as error:
+        yield Finding("disk", "start", str(error), "name another disk_path")
+        return
+    for lane in lanes:
+        if lane["process"] is not None:
+            yield Finding(
+                "disk-in-use",
+                "start",
+                f"disk_path: {lane['lane']} is in use by another engine",
+                "end that one, or name a directory of this engine's own",
+            )
+        for trouble in lane["troubles"]:
+            yield Finding(
+                "foreign-store",
+                "start",
+                f"disk_path: {trouble}",
+                "name an empty directory, or one that only these engines use",
+            )
+
+
+def _situation(command: Command, planned: Plan | None, settings: Settings | None) -> Situation:
+    environment = {**os.environ, **command.environment}
+    ours = command.ours() or {}
+    retention = command.options.get("prefix-cache-retention-interval", "0")
+    changes = ""
+    if "weight-transfer-config" in command.options:
+        changes = "--weight-transfer-config"
+    elif environment.get("VLLM_SERVER_DEV_MODE") == "1":
+        changes = "VLLM_SERVER_DEV_MODE=1"
+    return Situation(
+        block_tokens=None if planned is None else planned.block_tokens,
+        entry_bytes=None if planned is None else planned.page_bytes + planned.checkpoint_bytes,
+        has_states=None if planned is None else planned.checkpoint_bytes > 0,
+        exports_states=planned is not None and planned.exports,
+        host_bytes=None if settings is None else int(settings.host_gb * GIB),
+        max_batched_tokens=command.number("max-num-batched-tokens"),
+        max_model_len=command.number("max-model-len"),
+        retention=None if str(retention).lower() == "none" else int(str(retention)),
+        hash_algorithm=command.text("prefix-caching-hash-algo", "sha256"),
+        has_hash_seed=bool(environment.get("PYTHONHASHSEED")),
+        has_disk=settings is not None and bool(settings.disk_path),
+        has_remote=settings is not None and bool(settings.remote_url),
+        publishes_events="kv-events-config" in command.options,
+        siblings=tuple(
+            str(it.get("kv_connector")) for it in command.connectors() if it is not command.ours()
+        )
+        if command.ours() is not None
+        else (),
+        failure_policy=str((command.transfer or {}).get("kv_load_failure_policy", "fail")),
+        kv_role=str(ours.get("kv_role", "kv_both")),
+        changes_weights=changes if ours else "",
+        follows_resets=settings is not None and settings.follow_engine_resets,
+        checkpoint_mode="adaptive" if settings is None else settings.checkpoint_mode,
+    )

@@ -1,0 +1,230 @@
+"""What is wrong with an engine that runs, by what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hybrid_pages.checks.rules import findings
+from hybrid_pages.checks.situation import Finding, Situation
+from hybrid_pages.scrape import Samples
+from hybrid_pages.vllm.support import is_supported, supported_range
+
+_MANY_MISSES = 0.1
+_READY = 0.999
+
+
+def examine(samples: Samples, version: str | None) -> tuple[list[Finding], list[str]]:
+    """What to change, and what could not be looked at, with the reason."""
+    skipped = []
+    found = list(_engine(samples, version))
+    if version is None:
+        skipped.append("vLLM's version: /version does not answer")
+    if not samples.has_ours():
+        found.append(
+            Finding(
+                "no-connector",
+                "hits",
+                "no metric of hybrid-pages: the connector is not in use, or no request came yet",
+                "send a request; if it stays so, start vLLM with --kv-transfer-config",
+            )
+        )
+        return found, skipped
+    found += _ours(samples)
+    found += _prompts(samples)
+    found += findings(_situation(samples))
+    return found, skipped
+
+
+def _info(samples: Samples) -> Mapping[str, str]:
+    info = samples.all("vllm:cache_config_info")
+    return info[0].labels if info else {}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _situation(samples: Samples) -> Situation:
+    info = _info(samples)
+    retention = info.get("prefix_cache_retention_interval", "0")
+    return Situation(
+        has_states=info.get("mamba_cache_mode") == "align",
+        retention=None if retention == "None" else _number(retention) or 0,
+    )
+
+
+def _engine(samples: Samples, version: str | None) -> Iterator[Finding]:
+    info = _info(samples)
+    if version is not None and not is_supported(version):
+        yield Finding(
+            "version",
+            "start",
+            f"vLLM {version} is not supported",
+            f"install vllm{supported_range()}",
+        )
+    if info.get("enable_prefix_caching") == "False":
+        yield Finding(
+            "prefix-caching",
+            "hits",
+            "prefix caching is off",
+            "start vLLM without --no-enable-prefix-caching",
+        )
+
+
+def _ours(samples: Samples) -> Iterator[Finding]:
+    failures = {
+        reason: count
+        for reason, count in samples.by_label("failures", "reason").items()
+        if count > 0
+    }
+    if "geometry" in failures:
+        yield Finding(
+            "cache-off",
+            "hits",
+            "a worker's tensors are not as planned: this engine stores and restores nothing",
+            "report it with the error in the engine's log",
+        )
+    elif failures:
+        said = ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(failures.items()))
+        yield Finding(
+            "failures",
+            "hits",
+            f"copies or lookups failed, and were computed again: {said}",
+            "look for their errors in the engine's log",
+        )
+    ready, budget = samples.ours("ready_bytes"), _budget_bytes(samples)
+    if budget and ready < _READY * budget:
+        yield Finding(
+            "unpinned",
+            "hits",
+            f"{ready / budget:.0%} of the budget may be used: the rest is not pinned yet, or can't "
+            "be",
+            "wait, or lower host_gb; the log says why pinning failed",
+        )
+    lookups, hits = samples.ours("lookup_tokens"), samples.ours("hit_tokens")
+    missing = samples.ours("missing_state_tokens")
+    if lookups and missing > _MANY_MISSES * lookups:
+        reasons = samples.by_label("missing_states", "reason")
+        worst = max(reasons, key=lambda key: reasons[key], default="never_made")
+        fix = {
+            "evicted": "raise host_gb, or add a disk_path",
+            "never_made": "leave checkpoint_mode at adaptive, or hint checkpoint_at for shared "
+            "prompts (docs/hints.md)",
+            "window": "raise host_gb",
+        }.get(worst, "raise host_gb")
+        yield Finding(
+            "missing-states",
+            "hits",
+            f"{missing / lookups:.0%} of the prompts' tokens have pages, but no state to resume "
+            f"from, mostly {worst}",
+            fix,
+        )
+    if lookups and not hits:
+        yield Finding(
+            "no-hits",
+            "hits",
+            f"{samples.ours('lookups'):.0f} prompts, and no token was found in any cache",
+            "compare the length of shared prefixes with a block (hybrid-pages plan MODEL)",
+        )
+    skipped = samples.by_label("skipped_entries", "reason")
+    stored = samples.ours("stored_entries")
+    if skipped.get("no_room", 0) > _MANY_MISSES * (stored or 1):
+        yield Finding(
+            "no-room",
+            "hits",
+            f"{skipped['no_room']:.0f} entries found no room, {stored:.0f} did",
+            "raise host_gb",
+        )
+    if samples.ours("refused_hints"):
+        yield Finding(
+            "hints",
+            "hits",
+            f"{samples.ours('refused_hints'):.0f} hints made no sense and were ignored",
+            "compare the requests with docs/hints.md",
+        )
+    yield from _disk(samples)
+    yield from _remote(samples)
+
+
+def _budget_bytes(samples: Samples) -> float:
+    """What is resident, free, or held: all of it once pinning has ended."""
+    used = sum(samples.by_label("resident_bytes", "kind").values())
+    return max(used + samples.ours("free_bytes"), samples.ours("ready_bytes"))
+
+
+def _disk(samples: Samples) -> Iterator[Finding]:
+    if samples.ours("disk_out"):
+        yield Finding(
+            "disk-out",
+            "hits",
+            "the disk hung and is left alone",
+            "look at the disk; the log says what it did not answer",
+        )
+    if samples.all("vllm:hybrid_pages_disk_lasting") and not samples.ours("disk_lasting"):
+        yield Finding(
+            "disk-not-lasting",
+            "hits",
+            "after a reset, what is on disk ends with this engine",
+            "restart the engine once its weights are final (docs/weight-updates.md)",
+        )
+    other = samples.ours("disk_used_bytes", identity="other")
+    quota = samples.ours("disk_quota_bytes")
+    if quota and other > quota / 2:
+        yield Finding(
+            "foreign-store",
+            "hits",
+            f"{other / quota:.0%} of the disk's quota is what other models or versions wrote",
+            "hybrid-pages store gc PATH --unused-for DAYS, or a directory for each model",
+        )
+    if count := sum(samples.by_label("disk_failures", "reason").values()):
+        yield Finding(
+            "disk-failures",
+            "hits",
+            f"{count:.0f} entries were lost on the disk",
+            "hybrid-pages store verify PATH; the log names the first of each reason",
+        )
+
+
+def _remote(samples: Samples) -> Iterator[Finding]:
+    if samples.ours("remote_out"):
+        yield Finding(
+            "remote-out",
+            "hits",
+            "the remote store failed or hung and is left alone",
+            "look at the store and the network; the log says what it did not answer",
+        )
+    if samples.all("vllm:hybrid_pages_remote_sharing") and not samples.ours("remote_sharing"):
+        yield Finding(
+            "remote-not-shared",
+            "hits",
+            "after a reset, no other engine finds what this one writes to the remote store",
+            "restart the engine once its weights are final (docs/weight-updates.md)",
+        )
+    if count := sum(samples.by_label("remote_failures", "reason").values()):
+        yield Finding(
+            "remote-failures",
+            "hits",
+            f"{count:.0f} copies or listings of the remote store failed",
+            "the log names the first of each reason",
+        )
+
+
+def _prompts(samples: Samples) -> Iterator[Finding]:
+    """Prompts below a block, by vLLM's histogram."""
+    n = _number(_info(samples).get("block_size"))
+    buckets: dict[float, float] = {}
+    for sample in samples.all("vllm:request_prompt_tokens_bucket"):
+        edge = float(sample.labels.get("le", "inf").replace("+Inf", "inf"))
+        buckets[edge] = buckets.get(edge, 0.0) + sample.value
+    total = buckets.get(float("inf"), 0.0)
+    if not n or not total:
+        return
+    below = max((edge for edge in buckets if edge < n), default=None)
+    if below is not None and buckets[below] > total / 2:
+        yield Finding(
+            "short-prompts",
+            "hits",
+            f"{buckets[below] / total:.0%} of the prompts have at most {below:.0f} tokens, and one "
+            f"shorter than a block of {n} never hits",
+            "nothing, if that is what you serve; smaller blocks: hybrid-pages plan MODEL",
+        )

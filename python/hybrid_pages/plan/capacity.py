@@ -1,0 +1,98 @@
+"""What budgets hold, where restoring pays, and what a context takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybrid_pages.models.blocks import Plan
+from hybrid_pages.models.layers import Attention, State
+
+CONTEXTS = tuple(1 << power for power in range(12, 21))
+"""4k to 1M tokens."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one checkpoint mode keeps of a conversation.
+
+    Where a step ends depends on the load, and which checkpoints stay on the policy; so these are
+    the two ends: every turn's checkpoint stays, or only the last one's.
+    """
+
+    mode: str
+    checkpoints: int
+    nbytes: int
+    """Of one conversation; 0 where nothing could be resumed."""
+    cost: str
+
+    def conversations(self, budget: int) -> int:
+        """How many fit."""
+        return budget // self.nbytes if self.nbytes else 0
+
+
+def kept(plan: Plan, tokens: int, turns: int) -> list[Kept]:
+    """By checkpoint mode, for conversations of so many tokens in so many turns."""
+    blocks = tokens // plan.block_tokens
+    if not plan.checkpoint_bytes:
+        nbytes = plan.kept_bytes(tokens)
+        return [Kept("any", 0, nbytes, "the model has no states: modes make no difference")]
+    per_turn = min(turns, blocks)
+
+    def of(mode: str, checkpoints: int, cost: str) -> Kept:
+        nbytes = plan.kept_bytes(tokens, checkpoints) if checkpoints else 0
+        return Kept(mode, checkpoints, nbytes, cost)
+
+    return [
+        of("none", 0, "nothing is ever restored"),
+        of("align", per_turn, "a fork that vLLM has forgotten is computed again each time"),
+        of("all", blocks, "no step more; a checkpoint wherever a step ends, at most these"),
+        of("adaptive, all turns", per_turn, "one step more where a prompt leaves a known prefix"),
+        of("adaptive, last turn", min(1, blocks), "the same; what is resumed last stays longest"),
+    ]
+
+
+def dense_tokens(plan: Plan, budget: int) -> int:
+    """Tokens that a budget holds with a checkpoint at every boundary, as the connector's line at
+    start says it."""
+    return budget // (plan.page_bytes + plan.checkpoint_bytes) * plan.block_tokens
+
+
+def full_attention_bytes(plan: Plan, tokens: int) -> int:
+    """What the same model would keep if each of its layers were its full attention (its widest
+    attention, if it has none); without rounding to blocks."""
+    attention = [layer for layer in plan.layers if isinstance(layer, Attention)]
+    whole = [layer for layer in attention if layer.window is None] or attention
+    widest = max(layer.token_bytes for layer in whole)
+    mixers = len(plan.layers)
+    if _both_in_each_layer(plan):
+        mixers //= 2
+    return plan.ranks * mixers * widest * tokens
+
+
+def _both_in_each_layer(plan: Plan) -> bool:
+    """Whether states and pages come in pairs, as in Falcon-H1."""
+    kinds = [isinstance(layer, State) for layer in plan.layers]
+    return len(kinds) > 1 and all(
+        first and not second for first, second in zip(kinds[::2], kinds[1::2], strict=False)
+    )
+
+
+def break_even(plan: Plan, *, active_params: float, tflops: float, gb_per_s: float) -> int | None:
+    """Tokens from which on a restore takes less time than computing them; None for never.
+
+    A token costs ``2 * active_params`` operations (attention's own, which grow with the length, are
+    left out, so the real length is shorter), a restore its pages and one checkpoint.
+
+    Args:
+        plan: of the model.
+        active_params: parameters that a token passes.
+        tflops: what all ranks together reach in a prefill, in 1e12 operations per second.
+        gb_per_s: from host memory to all ranks together, in 1e9 bytes per second.
+    """
+    compute = 2 * active_params / (tflops * 1e12)
+    transfer = plan.page_bytes / plan.block_tokens / (gb_per_s * 1e9)
+    if compute <= transfer:
+        return None
+    least = plan.checkpoint_bytes / (gb_per_s * 1e9) / (compute - transfer)
+    return max(1, math.ceil(least / plan.block_tokens)) * plan.block_tokens

@@ -1,0 +1,206 @@
+"""Everything that the command says, as one object: what ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.models.blocks import Plan, plan
+from hybrid_pages.models.choices import Choices
+from hybrid_pages.models.config import Config
+from hybrid_pages.models.families import layers_of
+from hybrid_pages.models.layers import Attention, State
+from hybrid_pages.plan.capacity import (
+    CONTEXTS,
+    break_even,
+    dense_tokens,
+    full_attention_bytes,
+    kept,
+)
+
+
+def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
+    """Plans a model.
+
+    Raises:
+        ModelError: a family that is not known, or values with which vLLM would not start.
+    """
+    choices = choices_of(args)
+    found = _planned(config, choices, args)
+    context = [
+        {
+            "tokens": tokens,
+            "bytes": found.kept_bytes(tokens),
+            "full_attention_bytes": full_attention_bytes(found, tokens),
+        }
+        for tokens in CONTEXTS
+    ]
+    modes = kept(found, args.conversation, args.turns)
+    budgets = {"host": args.host_gb, "disk": args.disk_gb}
+    n = found.block_tokens
+    return {
+        "model": args.model,
+        "file": config.file,
+        "architecture": config.name,
+        "tp": args.tp,
+        "device": args.device,
+        "dtype": choices.model_dtype(config),
+        "layers": _counted(found),
+        "groups": [
+            {
+                "kind": "states" if group.is_recurrent else group.layers[0].kind,
+                "layers": len(group.layers),
+                "block_tokens": group.block_tokens,
+            }
+            for group in found.groups
+        ],
+        "block_tokens": n,
+        "min_batched_tokens": 2 * n - 1,
+        "bytes_per_token": found.bytes_per_token,
+        "page_bytes": found.page_bytes,
+        "checkpoint_bytes": found.checkpoint_bytes,
+        "checkpoint_padding_bytes": found.padding_bytes,
+        "states": _states(found),
+        "settings": _settings(config, found, choices, args),
+        "conversation": {"tokens": args.conversation, "turns": args.turns},
+        "modes": [
+            {
+                "mode": mode.mode,
+                "checkpoints": mode.checkpoints,
+                "bytes": mode.nbytes,
+                "cost": mode.cost,
+                "conversations": {
+                    name: mode.conversations(int(size * GIB))
+                    for name, size in budgets.items()
+                    if size is not None
+                },
+            }
+            for mode in modes
+        ],
+        "capacity": {
+            name: {"gib": size, "dense_tokens": dense_tokens(found, int(size * GIB))}
+            for name, size in budgets.items()
+            if size is not None
+        },
+        "break_even": _break_even(found, args),
+        "memory": context,
+    }
+
+
+def choices_of(args: SimpleNamespace) -> Choices:
+    """What the command line chooses, as vLLM would."""
+    ssm = args.ssm_dtype
+    if args.device == "cpu" and ssm == "auto":
+        # vllm/platforms/cpu.py, on processors with AVX-512 BF16.
+        ssm = "float32"
+    return Choices(ranks=args.tp, dtype=args.dtype, kv_dtype=args.kv_dtype, ssm_dtype=ssm)
+
+
+def _planned(config: Config, choices: Choices, args: SimpleNamespace) -> Plan:
+    return plan(
+        layers_of(config, choices),
+        ranks=args.tp,
+        device=args.device,
+        block_size=args.block_size,
+        exports=args.exports,
+    )
+
+
+def _counted(found: Plan) -> list[dict[str, Any]]:
+    counts = Counter(layer.kind for layer in found.layers)
+    sizes = {
+        layer.kind: ("state_bytes", layer.nbytes)
+        if isinstance(layer, State)
+        else ("bytes_per_token", layer.token_bytes)
+        for layer in found.layers
+    }
+    return [
+        {"kind": kind, "count": count, sizes[kind][0]: sizes[kind][1]}
+        for kind, count in counts.items()
+    ]
+
+
+def _states(found: Plan) -> dict[str, Any] | None:
+    if not found.checkpoint_bytes:
+        return None
+    made = "at step ends"
+    if found.exports:
+        made += " and exported from inside a prefill's last step"
+    other = found.alternative
+    return {
+        "made": made,
+        "alternative": None if other is None else {"kernels": other[1], "block_tokens": other[0]},
+    }
+
+
+def _settings(
+    config: Config, found: Plan, choices: Choices, args: SimpleNamespace
+) -> list[dict[str, str]]:
+    n, rows = found.block_tokens, []
+
+    def row(setting: str, why: str, cost: str) -> None:
+        rows.append({"setting": setting, "why": why, "cost": cost})
+
+    row(
+        f"--max-num-batched-tokens {2 * n - 1} or more",
+        "2N-1: a prefill still gets a whole block beside N-1 other tokens; with less it waits, or "
+        "states are made at fewer boundaries",
+        "longer steps, and activations for as many tokens; vLLM's default may be larger already",
+    )
+    host = 4.0 if args.host_gb is None else args.host_gb
+    row(
+        f'"host_gb": {host:g}',
+        f"holds {dense_tokens(found, int(host * GIB)):,} tokens with a checkpoint at every "
+        "boundary",
+        "host memory of the machine, for each engine core",
+    )
+    if found.checkpoint_bytes:
+        row(
+            '"checkpoint_mode": "adaptive"',
+            "the default: checkpoints where they are expected to be used",
+            "one step more for a prompt that leaves a known prefix where no state is",
+        )
+    if args.disk_gb is not None:
+        row(
+            f'"disk_path": "...", "disk_gb": {args.disk_gb:g}',
+            "what is published outlives the engine",
+            "every entry that the policy wants is written once",
+        )
+    if any(isinstance(it, State) and 4 in it.element_bytes[1:] for it in found.layers):
+        smaller = _planned(config, replace(choices, ssm_dtype="bfloat16"), args)
+        if smaller.checkpoint_bytes < found.checkpoint_bytes:
+            row(
+                "--mamba-ssm-cache-dtype bfloat16",
+                f"N = {smaller.block_tokens:,}, and checkpoints of "
+                f"{smaller.checkpoint_bytes / found.checkpoint_bytes:.0%} of the size",
+                "less exact states: measure what that does to answers",
+            )
+    if all(isinstance(it, Attention) for it in found.layers) or args.kv_dtype == "auto":
+        smaller = _planned(config, replace(choices, kv_dtype="fp8"), args)
+        if smaller.bytes_per_token < found.bytes_per_token:
+            row(
+                "--kv-cache-dtype fp8",
+                f"N = {smaller.block_tokens:,}, and {smaller.bytes_per_token:,} bytes per token",
+                "less exact keys and values",
+            )
+    return rows
+
+
+def _break_even(found: Plan, args: SimpleNamespace) -> dict[str, Any] | None:
+    given = {
+        "active_params": args.active_params,
+        "tflops": args.tflops,
+        "gb_per_s": args.gb_per_s,
+    }
+    if None in given.values():
+        return None
+    tokens = break_even(
+        found,
+        active_params=args.active_params * 1e9,
+        tflops=args.tflops,
+        gb_per_s=args.gb_per_s,
+    )
+    return {**given, "tokens": tokens}

@@ -1,0 +1,167 @@
+"""The same for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the largest unit that leaves at least one."""
+    for scale, unit in _UNITS:
+        if nbytes >= scale:
+            return f"{nbytes / scale:,.4g} {unit}"
+    return f"{nbytes:,.0f} B"
+
+
+def report(facts: dict[str, Any]) -> RenderableType:
+    """Tables and lines, one after another."""
+    parts: list[RenderableType] = [
+        Text(f"{facts['model']}: {facts['architecture']}", style="bold"),
+        f"  {facts['file']}",
+        f"  {facts['dtype']}, tensor parallel {facts['tp']}, {facts['device']}",
+        "",
+        _layers(facts),
+        "",
+        *_sizes(facts),
+        "",
+        _settings(facts),
+        "",
+        _modes(facts),
+        "",
+        *_break_even(facts),
+        "",
+        _memory(facts),
+    ]
+    return Group(*parts)
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """Prints it."""
+    console.print(report(facts), highlight=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for at, column in enumerate(columns):
+        left = column.startswith("<")
+        table.add_column(column.removeprefix("<"), justify="left" if left or not at else "right")
+    return table
+
+
+def _layers(facts: dict[str, Any]) -> Table:
+    table = _table("Layers, on one rank", "kind", "layers", "<keeps")
+    for row in facts["layers"]:
+        keeps = (
+            f"{size(row['state_bytes'])} at each boundary"
+            if "state_bytes" in row
+            else f"{size(row['bytes_per_token'])} per token"
+        )
+        table.add_row(row["kind"], str(row["count"]), keeps)
+    return table
+
+
+def _sizes(facts: dict[str, Any]) -> list[str]:
+    n = facts["block_tokens"]
+    groups: dict[tuple[str, int, int], int] = {}
+    for group in facts["groups"]:
+        key = (group["kind"], group["layers"], group["block_tokens"])
+        groups[key] = groups.get(key, 0) + 1
+    lines = [
+        f"Block           N = {n:,} tokens (2N-1 = {facts['min_batched_tokens']:,}); a prompt "
+        "shorter than N never hits",
+        "Groups          "
+        + ", ".join(
+            f"{count} of {layers} ({kind}, blocks of {tokens:,})"
+            for (kind, layers, tokens), count in groups.items()
+        ),
+        f"Bytes per token {size(facts['bytes_per_token'])}",
+        f"Page            {size(facts['page_bytes'])}",
+    ]
+    states = facts["states"]
+    if states is None:
+        return [*lines, "Checkpoint      none: no recurrent layers"]
+    ratio = facts["checkpoint_bytes"] / facts["page_bytes"]
+    lines += [
+        f"Checkpoint      {size(facts['checkpoint_bytes'])}, {ratio:.2f} pages; padding of "
+        f"{size(facts['checkpoint_padding_bytes'])} stays in the engine",
+        f"States          {states['made']}",
+    ]
+    other = states["alternative"]
+    if other is not None:
+        lines.append(
+            f"                with {other['kernels']}: N = {other['block_tokens']:,}; vLLM's log "
+            "says which it chose (--exports plans for it)"
+        )
+    return lines
+
+
+def _settings(facts: dict[str, Any]) -> Table:
+    table = _table("Settings", "setting", "<why", "<cost")
+    for row in facts["settings"]:
+        table.add_row(row["setting"], row["why"], row["cost"])
+    return table
+
+
+def _modes(facts: dict[str, Any]) -> Table:
+    talk, budgets = facts["conversation"], facts["capacity"]
+    table = _table(
+        f"Conversations of {talk['tokens']:,} tokens in {talk['turns']} turns",
+        "checkpoint_mode",
+        "checkpoints",
+        "each",
+        *(f"in {one['gib']:g} GiB {name}" for name, one in budgets.items()),
+        "<cost",
+    )
+    for row in facts["modes"]:
+        table.add_row(
+            row["mode"],
+            str(row["checkpoints"]),
+            size(row["bytes"]) if row["bytes"] else "-",
+            *(f"{row['conversations'][name]:,}" for name in budgets),
+            row["cost"],
+        )
+    if budgets:
+        table.caption = "; ".join(
+            f"{one['gib']:g} GiB of {name} hold {one['dense_tokens']:,} tokens with a checkpoint "
+            "at every boundary"
+            for name, one in budgets.items()
+        )
+        table.caption_justify = "left"
+    return table
+
+
+def _break_even(facts: dict[str, Any]) -> list[str]:
+    found = facts["break_even"]
+    if found is None:
+        return [
+            "Break-even      give --active-params, --tflops and --gb-per-s: it depends on the "
+            "machine"
+        ]
+    given = (
+        f"{found['active_params']:g} billion active parameters, {found['tflops']:g} TFLOPS, "
+        f"{found['gb_per_s']:g} GB/s"
+    )
+    if found["tokens"] is None:
+        return [f"Break-even      never: computing is faster than copying ({given})"]
+    return [f"Break-even      from {found['tokens']:,} tokens on a restore is faster ({given})"]
+
+
+def _memory(facts: dict[str, Any]) -> Table:
+    table = _table(
+        "Memory of one context", "tokens", "pages and one checkpoint", "full attention", "share"
+    )
+    for row in facts["memory"]:
+        share = row["bytes"] / row["full_attention_bytes"]
+        table.add_row(
+            f"{row['tokens']:,}",
+            size(row["bytes"]) if row["bytes"] else "nothing: under N",
+            size(row["full_attention_bytes"]),
+            f"{share:.1%}" if row["bytes"] else "-",
+        )
+    return table

@@ -1,0 +1,147 @@
+"""Reads an engine's metrics endpoint, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hybrid_pages import HybridPagesError
+
+PREFIX = "vllm:hybrid_pages_"
+"""Of our metrics."""
+
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+_SECONDS = 10
+_MOST_BYTES = 64 << 20
+
+
+class ScrapeError(HybridPagesError, OSError):
+    """An endpoint that can't be read."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value with its labels."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All values of one moment."""
+
+    by_name: Mapping[str, list[Sample]] = field(default_factory=dict)
+
+    def sum(self, name: str, **labels: str) -> float:
+        """The sum over all samples of a metric with these labels; 0 for none."""
+        return sum(sample.value for sample in self.all(name, **labels))
+
+    def all(self, name: str, **labels: str) -> list[Sample]:
+        """The samples of a metric with these labels; of a counter also under its plain name."""
+        found = self.by_name.get(name) or self.by_name.get(f"{name}_total") or []
+        return [
+            sample
+            for sample in found
+            if all(sample.labels.get(key) == value for key, value in labels.items())
+        ]
+
+    def ours(self, name: str, **labels: str) -> float:
+        """The sum of one of our metrics."""
+        return self.sum(PREFIX + name, **labels)
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Sums of one of our metrics by a label."""
+        found: dict[str, float] = {}
+        for sample in self.all(PREFIX + name):
+            key = sample.labels.get(label, "")
+            found[key] = found.get(key, 0.0) + sample.value
+        return found
+
+    def has_ours(self) -> bool:
+        """Whether a hybrid-pages connector reports here."""
+        return any(name.startswith(PREFIX) for name in self.by_name)
+
+
+def parse(text: str) -> Samples:
+    """Reads the text format; lines that are none are left out."""
+    found: dict[str, list[Sample]] = {}
+    for sample in _samples(text):
+        found.setdefault(sample.name, []).append(sample)
+    return Samples(found)
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line.strip())
+        if match is None or line.startswith("#"):
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        if not math.isnan(value):
+            labels = {key: _unescaped(text) for key, text in _LABEL.findall(match[2] or "")}
+            yield Sample(match[1], labels, value)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r'\\[\\"n]', lambda match: _ESCAPED[match[0]], text)
+
+
+def base_of(url: str) -> str:
+    """The server's address, without ``/metrics``, a slash at the end, or with ``http://``."""
+    url = url if "://" in url else f"http://{url}"
+    return url.rstrip("/").removesuffix("/metrics").rstrip("/")
+
+
+def scrape(url: str) -> Samples:
+    """The metrics of a server now.
+
+    Raises:
+        ScrapeError: it can't be reached, or serves none.
+    """
+    return parse(get(f"{base_of(url)}/metrics"))
+
+
+def version_of(url: str) -> str | None:
+    """vLLM's version, as the server says it; None if it does not."""
+    try:
+        said = json.loads(get(f"{base_of(url)}/version"))
+    except (ScrapeError, ValueError):
+        return None
+    return str(said["version"]) if isinstance(said, dict) and "version" in said else None
+
+
+def get(address: str) -> str:
+    """The text at an address.
+
+    Raises:
+        ScrapeError: names the address and what to do.
+    """
+    if not address.startswith(("http://", "https://")):
+        raise ScrapeError(f"{address}: expected an address that begins with http:// or https://")
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS) as reply:
+            body: bytes = reply.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        raise ScrapeError(
+            f"{address}: expected metrics, found status {error.code}: name the address that "
+            "`vllm serve` listens on"
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ScrapeError(
+            f"{address}: cannot be read ({reason}): start the engine, or name the address that "
+            "`vllm serve` listens on"
+        ) from None
+    return body.decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""``hybrid-pages top``: a live view of an engine's metrics."""

@@ -1,0 +1,127 @@
+"""What two looks at an engine's metrics say: totals, and what happened between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybrid_pages.scrape import Samples
+
+SOURCES = ("local", "host", "disk", "remote", "other")
+"""Of hit tokens, from the nearest."""
+KINDS = ("pages", "windows", "checkpoints")
+
+
+def figures(now: Samples, before: Samples | None, seconds: float) -> dict[str, Any]:
+    """The figures of all engine cores together.
+
+    Args:
+        now: the later look.
+        before: the earlier one; None for the first, then rates are None and shares are of all
+            since the start.
+        seconds: between them.
+    """
+    span = _Span(now, before, seconds)
+    looked = span.more("lookup_tokens")
+    hits = {source: span.more("hit_tokens", source=source) for source in SOURCES}
+    missing = span.more("missing_state_tokens")
+    return {
+        "engines": len({sample.labels.get("engine", "") for sample in _all_ours(now)}),
+        "since": "start" if before is None else round(seconds, 3),
+        "prompts": span.more("lookups"),
+        "prompt_tokens": looked,
+        "hit_rate": sum(hits.values()) / looked if looked else None,
+        "hit_tokens": hits,
+        "hit_rates": {source: hits[source] / looked if looked else None for source in SOURCES},
+        "missing_state_tokens": missing,
+        "missing_state_share": missing / looked if looked else None,
+        "missing_states": span.labels("missing_states", "reason"),
+        "host": {
+            "bytes": {kind: now.ours("resident_bytes", kind=kind) for kind in KINDS},
+            "entries": {kind: now.ours("resident_entries", kind=kind) for kind in KINDS},
+            "free_bytes": now.ours("free_bytes"),
+            "leased_bytes": now.ours("leased_bytes"),
+            "ready_bytes": now.ours("ready_bytes"),
+        },
+        "disk": _disk(now, span),
+        "copies": {
+            name: {
+                "bytes": span.more(f"{name}_bytes"),
+                "bytes_per_s": span.rate(f"{name}_bytes"),
+                "gb_per_s_while_copying": _speed(
+                    span.more(f"{name}_bytes"), span.more(f"{name}_seconds")
+                ),
+            }
+            for name in ("stored", "loaded")
+        },
+        "stored_entries": span.labels("stored_entries", "kind"),
+        "evicted_entries": span.labels("evicted_entries", "kind"),
+        "skipped_entries": span.labels("skipped_entries", "reason"),
+        "failures": now.by_label("failures", "reason"),
+        "disk_failures": now.by_label("disk_failures", "reason"),
+        "remote": _remote(now, span),
+        "remote_failures": now.by_label("remote_failures", "reason"),
+    }
+
+
+def _disk(now: Samples, span: _Span) -> dict[str, Any] | None:
+    quota = now.ours("disk_quota_bytes")
+    if not quota:
+        return None
+    return {
+        "quota_bytes": quota,
+        "used_bytes": now.by_label("disk_used_bytes", "identity"),
+        "written_bytes": span.more("disk_bytes", event="written"),
+        "read_bytes": span.more("disk_bytes", event="read"),
+        "queue": now.by_label("disk_queue", "event"),
+        "out": bool(now.ours("disk_out")),
+        "lasting": bool(now.ours("disk_lasting")),
+    }
+
+
+def _remote(now: Samples, span: _Span) -> dict[str, Any] | None:
+    if not now.all("vllm:hybrid_pages_remote_out"):
+        return None
+    # Mooncake does not tell what it has.
+    known = now.all("vllm:hybrid_pages_remote_known_bytes")
+    return {
+        "known_bytes": now.ours("remote_known_bytes") if known else None,
+        "written_bytes": span.more("remote_bytes", event="written"),
+        "read_bytes": span.more("remote_bytes", event="read"),
+        "queue": now.by_label("remote_queue", "event"),
+        "out": bool(now.ours("remote_out")),
+        "sharing": bool(now.ours("remote_sharing")),
+    }
+
+
+def _all_ours(samples: Samples) -> list[Any]:
+    return [
+        it for name in ("lookups", "free_bytes") for it in samples.all(f"vllm:hybrid_pages_{name}")
+    ]
+
+
+def _speed(nbytes: float, seconds: float) -> float | None:
+    return nbytes / seconds / 1e9 if seconds else None
+
+
+class _Span:
+    """Counters between two looks. One that is lower than before began again: the engine did."""
+
+    def __init__(self, now: Samples, before: Samples | None, seconds: float) -> None:
+        self._now, self._before, self._seconds = now, before, seconds
+
+    def more(self, name: str, **labels: str) -> float:
+        value = self._now.ours(name, **labels)
+        earlier = 0.0 if self._before is None else self._before.ours(name, **labels)
+        return value if value < earlier else value - earlier
+
+    def rate(self, name: str) -> float | None:
+        if self._before is None or self._seconds <= 0:
+            return None
+        return self.more(name) / self._seconds
+
+    def labels(self, name: str, label: str) -> dict[str, float]:
+        return {
+            key: amount
+            for key in sorted(self._now.by_label(name, label))
+            if (amount := self.more(name, **{label: key}))
+        }

@@ -1,0 +1,167 @@
+"""The figures on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_BAR = 30
+_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_COLOURS = {
+    "local": "cyan",
+    "host": "green",
+    "disk": "yellow",
+    "remote": "blue",
+    "other": "magenta",
+    "pages": "green",
+    "windows": "cyan",
+    "checkpoints": "yellow",
+}
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the largest unit that leaves at least one."""
+    for scale, unit in _UNITS:
+        if nbytes >= scale:
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def view(
+    url: str, figures: dict[str, Any], totals: dict[str, Any], note: str = ""
+) -> RenderableType:
+    """A screen: the last interval beside everything since the start.
+
+    note: a line for what can't be shown now.
+    """
+    engines = figures["engines"]
+    since = figures["since"]
+    head = Text(f"hybrid-pages top  {url}", style="bold")
+    head.append(f"  {engines} engine core{'s' if engines != 1 else ''}", style="dim")
+    parts: list[RenderableType] = [head]
+    if note:
+        parts.append(Text(note, style="bold red"))
+    parts += [Text(), _hits(figures, totals, since), Text(), _room(figures), Text()]
+    parts.append(_copies(figures, totals))
+    parts += [Text(), *_counts(figures, totals)]
+    return Group(*parts)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if not at or not column else "right")
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _hits(figures: dict[str, Any], totals: dict[str, Any], since: Any) -> Table:
+    last = "since start" if since == "start" else f"last {since:g} s"
+    table = _table("prompt tokens", last, "since start", "")
+    table.add_row(
+        "looked up", f"{figures['prompt_tokens']:,.0f}", f"{totals['prompt_tokens']:,.0f}", ""
+    )
+    for source, rate in figures["hit_rates"].items():
+        table.add_row(
+            f"hit: {source}",
+            _share(rate),
+            _share(totals["hit_rates"][source]),
+            _bar([(_COLOURS[source], totals["hit_rates"][source] or 0.0)]),
+        )
+    table.add_row("hit: all", _share(figures["hit_rate"]), _share(totals["hit_rate"]), "")
+    reasons = ", ".join(f"{n:,.0f} {reason}" for reason, n in totals["missing_states"].items())
+    table.add_row(
+        "pages without a state",
+        _share(figures["missing_state_share"]),
+        _share(totals["missing_state_share"]),
+        Text(reasons, style="dim"),
+    )
+    return table
+
+
+def _bar(parts: list[tuple[str, float]]) -> Text:
+    bar, drawn = Text(), 0
+    for colour, share in parts:
+        width = min(round(share * _BAR), _BAR - drawn)
+        bar.append("█" * width, style=colour)
+        drawn += width
+    bar.append("·" * (_BAR - drawn), style="dim")
+    return bar
+
+
+def _room(figures: dict[str, Any]) -> Table:
+    host, disk = figures["host"], figures["disk"]
+    table = _table("room", "used", "of", "")
+    used = sum(host["bytes"].values())
+    total = max(host["ready_bytes"], used + host["free_bytes"]) or 1
+    table.add_row(
+        "host",
+        size(used),
+        size(total),
+        _bar([(_COLOURS[kind], nbytes / total) for kind, nbytes in host["bytes"].items()]),
+    )
+    for kind, nbytes in host["bytes"].items():
+        if nbytes:
+            count = host["entries"][kind]
+            table.add_row(f"  {kind}", size(nbytes), "", f"{count:,.0f} entries")
+    if disk is not None:
+        here, quota = sum(disk["used_bytes"].values()), disk["quota_bytes"]
+        state = "out: it hung" if disk["out"] else "" if disk["lasting"] else "ends with the engine"
+        bar = _bar([("blue", here / quota)])
+        bar.append(f" {state}", style="bold red")
+        table.add_row("disk", size(here), size(quota), bar)
+    if (remote := figures["remote"]) is not None:
+        state = "out: it failed or hung" if remote["out"] else ""
+        state = state or ("" if remote["sharing"] else "shared no more")
+        known = "-" if remote["known_bytes"] is None else size(remote["known_bytes"])
+        table.add_row("remote", known, "", Text(state, style="bold red"))
+    return table
+
+
+def _copies(figures: dict[str, Any], totals: dict[str, Any]) -> Table:
+    table = _table("copies", "now", "since start", "while copying")
+    for name, label in (("stored", "out of the engine"), ("loaded", "into the engine")):
+        rate, total = figures["copies"][name]["bytes_per_s"], totals["copies"][name]
+        speed = total["gb_per_s_while_copying"]
+        table.add_row(
+            label,
+            "-" if rate is None else f"{size(rate)}/s",
+            size(total["bytes"]),
+            "-" if speed is None else f"{speed:.2f} GB/s",
+        )
+    for tier in ("disk", "remote"):
+        if totals[tier] is None:
+            continue
+        for name in ("written", "read"):
+            waiting = totals[tier]["queue"].get(name, 0)
+            table.add_row(
+                f"{tier}: {name}",
+                f"{waiting:.0f} waiting",
+                size(totals[tier][f"{name}_bytes"]),
+                "",
+            )
+    return table
+
+
+def _counts(figures: dict[str, Any], totals: dict[str, Any]) -> list[Text]:
+    lines = []
+    for key, label in (
+        ("stored_entries", "stored"),
+        ("evicted_entries", "evicted"),
+        ("skipped_entries", "not stored"),
+    ):
+        said = ", ".join(f"{n:,.0f} {name}" for name, n in totals[key].items())
+        lines.append(Text(f"{label:<12}{said or 'nothing'}"))
+    failed = dict(totals["failures"])
+    for tier in ("disk", "remote"):
+        failed |= {f"{tier}: {key}": n for key, n in totals[f"{tier}_failures"].items()}
+    failed = {name: n for name, n in failed.items() if n}
+    said = ", ".join(f"{n:,.0f} {name}" for name, n in failed.items())
+    lines.append(Text(f"{'failures':<12}{said or 'none'}", style="bold red" if failed else ""))
+    return lines

@@ -1,0 +1,123 @@
+"""The command line as a whole: ``--json`` everywhere, completion, usage, without its library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import hybrid_pages
+from hybrid_pages import cli
+
+COMMANDS = [
+    ["info"],
+    ["demo"],
+    ["serve"],
+    ["replay"],
+    ["route"],
+    ["scale"],
+    ["store", "inspect"],
+    ["store", "verify"],
+    ["store", "gc"],
+    ["plan"],
+    ["doctor"],
+    ["top"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_and_has_json(capsys, command):
+    assert cli.main([*command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "--json" in printed
+    assert f"hybrid-pages {' '.join(command)}" in printed
+
+
+def test_no_command_is_left_out(capsys):
+    assert cli.main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert {command[0] for command in COMMANDS} | {"mlx-server"} == {
+        line.split()[1]
+        for line in printed.splitlines()
+        if line.startswith("│ ") and line[2].islower()
+    } - {""}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_completion(shell):
+    done = subprocess.run(
+        [sys.executable, "-c", "from hybrid_pages.cli import main; main()"],
+        env={"_HYBRID_PAGES_COMPLETE": f"source_{shell}", "PATH": "/usr/bin:/bin"}
+        | {"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "hybrid-pages" in done.stdout, done
+
+
+def test_without_its_library_it_says_what_to_install():
+    code = (
+        "import sys; sys.modules['typer'] = None; sys.modules['rich'] = None\n"
+        "from hybrid_pages.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60
+        )
+
+    done = run("info")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'hybrid-pages[cli]'" in done.stderr
+    assert run("--version").stdout == f"hybrid-pages {hybrid_pages.__version__}\n"
+
+
+def test_mlx_server_needs_no_library_and_gets_its_words_as_they_are():
+    code = (
+        "import sys, types; sys.modules['typer'] = None; sys.modules['rich'] = None\n"
+        "for name in ('hybrid_pages.mlx', 'hybrid_pages.mlx.server'):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
+        "sys.modules['hybrid_pages.mlx.server'].main = lambda words: print(words) or 7\n"
+        "from hybrid_pages.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["org/model", "--help", "--temp", "0.5", "--", "--json", "-h"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "mlx-server", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (7, f"{words}\n"), done
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["plann"], "Did you mean 'plan'?"),
+        (["info", "--jsn"], "--json"),
+        (["store"], "usage: hybrid-pages store"),
+        (["replay"], "TRACE"),
+        (
+            ["replay", "t", "--ratio", "3", "--model", "m"],
+            "argument --model: not allowed with argument --ratio",
+        ),
+        (
+            ["replay", "t", "--disk", "5%", "--remote", "1ms,1GB/s"],
+            "argument --remote: not allowed with argument --disk",
+        ),
+        (
+            ["scale", "t", "--ratio", "3", "--model", "m"],
+            "argument --model: not allowed with argument --ratio",
+        ),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_one(capsys, words, reason):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(words)
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert reason in printed.err
+    assert printed.err.startswith("usage: hybrid-pages")

@@ -1,0 +1,335 @@
+"""`hybrid-pages doctor`: each rule finds what it is for, and a clean engine has no finding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from endpoint import GOOD
+from hybrid_pages import cli
+from hybrid_pages.adapter import memory
+from hybrid_pages.checks.rules import findings
+from hybrid_pages.checks.situation import Situation
+from hybrid_pages.doctor.words import read_command
+from model_configs import QWEN36_27B, config_of
+
+CLEAN = Situation(
+    block_tokens=784,
+    entry_bytes=200 << 20,
+    has_states=True,
+    host_bytes=64 << 30,
+    max_batched_tokens=8192,
+    max_model_len=32768,
+)
+
+
+def changed(**values: Any) -> list[str]:
+    return [finding.name for finding in findings(Situation(**vars(CLEAN) | values))]
+
+
+def test_nothing_is_wrong_with_defaults():
+    assert changed() == []
+    assert findings(Situation()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"host_bytes": 300 << 20}, ["small-budget"]),
+        ({"max_batched_tokens": 783}, ["step-below-block"]),
+        ({"max_batched_tokens": 784}, ["step-below-two-blocks"]),
+        ({"max_batched_tokens": 1566}, ["step-below-two-blocks"]),
+        ({"max_batched_tokens": 1567}, []),
+        ({"max_batched_tokens": 100, "has_states": False}, []),
+        ({"max_model_len": 784}, ["prompts-below-block"]),
+        ({"max_model_len": 785}, []),
+        ({"retention": 8192}, ["retention"]),
+        ({"retention": None}, ["retention"]),
+        ({"hash_algorithm": "xxhash", "has_hash_seed": False, "has_disk": True}, ["hash-seed"]),
+        ({"hash_algorithm": "xxhash", "has_hash_seed": False, "has_remote": True}, ["hash-seed"]),
+        ({"hash_algorithm": "xxhash", "has_hash_seed": False}, []),
+        ({"hash_algorithm": "xxhash", "has_disk": True}, []),
+        ({"has_hash_seed": False, "publishes_events": True}, []),
+        ({"siblings": ("NixlConnector",)}, ["failure-policy"]),
+        ({"siblings": ("NixlConnector",), "failure_policy": "recompute"}, []),
+        ({"kv_role": "kv_consumer"}, ["role"]),
+        ({"kv_role": "kv_producer"}, ["role"]),
+        ({"kv_role": "kv_consumer", "has_remote": True}, []),
+        ({"kv_role": "kv_producer", "has_remote": True}, []),
+        ({"changes_weights": "x"}, ["resets"]),
+        ({"changes_weights": "x", "follows_resets": True}, []),
+        ({"checkpoint_mode": "none"}, ["checkpoint-mode"]),
+        ({"drafts": 1, "exports_states": True}, ["one-draft"]),
+        ({"drafts": 2, "exports_states": True}, []),
+    ],
+)
+def test_each_rule_finds_what_it_is_for(values, names):
+    assert changed(**values) == names
+
+
+def test_the_worst_comes_first():
+    assert changed(changes_weights="x", retention=None, kv_role="kv_consumer") == [
+        "resets",
+        "role",
+        "retention",
+    ]
+
+
+# ---- command lines
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN36_27B))
+    return str(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def a_large_machine(monkeypatch):
+    free = memory.Free(1 << 40, "plenty of memory")
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    for name in ("VLLM_SERVER_DEV_MODE", "PYTHONHASHSEED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ours(**extra: Any) -> str:
+    return json.dumps(
+        {
+            "kv_connector": "HybridPagesConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"host_gb": 64} | extra,
+        }
+    )
+
+
+def examined(capsys, *words: str) -> dict[str, Any]:
+    status = cli.main(["doctor", "--json", "--", *words])
+    found = json.loads(capsys.readouterr().out)
+    assert status == int(bool(found["findings"]))
+    return found
+
+
+def names(found: dict[str, Any]) -> list[str]:
+    return [finding["name"] for finding in found["findings"]]
+
+
+def test_a_good_command_line_has_no_findings(capsys, model):
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(), "-tp", "2"]
+    assert examined(capsys, *words) == {"findings": [], "skipped": []}
+    assert cli.main(["doctor", "--", *words]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--no-enable-prefix-caching"], "prefix-caching"),
+        (["--enable_prefix_caching=false"], "prefix-caching"),
+        (["--mamba-cache-mode", "none"], "mamba-cache-mode"),
+        (["--max-num-batched-tokens=512"], "step-below-block"),
+        (["--max-num-batched-tokens", "1k"], "step-below-two-blocks"),
+        (["--max-model-len", "512"], "prompts-below-block"),
+        (["--prefix-cache-retention-interval", "None"], "retention"),
+        (["-pp", "2"], "pipeline-parallel-size"),
+        (["--disable-hybrid-kv-cache-manager"], "disable-hybrid-kv-cache-manager"),
+        (["--weight-transfer-config", "{}"], "resets"),
+    ],
+)
+def test_options_that_cost_are_found(capsys, model, words, name):
+    found = examined(capsys, "vllm", "serve", model, "--kv-transfer-config", ours(), *words)
+    assert names(found) == [name]
+    assert all(finding["fix"] for finding in found["findings"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        ({"host_gb": 0.2}, "small-budget"),
+        ({"host_gib": 1}, "settings"),
+        ({"host_gb": 2048}, "memory"),
+        ({"checkpoint_mode": "none"}, "checkpoint-mode"),
+        ({"disk_path": "/no/such/place", "disk_gb": 1}, "disk"),
+        ({"huge_pages": "2M", "host_gb": 1 << 18}, "huge-pages"),
+    ],
+)
+def test_settings_that_cost_are_found(capsys, model, extra, name):
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(**extra)]
+    assert names(examined(capsys, *words)) == [name]
+
+
+def test_the_cores_of_an_engine_share_the_machine(capsys, model):
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(host_gb=600)]
+    assert names(examined(capsys, *words)) == []
+    assert names(examined(capsys, *words, "-dp", "2")) == ["memory"]
+
+
+def test_a_directory_of_others_is_found(capsys, model, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(disk_path=str(disk), disk_gb=1)]
+    assert names(examined(capsys, *words)) == []
+    words += ["--prefix-caching-hash-algo", "xxhash"]
+    assert names(examined(capsys, *words)) == ["hash-seed"]
+    assert names(examined(capsys, "PYTHONHASHSEED=7", *words)) == []
+    (disk / "somebody-elses.txt").write_text("mine")
+    assert names(examined(capsys, *words[:-2])) == ["foreign-store"]
+
+
+def test_a_remote_store_names_prefixes_for_others(capsys, model, tmp_path):
+    extra = ours(remote_url=tmp_path.as_uri())
+    words = ["vllm", "serve", model, "--kv-transfer-config", extra]
+    assert names(examined(capsys, *words)) == []
+    words += ["--prefix-caching-hash-algo", "xxhash"]
+    assert names(examined(capsys, *words)) == ["hash-seed"]
+
+
+def test_siblings_end_requests_unless_told_otherwise(capsys, model):
+    children = [json.loads(ours()), {"kv_connector": "NixlConnector", "kv_role": "kv_both"}]
+    outer = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+    words = ["vllm", "serve", model, "--kv-transfer-config"]
+    assert names(examined(capsys, *words, json.dumps(outer))) == ["failure-policy"]
+    outer["kv_load_failure_policy"] = "recompute"
+    assert names(examined(capsys, *words, json.dumps(outer))) == []
+
+
+def test_without_the_connector_it_says_how_to_add_it(capsys, model):
+    (finding,) = examined(capsys, "vllm", "serve", model)["findings"]
+    assert finding["name"] == "no-connector"
+    flag = finding["fix"].partition("--kv-transfer-config '")[2].rstrip("'")
+    assert json.loads(flag)["kv_connector"] == "HybridPagesConnector"
+
+
+def test_what_cannot_be_looked_at_is_said(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NewForCausalLM"]}))
+    words = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours(), "--config", "x.yaml"]
+    found = examined(capsys, *words)
+    assert names(found) == []
+    assert [reason.partition(":")[0] for reason in found["skipped"]] == [
+        "--config",
+        "the size of a block",
+    ]
+
+
+def test_command_lines_are_read_as_vllm_reads_them():
+    dotted = read_command(
+        [
+            "vllm",
+            "serve",
+            "--model=a/b",
+            "--kv-transfer-config.kv_connector",
+            "HybridPagesConnector",
+            "--kv-transfer-config.kv_connector_extra_config.host_gb=8",
+            "--max_num_batched_tokens",
+            "4K",
+            "--enforce-eager",
+        ]
+    )
+    assert dotted.model == "a/b"
+    assert dotted.ours()["kv_connector_extra_config"] == {"host_gb": 8}
+    assert dotted.number("max-num-batched-tokens") == 4096
+    assert dotted.is_on("enforce-eager") and dotted.is_on("enable-prefix-caching") is None
+    module = read_command(["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
+    assert module.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["vllm", "serve"], "expected a command such as `vllm serve MODEL"),
+        (["vllm", "serve", "m", "--kv-transfer-config", "{"], "expected JSON"),
+        (["vllm", "serve", "m", "--kv-transfer-config", "[1]"], "expected a JSON object"),
+        (["vllm", "serve", "m", "--max-model-len", "long"], "--max-model-len: expected a number"),
+    ],
+)
+def test_a_command_line_that_is_none_is_an_error(capsys, words, reason):
+    assert cli.main(["doctor", "--", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert reason in printed.err
+
+
+@pytest.mark.parametrize("words", [[], ["--url", "x", "--", "vllm", "serve", "m"]])
+def test_there_must_be_one_thing_to_look_at(capsys, words):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["doctor", *words])
+    assert exit_.value.code == 2
+
+
+def test_other_models_are_planned_too(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of("LlamaForCausalLM")))
+    words = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours()]
+    assert names(examined(capsys, *words, "--max-num-batched-tokens", "64")) == []
+
+
+# ---- engines that run
+
+
+def of_engine(capsys, url: str) -> list[str]:
+    status = cli.main(["doctor", "--json", "--url", url])
+    found = names(json.loads(capsys.readouterr().out))
+    assert status == int(bool(found))
+    return found
+
+
+def test_a_good_engine_has_no_findings(capsys, server):
+    assert of_engine(capsys, server(GOOD)) == []
+    assert of_engine(capsys, server(GOOD) + "/metrics") == []
+    assert of_engine(capsys, server(GOOD).removeprefix("http://")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('failures_total{reason="geometry"} 1', "cache-off"),
+        ('failures_total{reason="load"} 2', "failures"),
+        ('refused_hints_total{engine="0"} 2', "hints"),
+        ('missing_state_tokens_total{engine="1"} 50000', "missing-states"),
+        ('skipped_entries_total{reason="no_room"} 50', "no-room"),
+        ('disk_out{engine="1"} 1', "disk-out"),
+        ('disk_used_bytes{engine="0",identity="other"} 600', "foreign-store"),
+        ('disk_failures_total{reason="read"} 1', "disk-failures"),
+        ('remote_out{engine="0"} 1', "remote-out"),
+        ('remote_sharing{engine="0"} 0', "remote-not-shared"),
+        ('remote_failures_total{reason="deadline"} 1', "remote-failures"),
+        ('free_bytes{engine="1"} 1000', "unpinned"),
+    ],
+)
+def test_what_an_engine_reports_is_found(capsys, server, line, name):
+    assert of_engine(capsys, server(f"{GOOD}vllm:hybrid_pages_{line}\n")) == [name]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ('le="500"} 1', 'le="500"} 9', "short-prompts"),
+        ('disk_lasting{engine="0"} 1', 'disk_lasting{engine="0"} 0', "disk-not-lasting"),
+        ('interval="0"', 'interval="4096"', "retention"),
+        ('source="host"} 5.0e4', 'source="host"} 0', "no-hits"),
+        ('caching="True"', 'caching="False"', "prefix-caching"),
+    ],
+)
+def test_what_an_engine_says_of_itself_is_found(capsys, server, old, new, name):
+    assert old in GOOD
+    assert of_engine(capsys, server(GOOD.replace(old, new))) == [name]
+
+
+def test_an_engine_without_the_connector_is_found(capsys, server):
+    text = "".join(line for line in GOOD.splitlines(True) if "hybrid_pages" not in line)
+    assert of_engine(capsys, server(text)) == ["no-connector"]
+
+
+def test_an_engine_of_another_version_is_found(capsys, server):
+    assert of_engine(capsys, server(GOOD, "0.34.1")) == ["version"]
+
+
+def test_an_engine_that_does_not_answer_is_an_error(capsys, server):
+    for url in ("http://127.0.0.1:1", server("")):
+        assert cli.main(["doctor", "--url", url]) == 2
+        assert "hybrid-pages doctor: " in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""`hybrid-pages plan`: what it prints, what it refuses, and with which status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid_pages import cli
+from model_configs import QWEN35_08B, QWEN36_27B, config_of
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    def made(config: dict[str, Any]) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return str(tmp_path)
+
+    return made
+
+
+def planned(capsys, *words: str) -> dict[str, Any]:
+    assert cli.main(["plan", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "batched"), [(QWEN36_27B, 784, 1567), (QWEN35_08B, 544, 1087)]
+)
+def test_published_models(capsys, model, config, n, batched):
+    found = planned(capsys, model(config))
+    assert (found["block_tokens"], found["min_batched_tokens"]) == (n, batched)
+    assert found["page_bytes"] == n * found["bytes_per_token"]
+    assert found["checkpoint_bytes"] < 3 * found["page_bytes"]
+    assert found["states"]["made"] == "at step ends"
+    assert cli.main(["plan", model(config)]) == 0
+    printed = capsys.readouterr().out
+    assert f"N = {n:,} tokens (2N-1 = {batched:,})" in printed
+
+
+def test_the_cpu_of_the_tests_has_other_blocks(capsys, model):
+    words = [model(QWEN36_27B), "--device", "cpu"]
+    assert planned(capsys, *words)["block_tokens"] == 800
+    assert planned(capsys, *words, "--block-size", "64")["block_tokens"] == 832
+    # There, states are float32 whatever the model says.
+    found = planned(capsys, model(config_of("GraniteMoeHybridForCausalLM")), "--device", "cpu")
+    assert found["layers"][0]["state_bytes"] == (4096 + 256) * 3 * 2 + 64 * 64 * 128 * 4
+
+
+def test_budgets_hold_what_fits(capsys, model):
+    found = planned(
+        capsys, model(QWEN36_27B), "--host-gb", "64", "--disk-gb", "500", "--conversation", "7840"
+    )
+    page, checkpoint = found["page_bytes"], found["checkpoint_bytes"]
+    assert found["capacity"]["host"]["dense_tokens"] == 64 * GIB // (page + checkpoint) * 784
+    modes = {mode["mode"]: mode for mode in found["modes"]}
+    assert modes["none"]["conversations"] == {"host": 0, "disk": 0}
+    assert modes["align"]["bytes"] == 10 * page + 8 * checkpoint
+    assert modes["all"]["bytes"] == 10 * (page + checkpoint)
+    last = modes["adaptive, last turn"]
+    assert last["bytes"] == 10 * page + checkpoint
+    assert last["conversations"] == {
+        name: size * GIB // last["bytes"] for name, size in (("host", 64), ("disk", 500))
+    }
+
+
+def test_restoring_pays_from_some_length_on(capsys, model):
+    words = [model(QWEN36_27B), "--active-params", "27", "--tflops", "400"]
+    assert planned(capsys, *words)["break_even"] is None
+    fast = planned(capsys, *words, "--gb-per-s", "50")
+    slow = planned(capsys, *words, "--gb-per-s", "1")
+    # 0.135 ms a token to compute; 1.3 us and a checkpoint of 3.1 ms to copy.
+    assert fast["break_even"]["tokens"] == 784
+    assert slow["break_even"]["tokens"] == 784 * 3
+    never = planned(capsys, *words[:-1], "4000", "--gb-per-s", "0.1")
+    assert never["break_even"]["tokens"] is None
+
+
+def test_memory_grows_with_attention_alone(capsys, model):
+    rows = planned(capsys, model(QWEN36_27B))["memory"]
+    assert [row["tokens"] for row in rows] == [4096 << power for power in range(9)]
+    longest = rows[-1]
+    assert longest["full_attention_bytes"] == 64 * 4096 << 20
+    assert 0.25 < longest["bytes"] / longest["full_attention_bytes"] < 0.251
+    short = planned(capsys, model(QWEN36_27B), "--device", "cpu", "--block-size", "8192")["memory"]
+    assert short[0]["bytes"] == 0
+
+
+def test_a_model_without_states_needs_no_checkpoints(capsys, model):
+    found = planned(capsys, model(config_of("LlamaForCausalLM")), "--host-gb", "1")
+    assert (found["checkpoint_bytes"], found["states"]) == (0, None)
+    assert [mode["mode"] for mode in found["modes"]] == ["any"]
+    assert cli.main(["plan", model(config_of("LlamaForCausalLM"))]) == 0
+    assert "none: no recurrent layers" in capsys.readouterr().out
+
+
+def test_the_layers_of_falcon_h1_are_both(capsys, model):
+    found = planned(capsys, model(config_of("FalconH1ForCausalLM")))
+    assert [row["count"] for row in found["layers"]] == [8, 8]
+    per_token = found["bytes_per_token"]
+    assert found["memory"][-1]["full_attention_bytes"] == per_token << 20
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_picture_is_drawn(capsys, model, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"memory{suffix}"
+    planned(capsys, model(QWEN36_27B), "--plot", str(picture))
+    assert picture.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "reason"),
+    [
+        (QWEN36_27B, ["--tp", "3"], "--tp: expected a divisor"),
+        (QWEN36_27B, ["--plot", "memory.txt"], "--plot: expected a name that ends in .png"),
+        ({"architectures": ["MambaForCausalLM"]}, [], "without prefix caching"),
+        ({"architectures": ["NewForCausalLM"]}, [], "expected a model class that is known here"),
+        ({}, [], "expected a model class that is known here, found none"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(capsys, model, config, words, reason):
+    assert cli.main(["plan", model(config), *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("hybrid-pages plan: ")
+    assert reason in printed.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--kv-dtype", "int3"], ["--host-gb", "0"], ["--tp", "0"], ["--device", "tpu"], ["--turns"]],
+)
+def test_wrong_words_are_lines_of_usage(capsys, model, words):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["plan", model(QWEN36_27B), *words])
+    assert exit_.value.code == 2
+    assert ": error: " in capsys.readouterr().err

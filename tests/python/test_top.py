@@ -1,0 +1,164 @@
+"""`hybrid-pages top`: figures between two looks, once and live, and an endpoint that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from endpoint import GOOD
+from hybrid_pages import cli
+from hybrid_pages.scrape import base_of, parse
+from hybrid_pages.top.figures import figures
+
+# What runs in the background ignores interrupts, and so do its children.
+CALL = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from hybrid_pages.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def test_the_text_format_is_read():
+    samples = parse(
+        '# HELP x y\nvllm:a_total{engine="0",reason="a\\"b\\\\c\\nd"} 1e3 1700000000\n'
+        'vllm:a_total{engine="1",reason="x"} 2\nvllm:b NaN\nnonsense {\nvllm:c{} +Inf\n'
+    )
+    assert samples.sum("vllm:a") == samples.sum("vllm:a_total") == 1002
+    assert samples.sum("vllm:a", engine="1") == 2
+    assert samples.all("vllm:a")[0].labels["reason"] == 'a"b\\c\nd'
+    assert samples.all("vllm:b") == []
+    assert samples.sum("vllm:c") == float("inf")
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "http://localhost:8000/", "http://localhost:8000/metrics"]
+)
+def test_an_address_may_be_written_in_several_ways(url):
+    assert base_of(url) == "http://localhost:8000"
+
+
+def test_rates_are_those_of_the_interval():
+    before, now = parse(GOOD), parse(GOOD.replace("5.0e4", "5.5e4").replace("100000", "110000"))
+    found = figures(now, before, 2.0)
+    assert found["prompt_tokens"] == 10_000
+    assert found["hit_rate"] == found["hit_rates"]["host"] == 0.5
+    assert found["missing_state_share"] == 0
+    assert figures(now, None, 0)["hit_rate"] == 0.5
+    # Nothing happened: no rate rather than a wrong one.
+    assert figures(now, now, 2.0)["hit_rate"] is None
+
+
+def test_an_engine_that_began_again_counts_from_zero():
+    assert figures(parse(GOOD), parse(GOOD.replace("100000", "999999")), 1)["prompt_tokens"] == (
+        100_000
+    )
+
+
+def test_engine_cores_add_up():
+    found = figures(parse(GOOD + GOOD.replace('engine="0"', 'engine="1"')), None, 0)
+    assert (found["engines"], found["prompt_tokens"]) == (2, 200_000)
+    assert found["host"]["bytes"]["pages"] == 1200
+
+
+REMOTE = """vllm:hybrid_pages_hit_tokens_total{engine="0",source="remote"} 2.5e4
+vllm:hybrid_pages_remote_bytes_total{engine="0",event="read"} 2048
+vllm:hybrid_pages_remote_failures_total{engine="0",reason="deadline"} 3
+vllm:hybrid_pages_remote_out{engine="0"} 0
+vllm:hybrid_pages_remote_sharing{engine="0"} 1
+"""
+
+
+def test_hits_of_a_remote_store_count(capsys, server):
+    assert figures(parse(GOOD), None, 0)["remote"] is None
+    found = figures(parse(GOOD + REMOTE), None, 0)
+    assert (found["hit_rates"]["remote"], found["hit_rate"]) == (0.25, 0.75)
+    assert found["remote"]["read_bytes"] == 2048
+    assert found["remote"]["known_bytes"] is None
+    known = 'vllm:hybrid_pages_remote_known_bytes{engine="0"} 4096\n'
+    assert figures(parse(GOOD + REMOTE + known), None, 0)["remote"]["known_bytes"] == 4096
+    assert cli.main(["top", "--once", "--url", server(GOOD + REMOTE + known)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("hit: remote", "75.0%", "remote: read", "3 remote: deadline"):
+        assert words in printed
+
+
+def test_once_shows_everything_since_the_start(capsys, server):
+    assert cli.main(["top", "--once", "--url", server(GOOD)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("hit: host", "50.0%", "pages without a state", "1 evicted", "disk", "none"):
+        assert words in printed
+    assert cli.main(["top", "--once", "--json", "--url", server(GOOD)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["hit_rates"]["host"] == 0.5
+    assert found["disk"]["quota_bytes"] == 1000
+    assert found["since"] == "start"
+
+
+def test_without_the_connector_it_says_so(capsys, server):
+    assert cli.main(["top", "--once", "--url", server("vllm:other 1\n")]) == 0
+    assert "no metric of hybrid-pages yet" in capsys.readouterr().out
+
+
+def test_an_endpoint_that_does_not_answer_is_an_error(capsys):
+    assert cli.main(["top", "--once", "--url", "http://127.0.0.1:1"]) == 2
+    assert "start the engine, or name the address" in capsys.readouterr().err
+
+
+def test_each_interval_is_an_object(server):
+    words = ["top", "--json", "--interval", "0.1", "--url", server(GOOD)]
+    with subprocess.Popen(
+        [sys.executable, "-c", CALL, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        first = json.loads(process.stdout.readline())
+        server("")  # it answers no more
+        while "error" not in (later := json.loads(process.stdout.readline())):
+            pass
+        server(GOOD)
+        while "error" in (again := json.loads(process.stdout.readline())):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+    assert first["since"] < 30 and first["hit_rate"] is None
+    assert "found status 404" in later["error"]
+    assert again["disk"]["used_bytes"] == {"this": 500}
+
+
+def test_it_is_live_on_a_terminal_and_leaves_it_as_it_was(server):
+    """Also over ssh, which is a terminal of this kind."""
+    master, slave = pty.openpty()
+    words = ["top", "--interval", "0.1", "--url", server(GOOD)]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    with subprocess.Popen(
+        [sys.executable, "-c", CALL, *words],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        os.close(slave)
+        shown, deadline = b"", time.monotonic() + 60
+        while shown.count(b"hit: host") < 3:
+            assert time.monotonic() < deadline, shown
+            shown += os.read(master, 65536)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                more = os.read(master, 65536)
+            except OSError:
+                break
+            if not more:
+                break
+            shown += more
+        assert process.wait(30) == 0
+    os.close(master)
+    # To the other screen, and back.
+    assert shown.index(b"\x1b[?1049h") < shown.rindex(b"\x1b[?1049l")
+    assert b"50.0%" in shown and b"Traceback" not in shown
