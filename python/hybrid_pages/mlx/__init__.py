@@ -1,0 +1,34 @@
+"""Prefix reuse for hybrid models that run with mlx-lm.
+
+- :class:`PrefixCache` is a model whose texts resume from prefixes that it has seen;
+- :class:`CacheStore` snapshots a live prompt cache and restores it into a fresh one;
+- :func:`read_layout` says what a prompt cache is made of;
+- ``hybrid-pages mlx-server MODEL`` is mlx-lm's server with such a cache.
+"""
+
+try:
+    import mlx.core  # noqa: F401
+    import mlx_lm
+    import numpy  # noqa: F401
+except ImportError as error:
+    from hybrid_pages.adapter.errors import missing
+    from hybrid_pages.mlx.support import EXTRA
+
+    raise missing("hybrid_pages.mlx", "mlx, mlx-lm and numpy", EXTRA, error) from error
+
+from hybrid_pages.mlx.support import UnsupportedError, require_version
+
+require_version(mlx_lm.__version__)
+
+from hybrid_pages.mlx.layout import Layout, read_layout  # noqa: E402
+from hybrid_pages.mlx.prefix_cache import PrefixCache, Stats  # noqa: E402
+from hybrid_pages.mlx.store import CacheStore  # noqa: E402
+
+__all__ = [
+    "CacheStore",
+    "Layout",
+    "PrefixCache",
+    "Stats",
+    "UnsupportedError",
+    "read_layout",
+]

@@ -1,0 +1,220 @@
+"""A prompt cache of mlx-lm as this package's geometry: a ``CacheArray`` for each of its arrays.
+
+An array is one layer of the geometry with one segment, so that its bytes are dense.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from hybrid_pages import ForeignError, Geometry, Group, InvalidArgumentError, Layer, Segment
+from hybrid_pages.mlx import parts
+from hybrid_pages.mlx.support import UnsupportedError
+
+KEYS, VALUES, STATE = "keys", "values", "state"
+
+
+@dataclass(frozen=True)
+class CacheArray:
+    """One array of one part of a prompt cache.
+
+    part: its path. kind: keys, values or state. shape: of one block or one state, without the batch
+    row: ``[heads, block_tokens, dim]`` for keys and values. window: tokens that the part keeps.
+    """
+
+    part: str
+    kind: str
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+    window: int | None = None
+
+    @property
+    def is_state(self) -> bool:
+        return self.kind == STATE
+
+    @property
+    def is_empty(self) -> bool:
+        """Of no bytes, such as the values of multi-head latent attention."""
+        return 0 in self.shape
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}.{self.kind}.{self.index}"
+
+    @property
+    def mlx_dtype(self) -> Any:
+        return getattr(mx, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index} of {self.shape} {self.dtype}"
+
+    def as_layer(self) -> Layer:
+        return Layer(self.name, [Segment(self.kind, self.dtype, self.shape)])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays and the geometry of one model's prompt caches.
+
+    groups: the arrays of each group of the geometry, in its order. empty: those of no bytes.
+    kinds: of all parts, as `parts.kind` names them.
+    """
+
+    geometry: Geometry
+    groups: tuple[tuple[CacheArray, ...], ...]
+    empty: tuple[CacheArray, ...]
+    kinds: tuple[str, ...]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.geometry.block_tokens
+
+    def class_arrays(self, class_index: int) -> Iterator[CacheArray]:
+        """The arrays of an entry of a class, in the order of its payload."""
+        for group in self.geometry.classes[class_index].groups:
+            yield from self.groups[group]
+
+    def arrays(self) -> Iterator[CacheArray]:
+        """All arrays that have bytes."""
+        for group in self.groups:
+            yield from group
+
+    def require_match(self, cache: Sequence[Any]) -> None:
+        """Rejects a cache that is not of this layout.
+
+        Raises:
+            ForeignError: part, expected and found.
+            InvalidArgumentError: a cache of another batch size.
+            UnsupportedError: a kind of cache that cannot be moved.
+        """
+        found = parts.parts(cache)
+        kinds = [parts.kind(path, part) for path, part in found.items()]
+        for want, have in itertools.zip_longest(self.kinds, kinds, fillvalue="none"):
+            if want != have:
+                raise ForeignError(f"cache: expected the part {want}, found {have}")
+        for path, part in found.items():
+            if parts.is_fresh(part):
+                continue
+            wanted = [spec for spec in (*self.arrays(), *self.empty) if spec.part == path]
+            here = list(_specs(path, part, self.block_tokens))
+            for spec, other in itertools.zip_longest(sorted(wanted, key=_order), here):
+                if spec != other:
+                    raise ForeignError(f"cache {path}: expected {spec}, found {other}")
+
+    def require_fresh(self, cache: Sequence[Any]) -> None:
+        """Rejects a cache that has seen tokens.
+
+        Raises:
+            InvalidArgumentError: with the first part that has.
+        """
+        for path, part in parts.parts(cache).items():
+            if not parts.is_fresh(part):
+                raise InvalidArgumentError(
+                    f"cache {path}: expected a fresh cache, found one that has seen tokens"
+                )
+
+    def seen(self, cache: Sequence[Any]) -> int | None:
+        """How many tokens a cache has seen; None if it has no attention layers, which count them.
+
+        Raises:
+            InvalidArgumentError: its attention layers disagree.
+        """
+        found = {
+            path: int(part.offset)
+            for path, part in parts.parts(cache).items()
+            if parts.has_tokens(part)
+        }
+        if len(set(found.values())) > 1:
+            raise InvalidArgumentError(
+                f"cache: expected all attention layers at one token, found {found}: was it "
+                "trimmed or advanced in parts?"
+            )
+        return next(iter(found.values()), None)
+
+
+def read_layout(
+    cache: Sequence[Any], *, block_tokens: int = 32, identity: Mapping[str, str] | None = None
+) -> Layout:
+    """Reads a prompt cache of one row that has seen at least one token.
+
+    Args:
+        cache: as ``make_prompt_cache`` makes it: KVCache, RotatingKVCache, ArraysCache, or
+            CacheLists of them.
+        block_tokens: tokens per block.
+        identity: what else the bytes depend on, for the geometry.
+
+    Raises:
+        UnsupportedError: another kind of cache, by name, or one that stores nothing.
+        InvalidArgumentError: a cache of another batch size, or one that has seen no token.
+    """
+    found = parts.parts(cache)
+    specs = [spec for path, part in found.items() for spec in _specs(path, part, block_tokens)]
+    full = [spec for spec in specs if not spec.is_empty]
+    pages = [spec for spec in full if not spec.is_state]
+    widths = sorted({spec.window for spec in pages if spec.window is not None})
+    members: list[tuple[str, int | None, list[CacheArray]]] = [
+        ("attention", None, [spec for spec in pages if spec.window is None]),
+        *(("window", width, [s for s in pages if s.window == width]) for width in widths),
+        ("recurrent", None, [spec for spec in full if spec.is_state]),
+    ]
+    members = [member for member in members if member[2]]
+    if not members:
+        raise UnsupportedError("cache: expected one that holds arrays, found none in any part")
+    geometry = Geometry(
+        block_tokens=block_tokens,
+        groups=[
+            Group(kind, [spec.as_layer() for spec in group], window_tokens=width)
+            for kind, width, group in members
+        ],
+        identity=dict(identity or {}),
+    )
+    return Layout(
+        geometry,
+        tuple(tuple(group) for _, _, group in members),
+        tuple(spec for spec in specs if spec.is_empty),
+        tuple(parts.kind(path, part) for path, part in found.items()),
+    )
+
+
+def _specs(path: str, part: Any, block_tokens: int) -> Iterator[CacheArray]:
+    """The arrays of a part that has seen tokens."""
+    if parts.has_tokens(part):
+        if part.keys is None:
+            # A layer that shares the keys of another one has a cache that it never fills.
+            if part.offset:
+                raise InvalidArgumentError(
+                    f"cache {path}: expected keys of {part.offset} tokens, found none"
+                )
+            return
+        for kind, array in ((KEYS, part.keys), (VALUES, part.values)):
+            _require_one_row(path, array)
+            shape = (array.shape[1], block_tokens, array.shape[3])
+            yield CacheArray(path, kind, 0, shape, dtype_of(array), parts.window(part))
+        return
+    for index, state in enumerate(part.cache):
+        if state is not None:
+            _require_one_row(path, state)
+            yield CacheArray(path, STATE, index, tuple(state.shape[1:]), dtype_of(state))
+
+
+def _order(spec: CacheArray) -> tuple[int, int]:
+    """As arrays come out of a part."""
+    return (KEYS, VALUES, STATE).index(spec.kind), spec.index
+
+
+def dtype_of(array: mx.array) -> str:
+    """The name of an array's dtype: ``bfloat16``."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _require_one_row(path: str, array: mx.array) -> None:
+    if not array.ndim or array.shape[0] != 1:
+        raise InvalidArgumentError(
+            f"cache {path}: expected a batch of 1 row, found an array of {array.shape}"
+        )

@@ -1,0 +1,320 @@
+"""``stream_generate`` with prefix reuse: restore the longest known prefix, compute the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+from mlx_lm.generate import stream_generate as upstream
+from mlx_lm.models.cache import make_prompt_cache
+
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.session import Session
+from hybrid_pages.mlx.moving import States
+from hybrid_pages.mlx.request import read_prompt, uncached_reason
+from hybrid_pages.mlx.runtime import ModelRuntime
+from hybrid_pages.mlx.store import CacheStore
+from hybrid_pages.mlx.support import Closing
+from hybrid_pages.mlx.watch import State
+
+_STEP = 2048
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts since the start, and what is in host memory now.
+
+    requests: calls that looked up their prefix. hits: those that restored some of it. uncached:
+    other calls, by the argument or the reason why they ran without the cache. changes: how often
+    the model was found changed, by what it was; what a text has stored before goes on to be found
+    by nobody. prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads:
+    restores that failed and were computed. failed_stores: stores that failed. late_loads: lookups
+    that waited too long for a disk. Entries are pages (full attention), windows (sliding) and
+    checkpoints (recurrent states); resident_bytes is what they take of host_bytes.
+    """
+
+    requests: int
+    hits: int
+    uncached: dict[str, int]
+    changes: dict[str, int]
+    prompt_tokens: int
+    restored_tokens: int
+    computed_tokens: int
+    restored_bytes: int
+    stored_bytes: int
+    failed_loads: int
+    failed_stores: int
+    late_loads: int
+    pages: int
+    windows: int
+    checkpoints: int
+    resident_bytes: int
+    host_bytes: int
+
+
+@dataclass
+class _Counts:
+    requests: int = 0
+    hits: int = 0
+    prompt_tokens: int = 0
+    restored_tokens: int = 0
+    uncached: Counter[str] = field(default_factory=Counter)
+
+
+class PrefixCache(Closing):
+    """A model of mlx-lm whose texts resume from the prefixes that it has seen.
+
+    :meth:`stream_generate` and :meth:`generate` take and return what mlx-lm's do. Calls that cannot
+    use the cache run without it and are counted by reason: a draft model, a cache of the caller's,
+    quantised caches (``kv_bits``), ``max_kv_size`` for models that it has an effect on, embeddings,
+    arguments that are not known, a model in training mode.
+
+    Before each call, and before anything is stored, the model is looked at: weights that were
+    replaced or written to, layers, adapters and settings that changed. What was stored before is
+    not used then. To see every write, the cache keeps the arrays of the weights: when a model gets
+    others, the memory of the former ones goes with the next call, :meth:`look` or :meth:`close`.
+    Patches of functions inside mlx or mlx-lm are not seen: see :meth:`weights_changed`.
+
+    Texts may be generated in turns, and by several threads as far as mlx allows it.
+
+    Args:
+        model: as ``mlx_lm.load`` returns it.
+        host_gb, block_tokens, policy, verify_on_load, disk_path, disk_gb, disk_deadline_ms: as for
+            :class:`CacheStore`. With a disk, prompts are found again by a later process with the
+            same model, by every byte of its weights, under the same settings.
+
+    Raises:
+        What :class:`CacheStore` raises.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        host_gb: float | str = 4.0,
+        block_tokens: int = 32,
+        policy: str = "reuse",
+        verify_on_load: bool = False,
+        disk_path: str | os.PathLike[str] = "",
+        disk_gb: float = 0.0,
+        disk_deadline_ms: int = DEADLINE_MS,
+    ) -> None:
+        self.model = model
+        self.store = CacheStore(
+            model,
+            host_gb=host_gb,
+            block_tokens=block_tokens,
+            policy=policy,
+            verify_on_load=verify_on_load,
+            disk_path=disk_path,
+            disk_gb=disk_gb,
+            disk_deadline_ms=disk_deadline_ms,
+        )
+        self._watch = self.store.watch
+        self._counts = _Counts()
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def stream_generate(
+        self,
+        tokenizer: Any,
+        prompt: Any,
+        max_tokens: int = 256,
+        draft_model: Any = None,
+        *,
+        cache_salt: str = "",
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """Yields what ``mlx_lm.stream_generate`` does for these arguments, sooner if a prefix is
+        known.
+
+        Args:
+            tokenizer, prompt, max_tokens, draft_model, kwargs: those of mlx-lm.
+            cache_salt: requests of different salts share nothing.
+
+        Raises:
+            InvalidArgumentError: the cache is closed.
+            What mlx-lm raises. A copy that fails is a miss.
+        """
+        if self._closed:
+            raise InvalidArgumentError("PrefixCache: expected an open one, found it closed")
+        reason, ids, state = None, read_prompt(tokenizer, prompt), State("")
+        if draft_model is not None:
+            reason = "draft_model"
+        elif isinstance(ids, str):
+            reason = ids
+        else:
+            state = self.look()
+            reason = uncached_reason(self.model, kwargs) or state.uncached
+        if reason is not None or max_tokens == 0 or isinstance(ids, str):
+            with self._lock:
+                self._counts.uncached[reason or "max_tokens"] += 1
+            yield from upstream(
+                self.model, tokenizer, prompt, max_tokens, draft_model=draft_model, **kwargs
+            )
+            return
+        with self.store.using(cache_salt, state.name) as namespace:
+            yield from self._run(tokenizer, ids, max_tokens, namespace, state, kwargs)
+
+    def generate(self, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
+        """Returns what ``mlx_lm.generate`` does for these arguments, sooner if a prefix is known.
+
+        Args:
+            tokenizer, prompt, verbose, kwargs: those of mlx-lm, and ``cache_salt``.
+
+        Raises:
+            What :meth:`stream_generate` raises.
+        """
+        text, response = "", None
+        if verbose:
+            print("=" * 10)
+        for response in self.stream_generate(tokenizer, prompt, **kwargs):
+            if verbose:
+                print(response.text, end="", flush=True)
+            text += response.text
+        if verbose:
+            print("\n" + "=" * 10)
+            if not text or response is None:
+                print("No text generated for this prompt")
+            else:
+                print(
+                    f"Prompt: {response.prompt_tokens} tokens, "
+                    f"{response.prompt_tps:.3f} tokens-per-sec\n"
+                    f"Generation: {response.generation_tokens} tokens, "
+                    f"{response.generation_tps:.3f} tokens-per-sec\n"
+                    f"Peak memory: {response.peak_memory:.3f} GB"
+                )
+        return text
+
+    def look(self) -> State:
+        """Looks whether the model has changed, and lets go of weights that it no longer has."""
+        with self._lock:
+            return self._watch.look()
+
+    def weights_changed(self) -> None:
+        """Says that weights, or the code that uses them, changed in a way that a look can miss.
+
+        Nothing that was stored until now is ever used again.
+        """
+        with self._lock:
+            self._watch.weights_changed()
+
+    def stats(self) -> Stats:
+        """Counts since the start, and what is in host memory now."""
+        with self._lock:
+            counts, moved, now = self._counts, self.store.moved, self.store.index.stats()
+            return Stats(
+                requests=counts.requests,
+                hits=counts.hits,
+                uncached=dict(counts.uncached),
+                changes=dict(self._watch.changes),
+                prompt_tokens=counts.prompt_tokens,
+                restored_tokens=counts.restored_tokens,
+                computed_tokens=counts.prompt_tokens - counts.restored_tokens,
+                restored_bytes=moved.restored_bytes,
+                stored_bytes=moved.stored_bytes,
+                failed_loads=moved.failed_loads,
+                failed_stores=moved.failed_stores,
+                late_loads=moved.late_loads,
+                pages=now["pages"],
+                windows=now["windows"],
+                checkpoints=now["checkpoints"],
+                resident_bytes=now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"],
+                host_bytes=self.store.arena.nbytes,
+            )
+
+    def clear(self) -> None:
+        """Forgets every page and checkpoint."""
+        self.store.clear()
+
+    def close(self) -> None:
+        """Ends the copy threads. The second call does nothing."""
+        self._closed = True
+        self.store.close()
+
+    # ---- one request
+
+    def _run(
+        self,
+        tokenizer: Any,
+        ids: list[int],
+        max_tokens: int,
+        namespace: int,
+        state: State,
+        kwargs: dict[str, Any],
+    ) -> Iterator[Any]:
+        began, total = time.perf_counter(), len(ids)
+        kwargs = {name: value for name, value in kwargs.items() if name != "max_kv_size"}
+        tell = kwargs.pop("prompt_progress_callback", None) or (lambda *_: None)
+        tell(0, total)
+        runtime = ModelRuntime(
+            self.model,
+            make_prompt_cache(self.model),
+            ids,
+            self.store,
+            step=kwargs.get("prefill_step_size") or _STEP,
+            stream=kwargs.get("stream") or generation_stream,
+            progress=lambda seen: tell(seen, total),
+            changed=lambda: self._changed(state),
+        )
+        session: Session[States] = Session(self.store.entries, runtime, namespace, ids)
+        restored = session.resume()
+        with self._lock:
+            self._counts.requests += 1
+            self._counts.hits += restored > 0
+            self._counts.prompt_tokens += total
+            self._counts.restored_tokens += restored
+        session.prefill()
+        done = runtime.count
+        processors = kwargs.pop("logits_processors", None)
+        if processors:
+            kwargs["logits_processors"] = [whole(each, ids[:done]) for each in processors]
+        sequence, tps = list(ids), 0.0
+        texts = upstream(
+            runtime.model,
+            tokenizer,
+            mx.array(ids[done:]),
+            max_tokens,
+            prompt_cache=runtime.cache,
+            prompt_progress_callback=lambda seen, _: tell(done + seen, total) if seen else None,
+            **kwargs,
+        )
+        try:
+            for response in texts:
+                if not tps:
+                    tps = total / (time.perf_counter() - began)
+                sequence.append(response.token)
+                session.passed(sequence)
+                yield dataclasses.replace(response, prompt_tokens=total, prompt_tps=tps)
+        except GeneratorExit:
+            texts.close()
+            session.finish(sequence)
+            raise
+        session.finish(sequence)
+
+    def _changed(self, state: State) -> bool:
+        """Whether the model has changed since a text began; counted."""
+        with self._lock:
+            changed = self._watch.changed_since(state)
+            if changed:
+                self._watch.changes["while computing"] += 1
+            return changed
+
+
+def whole(processor: Callable[[Any, Any], Any], before: list[int]) -> Callable[[Any, Any], Any]:
+    """A logits processor that gets the whole prompt, also the part that was not computed again."""
+    first = mx.array(before)
+
+    def process(tokens: Any, logits: Any) -> Any:
+        return processor(mx.concatenate([first.astype(tokens.dtype), tokens]), logits)
+
+    return process if before else processor

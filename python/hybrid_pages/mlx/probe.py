@@ -1,0 +1,78 @@
+"""What a model's prompt caches are made of, found out with a few tokens; and that they are all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages.mlx.layout import Layout, read_layout
+from hybrid_pages.mlx.moving import Reader, Writer, states_of
+from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages.mlx.views import numpy_dtype
+
+# Of the largest logit: what a restored cache may differ by. Other kernels differ by far less.
+_TOLERANCE = 0.02
+_FIRST, _REST = 11, 3
+
+
+def read_model(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
+    """The layout of a model's caches.
+
+    A few tokens are run through it, once as usual and once from a copy of its cache: a model that
+    remembers something elsewhere is rejected.
+
+    Raises:
+        UnsupportedError: a kind of cache that cannot be moved, or a model that cannot be resumed.
+        InvalidArgumentError: block_tokens is not less than a window.
+    """
+    if not hasattr(model, "layers"):
+        raise UnsupportedError(f"model: expected one of mlx-lm, found {type(model).__name__}")
+    ids = mx.array([[token % 2 for token in range(_FIRST)]])
+    rest = mx.array([[1 - token % 2 for token in range(_REST)]])
+    cache = make_prompt_cache(model)
+    model(ids, cache=cache)
+    mx.eval([part.state for part in cache])
+    layout = read_layout(cache, block_tokens=block_tokens, identity=identity)
+    _require_windows(layout)
+    copied = _copied(model, layout, cache)
+    expected, found = (model(rest, cache=each).astype(mx.float32) for each in (cache, copied))
+    mx.eval(expected, found)
+    apart = mx.abs(expected - found).max().item()
+    most = mx.abs(expected).max().item() * _TOLERANCE
+    if not apart <= most:
+        raise UnsupportedError(
+            f"model: expected one whose caches hold all that it remembers, found logits that "
+            f"differ by {apart:.3g} after its caches were copied (at most {most:.3g} allowed): "
+            f"{type(model).__module__} cannot be resumed"
+        )
+    return layout
+
+
+def _copied(model: Any, layout: Layout, cache: Any) -> Any:
+    """Another cache with what the first one has, moved as entries are."""
+    import numpy as np
+
+    reader = Reader(layout, cache, states_of(layout, cache), _FIRST)
+    writer = Writer(layout, _FIRST)
+    blocks = -(-_FIRST // layout.block_tokens)
+    for spec in layout.arrays():
+        for block in range(1 if spec.is_state else blocks):
+            page = np.zeros((1, *spec.shape), numpy_dtype(spec.mlx_dtype))
+            reader(spec, block, 1, page)
+            writer(spec, block, page)
+    fresh = make_prompt_cache(model)
+    writer.adopt(fresh)
+    return fresh
+
+
+def _require_windows(layout: Layout) -> None:
+    for group in layout.geometry.groups:
+        if group.window_tokens is not None and group.window_tokens <= layout.block_tokens:
+            raise InvalidArgumentError(
+                f"block_tokens: expected less than the sliding window of {group.window_tokens} "
+                f"tokens, found {layout.block_tokens}"
+            )

@@ -1,0 +1,244 @@
+"""The prompt cache of mlx-lm's server, over a :class:`CacheStore`: pages shared, bytes bounded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
+
+from hybrid_pages import HybridPagesError, InvalidArgumentError
+from hybrid_pages.adapter.admission import Admissions, deserving, last_boundary
+from hybrid_pages.adapter.keys import Prefix
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.mlx.store import CacheStore
+
+_log = logging.getLogger(__name__)
+# Prompts whose outputs have not come yet.
+_MOST_OPEN = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """host_gb, block_tokens, disk_path, disk_gb: as for :class:`CacheStore`."""
+
+    host_gb: float
+    block_tokens: int
+    disk_path: str | os.PathLike[str] = ""
+    disk_gb: float = 0.0
+
+
+class Planned(list[Any]):
+    """A prompt cache that has seen ``seen`` tokens of ``prompt``.
+
+    stops: at how many tokens it is to be stored. store: stores it at one of them.
+    """
+
+    def __init__(
+        self,
+        cache: Sequence[Any],
+        prompt: list[int],
+        seen: int,
+        stops: list[int],
+        store: Callable[[int], None],
+    ) -> None:
+        super().__init__(cache)
+        self.prompt, self.seen, self.stops, self.store = prompt, seen, stops, store
+
+
+class Prompts:
+    """What ``mlx_lm.server`` asks of its prompt cache. For one model at a time.
+
+    Where a store cannot serve, mlx-lm's own cache does, within the same budget of bytes; the log
+    says why. Nothing here raises: what fails is a miss, logged and counted in ``failures``. Prompts
+    with images are not cached, and counted there, too.
+    """
+
+    def __init__(self, settings: Settings, sequences: int) -> None:
+        self._settings, self._sequences = settings, sequences
+        self._model: Any = None
+        self._store: CacheStore | None = None
+        self._admissions: Admissions | None = None
+        self._plain = self._make_plain()
+        self._open: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
+        self._stops: dict[tuple[int, int], list[int]] = {}
+        self.failures: Counter[str] = Counter()
+
+    # ---- the model
+
+    def use(self, model: Any, why_not: str | None) -> None:
+        """Makes a store for a model. why_not: a reason to leave that to mlx-lm's own cache."""
+        self.drop()
+        self._model = model
+        try:
+            if why_not is not None:
+                raise InvalidArgumentError(f"mlx-server: expected plain caches, found {why_not}")
+            self._store = CacheStore(
+                model,
+                host_gb=self._settings.host_gb,
+                block_tokens=self._settings.block_tokens,
+                disk_path=self._settings.disk_path,
+                disk_gb=self._settings.disk_gb,
+            )
+            self._admissions = Admissions(self._store.index, self._settings.block_tokens)
+        except Exception as error:  # also what a model raises when it is tried
+            if self._store is not None:
+                self._store.close()
+            self._store = self._admissions = None
+            trace = None if isinstance(error, HybridPagesError) else error
+            _log.warning("prompts are cached by mlx-lm's own cache: %s", error, exc_info=trace)
+
+    def drop(self) -> None:
+        """Lets go of the model and of all that is stored for it."""
+        if self._store is not None:
+            self._store.close()
+        self._model = self._store = self._admissions = None
+        self._open.clear()
+        self._stops.clear()
+        self._plain = self._make_plain()
+
+    def _make_plain(self) -> Any:
+        return LRUPromptCache(self._sequences, int(self._settings.host_gb * GIB))
+
+    # ---- requests
+
+    def plan(self, prompt: list[int], ends: Sequence[int]) -> list[int]:
+        """Announces a prompt: at which tokens a pass should end, so that a state is stored.
+
+        ends: of its messages. A state there serves whoever goes on with another one.
+        """
+        if self._store is None or self._admissions is None or _has_images(prompt):
+            return []
+        with self._guard("plan"):
+            size = self._settings.block_tokens
+            with self._store.using("") as namespace:
+                keys = Prefix(prompt, size).keys
+                admission = self._admissions.admit(namespace, keys, len(prompt))
+            limit = last_boundary(len(prompt), size)
+            wanted = {block * size for block in deserving(admission) if block <= limit}
+            wanted |= {*ends, len(prompt) - 1}
+            stops = sorted(stop for stop in wanted if 0 < stop < len(prompt))
+            self._open[_name(prompt)] = prompt
+            self._stops[_name(prompt)] = stops
+            if len(self._open) > _MOST_OPEN:
+                old, _ = self._open.popitem(last=False)
+                self._stops.pop(old, None)
+            return stops
+        return []
+
+    def fetch_nearest_cache(
+        self, model_key: Any, tokens: list[int]
+    ) -> tuple[list[Any] | None, list[int]]:
+        """A cache that has seen a prefix of the tokens, and the rest: at least one of them."""
+        if self._store is None:
+            cache, rest = self._plain.fetch_nearest_cache(model_key, tokens)
+            # mlx-lm's server ends when a prompt has no rest.
+            return (cache, rest) if rest else (None, tokens)
+        if _has_images(tokens):
+            self.failures["images"] += 1
+            return None, tokens
+        fresh = make_prompt_cache(self._model)
+        seen = 0
+        with self._guard("restore"), self._store.using("") as namespace:
+            seen = self._store.get(namespace, fresh, tokens)
+        if not seen:
+            fresh = make_prompt_cache(self._model)  # nothing of a restore that failed half way
+        stops = [stop for stop in self._stops.get(_name(tokens), ()) if stop > seen]
+        _log.info("restored %d of %d prompt tokens", seen, len(tokens))
+        planned = Planned(
+            fresh,
+            list(tokens),
+            seen,
+            stops,
+            lambda stop: self.insert_cache(model_key, tokens[:stop], fresh),
+        )
+        return planned, tokens[seen:]
+
+    def insert_cache(
+        self, model_key: Any, tokens: list[int], cache: list[Any], *, cache_type: str = "assistant"
+    ) -> None:
+        """Stores what a cache holds that has seen the tokens."""
+        if self._store is None:
+            self._plain.insert_cache(model_key, tokens, cache, cache_type=cache_type)
+            return
+        if _has_images(tokens):
+            return
+        with self._guard("store"), self._store.using("") as namespace:
+            self._store.layout.require_match(cache)
+            seen = self._store.layout.seen(cache)
+            if seen not in (None, len(tokens)):
+                raise InvalidArgumentError(
+                    f"tokens: expected the {seen} that the cache has seen, found {len(tokens)}"
+                )
+            self._store.put(namespace, cache, list(tokens))
+            self._finish(namespace, tokens)
+
+    def _finish(self, namespace: int, tokens: list[int]) -> None:
+        """Tells the policy of an output, once."""
+        for name, prompt in reversed(self._open.items()):
+            end = len(prompt)
+            # Few get as far as the comparison.
+            ends_alike = end < len(tokens) and tokens[end - 1] == prompt[-1]
+            if ends_alike and tokens[:end] == prompt:
+                keys = Prefix(tokens, self._settings.block_tokens).keys
+                assert self._admissions is not None
+                self._admissions.finish(namespace, keys, end, len(tokens) - end)
+                del self._open[name]
+                self._stops.pop(name, None)
+                return
+
+    @contextmanager
+    def _guard(self, doing: str) -> Iterator[None]:
+        """What fails inside is a miss: the server goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.failures[doing] += 1
+            _log.warning("could not %s a prompt: %s", doing, error)
+
+    # ---- sizes
+
+    def __len__(self) -> int:
+        """Boundaries that can be resumed from."""
+        if self._store is None:
+            return len(self._plain)
+        now = self._store.index.stats()
+        return now["checkpoints"] or now["pages"]
+
+    @property
+    def nbytes(self) -> int:
+        """What is stored, with all rounding."""
+        if self._store is None:
+            return int(self._plain.nbytes)
+        now = self._store.index.stats()
+        return now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"]
+
+    def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> None:
+        """Of mlx-lm's own cache; a store never exceeds its budget."""
+        if self._store is None:
+            self._plain.trim_to(n_sequences=n_sequences, n_bytes=n_bytes)
+
+    def stats_by_type(self) -> dict[str, dict[str, int]]:
+        """Entries and their bytes by kind."""
+        if self._store is None:
+            found: dict[str, dict[str, int]] = self._plain.stats_by_type()
+            return found
+        now = self._store.index.stats()
+        return {
+            kind: {"n_sequences": now[f"{kind}s"], "n_bytes": now[f"{kind}_bytes"]}
+            for kind in ("page", "window", "checkpoint")
+        }
+
+
+def _has_images(tokens: Sequence[int]) -> bool:
+    """mlx-lm's server writes images as negative ids, which must not be cut in two."""
+    return any(token < 0 for token in tokens)
+
+
+def _name(prompt: Sequence[int]) -> tuple[int, int]:
+    return len(prompt), hash(tuple(prompt))

@@ -1,0 +1,270 @@
+"""Pages and checkpoints of one model's prompt caches in host memory: snapshot and restore."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
+from hybrid_pages.adapter.admission import last_boundary
+from hybrid_pages.adapter.disk import (
+    DEADLINE_MS,
+    DiskShare,
+    close_disk,
+    require_directory,
+    require_quota,
+)
+from hybrid_pages.adapter.entries import Checksums, Entries, Reach
+from hybrid_pages.adapter.identity import about, stable_identity
+from hybrid_pages.adapter.keys import Prefix, holding, identity
+from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.pool import Pool, budget_of
+from hybrid_pages.mlx.identity import disk_facts, model_identity
+from hybrid_pages.mlx.moving import Reader, States, Writer, states_of
+from hybrid_pages.mlx.probe import read_model
+from hybrid_pages.mlx.staging import Staging
+from hybrid_pages.mlx.support import Closing
+from hybrid_pages.mlx.tails import Tails, tail_key
+from hybrid_pages.mlx.watch import Watch
+
+
+class CacheStore(Closing):
+    """Pages and checkpoints of one model's prompt caches, in memory of the host.
+
+    A store cannot see which model filled a cache: it rejects one of other layers, shapes or dtypes,
+    but the same model with other weights has to be kept apart by the caller.
+
+    Thread-safe.
+
+    Args:
+        model: of mlx-lm, as ``mlx_lm.load`` returns it. A few tokens are run through it to see what
+            its caches are made of, and that nothing else is remembered.
+        host_gb: host memory for pages and checkpoints, in GiB; ``"auto"`` for half of what is free.
+        block_tokens: tokens per block, less than a sliding window.
+        policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
+        verify_on_load: compare checksums before restored bytes are used.
+        disk_path: directory for what outlives the process, which :class:`PrefixCache` finds again
+            for the same model: every byte of its weights is read once for that.
+        disk_gb: quota of the files in it, in GiB; needed with disk_path.
+        disk_deadline_ms: a restore waits no longer for the disk.
+
+    Raises:
+        UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
+            disk_path, it has parts that another process cannot name.
+        InvalidArgumentError: block_tokens is not less than a window.
+        BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
+        SettingsError: settings of the disk that make no sense.
+        DiskError: disk_path cannot be used, or another process uses it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        host_gb: float | str = 4.0,
+        block_tokens: int = 32,
+        policy: str = "reuse",
+        verify_on_load: bool = False,
+        disk_path: str | os.PathLike[str] = "",
+        disk_gb: float = 0.0,
+        disk_deadline_ms: int = DEADLINE_MS,
+    ) -> None:
+        host_gb = budget_of(host_gb)
+        require_memory(host_gb)
+        disk_path = os.fspath(disk_path)
+        require_quota(disk_path, disk_gb, disk_deadline_ms)
+        if disk_path:
+            require_directory(disk_path, disk_gb)
+        self.watch = Watch(model)
+        weights = self.watch.weights if disk_path else None
+        facts = disk_facts(self.watch.lasting()) if disk_path else {}
+        self.layout = read_model(model, block_tokens, model_identity(model, weights))
+        pool = Pool(
+            self.layout.geometry,
+            host_gb=host_gb,
+            policy=policy,
+            disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
+            identity=stable_identity(self.layout.geometry, facts),
+            about=about(self.layout.geometry, facts),
+            # As on a Mac, where there is no other memory.
+            private=True,
+        )
+        self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
+        self.entries = Entries(
+            self.layout.geometry, pool.cache, wait_seconds=disk_deadline_ms / 1000
+        )
+        self.moved = self.entries.moved
+        # What fills the caches that are given to `snapshot` has no name in another process.
+        self._here = f"snapshot {os.urandom(16).hex()}"
+        self._tails = Tails(block_tokens)
+        self._tails_lock = threading.Lock()
+        self._verify = verify_on_load
+        self._staging = Staging(self.layout, self.arena)
+
+    @property
+    def geometry(self) -> Geometry:
+        """The make-up of the model's pages and checkpoints."""
+        return self.layout.geometry
+
+    def snapshot(self, cache: Sequence[Any], token_ids: Any, *, cache_salt: str = "") -> int:
+        """Stores what a live prompt cache holds: its pages, and its states where it stands.
+
+        Args:
+            cache: of one row; it is read only.
+            token_ids: all the tokens that the cache has seen. A cache without attention layers
+                does not count them: then the caller has to be right.
+            cache_salt: what is stored is found again under the same salt only.
+
+        Returns:
+            How many of the tokens can be resumed from now: all of them, unless there was no room.
+
+        Raises:
+            InvalidArgumentError: a batch, or a cache that has not seen exactly these tokens.
+            ForeignError: a cache of another model: part, expected and found.
+            UnsupportedError: a kind of cache that cannot be moved.
+            TransferError: the copy failed; nothing was stored.
+        """
+        self.layout.require_match(cache)
+        ids = row(token_ids)
+        seen = self.layout.seen(cache)
+        if seen is not None and seen != len(ids):
+            raise InvalidArgumentError(
+                f"token_ids: expected the {seen} tokens that the cache has seen, found "
+                f"{len(ids)}: was it trimmed or advanced meanwhile?"
+            )
+        with self.using(cache_salt, self._here) as namespace:
+            return self.put(namespace, cache, ids)
+
+    def restore(self, cache: Sequence[Any], token_ids: Any, *, cache_salt: str = "") -> int:
+        """Brings the longest known prefix of ``token_ids[:-1]`` back into a fresh prompt cache.
+
+        The last token is left, since a model has to compute at least one.
+
+        Args:
+            cache: as ``make_prompt_cache`` makes it. Untouched if nothing is restored.
+            token_ids: of the prompt.
+            cache_salt: as it was stored.
+
+        Returns:
+            How many tokens the cache has seen now; 0 for none. A load that fails, by a checksum
+            for example, drops what it would have loaded and restores nothing.
+
+        Raises:
+            InvalidArgumentError: a batch, or a cache that is not fresh.
+            ForeignError: a cache of another model: part, expected and found.
+            UnsupportedError: a kind of cache that cannot be moved.
+        """
+        self.layout.require_match(cache)
+        self.layout.require_fresh(cache)
+        ids = row(token_ids)
+        with self.using(cache_salt, self._here) as namespace:
+            return self.get(namespace, cache, ids)
+
+    def clear(self) -> None:
+        """Forgets every page and checkpoint."""
+        self.index.clear()
+        with self._tails_lock:
+            self._tails.clear()
+
+    def close(self) -> None:
+        """Ends the copy threads, and the use of the store. The second call does nothing."""
+        self._staging.close()
+        close_disk(self._disk)
+
+    # ---- for PrefixCache and the server
+
+    def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
+        """The namespace of a salt, for what was computed in one state of a model, held."""
+        return holding(self.index, identity(salt, state))
+
+    def put(self, namespace: int, cache: Sequence[Any], ids: list[int]) -> int:
+        """Stores a cache that has seen ``ids``; how many of them can be resumed from."""
+        prefix = Prefix(ids, self.layout.block_tokens)
+        keys, full = list(prefix.keys), len(prefix.keys) * self.layout.block_tokens
+        before = keys[-1] if keys else b""
+        if len(ids) > full:
+            keys.append(tail_key(before, ids[full:]))
+        if not keys:
+            return 0
+        states = states_of(self.layout, cache)
+        self.entries.store(
+            namespace,
+            keys,
+            lambda entries: self.copy_out(entries, cache, states, len(ids)),
+            first_held=lambda index: self.first_held(index, cache),
+            states=bool(states),
+        )
+        blocks = self.index.lookup(namespace, keys).blocks
+        if blocks < len(keys):
+            return min(blocks * self.layout.block_tokens, full)
+        if len(ids) > full:
+            with self._tails_lock:
+                self._tails.add(namespace, before, len(ids) - full)
+        return len(ids)
+
+    def get(self, namespace: int, cache: Sequence[Any], ids: Sequence[int]) -> int:
+        """Restores the longest prefix of ``ids[:-1]`` into a fresh cache; tokens restored."""
+        keys = Prefix(ids, self.layout.block_tokens).keys
+        limit = last_boundary(len(ids), self.layout.block_tokens)
+        tokens, keys = self._deepest(namespace, keys, ids, limit)
+        with self.entries.reach(namespace, keys, limit=len(keys)) as reach:
+            return self._load(reach, cache, tokens, keys)
+
+    def _deepest(
+        self, namespace: int, keys: list[bytes], ids: Sequence[int], limit: int
+    ) -> tuple[int, list[bytes]]:
+        """The deepest prefix: how many tokens it has, and the keys that it is known by."""
+        blocks = self.index.lookup(namespace, keys, limit=limit).blocks
+        with self._tails_lock:
+            found = list(self._tails.candidates(namespace, keys, ids, first=blocks))
+        for tokens, chain in found:
+            if self.index.lookup(namespace, chain).blocks == len(chain):
+                return tokens, chain
+        return blocks * self.layout.block_tokens, keys[:blocks]
+
+    def _load(self, reach: Reach, cache: Sequence[Any], tokens: int, keys: list[bytes]) -> int:
+        # A tier below may have been too late: then the host's hit is shallower, and has no tail.
+        if reach.blocks < len(keys):
+            tokens = reach.blocks * self.layout.block_tokens
+        found = self.entries.load(reach, lambda leases, _: self.copy_in(leases, tokens, cache))
+        return tokens if found else 0
+
+    def copy_out(
+        self, entries: Sequence[LeaseEntry], cache: Sequence[Any], states: States | None, seen: int
+    ) -> Checksums:
+        """Copies pages of a cache that has seen so many tokens, and states, into their slots.
+
+        Raises:
+            TransferError: a copy failed.
+        """
+        return self._staging.store(entries, Reader(self.layout, cache, states, seen))
+
+    def copy_in(self, leases: Iterator[ReadLease], tokens: int, cache: Sequence[Any]) -> None:
+        """Copies what leases cover, so many tokens, into a fresh cache, whole or not at all.
+
+        Raises:
+            TransferError: a copy failed; the cache is as it was.
+        """
+        writer = Writer(self.layout, tokens)
+        for lease in leases:
+            self._staging.load(lease.entries, writer, verify=self._verify)
+        writer.adopt(cache)
+
+    def first_held(self, class_index: int, cache: Sequence[Any]) -> int:
+        """The first token that all parts of a class still have."""
+        return Reader(self.layout, cache, None, 0).first_held(class_index)
+
+
+def row(token_ids: Any) -> list[int]:
+    """Token ids ``[tokens]`` or ``[1, tokens]``, of any kind, as a list."""
+    ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+    if len(ids) == 1 and isinstance(ids[0], (list, tuple)):
+        ids = list(ids[0])
+    if not all(isinstance(token, int) for token in ids):
+        raise InvalidArgumentError(
+            "token_ids: expected integers [tokens] or [1, tokens], found others"
+        )
+    return ids

@@ -1,0 +1,35 @@
+"""The bytes of mlx arrays as numpy arrays, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+# numpy knows no bfloat16: arrays are moved as unsigned integers of the same size.
+_UINTS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+_NUMPY = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def numpy_dtype(dtype: Any) -> Any:
+    """The numpy dtype that arrays of an mlx dtype are moved as."""
+    return _NUMPY[dtype.size]
+
+
+def views(arrays: Sequence[mx.array]) -> list[Any]:
+    """The arrays as numpy arrays over the same memory, computed now; what is written is seen.
+
+    As long as a view lives, mlx copies the array's memory before it writes there in place.
+    """
+    raw = [array.view(_UINTS[array.dtype.size]) for array in arrays]
+    mx.eval(raw)
+    return [np.array(array, copy=False) for array in raw]
+
+
+def blank(shape: Sequence[int], dtype: Any) -> mx.array:
+    """An array of zeros with memory of its own."""
+    array = mx.zeros(list(shape), dtype)
+    mx.eval(array)
+    return array

@@ -1,0 +1,115 @@
+"""mlx-lm's server and ours as processes, and clients of them."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+_STOCK = "from mlx_lm.server import main; main()"
+_OURS = "from hybrid_pages.cli import main; main()"
+_START_SECONDS = 120
+# On a signal a server says what MLX holds, and what is stored beside it.
+_TELL = """
+import gc, signal
+import mlx.core as mx
+
+def tell(*_):
+    gc.collect()
+    mx.clear_cache()
+    stored = sum(each.nbytes for each in gc.get_objects() if type(each).__name__ == "Prompts")
+    print("HELD", mx.get_active_memory(), stored, flush=True)
+
+signal.signal(signal.SIGUSR1, tell)
+"""
+
+
+class Server:
+    """A client of one server. log: its file. process: its process."""
+
+    def __init__(self, port, log):
+        self.port, self.log, self.process = port, log, None
+
+    def post(self, path, body):
+        """Status and answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        raw = response.read()
+        connection.close()
+        try:
+            return response.status, json.loads(raw)
+        except json.JSONDecodeError:
+            return response.status, raw
+
+    def chat(self, messages, tokens=8, **more):
+        """The text of an answer, and how many of how many prompt tokens were reused."""
+        body = dict(messages=messages, max_tokens=tokens, temperature=0, **more)
+        status, answer = self.post("/v1/chat/completions", body)
+        assert status == 200, (status, answer)
+        message = answer["choices"][0]["message"]
+        return message.get("content") or message.get("reasoning", ""), *_usage(answer)
+
+    def complete(self, prompt, tokens=8, **more):
+        body = dict(prompt=prompt, max_tokens=tokens, temperature=0, **more)
+        status, answer = self.post("/v1/completions", body)
+        assert status == 200, (status, answer)
+        return answer["choices"][0]["text"], *_usage(answer)
+
+    def healthy(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+
+    def held(self):
+        """Bytes that MLX holds, and that prompts take in an arena."""
+        before = self.logged().count("HELD ")
+        self.process.send_signal(signal.SIGUSR1)
+        until = time.monotonic() + 20
+        while (text := self.logged()).count("HELD ") == before or not text.endswith("\n"):
+            assert time.monotonic() < until, "no answer to the signal after 20 s"
+            time.sleep(0.02)
+        active, stored = text.split("HELD ")[-1].split("\n")[0].split()
+        return int(active), int(stored)
+
+    def logged(self):
+        return self.log.read_text()
+
+
+def _usage(answer):
+    usage = answer["usage"]
+    return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+
+@contextlib.contextmanager
+def serving(folder, log, *flags, ours, kind=Server):
+    """A server of the model in a folder, until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["mlx-server", str(folder)] if ours else ["--model", str(folder)]
+    words += ["--port", str(port), "--prefill-step-size", "64", *flags]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _TELL + (_OURS if ours else _STOCK), *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    server = kind(port, log)
+    server.process = process
+    try:
+        until = time.monotonic() + _START_SECONDS
+        while True:
+            with contextlib.suppress(OSError):
+                if server.healthy():
+                    break
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, f"no server after {_START_SECONDS} s"
+            time.sleep(0.05)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(20)

@@ -1,0 +1,168 @@
+"""The server's prompt cache alone: its bytes, damage, and what it leaves to mlx-lm."""
+
+import gc
+import logging
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+import tiny
+from hybrid_pages import TransferError
+from hybrid_pages.mlx.prompts import Prompts, Settings
+from hybrid_pages.mlx.staging import Staging
+from hybrid_pages.mlx.tails import Tails, tail_key
+from runs import BLOCK, feed
+
+BUDGET = 1 << 20
+
+
+@pytest.fixture
+def prompts(models, request):
+    made = Prompts(Settings(BUDGET / 2**30, BLOCK), 10)
+    made.use(models(getattr(request, "param", "qwen3_next")), None)
+    yield made
+    made.drop()
+
+
+def insert(prompts, model, ids):
+    cache = make_prompt_cache(model)
+    feed(model, cache, ids)
+    prompts.insert_cache("key", list(ids), cache)
+
+
+@pytest.mark.parametrize("prompts", ["qwen3_next", "mamba2", "baichuan_m1"], indirect=True)
+def test_a_flood_stays_within_the_budget(prompts, models, request):
+    model = models(request.node.callspec.params["prompts"])
+    for index in range(60):
+        ids = tiny.tokens(100 + index, seed=index)
+        prompts.plan(ids, [50])
+        insert(prompts, model, ids[:50])
+        insert(prompts, model, ids)
+        assert prompts.nbytes <= BUDGET
+        assert prompts.nbytes == sum(v["n_bytes"] for v in prompts.stats_by_type().values())
+    assert prompts.nbytes > BUDGET / 2
+    assert not prompts.failures
+    # The last one is there.
+    _, rest = prompts.fetch_nearest_cache("key", [*ids, 11])
+    assert rest == [11]
+
+
+def test_what_is_stored_is_all_that_is_held(prompts, models):
+    """mlx-lm's own cache keeps the buffers that states were cut from."""
+    model = models("mamba2")
+    prompts.use(model, None)
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for index in range(20):
+        insert(prompts, model, tiny.tokens(400, seed=index))
+    gc.collect()
+    mx.clear_cache()
+    assert mx.get_active_memory() - before < 100_000
+
+
+def test_at_least_one_token_is_left(prompts, models):
+    model, ids = models("qwen3_next"), tiny.tokens(70)
+    for length in (32, 69, 70):
+        insert(prompts, model, ids[:length])
+    for length, left in ((70, 1), (69, 37), (32, 32), (71, 1)):
+        prompt = [*ids, 12][:length]
+        cache, rest = prompts.fetch_nearest_cache("key", prompt)
+        assert len(rest) == left
+        assert cache[1].offset == length - left
+
+
+def test_failed_copies_are_misses(prompts, models, monkeypatch, caplog):
+    model, ids = models("qwen3_next"), tiny.tokens(70)
+    insert(prompts, model, ids)
+
+    def fail(*args, **kwargs):
+        raise TransferError("planted")
+
+    monkeypatch.setattr(Staging, "load", fail)
+    cache, rest = prompts.fetch_nearest_cache("key", [*ids, 12])
+    assert rest == [*ids, 12]
+    assert cache[1].offset == 0
+    monkeypatch.setattr(Staging, "store", fail)
+    insert(prompts, model, tiny.tokens(50, seed=9))
+    assert prompts.failures == {"store": 1}
+    assert "could not store a prompt: planted" in caplog.text
+
+
+def test_a_cache_of_other_tokens_is_not_stored(prompts, models):
+    model = models("qwen3_next")
+    cache = make_prompt_cache(model)
+    feed(model, cache, tiny.tokens(50))
+    prompts.insert_cache("key", tiny.tokens(49), cache)
+    assert prompts.failures == {"store": 1}
+    assert prompts.nbytes == 0
+
+
+@pytest.mark.parametrize("why", ["a draft model", None])
+def test_what_cannot_be_stored_is_left_to_mlx_lm(models, why, caplog):
+    """Another kind of cache, or a budget that is too small: within that budget, too."""
+    model = models("lfm2")
+    made = Prompts(Settings(2e-5 if why is None else 0.01, 4096), 10)
+    with caplog.at_level(logging.WARNING):
+        made.use(model, why)
+    assert "mlx-lm's own cache" in caplog.text
+    ids = tiny.tokens(40)
+    for index in range(5):
+        insert(made, model, tiny.tokens(40, seed=index))
+        assert made.nbytes <= (2e-5 if why is None else 0.01) * 2**30
+    if why is not None:
+        insert(made, model, ids)
+        cache, rest = made.fetch_nearest_cache("key", [*ids, 5])
+        assert rest == [5]
+        # A prompt that equals a stored one has a rest all the same.
+        cache, rest = made.fetch_nearest_cache("key", ids)
+        assert (cache, rest) == (None, ids)
+    assert made.plan(ids, [10]) == []
+    made.trim_to(n_bytes=0)
+    assert len(made) == 0
+
+
+def test_images_are_not_cached(prompts, models):
+    """They are negative ids: a block must not end inside of one."""
+    ids = [*tiny.tokens(40), *[-5] * 20, 11]
+    assert prompts.plan(ids, []) == []
+    model = models("qwen3_next")
+    cache = make_prompt_cache(model)
+    feed(model, cache, [abs(token) for token in ids])
+    prompts.insert_cache("key", ids, cache)
+    assert prompts.nbytes == 0
+    assert prompts.fetch_nearest_cache("key", [*ids, 3]) == (None, [*ids, 3])
+    assert prompts.failures == {"images": 1}
+
+
+def test_a_policy_hears_of_an_output_once(prompts, models, monkeypatch):
+    model, ids = models("qwen3_next"), tiny.tokens(70)
+    heard = []
+
+    def finish(namespace, keys, tokens, output):
+        heard.append((tokens, output))
+
+    monkeypatch.setattr(prompts._admissions, "finish", finish)
+    prompts.plan(ids[:50], [])
+    insert(prompts, model, ids[:49])
+    insert(prompts, model, ids[:50])
+    assert heard == []
+    insert(prompts, model, ids)
+    insert(prompts, model, ids)
+    assert heard == [(50, 20)]
+
+
+def test_tails_are_bounded_and_told_from_blocks():
+    tails = Tails(4)
+    for index in range(70_000):
+        tails.add(0, index.to_bytes(32, "little"), 3)
+    assert len(tails._lengths) == 1 << 16
+    assert tail_key(b"", [1, 2, 3]) != tail_key(b"", [1, 2])
+    tails.clear()
+    tails.add(0, b"", 2)
+    tails.add(0, b"", 3)
+    found = [tokens for tokens, _ in tails.candidates(0, [], [1, 2, 3, 4], first=0)]
+    assert found == [3, 2]
+    assert [tokens for tokens, _ in tails.candidates(0, [], [1, 2, 3], first=0)] == [2]
+    assert not list(tails.candidates(1, [], [1, 2, 3, 4], first=0))
