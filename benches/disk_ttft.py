@@ -94,7 +94,7 @@ class Bench:
 
     def run(self) -> None:
         """Stores, starts again and measures."""
-        with _Engines() as engines:
+        with Engines() as engines:
             for variant in STORING:
                 self.facts = self._start(engines, variant, "store")
             self._store(engines)
@@ -102,13 +102,13 @@ class Bench:
                 engines.close(variant)
         for variant in RESTORED:
             drop_cached(self._place / _folder(variant))
-        with _Engines() as engines:
+        with Engines() as engines:
             for variant in (NONE, *RESTORED):
                 self._start(engines, variant, "restore")
             self._measure(engines)
         self._check()
 
-    def _start(self, engines: _Engines, variant: str, part: str) -> dict[str, Any]:
+    def _start(self, engines: Engines, variant: str, part: str) -> dict[str, Any]:
         print(f"starting the engine: {variant}", file=sys.stderr, flush=True)
         settings = engine_settings(NONE, self._model, self._options)
         if variant != NONE:
@@ -129,7 +129,7 @@ class Bench:
             for number, case in enumerate(self._cases):
                 yield turn, turn + number, case
 
-    def _store(self, engines: _Engines) -> None:
+    def _store(self, engines: Engines) -> None:
         progress = Progress((1 + self._options.rounds) * len(self._cases))
         for turn, shift, case in self._turns():
             progress.step(f"storing, round {turn}: {case.label}")
@@ -143,7 +143,7 @@ class Bench:
                     self.whole.setdefault((variant, case.label), []).append(1e3 * run["run_s"])
         progress.end()
 
-    def _measure(self, engines: _Engines) -> None:
+    def _measure(self, engines: Engines) -> None:
         progress = Progress((1 + self._options.rounds) * len(self._cases) * 6)
         for turn, shift, case in self._turns():
             prompts = self._prompts(turn, case)
@@ -273,7 +273,7 @@ class Bench:
         }
 
 
-class _Engines(Mapping[str, EngineProcess]):
+class Engines(Mapping[str, EngineProcess]):
     """Engines that run at a time."""
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ class _Engines(Mapping[str, EngineProcess]):
     def __len__(self) -> int:
         return len(self._running)
 
-    def __enter__(self) -> _Engines:
+    def __enter__(self) -> Engines:
         return self
 
     def __exit__(self, *_: object) -> None:

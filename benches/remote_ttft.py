@@ -1,0 +1,263 @@
+"""Time to first token of prompts restored from each tier: host, disk, a shared directory, S3.
+
+Engines of one tiny hybrid model store prompts: one to a disk and a directory that engines share,
+one to a real S3 server on loopback. They end; then engines that have only one of these tiers, and
+one without a connector, run each prompt in turn, each time from another one on. README.md says how
+to read the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from disk_ttft import Engines, drop_cached
+from engine_overhead import MODEL_LENGTH, engine_settings
+from overhead.driver import DECODE_TOKENS, Case, EngineEnded, Progress, rotated
+from overhead.report import machine, print_table, write_json
+from overhead.samples import COLD, LOCAL, NONE, Results, paired, spread
+
+DISK, DIRECTORY, S3 = "disk", "directory", "S3"
+TIERS = (DISK, DIRECTORY, S3)
+HOST = "host"
+BUCKET = "prefixes"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--rounds", type=int, default=7, help="measured rounds, after one to warm up (7)")
+    add("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 6144], help="tokens")
+    add("--host-mib", type=int, default=512, help="host memory of each engine (512)")
+    add("--disk", type=Path, help="an existing folder for both (the system's for temporary files)")
+    add("--model", type=Path, help="a model's folder (the demo's tiny Qwen3.5)")
+    add("--seed", type=int, default=0, help="of the prompts")
+    add("--json", type=Path, metavar="FILE", help="write every sample there")
+    add("--quick", action="store_true", help="two rounds of short prompts: does it work at all")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.lengths = 2, [512, 1024]
+    if options.rounds < 1 or not all(128 <= n <= MODEL_LENGTH - 32 for n in options.lengths):
+        parser.error(
+            f"expected at least one round, and lengths from 128 to {MODEL_LENGTH - 32} tokens"
+        )
+    options.burst = 1
+    return options
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """A real S3 server on loopback, and an environment that leads there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = (
+        "import time; from moto.server import ThreadedMotoServer as S; "
+        f"S('127.0.0.1', {port}, verbose=False).start(); time.sleep(1e9)"
+    )
+    url = f"http://127.0.0.1:{port}"
+    os.environ |= {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "bench",
+        "AWS_SECRET_ACCESS_KEY": "bench-bench",
+    }
+    quiet: Any = subprocess.DEVNULL
+    server = subprocess.Popen([sys.executable, "-c", program], stdout=quiet, stderr=quiet)
+    try:
+        make = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(make):
+                break
+            time.sleep(0.1)
+        yield f"s3://{BUCKET}/bench"
+    finally:
+        server.kill()
+        server.wait()
+
+
+class Bench:
+    """Prompts, engines and what was found."""
+
+    def __init__(self, options: argparse.Namespace, model: Path, place: Path, bucket: str) -> None:
+        self._options, self._model, self._place = options, model, place
+        self._cases = [Case(length) for length in options.lengths]
+        disk = {"disk_path": str(place / "disk"), "disk_gb": 4}
+        remote = {"remote_admit": "all", "remote_deadline_ms": 60_000}
+        self._settings: dict[str, dict[str, Any]] = {
+            NONE: {},
+            DISK: disk,
+            DIRECTORY: {**remote, "remote_url": f"file://{place / 'shared'}"},
+            S3: {**remote, "remote_url": bucket},
+        }
+        self.results = Results()
+        self.facts: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Stores, starts again and measures."""
+        with Engines() as engines:
+            for variant, extra in {
+                "disk and directory": self._settings[DISK] | self._settings[DIRECTORY],
+                S3: self._settings[S3],
+            }.items():
+                self.facts = self._start(engines, variant, extra)
+                progress = Progress((1 + self._options.rounds) * len(self._cases))
+                for turn, _, case in self._turns():
+                    progress.step(f"storing, {variant}, round {turn}: {case.label}")
+                    prompts = self._prompts(turn, case)
+                    engines[variant].ask("run", prompts=prompts, decode=DECODE_TOKENS)
+                progress.end()
+                engines.close(variant)
+        drop_cached(self._place)
+        with Engines() as engines:
+            for variant, extra in self._settings.items():
+                self._start(engines, variant, extra)
+            self._measure(engines)
+        self._check()
+
+    def _start(self, engines: Engines, variant: str, extra: dict[str, Any]) -> dict[str, Any]:
+        print(f"starting the engine: {variant}", file=sys.stderr, flush=True)
+        settings = engine_settings(NONE, self._model, self._options)
+        if extra:
+            extra = {"host_gb": self._options.host_mib / 1024, **extra}
+            settings["kv_transfer_config"] = {
+                "kv_connector": "HybridPagesConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": extra,
+            }
+        log = self._place / f"{variant.replace(' ', '-')}.log"
+        facts: dict[str, Any] = engines.start(variant, log, settings)
+        return facts
+
+    def _prompts(self, turn: int, case: Case) -> list[list[int]]:
+        rng = random.Random(f"remote {self._options.seed} {turn} {case.label}")
+        return case.make(rng, self.facts["vocab"])
+
+    def _turns(self) -> Iterator[tuple[int, int, Case]]:
+        for turn in range(1 + self._options.rounds):
+            for number, case in enumerate(self._cases):
+                yield turn, turn + number, case
+
+    def _measure(self, engines: Engines) -> None:
+        runs_of_one = 2 * len(self._settings)
+        progress = Progress((1 + self._options.rounds) * len(self._cases) * runs_of_one)
+        first = [(NONE, COLD), *((tier, tier) for tier in TIERS)]
+        second = [(NONE, LOCAL), *((tier, HOST) for tier in TIERS)]
+        for turn, shift, case in self._turns():
+            prompts = self._prompts(turn, case)
+            runs: dict[tuple[str, str], dict[str, Any]] = {}
+            kept = self.results if turn else Results()
+            for parts in (first, second):
+                for variant, phase in rotated(list(parts), shift):
+                    progress.step(f"round {turn}: {case.label}, {variant}, {phase}")
+                    if phase != LOCAL:
+                        engines[variant].ask("reset_local")
+                    run = engines[variant].ask("run", prompts=prompts, decode=DECODE_TOKENS)
+                    runs[variant, phase] = run
+                    kept.add(variant, case.label, phase, run)
+            kept.compare(case.label, runs)
+        progress.end()
+
+    def _check(self) -> None:
+        """Each tier must have given what vLLM's local hit has."""
+        for case in self._cases:
+            local = self.results.samples[NONE, case.label, LOCAL].cached
+            for tier in TIERS:
+                found = self.results.samples[tier, case.label, tier].external
+                if found != local:
+                    self.results.problems.append(
+                        f"{case.label}: {spread(found)} tokens restored from {tier}; vLLM's local "
+                        f"hit has {spread(local)}"
+                    )
+
+    def _ms(self, variant: str, case: Case, phase: str) -> list[float]:
+        return self.results.samples[variant, case.label, phase].ttft_ms
+
+    def print(self) -> None:
+        """The table."""
+        columns = [(NONE, COLD), (NONE, LOCAL), (DISK, HOST), *((tier, tier) for tier in TIERS)]
+        rows = [["prompt", *(phase for _, phase in columns), *(f"cold / {t}" for t in TIERS)]]
+        for case in self._cases:
+            cold = self._ms(NONE, case, COLD)
+            rows.append(
+                [
+                    case.label,
+                    *(f"{statistics.median(self._ms(v, case, p)):.1f}" for v, p in columns),
+                    *(paired(cold, self._ms(tier, case, tier)) for tier in TIERS),
+                ]
+            )
+        print_table("time to first token, ms", iter(rows))
+        print(
+            f"\n{self.results.compared} pairs of runs of one prompt took the same steps; largest "
+            f"difference of log-probabilities: {self.results.max_logprob_difference:g}"
+        )
+        for problem in self.results.problems:
+            print(f"PROBLEM {problem}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Every sample."""
+        shown = ("rounds", "lengths", "host_mib", "seed")
+        return {
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(),
+            "engine": self.facts,
+            "options": {name: getattr(self._options, name) for name in shown},
+            "runs": [
+                {
+                    "variant": variant,
+                    "prompt": case,
+                    "phase": phase,
+                    "ttft_ms": [round(ms, 2) for ms in found.ttft_ms],
+                    "external": found.external,
+                }
+                for (variant, case, phase), found in self.results.samples.items()
+            ],
+            "compared": self.results.compared,
+            "max_logprob_difference": self.results.max_logprob_difference,
+            "problems": self.results.problems,
+        }
+
+
+def main() -> int:
+    options = parse()
+    model = options.model
+    if model is None:
+        from hybrid_pages.demo.models import ensure
+
+        model = ensure("qwen3.5")
+    with (
+        tempfile.TemporaryDirectory(prefix="remote-ttft-", dir=options.disk) as place,
+        s3_server() as bucket,
+    ):
+        bench = Bench(options, model, Path(place), bucket)
+        try:
+            bench.run()
+        except EngineEnded as error:
+            print(error, file=sys.stderr)
+            return 2
+    print(
+        f"vLLM {bench.facts['vllm']}, blocks of {bench.facts['block_tokens']} tokens, "
+        f"medians of {options.rounds} rounds"
+    )
+    bench.print()
+    if options.json:
+        write_json(options.json, bench.as_json())
+    return 1 if bench.results.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
