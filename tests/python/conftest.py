@@ -5,6 +5,7 @@ import pytest
 import cache_support
 import mock_driver
 from device_memory import Device
+from endpoint import server  # noqa: F401
 
 
 @pytest.fixture(scope="session")

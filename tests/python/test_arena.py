@@ -146,3 +146,13 @@ def test_planes_of_two_ranks_make_one_arena() -> None:
 def test_huge_pages_of_another_size_are_refused() -> None:
     with pytest.raises(_core.InvalidArgumentError, match="huge_pages: expected '2M', found '1G'"):
         Arena.create(geometry(), slot_bytes=100, slots=3, huge_pages="1G")
+
+
+def test_private_memory_has_no_path() -> None:
+    ours = Arena.create(geometry(), slot_bytes=100, slots=4, private=True)
+    assert ours.paths == []
+    with pytest.raises(ArenaError, match="private memory, which has none"):
+        _ = ours.path
+    ours.write(2, b"here")
+    assert ours.read(2)[:4] == b"here"
+    assert "paths=[]" in repr(ours)

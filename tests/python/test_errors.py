@@ -9,9 +9,9 @@ import pytest
 import hybrid_pages
 
 PACKAGE = Path(hybrid_pages.__file__).parent
-# Python's conventions want these: of a wrong type, of a value that argparse turns into usage, and
+# Python's conventions want these: of a wrong type, of a value that Typer turns into usage, and
 # what ends a process.
-CONVENTIONS = {"TypeError", "ArgumentTypeError", "KeyboardInterrupt"}
+CONVENTIONS = {"TypeError", "BadParameter", "KeyboardInterrupt"}
 CORE = {
     name
     for name, value in vars(hybrid_pages).items()

@@ -11,7 +11,8 @@ import levels
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "ARCHITECTURE.md").read_text()
 PACKAGE = Path("python/hybrid_pages")
-CRATES = ("rust/core", "rust/cuda", "rust/lab")
+CRATES = ("rust/core", "rust/cuda", "rust/lab", "rust/mooncake", "rust/remote")
+MEMBERS = ("cuda", "lab", "mooncake", "python", "remote")
 
 
 def wrong(heading, edges):
@@ -109,7 +110,7 @@ def test_an_import_in_a_comment_or_a_string_is_none(tmp_path):
 def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
     for manifest in (
         "Cargo.toml",
-        *(f"{crate}/Cargo.toml" for crate in ("rust/cuda", "rust/lab", "rust/python")),
+        *(f"rust/{crate}/Cargo.toml" for crate in MEMBERS),
     ):
         (tmp_path / manifest).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / manifest).read_text()

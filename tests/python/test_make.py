@@ -21,7 +21,11 @@ LIGHT = (
     "test-rust",
 )
 # What `make test` leaves out, and why: see CONTRIBUTING.md.
-ELSEWHERE = {"engine_long": "test-engine-long", "gpu": "gpu-check"}
+ELSEWHERE = {
+    "engine_long": "test-engine-long",
+    "gpu": "gpu-check",
+    "mooncake": "test-mooncake",
+}
 
 
 def commands(*targets):
@@ -61,4 +65,5 @@ def test_every_suite_is_run():
     }
     assert "tests/engine_long" in commands(ELSEWHERE["engine_long"])
     assert "tests/gpu" in commands(ELSEWHERE["gpu"])
+    assert "tests/mooncake" in commands(ELSEWHERE["mooncake"])
     assert "cargo nextest run" in everything

@@ -61,7 +61,7 @@ def test_every_error_is_a_hybrid_pages_error():
         for value in map(vars(hybrid_pages).get, hybrid_pages.__all__)
         if isinstance(value, type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 11
+    assert len(errors) == 12
     assert all(issubclass(error, hybrid_pages.HybridPagesError) for error in errors)
     assert issubclass(hybrid_pages.GeometryError, ValueError)
     assert issubclass(hybrid_pages.InvalidArgumentError, ValueError)
@@ -134,6 +134,16 @@ def test_a_part_without_what_it_needs_says_what_to_install(part, install):
     assert last.endswith(f": {install}")
 
 
+def test_mlx_server_without_mlx_lm_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mlx", None)
+    for name in [name for name in sys.modules if name.startswith("hybrid_pages.mlx")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(["mlx-server", "some/model", "--port", "8010"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("hybrid-pages mlx-server: hybrid_pages.mlx needs mlx, mlx-lm and numpy")
+    assert said.endswith(": pip install 'hybrid-pages[mlx]'\n")
+
+
 def test_the_plugin_entry_point_resolves_without_an_engine():
     (entry,) = [
         entry
@@ -189,7 +199,7 @@ def test_info_says_what_is_installed(capsys):
     ],
 )
 def test_info_finds_the_engine_and_says_whether_it_fits(monkeypatch, capsys, installed, supported):
-    monkeypatch.setattr(cli, "_installed", installed.get)
+    monkeypatch.setattr("hybrid_pages.cli.info._installed", installed.get)
     assert cli.main(["info", "--json"]) == 0
     engine = json.loads(capsys.readouterr().out)["vllm"]
     assert (engine and engine["supported"]) == supported
@@ -206,7 +216,7 @@ def test_info_finds_the_engine_and_says_whether_it_fits(monkeypatch, capsys, ins
     ],
 )
 def test_info_warns_of_two_distributions_of_cupy(monkeypatch, capsys, installed, warned):
-    monkeypatch.setattr(cli, "_installed", installed.get)
+    monkeypatch.setattr("hybrid_pages.cli.info._installed", installed.get)
     assert cli.main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cupy"] == installed
     assert cli.main(["info"]) == 0
@@ -227,7 +237,7 @@ def test_info_says_why_there_is_no_cuda(monkeypatch, capsys):
     ("installed", "found"), [({}, "found none"), ({"vllm": "0.31.2"}, "found vllm 0.31.2")]
 )
 def test_demo_without_a_fitting_engine_says_what_to_install(monkeypatch, capsys, installed, found):
-    monkeypatch.setattr(cli, "_installed", installed.get)
+    monkeypatch.setattr("hybrid_pages.cli.info._installed", installed.get)
     assert cli.main(["demo"]) == 2
     printed = capsys.readouterr()
     assert found in printed.err

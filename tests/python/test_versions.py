@@ -1,4 +1,4 @@
-"""One file knows vLLM's versions and internals: other modules read what its table lists."""
+"""One package knows vLLM's versions and internals: other modules read what its table lists."""
 
 import ast
 import re
@@ -12,8 +12,10 @@ from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.support import is_supported
 
 ROOT = Path(__file__).parents[2]
-MODULES = {file.stem: file for file in (ROOT / "python/hybrid_pages/vllm").glob("*.py")}
-OTHERS = sorted(MODULES.keys() - {"versions"})
+FOLDER = ROOT / "python/hybrid_pages/vllm"
+MODULES = {str(file.relative_to(FOLDER).with_suffix("")): file for file in FOLDER.rglob("*.py")}
+KNOWS = "versions/"
+OTHERS = sorted(name for name in MODULES if not name.startswith(KNOWS))
 PUBLIC = "vllm.distributed.kv_transfer.kv_connector.v1."
 """vLLM's interface of connectors, which the table leaves out."""
 HOLD = {
@@ -132,7 +134,7 @@ def reads_of(root: ast.Module) -> set[tuple[str, str]]:
                 name = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
                 if held := noted(node.annotation, classes):
                     fields[name] = held
-            if module == "versions" and isinstance(node, ast.FunctionDef):
+            if module.startswith(KNOWS) and isinstance(node, ast.FunctionDef):
                 results[node.name] = noted(node.returns, classes) or ""
     return Reads(root, fields, results).found
 
@@ -156,9 +158,7 @@ def test_a_read_that_the_table_does_not_list_is_found() -> None:
 
 
 def test_what_the_table_lists_is_read() -> None:
-    text = "".join(file.read_text() for name, file in MODULES.items() if name != "versions")
-    source = MODULES["versions"].read_text()
-    text += source[source.index("# ---- starting") :] + source[source.index("def installed") :]
+    text = "".join(file.read_text() for name, file in MODULES.items() if name != f"{KNOWS}reads")
     words = set(re.findall(r"\w+", text))
     assert {name for names in listed().values() for name in names} - words == set()
 
@@ -190,7 +190,7 @@ def test_no_other_module_imports_internals_of_vllm_at_run_time(module: str) -> N
 
 
 def test_every_supported_version_is_tested() -> None:
-    """Adding one: `versions.py`, its requirement file, and `VLLM_SOURCES` in the Makefile."""
+    """Adding one: `supported.py`, its requirement file, and `VLLM_SOURCES` in the Makefile."""
     low, high = versions.SUPPORTED.first, versions.SUPPORTED.end
     assert high is not None
     minors = {version.rsplit(".", 1)[0] for version in versions.TESTED}
