@@ -8,10 +8,13 @@ import torch
 
 
 def install() -> None:
-    """Puts both in place."""
+    """Puts them in place."""
     from vllm import _custom_ops
 
     _custom_ops.onednn_mm = _of_any_strides(_custom_ops.onednn_mm)
+    _custom_ops.weight_packed_linear_cpu = _packed_of_any_strides(
+        _custom_ops.weight_packed_linear_cpu
+    )
     _custom_ops.causal_conv1d_fwd_cpu = _of_one_token(_custom_ops.causal_conv1d_fwd_cpu)
 
 
@@ -22,6 +25,15 @@ def _of_any_strides(multiply: Any) -> Any:
         handler: Any, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         return multiply(handler, x if x.stride(-1) == 1 else x.contiguous(), bias)
+
+    return multiply_of_any_strides
+
+
+def _packed_of_any_strides(multiply: Any) -> Any:
+    """The same on processors with AMX."""
+
+    def multiply_of_any_strides(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        return multiply(x if x.stride(-1) == 1 else x.contiguous(), *args)
 
     return multiply_of_any_strides
 
