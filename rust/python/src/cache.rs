@@ -41,8 +41,8 @@ impl AnyRemote<'_> {
     fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
         match self {
             #[cfg(feature = "remote")]
-            Self::Objects(remote) => remote.get().take(slot_bytes),
-            Self::Mooncake(remote) => remote.get().take(slot_bytes),
+            Self::Objects(remote) => remote.get().inner.take(slot_bytes),
+            Self::Mooncake(remote) => remote.get().inner.take(slot_bytes),
         }
     }
 }
@@ -175,7 +175,7 @@ impl PyCache {
             policy: policy.to_owned(),
             tenant_slots: Some((slots.0 as f64 * tenant_share) as usize),
         };
-        let disk = disk.map(|disk| disk.take(slot_bytes.0)).transpose()?;
+        let disk = disk.map(|disk| disk.inner.take(slot_bytes.0)).transpose()?;
         let remote = remote.map(|remote| remote.take(slot_bytes.0)).transpose()?;
         let below = disk.into_iter().chain(remote).collect();
         Ok(Self {

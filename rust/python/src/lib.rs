@@ -26,6 +26,7 @@ mod restore;
 mod running;
 mod stores;
 mod tables;
+mod tier;
 mod tuple;
 
 use pyo3::prelude::*;

@@ -1,49 +1,23 @@
 //! A store that machines share, below a cache.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hybrid_pages::cache::CacheConfig;
-use hybrid_pages::error::Error;
-use hybrid_pages::policy;
-use hybrid_pages::tier::{Below, Identity};
 use hybrid_pages_remote::{Admit, Place, Reason, Remote, RemoteHandle, RemoteOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::arena::PyArena;
-use crate::cache::class_configs;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
+use crate::tier::{Untaken, counts, identity_of, limit_of, policy_of};
 
 /// Entries in a store that machines share, for one cache.
 #[pyclass(frozen, name = "Remote", module = "hybrid_pages._core")]
 pub struct PyRemote {
-    /// Until a cache takes it.
-    inner: Mutex<Option<Remote>>,
+    pub inner: Untaken<Remote>,
     handle: RemoteHandle,
-    slot_bytes: usize,
     place: String,
-}
-
-impl PyRemote {
-    /// The tier itself, which one cache may have.
-    pub fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
-        if slot_bytes != self.slot_bytes {
-            return Err(to_py(Error::InvalidArgument(format!(
-                "remote: expected slots of {slot_bytes} bytes as in the cache, found {}",
-                self.slot_bytes
-            ))));
-        }
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        match inner.take() {
-            Some(remote) => Ok(Box::new(remote)),
-            None => Err(to_py(Error::InvalidArgument(
-                "remote: expected one that no cache has, found one in use: make another".into(),
-            ))),
-        }
-    }
 }
 
 #[pymethods]
@@ -74,20 +48,11 @@ impl PyRemote {
         options.admit = Admit::by_name(admit).map_err(to_py)?;
         options.queue_bytes = queue_bytes.0 as u64;
         let geometry = &geometry.inner;
-        let config = CacheConfig {
-            classes: class_configs(geometry, slot_bytes.0).map_err(to_py)?,
-            ranks: geometry.ranks(),
-            slots: 0,
-            slot_bytes: slot_bytes.0,
-            policy: policy.to_owned(),
-            tenant_slots: None,
-        };
-        let policy = policy::by_name(policy, config.shape()).map_err(to_py)?;
+        let policy = policy_of(policy, geometry, slot_bytes.0)?;
         let remote = Remote::open(options, geometry, slot_bytes.0, policy).map_err(to_py)?;
         Ok(Self {
             handle: remote.handle(),
-            inner: Mutex::new(Some(remote)),
-            slot_bytes: slot_bytes.0,
+            inner: Untaken::new("remote", slot_bytes.0, remote),
             place: shown,
         })
     }
@@ -109,14 +74,7 @@ impl PyRemote {
         arena: &PyArena,
         identity: &Bound<'_, PyBytes>,
     ) -> PyResult<()> {
-        let bytes = identity.as_bytes();
-        let identity = Identity::try_from(bytes).map_err(|_| {
-            to_py(Error::InvalidArgument(format!(
-                "identity: expected {} bytes, found {}",
-                size_of::<Identity>(),
-                bytes.len()
-            )))
-        })?;
+        let identity = identity_of(identity)?;
         py.detach(|| self.handle.connect(&arena.inner, &identity))
             .map_err(to_py)
     }
@@ -126,11 +84,7 @@ impl PyRemote {
     }
 
     fn settle(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        let limit = Duration::try_from_secs_f64(seconds).map_err(|_| {
-            to_py(Error::InvalidArgument(format!(
-                "seconds: expected a number from 0 on, found {seconds}"
-            )))
-        })?;
+        let limit = limit_of(seconds)?;
         Ok(py.detach(|| self.handle.settle(limit)))
     }
 
@@ -144,15 +98,8 @@ impl PyRemote {
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.handle.stats();
-        let dict = PyDict::new(py);
-        for (name, value) in stats.fields() {
-            dict.set_item(name, value)?;
-        }
-        for reason in Reason::ALL {
-            let name = format!("failed_{}", reason.name());
-            dict.set_item(name, stats.failed(reason))?;
-        }
-        Ok(dict)
+        let failures = Reason::ALL.map(|reason| (reason.name(), stats.failed(reason)));
+        counts(py, &stats.fields(), failures.into_iter())
     }
 
     fn __repr__(&self) -> String {

@@ -1,0 +1,100 @@
+//! What the classes of tiers below a cache have in common.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use hybrid_pages::cache::CacheConfig;
+use hybrid_pages::error::Error;
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::policy::{self, Policy};
+use hybrid_pages::tier::{Below, Identity};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::cache::class_configs;
+use crate::error::to_py;
+
+/// A tier until a cache takes it.
+pub struct Untaken<T> {
+    argument: &'static str,
+    slot_bytes: usize,
+    tier: Mutex<Option<T>>,
+}
+
+impl<T: Below + 'static> Untaken<T> {
+    /// `argument` is the cache's argument that takes it, for errors.
+    pub const fn new(argument: &'static str, slot_bytes: usize, tier: T) -> Self {
+        let tier = Mutex::new(Some(tier));
+        Self {
+            argument,
+            slot_bytes,
+            tier,
+        }
+    }
+
+    /// The tier itself, which one cache may have.
+    pub fn take(&self, slot_bytes: usize) -> PyResult<Box<dyn Below>> {
+        let argument = self.argument;
+        if slot_bytes != self.slot_bytes {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "{argument}: expected slots of {slot_bytes} bytes as in the cache, found {}",
+                self.slot_bytes
+            ))));
+        }
+        let mut tier = self.tier.lock().unwrap_or_else(PoisonError::into_inner);
+        match tier.take() {
+            Some(tier) => Ok(Box::new(tier)),
+            None => Err(to_py(Error::InvalidArgument(format!(
+                "{argument}: expected one that no cache has, found one in use: make another"
+            )))),
+        }
+    }
+}
+
+/// The policy of that name, for a tier of its own size.
+pub fn policy_of(name: &str, geometry: &Geometry, slot_bytes: usize) -> PyResult<Box<dyn Policy>> {
+    let config = CacheConfig {
+        classes: class_configs(geometry, slot_bytes).map_err(to_py)?,
+        ranks: geometry.ranks(),
+        slots: 0,
+        slot_bytes,
+        policy: name.to_owned(),
+        tenant_slots: None,
+    };
+    policy::by_name(name, config.shape()).map_err(to_py)
+}
+
+pub fn identity_of(identity: &Bound<'_, PyBytes>) -> PyResult<Identity> {
+    let bytes = identity.as_bytes();
+    Identity::try_from(bytes).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "identity: expected {} bytes, found {}",
+            size_of::<Identity>(),
+            bytes.len()
+        )))
+    })
+}
+
+pub fn limit_of(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "seconds: expected a number from 0 on, found {seconds}"
+        )))
+    })
+}
+
+/// Counts by name, and failures by reason as `failed_REASON`.
+pub fn counts<'py>(
+    py: Python<'py>,
+    fields: &[(&str, u64)],
+    failures: impl Iterator<Item = (&'static str, u64)>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in fields {
+        dict.set_item(name, value)?;
+    }
+    for (reason, value) in failures {
+        dict.set_item(format!("failed_{reason}"), value)?;
+    }
+    Ok(dict)
+}
