@@ -1,5 +1,6 @@
-# There are three environments, each created by the first target that needs it: .venv-light builds, checks and tests
-# what needs no engine; .venv also has vLLM, torch and transformers; .venv-mlx has mlx-lm. `make help` lists the targets.
+# There are four environments, each created by the first target that needs it: .venv-light builds, checks and tests
+# what needs no engine; .venv also has vLLM, torch and transformers; .venv-mlx has mlx-lm; .venv-docs builds the site of
+# the documents. `make help` lists the targets.
 
 LIGHT := .venv-light
 LIGHT_BIN := $(LIGHT)/bin
@@ -10,6 +11,9 @@ STAMPS := $(VENV)/.stamps
 MLX := .venv-mlx
 MLX_BIN := $(MLX)/bin
 MLX_STAMPS := $(MLX)/.stamps
+DOCS := .venv-docs
+DOCS_BIN := $(DOCS)/bin
+DOCS_STAMPS := $(DOCS)/.stamps
 EDITABLE := $(LIGHT)/.editable
 # The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
 VLLM_SOURCES := 0.33.0
@@ -112,6 +116,12 @@ $(MLX_STAMPS)/packages: requirements/mlx.txt | $(LIGHT_STAMPS)/uv
 	@$(UV_INSTALL) --python $(MLX_BIN)/python --require-hashes -r $<
 	@mkdir -p $(MLX_STAMPS) && touch $@
 
+$(DOCS_STAMPS)/packages: requirements/docs.txt | $(LIGHT_STAMPS)/uv
+	@$(SAY) "installing what builds the documents' site into $(DOCS) (200 MB; seconds)"
+	@[ -x $(DOCS_BIN)/python ] || $(LIGHT_BIN)/python -m venv $(DOCS)
+	@$(UV_INSTALL) --python $(DOCS_BIN)/python --require-hashes -r $<
+	@mkdir -p $(DOCS_STAMPS) && touch $@
+
 $(VLLM_STAMPS): .cache/vllm-%/.stamp: requirements/vllm-%.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "fetching the Python files of vLLM $* (a wheel of 300 MB; about 1 minute, once)"
 	@rm -rf $(@D) && mkdir -p $(@D)
@@ -181,6 +191,10 @@ $(MLX_STAMPS)/package: $(MLX_STAMPS)/packages $(CORE)
 	@$(UV_INSTALL) --python $(MLX_BIN)/python --reinstall $(EDITABLE)/*.whl
 	@touch $@
 
+$(DOCS_STAMPS)/package: $(DOCS_STAMPS)/packages $(CORE)
+	@$(UV_INSTALL) --python $(DOCS_BIN)/python --reinstall $(EDITABLE)/*.whl
+	@touch $@
+
 .PHONY: demo
 demo: $(STAMPS)/package ## Show cold and restored prompts on a real vLLM engine
 	@$(BIN)/hybrid-pages demo $(DEMO_ARGS)
@@ -213,7 +227,7 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-batch test-mlx test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
+test: lint test-rust test-python test-docs test-batch test-mlx test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
 test-rust: $(LIGHT_STAMPS)/uv ## Test the Rust core, the lab, the CUDA engine and its kernels on a CPU
@@ -234,6 +248,11 @@ test-kernels: ## Test the CUDA kernels alone: against their twins, and that plan
 test-python: build ## Test the package without an engine, and its type stubs
 	@$(SAY) "testing the Python package"
 	@$(LIGHT_BIN)/python $(TESTS_ABREAST) tests/python
+
+.PHONY: test-docs
+test-docs: $(DOCS_STAMPS)/package ## Build the documents' site strictly, and run the code in them (seconds)
+	@$(SAY) "building the documents' site strictly, and running their code"
+	@$(DOCS_BIN)/python $(MODULES_ABREAST) tests/docs
 
 .PHONY: test-batch
 test-batch: $(STAMPS)/package ## Test batches of hybrid caches against each row computed alone
@@ -391,6 +410,14 @@ bench-gpu: $(STAMPS)/package ## Measure paging between a GPU and host memory, co
 bench-index: $(STAMPS)/package $(LMCACHE)/.stamp ## Measure the index against vLLM's LRU and LMCache's L1 manager
 	@PYTHONPATH=$(LMCACHE) $(BIN)/python benches/compare_index.py $(BENCH_ARGS)
 
+# ---- the documents ----
+
+.PHONY: docs
+docs: $(DOCS_STAMPS)/package ## Build the documents as a site into dist/site/, searchable and without a network
+	@$(SAY) "building the documents' site"
+	@$(DOCS_BIN)/mkdocs build --quiet --strict
+	@$(SAY) "open dist/site/index.html"
+
 # ---- pictures ----
 
 .PHONY: policy-plot
@@ -417,10 +444,11 @@ lock: $(LIGHT_STAMPS)/uv ## Resolve requirements/*.in into the pinned files
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: mooncake.in -o mooncake.txt
 	@$(LOCK) --python-version 3.10 --no-deps --only-binary :all: kernels.in -o kernels.txt
 	@$(LOCK) --python-version 3.11 light.in -o light.txt
+	@$(LOCK) --python-version 3.11 docs.in -o docs.txt
 	@$(LOCK) --python-version 3.11 mlx.in -o mlx.txt
 	@$(LOCK) --python-version 3.10 build.in -o build.txt
 	@$(LOCK) --python-version 3.10 uv.in -o uv.txt
 
 .PHONY: clean
 clean: ## Remove everything that the targets created
-	rm -rf $(VENV) $(LIGHT) $(MLX) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) $(MLX) $(DOCS) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

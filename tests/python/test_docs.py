@@ -16,8 +16,8 @@ from hybrid_pages.vllm.settings import Settings
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT))
-    for folder in (".", "docs", "benches", "examples")
-    for path in (ROOT / folder).glob("*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*.md")
+    for path in ROOT.glob(pattern)
 )
 TREES = ("rust", "python", "tests", "examples", "benches", "docs", "requirements", "csrc", ".ci")
 
@@ -96,6 +96,7 @@ def test_prose_is_wrapped(document):
 
 def test_the_readme_is_short():
     assert len(text("README.md").splitlines()) <= 120
+    assert len(text("README.md").encode()) <= 10 * 1024
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -219,16 +220,3 @@ def test_the_flag_is_valid(document):
     assert config["kv_connector"] == CONNECTOR
     assert config["kv_role"] == "kv_both"
     assert Settings.parse(config["kv_connector_extra_config"])
-
-
-def test_the_code_of_the_python_document_runs():
-    """Code that needs torch runs in `tests/batch`, code that needs vLLM in `tests/engine`."""
-    blocks = re.findall(r"```python\n(.*?)```", text("docs/python.md"), re.DOTALL)
-    assert blocks
-    for code in blocks:
-        exec(compile(code, "docs/python.md", "exec"), {})
-
-
-def test_every_python_block_is_in_a_document_whose_code_runs():
-    have = {document for document in DOCUMENTS if "```python\n" in text(document)}
-    assert have == {"docs/batch.md", "docs/python.md", "docs/weight-updates.md"}

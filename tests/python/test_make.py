@@ -13,10 +13,12 @@ LIGHT = (
     "build",
     "check-kernels",
     "check-wheel",
+    "docs",
     "format",
     "lint",
     "lock",
     "policy-plot",
+    "test-docs",
     "test-python",
     "test-rust",
 )

@@ -88,12 +88,14 @@ class PrefixCache(Closing):
 
     Args:
         model: as ``mlx_lm.load`` returns it.
-        host_gb, block_tokens, policy, verify_on_load, disk_path, disk_gb, disk_deadline_ms: as for
-            :class:`CacheStore`. With a disk, prompts are found again by a later process with the
-            same model, by every byte of its weights, under the same settings.
-
-    Raises:
-        What :class:`CacheStore` raises.
+        host_gb: this one and those below as for :class:`CacheStore`, which says what is raised.
+        block_tokens: tokens per block.
+        policy: which entries stay.
+        verify_on_load: compare checksums before restored bytes are used.
+        disk_path: a directory for what outlives the process. Prompts are found again by a later
+            process with the same model, by every byte of its weights, under the same settings.
+        disk_gb: its quota, in GiB.
+        disk_deadline_ms: a read that takes longer has failed.
     """
 
     def __init__(
@@ -138,12 +140,16 @@ class PrefixCache(Closing):
         known.
 
         Args:
-            tokenizer, prompt, max_tokens, draft_model, kwargs: those of mlx-lm.
+            tokenizer: this one and the others but ``cache_salt`` are those of mlx-lm.
+            prompt: a text, tokens or their array.
+            max_tokens: to generate at most.
+            draft_model: with one the cache is not used.
             cache_salt: requests of different salts share nothing.
+            **kwargs: those of mlx-lm.
 
         Raises:
-            InvalidArgumentError: the cache is closed.
-            What mlx-lm raises. A copy that fails is a miss.
+            InvalidArgumentError: the cache is closed. A copy that fails is a miss; what mlx-lm
+                raises is passed on.
         """
         if self._closed:
             raise InvalidArgumentError("PrefixCache: expected an open one, found it closed")
@@ -169,10 +175,13 @@ class PrefixCache(Closing):
         """Returns what ``mlx_lm.generate`` does for these arguments, sooner if a prefix is known.
 
         Args:
-            tokenizer, prompt, verbose, kwargs: those of mlx-lm, and ``cache_salt``.
+            tokenizer: this one and the others are those of mlx-lm.
+            prompt: a text, tokens or their array.
+            verbose: print the text while it is generated.
+            **kwargs: those of mlx-lm, and ``cache_salt``.
 
         Raises:
-            What :meth:`stream_generate` raises.
+            InvalidArgumentError: the cache is closed; see :meth:`stream_generate`.
         """
         text, response = "", None
         if verbose:

@@ -91,11 +91,15 @@ class PrefixCache(Closing):
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
         weights: how weights enter the identity of what is stored, see :class:`CacheStore`.
         verify_on_load: compare checksums before restored bytes are used.
-        disk_path, disk_gb, disk_deadline_ms: a directory for what outlives the process and its
-            quota in GiB, see :class:`CacheStore`. Found again are prompts of the same model, by
-            every byte of its weights, under the same settings and with the same code.
-        remote_url, remote_deadline_ms, remote_admit: a store that machines share, see
-            :class:`CacheStore`. The same prompts are found as on a disk.
+        disk_path: a directory for what outlives the process, see :class:`CacheStore`. Found again
+            are prompts of the same model, by every byte of its weights, under the same settings
+            and with the same code.
+        disk_gb: its quota, in GiB.
+        disk_deadline_ms: a read that takes longer has failed.
+        remote_url: a store that machines share, see :class:`CacheStore`. The same prompts are
+            found as on a disk.
+        remote_deadline_ms: a read from it that takes longer has failed.
+        remote_admit: what is written to it.
         store: one made for the same model, to share it. Its memory and settings are used then.
             It is not closed with this object. Entries are shared with caches of the same model
             object, and of others whose weights, all of them compared, are equal when this cache is
@@ -175,11 +179,11 @@ class PrefixCache(Closing):
         Args:
             inputs: ``input_ids`` of ``[1, tokens]``; may be named so, too.
             cache_salt: requests of different salts share nothing.
-            kwargs: the arguments of ``model.generate``.
+            **kwargs: the arguments of ``model.generate``.
 
         Raises:
-            InvalidArgumentError: the cache is closed.
-            What ``model.generate`` raises. A copy that fails is a miss.
+            InvalidArgumentError: the cache is closed. A copy that fails is a miss; what
+                ``model.generate`` raises is passed on.
         """
         with self._lock, torch.no_grad():
             if self._closed:
