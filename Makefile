@@ -60,8 +60,10 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
+# What takes long shows its progress in a terminal, and nothing in a log.
+QUIET = $$([ -t 1 ] || echo --quiet)
 SAY = printf '==> %s\n'
-UV_INSTALL = $(LIGHT_BIN)/uv pip install $$([ -t 1 ] || echo --quiet) --no-deps
+UV_INSTALL = $(LIGHT_BIN)/uv pip install $(QUIET) --no-deps
 PYTEST = $(BIN)/python -m pytest $(PYTEST_ARGS)
 LIGHT_PYTEST = $(LIGHT_BIN)/python -m pytest $(PYTEST_ARGS)
 # Single tests share out well. An engine serves its whole module, so a module stays in one process, in the given order.
@@ -173,9 +175,9 @@ build: $(LIGHT_STAMPS)/package ## Build the package into .venv-light (optimised)
 
 # An editable install: the library goes beside the Python files, and a wheel of metadata points at them.
 $(CORE): $(LIGHT_STAMPS)/packages $(RUST_SOURCES)
-	@$(SAY) "building the package (about 1 minute the first time)"
+	@$(SAY) "building the package (the first time some minutes, all processors busy)"
 	@rm -rf $(EDITABLE)
-	@$(LIGHT_BIN)/maturin pep517 build-wheel --quiet --editable --locked --compatibility linux \
+	@$(LIGHT_BIN)/maturin pep517 build-wheel $(QUIET) --editable --locked --compatibility linux \
 	    --interpreter $(LIGHT_BIN)/python --out $(EDITABLE) >/dev/null
 	@touch $@
 
@@ -211,7 +213,7 @@ example: $(STAMPS)/package ## Run continuous batching on a tiny Hugging Face mod
 wheel: $(LIGHT_STAMPS)/packages ## Build the wheel into dist/
 	@$(SAY) "building the wheel"
 	@rm -f dist/*.whl
-	@$(LIGHT_BIN)/maturin build --quiet --release --locked --interpreter $(LIGHT_BIN)/python --out dist
+	@$(LIGHT_BIN)/maturin build $(QUIET) --release --locked --interpreter $(LIGHT_BIN)/python --out dist
 
 .PHONY: sdist
 sdist: $(LIGHT_STAMPS)/packages ## Build the source distribution into dist/
@@ -427,6 +429,17 @@ policy-plot: build ## Draw docs/policy.png: policies and the bound on the conver
 .PHONY: scale-plot
 scale-plot: build ## Draw docs/scale.png: 1 to 1,000 engines over one store on the conversation trace (about 10 minutes)
 	@$(LIGHT_BIN)/hybrid-pages scale tests/data/mooncake_conversation_trace.jsonl.zst --lasts 20min --plot docs/scale.png
+
+.PHONY: docs-pages
+docs-pages: build ## Write what documents have from `plan`, and the drawings: tables of sizes, docs/images/
+	@$(LIGHT_BIN)/python tools/docs/models.py
+	@$(LIGHT_BIN)/python tools/docs/drawings.py
+	@$(foreach model,qwen3.6-27b granite-4.0-h-small gemma-3-12b,$(LIGHT_BIN)/hybrid-pages plan \
+	    docs/models/configs/$(model).json --plot docs/images/plan-$(model).png >/dev/null &&) true
+
+.PHONY: docs-screenshots
+docs-screenshots: $(STAMPS)/package ## Take the screenshots of the documents again, from real runs (about 2 minutes)
+	@$(BIN)/python tools/docs/screenshots.py
 
 # ---- pins ----
 

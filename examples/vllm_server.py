@@ -5,8 +5,9 @@
 
 Three chats with the same instructions. Between them vLLM's own prefix cache is emptied, as the
 prompts of others would do. The second chat makes the state at the end of the instructions, and the
-third one resumes from it. The program needs only Python. For a server of your own: the reset needs
-VLLM_SERVER_DEV_MODE=1, and the count of cached tokens --enable-prompt-tokens-details.
+third one resumes from it. The instructions are as long as the model needs: three of its blocks. The
+program needs only Python. For a server of your own: the reset needs VLLM_SERVER_DEV_MODE=1, and the
+count of cached tokens --enable-prompt-tokens-details.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import sys
 import urllib.request
 from collections.abc import Sequence
 
-INSTRUCTIONS = "You are the guide of a large museum of trains. " * 20
+SENTENCE = "You are the guide of a large museum of trains. "  # some ten tokens
+BLOCKS = 3
 QUESTIONS = ("Who are you?", "When can I come?", "What does a ticket cost?")
 
 
@@ -42,16 +44,25 @@ def hit_tokens(base: str) -> float:
     return sum(map(float, re.findall(pattern, send(f"{base}/metrics"), re.MULTILINE)))
 
 
+def instructions(base: str) -> str:
+    """Some blocks of text: a prompt shorter than one never hits."""
+    found = re.search(
+        r'^vllm:cache_config_info\{.*\bblock_size="(\d+)"', send(f"{base}/metrics"), re.MULTILINE
+    )
+    assert found is not None, f"expected vllm:cache_config_info among {base}/metrics, found none"
+    return SENTENCE * -(-BLOCKS * int(found[1]) // 9)
+
+
 def main(words: Sequence[str] = ()) -> float:
     """Send the requests; the tokens that were restored from host memory for them."""
     base = (words[0] if words else "http://127.0.0.1:8000").rstrip("/")
     model = json.loads(send(f"{base}/v1/models"))["data"][0]["id"]
-    before = hit_tokens(base)
+    before, system = hit_tokens(base), instructions(base)
     for question in QUESTIONS:
         body = {
             "model": model,
             "messages": [
-                {"role": "system", "content": INSTRUCTIONS},
+                {"role": "system", "content": system},
                 {"role": "user", "content": question},
             ],
             "max_tokens": 16,
