@@ -133,3 +133,23 @@ def test_docstrings_show_no_markup_of_another_tool(site):
     for path in (site / "reference").glob("*.html"):
         text = re.sub(r"<[^>]+>", "", path.read_text())
         assert not re.search(r":(class|func|meth|mod|attr):", text), path.name
+
+
+def test_drawings_and_tables_are_current(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools" / "docs")
+    import drawings
+    import models
+
+    for name, draw in drawings.DRAWINGS.items():
+        written = (drawings.IMAGES / f"{name}.svg").read_text()
+        assert draw().text() == written, "run `make docs-pages`"
+    for page in models.MODELS.glob("*.md"):
+        assert models.current(page.read_text()) == page.read_text(), "run `make docs-pages`"
+
+
+def test_every_family_has_a_page():
+    families = (ROOT / "docs" / "families.md").read_text()
+    rows = re.findall(r"^\| (?!family|---)(.+?) \|", families, re.MULTILINE)
+    linked = {re.fullmatch(r"\[.+\]\((models/[\w.-]+\.md)\)", row)[1] for row in rows}
+    pages = {f"models/{page.name}" for page in (ROOT / "docs" / "models").glob("*.md")}
+    assert linked == pages
