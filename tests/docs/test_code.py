@@ -25,6 +25,7 @@ DOCUMENTS = sorted(
 # Documents whose Python needs more than this environment has, and the tests that run it.
 ELSEWHERE = {
     "docs/batch.md": "tests/batch/test_document.py",
+    "docs/transformers.md": "tests/transformers/test_document.py",
     "docs/weight-updates.md": "tests/engine/test_weight_updates.py",
 }
 # A line behind `$`, with those that a backslash continues, and what stands below it.

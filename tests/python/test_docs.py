@@ -163,6 +163,20 @@ def test_every_metric_is_listed_with_its_label():
     assert listed == {name: label for name, (label, _) in metrics.items()}
 
 
+@pytest.mark.parametrize(
+    ("metric", "heading"),
+    [
+        ("missing_states", "Pages, but no state to resume from"),
+        ("skipped_entries", "Computed, but not stored"),
+    ],
+)
+def test_every_reason_of_a_miss_has_its_remedy(metric, heading):
+    rows = table("docs/metrics.md", "Metrics")
+    (meaning,) = (row[2] for row in rows if metric in names(row[0]))
+    remedies = [names(row[0])[0] for row in table("docs/troubleshooting.md", heading)]
+    assert remedies == names(meaning)
+
+
 def test_the_families_that_are_said_to_run_on_an_engine_do():
     module = "tests/engine/test_families.py"
     run = {model for kind in ("HYBRID", "WINDOWS", "ATTENTION") for model in literal(module, kind)}
