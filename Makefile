@@ -417,7 +417,7 @@ bench-index: $(STAMPS)/package $(LMCACHE)/.stamp ## Measure the index against vL
 .PHONY: docs
 docs: $(DOCS_STAMPS)/package ## Build the documents as a site into dist/site/, searchable and without a network
 	@$(SAY) "building the documents' site"
-	@$(DOCS_BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
 	@$(SAY) "open dist/site/index.html"
 
 # ---- pictures ----
