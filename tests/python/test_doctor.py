@@ -320,6 +320,13 @@ def test_what_an_engine_says_of_itself_is_found(capsys, server, old, new, name):
     assert of_engine(capsys, server(GOOD.replace(old, new))) == [name]
 
 
+def test_a_question_for_missing_hits_is_answered_with_the_size_of_a_block(capsys, server):
+    url = server(GOOD.replace('source="host"} 5.0e4', 'source="host"} 0'))
+    assert cli.main(["doctor", "--json", "--url", url]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "less than a block of 784 tokens" in finding["fix"]
+
+
 def test_an_engine_without_the_connector_is_found(capsys, server):
     text = "".join(line for line in GOOD.splitlines(True) if "hybrid_pages" not in line)
     assert of_engine(capsys, server(text)) == ["no-connector"]

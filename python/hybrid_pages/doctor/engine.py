@@ -120,11 +120,14 @@ def _ours(samples: Samples) -> Iterator[Finding]:
             fix,
         )
     if lookups and not hits:
+        n = _number(_info(samples).get("block_size"))
         yield Finding(
             "no-hits",
             "hits",
             f"{samples.ours('lookups'):.0f} prompts, and no token was found in any cache",
-            "compare the length of shared prefixes with a block (hybrid-pages plan MODEL)",
+            f"look at what prompts share: less than a block of {n or 'N'} tokens is never found, "
+            "and where prompts part, the third one resumes, or the second with a hint "
+            "(docs/hints.md)",
         )
     skipped = samples.by_label("skipped_entries", "reason")
     stored = samples.ours("stored_entries")
