@@ -1,5 +1,6 @@
 """Command lines in the documents: vLLM's own parser takes them, and so does `doctor`."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hybrid_pages.doctor.words import read_command
 from hybrid_pages.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+# Also behind variables of its environment.
+SERVE = re.compile(r"(?:[A-Z_]+=\S+ )*vllm serve")
 # Of the server alone, which this parser does not have.
 SERVER = {"--headless"}
 
@@ -20,11 +23,11 @@ def commands(text):
     """Every `vllm serve` of a document that names all of its options, as words."""
     lines = iter(line.removeprefix("    ") for line in text.splitlines())
     for line in lines:
-        if line.startswith("vllm serve"):
+        if SERVE.match(line):
             while line.endswith("\\") or line.count("'") % 2:
                 line = f"{line.removesuffix(chr(92))} {next(lines)}"
             if "..." not in line:
-                yield shlex.split(line)
+                yield shlex.split(SERVE.sub("vllm serve", line))
 
 
 def shown():
