@@ -8,6 +8,7 @@ from hybrid_pages._stubs.arena import (
 )
 from hybrid_pages._stubs.arrays import (
     ArrayView,
+    array_marks,
 )
 from hybrid_pages._stubs.cache import (
     Admission,
@@ -143,6 +144,7 @@ __all__ = [
     "TransferError",
     "WriteLease",
     "__version__",
+    "array_marks",
     "checksum",
     "cuda_devices",
     "device_numa_node",

@@ -7,9 +7,9 @@ import weakref
 import numpy as np
 import pytest
 
-from hybrid_pages import ArrayView, HybridPagesError, InvalidArgumentError
+from hybrid_pages import ArrayView, HybridPagesError, InvalidArgumentError, array_marks
 
-CPU, CUDA, ROCM = 1, 2, 10
+CPU, CUDA, METAL, ROCM = 1, 2, 8, 10
 
 
 class Tensor(ctypes.Structure):
@@ -269,3 +269,57 @@ def test_an_error_of_the_array_itself_is_passed_on():
 
     with pytest.raises(RuntimeError, match="requires grad"):
         ArrayView(Broken())
+
+
+def test_marks_tell_where_an_array_lies_and_how_it_is_read():
+    array = np.arange(36, dtype=np.float32).reshape(6, 6)
+    views = [array, array.T, array[::-1], array[:, 1:], array[1:], array.view(np.int32)]
+    views += [array.reshape(36), array[:5], np.lib.stride_tricks.as_strided(array, strides=(0, 4))]
+    marks = [array_marks([each]) for each in views]
+    assert len(set(marks)) == len(marks)
+    assert marks == [array_marks([each]) for each in views]
+    assert array_marks([array, array.T]) == marks[0] + marks[1] != array_marks([array.T, array])
+    assert array_marks([]) == b""
+    assert array_marks([np.zeros((0, 3))], samples=4) != array_marks([np.zeros((3, 0))])
+
+
+@pytest.mark.parametrize("order", ["C", "F", "reversed"])
+def test_samples_are_elements_of_the_array(order):
+    array = np.zeros((5, 7, 3), np.int16, order="F" if order == "F" else "C")
+    if order == "reversed":
+        array = array[::-1, :, ::-1]
+    before = array_marks([array], samples=array.size)
+    assert len(before) == len(array_marks([array])) + array.nbytes
+    few, seen = array_marks([array], samples=4), 0
+    for at in np.ndindex(array.shape):
+        array[at] = 9
+        assert array_marks([array], samples=array.size) != before
+        seen += array_marks([array], samples=4) != few
+        array[at] = 0
+    assert seen == 4
+    assert array_marks([array], samples=array.size) == before
+
+
+def test_marks_are_of_memory_that_the_host_can_read():
+    with pytest.raises(InvalidArgumentError, match="memory of the host, found cuda"):
+        array_marks([Producer()])
+    with pytest.raises(InvalidArgumentError, match="expected a capsule"):
+        array_marks([type("A", (), {"__dlpack__": lambda self, **_: 3})()])
+    with pytest.raises(AttributeError):
+        array_marks([3])
+    with pytest.raises(TypeError):
+        array_marks(3)
+
+
+def test_memory_of_metal_is_asked_for_as_memory_of_the_host():
+    """The pointer would be to an object of Metal."""
+
+    class OnMetal(Producer):
+        def __dlpack__(self, **arguments):
+            on_host = arguments.get("dl_device") == (CPU, 0)
+            self.struct.tensor.device_type = CPU if on_host else METAL
+            return super().__dlpack__(**arguments)
+
+    producer = OnMetal(device_type=METAL)
+    assert ArrayView(producer).device_type == "cpu"
+    assert array_marks([producer]) == array_marks([producer])

@@ -1,5 +1,6 @@
 """Arrays of other libraries."""
 
+from collections.abc import Sequence
 from typing import final
 
 @final
@@ -41,3 +42,15 @@ class ArrayView:
     @property
     def stream(self) -> int | None:
         """The stream after which the contents are there, by `__cuda_array_interface__`."""
+
+def array_marks(arrays: Sequence[object], *, samples: int = 0) -> bytes:
+    """What tells arrays from others: address, dtype, shape and strides of each, in their order.
+
+    Equal bytes mean the same memory, read in the same way; as long as somebody keeps it, and
+    nobody writes there, also the same values.
+
+    arrays: with a `__dlpack__` that takes `dl_device`, in memory that the host can read.
+    samples: so many elements of each array, spread evenly, are read and are part of it.
+
+    Raises InvalidArgumentError for memory that the host cannot read, and what `ArrayView` raises.
+    """

@@ -4,14 +4,14 @@
 
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::dlpack;
 use crate::facts::{Facts, rejected};
 use crate::number::Whole;
 
-/// More than any library allows.
-const MAX_DIMS: usize = 64;
+/// Of the first CPU, in DLPack.
+const HOST: (i32, i32) = (dlpack::CPU, 0);
 const LEGACY_STREAM: usize = 1;
 
 /// Where an array lies, in bytes. Keeps what the array's library handed out.
@@ -44,7 +44,7 @@ impl PyArrayView {
                 "expected one that may be written, found a read-only one".into(),
             ));
         }
-        let strides = strides(&facts)?;
+        let strides = facts.strides()?;
         Ok(Self {
             facts,
             strides,
@@ -124,6 +124,10 @@ fn exported<'py>(
         // The standard has no 0: it would be ambiguous.
         let stream = if stream == 0 { LEGACY_STREAM } else { stream };
         arguments.set_item("stream", stream)?;
+    }
+    if device_type == dlpack::METAL {
+        // Else the pointer is to an object of Metal. Its memory is the host's, too.
+        arguments.set_item("dl_device", HOST)?;
     }
     let method = array.getattr("__dlpack__")?;
     let versioned = arguments.copy()?;
@@ -221,60 +225,26 @@ fn itemsize(typestr: &str) -> Option<usize> {
     bytes.parse().ok().filter(|bytes| *bytes > 0)
 }
 
-/// Strides in bytes, checked against shape and address space.
-fn strides(facts: &Facts) -> PyResult<Vec<isize>> {
-    let Facts {
-        shape, itemsize, ..
-    } = facts;
-    if shape.len() > MAX_DIMS {
-        return Err(rejected(format!(
-            "expected at most {MAX_DIMS} dimensions, found {}",
-            shape.len()
-        )));
+/// What tells arrays from others, as bytes: equal for the same memory in the same order, dtype and
+/// shape, and with the same bytes in so many elements of each.
+#[pyfunction]
+#[pyo3(signature = (arrays, *, samples = Whole(0)), text_signature = "(arrays, *, samples=0)")]
+fn array_marks<'py>(
+    py: Python<'py>,
+    arrays: Vec<Bound<'py, PyAny>>,
+    samples: Whole,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let arguments = PyDict::new(py);
+    arguments.set_item("dl_device", HOST)?;
+    let mut marks = Vec::new();
+    for array in &arrays {
+        let capsule = array.call_method("__dlpack__", (), Some(&arguments))?;
+        dlpack::mark(&capsule, samples.0, &mut marks)?;
     }
-    let too_large = || {
-        rejected(format!(
-            "expected one that fits the address space, found {shape:?}"
-        ))
-    };
-    let mut dense = vec![0; shape.len()];
-    let mut bytes = isize::try_from(*itemsize).map_err(|_| too_large())?;
-    for (stride, &size) in dense.iter_mut().zip(shape).rev() {
-        *stride = bytes;
-        let size = isize::try_from(size.max(1)).map_err(|_| too_large())?;
-        bytes = bytes.checked_mul(size).ok_or_else(too_large)?;
-    }
-    let strides = facts.strides.clone().unwrap_or(dense);
-    if strides.len() != shape.len() {
-        return Err(rejected(format!(
-            "expected a stride for each of {} dimensions, found {}",
-            shape.len(),
-            strides.len()
-        )));
-    }
-    if !shape.contains(&0) {
-        if facts.address == 0 {
-            return Err(rejected("expected an address, found none".into()));
-        }
-        let mut ends = (
-            facts.address as i128,
-            facts.address as i128 + *itemsize as i128,
-        );
-        for (&size, &stride) in shape.iter().zip(&strides) {
-            let reach = (size as i128 - 1) * stride as i128;
-            if reach < 0 {
-                ends.0 += reach;
-            } else {
-                ends.1 += reach;
-            }
-        }
-        if ends.0 < 0 || ends.1 > isize::MAX as i128 {
-            return Err(too_large());
-        }
-    }
-    Ok(strides)
+    Ok(PyBytes::new(py, &marks))
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_class::<PyArrayView>()
+    m.add_class::<PyArrayView>()?;
+    m.add_function(wrap_pyfunction!(array_marks, m)?)
 }

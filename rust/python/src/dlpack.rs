@@ -11,7 +11,8 @@ use crate::facts::{Facts, rejected};
 
 pub const CUDA: i32 = 2;
 pub const CUDA_MANAGED: i32 = 13;
-const CPU: i32 = 1;
+pub const CPU: i32 = 1;
+pub const METAL: i32 = 8;
 const CUDA_HOST: i32 = 3;
 
 const PLAIN: &CStr = c"dltensor";
@@ -53,12 +54,60 @@ struct ManagedVersioned {
 
 /// Reads the facts in a capsule.
 pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
-    let Ok(capsule) = object.cast::<PyCapsule>() else {
+    let (tensor, read_only) = tensor(capsule(object)?)?;
+    facts(tensor, read_only)
+}
+
+/// Appends what tells an array in a capsule from others: address, dtype, shape and strides, and the
+/// bytes of so many elements, spread evenly.
+pub fn mark(object: &Bound<'_, PyAny>, samples: usize, marks: &mut Vec<u8>) -> PyResult<()> {
+    let (tensor, _) = tensor(capsule(object)?)?;
+    let facts = facts(tensor, false)?;
+    if facts.device_type != "cpu" {
         return Err(rejected(format!(
+            "expected memory of the host, found {}",
+            facts.device_type
+        )));
+    }
+    let strides = facts.strides()?;
+    marks.extend(facts.address.to_ne_bytes());
+    marks.extend([tensor.code, tensor.bits]);
+    marks.extend(tensor.lanes.to_ne_bytes());
+    marks.extend(facts.shape.len().to_ne_bytes());
+    for (size, stride) in facts.shape.iter().zip(&strides) {
+        marks.extend(size.to_ne_bytes());
+        marks.extend(stride.to_ne_bytes());
+    }
+    let count: usize = facts.shape.iter().product();
+    let samples = samples.min(count);
+    for sample in 0..samples {
+        let mut rest = (count - 1) / (samples - 1).max(1) * sample;
+        let mut at = tensor.data.cast::<u8>().cast_const();
+        at = at.wrapping_add(facts.address - tensor.data.addr());
+        for (&size, &stride) in facts.shape.iter().zip(&strides).rev() {
+            at = at.wrapping_offset((rest % size) as isize * stride);
+            rest /= size;
+        }
+        for byte in 0..facts.itemsize {
+            // SAFETY: the element lies where the array's library says that it does, in memory of
+            // the host that the capsule keeps. Whoever writes there now only changes the sample.
+            marks.push(unsafe { at.wrapping_add(byte).read_volatile() });
+        }
+    }
+    Ok(())
+}
+
+fn capsule<'a, 'py>(object: &'a Bound<'py, PyAny>) -> PyResult<&'a Bound<'py, PyCapsule>> {
+    object.cast::<PyCapsule>().map_err(|_| {
+        rejected(format!(
             "__dlpack__: expected a capsule, found {}",
             object.get_type()
-        )));
-    };
+        ))
+    })
+}
+
+/// The tensor of a capsule, and whether it is read-only.
+fn tensor<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<(&'a Tensor, bool)> {
     if capsule.is_valid_checked(Some(VERSIONED)) {
         let managed = capsule
             .pointer_checked(Some(VERSIONED))?
@@ -78,11 +127,11 @@ pub fn read(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
                 "expected the memory itself, found a copy made for DLPack".into(),
             ));
         }
-        facts(&managed.tensor, managed.flags & READ_ONLY != 0)
+        Ok((&managed.tensor, managed.flags & READ_ONLY != 0))
     } else if capsule.is_valid_checked(Some(PLAIN)) {
         let managed = capsule.pointer_checked(Some(PLAIN))?.cast::<Managed>();
         // SAFETY: by its name the capsule points to this struct, and it outlives the reference.
-        facts(&unsafe { managed.as_ref() }.tensor, false)
+        Ok((&unsafe { managed.as_ref() }.tensor, false))
     } else {
         let name = capsule.name()?.map(|name| {
             // SAFETY: the name is read at once, while the capsule is held.
