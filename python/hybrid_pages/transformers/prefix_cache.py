@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from hybrid_pages import ForeignError, InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
+from hybrid_pages.adapter.stats import Counts, Stats
 from hybrid_pages.transformers.identity import WeightsDigest, model_identity
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.request import read_request
@@ -21,48 +20,7 @@ from hybrid_pages.transformers.run import Run, Uncached
 from hybrid_pages.transformers.store import CacheStore, require_model
 from hybrid_pages.transformers.support import Closing, UnsupportedError
 
-
-@dataclass(frozen=True)
-class Stats:
-    """Counts since the start, and what is in host memory now.
-
-    requests: calls that looked up their prefix. hits: those that restored some of it. uncached:
-    other calls, by the reason why they ran without the cache. changes: how often something was
-    found changed, so that what had been stored is not used any more, by what it was: ``weights``,
-    ``weights_changed()``, or what changed while a text was computed, which was not stored then.
-    With a disk also ``unnamed``: what is stored from then on is not found by a later process.
-    prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads: restores that
-    failed and were computed. failed_stores: stores that failed. late_loads: lookups that waited too
-    long for a disk. Entries are pages (full attention),
-    windows (sliding) and checkpoints (recurrent states); resident_bytes is what they take.
-    """
-
-    requests: int
-    hits: int
-    uncached: dict[str, int]
-    changes: dict[str, int]
-    prompt_tokens: int
-    restored_tokens: int
-    computed_tokens: int
-    restored_bytes: int
-    stored_bytes: int
-    failed_loads: int
-    failed_stores: int
-    late_loads: int
-    pages: int
-    windows: int
-    checkpoints: int
-    resident_bytes: int
-    host_bytes: int
-
-
-@dataclass
-class _Counts:
-    requests: int = 0
-    hits: int = 0
-    prompt_tokens: int = 0
-    restored_tokens: int = 0
-    uncached: Counter[str] = field(default_factory=Counter)
+__all__ = ["PrefixCache", "Stats"]
 
 
 class PrefixCache(Closing):
@@ -159,7 +117,7 @@ class PrefixCache(Closing):
                 raise ForeignError(f"store: made for another model: {difference}")
         self._require_windows()
         self._lock = self.store.lock
-        self._counts = _Counts()
+        self._counts = Counts()
         self._static_tokens = 0
         self._closed = False
         with self._lock:
@@ -208,26 +166,8 @@ class PrefixCache(Closing):
     def stats(self) -> Stats:
         """Counts since the start, and what is in host memory now."""
         with self._lock:
-            counts, moved, now = self._counts, self.store.moved, self.store.index.stats()
-            return Stats(
-                requests=counts.requests,
-                hits=counts.hits,
-                uncached=dict(counts.uncached),
-                changes=dict(self._watch.changes),
-                prompt_tokens=counts.prompt_tokens,
-                restored_tokens=counts.restored_tokens,
-                computed_tokens=counts.prompt_tokens - counts.restored_tokens,
-                restored_bytes=moved.restored_bytes,
-                stored_bytes=moved.stored_bytes,
-                failed_loads=moved.failed_loads,
-                failed_stores=moved.failed_stores,
-                late_loads=moved.late_loads,
-                pages=now["pages"],
-                windows=now["windows"],
-                checkpoints=now["checkpoints"],
-                resident_bytes=now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"],
-                host_bytes=self.store.arena.nbytes,
-            )
+            store = self.store
+            return self._counts.stats(self._watch.changes, store.moved, store.index, store.arena)
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""

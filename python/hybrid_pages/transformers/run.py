@@ -49,10 +49,7 @@ class Run:
         if isinstance(prepared, Uncached):
             return prepared
         cache, session, restored = prepared
-        counts.requests += 1
-        counts.hits += restored > 0
-        counts.prompt_tokens += tokens
-        counts.restored_tokens += restored
+        counts.served(tokens, restored)
         result = owner.model.generate(**self._arguments(kwargs, cache, session))
         sequence = result if isinstance(result, torch.Tensor) else result.sequences
         session.finish(sequence[0])
