@@ -59,6 +59,24 @@ class Server:
         assert status == 200, (status, answer)
         return answer["choices"][0]["text"], *_usage(answer)
 
+    def stream(self, messages, tokens=8, *, lines=None):
+        """The text of an answer that comes in events; after so many lines the client goes away."""
+        body = dict(messages=messages, max_tokens=tokens, temperature=0, stream=True)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        response = connection.getresponse()
+        assert response.status == 200
+        text = ""
+        for count, line in enumerate(response):
+            if count == lines:
+                break
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    delta = choice.get("delta", {})
+                    text += delta.get("content") or delta.get("reasoning") or ""
+        connection.close()
+        return text
+
     def healthy(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         connection.request("GET", "/health")

@@ -7,7 +7,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import tiny
 from hybrid_pages.mlx.server import BATCHED, batches_rightly
-from runs import NOISE, VISIBLE, apart
+from runs import NOISE, VISIBLE, apart, feed
 
 LENGTHS = (37, 5, 20, 11)
 
@@ -36,6 +36,42 @@ def test_the_list_is_what_mlx_lm_computes(models, name):
         assert worst < NOISE
     else:
         assert worst > VISIBLE
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_rows_that_join_later_and_have_a_prefix_give_their_texts(models, name):
+    """As the server has them: some begin behind a restored prefix, while others are decoded."""
+    model = models(name)
+    prompts = [tiny.tokens(count, seed=count) for count in (40, 30, 53, 26, 61)]
+
+    def written(generator):
+        found = {}
+        for response in generator.next_generated():
+            found.setdefault(response.uid, []).append(response.token)
+        return found
+
+    def collect(generator, found):
+        while now := written(generator):
+            for uid, tokens in now.items():
+                found.setdefault(uid, []).extend(tokens)
+        return found
+
+    alone = []
+    for prompt in prompts:
+        generator = BatchGenerator(model, max_tokens=10)
+        (uid,) = generator.insert([prompt])
+        alone.append(collect(generator, {})[uid])
+    generator = BatchGenerator(model, max_tokens=10, prefill_step_size=16)
+    uids, found = [], {}
+    for at, prompt in enumerate(prompts):
+        cache, seen = make_prompt_cache(model), 24 * (at % 2)
+        if seen:
+            feed(model, cache, prompt[:seen])
+        uids += generator.insert([prompt[seen:]], caches=[cache], all_tokens=[prompt[:seen]])
+        for uid, tokens in written(generator).items():
+            found.setdefault(uid, []).extend(tokens)
+    collect(generator, found)
+    assert [found[uid] for uid in uids] == alone
 
 
 def test_models_without_recurrent_layers_are_batched(models):

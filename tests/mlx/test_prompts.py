@@ -10,6 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 import tiny
 from hybrid_pages import TransferError
 from hybrid_pages.mlx.prompts import Prompts, Settings
+from hybrid_pages.mlx.server import Batches, _cut
 from hybrid_pages.mlx.staging import Staging
 from hybrid_pages.mlx.tails import Tails, tail_key
 from runs import BLOCK, feed
@@ -136,21 +137,59 @@ def test_images_are_not_cached(prompts, models):
     assert prompts.failures == {"images": 1}
 
 
-def test_a_policy_hears_of_an_output_once(prompts, models, monkeypatch):
-    model, ids = models("qwen3_next"), tiny.tokens(70)
-    heard = []
+@pytest.fixture
+def heard(prompts, monkeypatch):
+    """What the policy is told of requests that ended: tokens of prompt and output."""
+    told = []
 
     def finish(namespace, keys, tokens, output):
-        heard.append((tokens, output))
+        told.append((tokens, output))
 
     monkeypatch.setattr(prompts._admissions, "finish", finish)
+    return told
+
+
+def test_a_policy_hears_of_an_output_at_its_end(prompts, models, heard):
+    model, ids = models("qwen3_next"), tiny.tokens(70)
     prompts.plan(ids[:50], [])
-    insert(prompts, model, ids[:49])
-    insert(prompts, model, ids[:50])
+    planned, rest = prompts.fetch_nearest_cache("key", ids[:50])
+    assert rest == ids[:50]
+    feed(model, planned, ids[:49])
+    planned.store(49)
     assert heard == []
-    insert(prompts, model, ids)
-    insert(prompts, model, ids)
+    feed(model, planned, ids[49:])
+    prompts.insert_cache("key", ids, planned)
     assert heard == [(50, 20)]
+    assert not prompts.failures
+
+
+def test_rows_of_a_batch_are_told_apart(prompts, models, heard):
+    """One prompt begins with another; two are equal; one row is taken out. All run at once."""
+    model, ids = models("qwen3_next"), tiny.tokens(60)
+    given = [ids[:40], ids, ids[:40], ids[:52], ids[:44]]
+    outputs = [12, 3, 7, 9, 5]
+    batch = Batches(model, prefill_step_size=8)
+    uids = []
+    for prompt, output in zip(given, outputs, strict=True):
+        stops = prompts.plan(prompt, [20])
+        cache, rest = prompts.fetch_nearest_cache("key", prompt)
+        left = [stop - (len(prompt) - len(rest)) for stop in stops]
+        segments, _ = _cut([rest], ["assistant"], left)
+        uids += batch.insert_segments(segments=[segments], max_tokens=[output], caches=[cache])
+    batch.remove([uids[3]])
+    while True:
+        read, written = batch.next()
+        if not read and not written:
+            break
+        ends = [each.uid for each in read if each.end_of_segment and not each.end_of_prompt]
+        for cache, tokens in batch.extract_cache(ends).values():
+            prompts.insert_cache("key", tokens[:], cache, cache_type="assistant")
+        for each in written:
+            if each.finish_reason is not None:
+                prompts.insert_cache("key", each.all_tokens[:], each.prompt_cache)
+    assert sorted(heard) == sorted((len(given[at]), outputs[at]) for at in (0, 1, 2, 4))
+    assert not prompts.failures
+    assert not batch._prompts
 
 
 def test_tails_are_bounded_and_told_from_blocks():

@@ -13,7 +13,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 import tiny
 from hybrid_pages import BudgetError, HybridPagesError, InvalidArgumentError, TransferError
 from hybrid_pages.mlx import CacheStore, PrefixCache, UnsupportedError, read_layout
-from hybrid_pages.mlx.support import require_version
+from hybrid_pages.mlx.support import require_versions
 from runs import BLOCK, agree, cold, collect, feed, require_equal
 
 PROMPT = tiny.tokens(90)
@@ -79,6 +79,51 @@ def test_prefill_steps(cache, tokenizer, step):
         )
     assert all(done <= total == len(long) for done, total in told)
     assert told[-1] == (len(long), len(long))
+
+
+def test_arguments_that_say_nothing(cache, tokenizer):
+    nothing = dict.fromkeys(
+        [
+            "draft_model",
+            "input_embeddings",
+            "kv_bits",
+            "logits_processors",
+            "max_kv_size",
+            "prompt_cache",
+            "prompt_progress_callback",
+            "sampler",
+        ]
+    )
+    more = dict(num_draft_tokens=2, kv_group_size=64, quantized_kv_start=7)
+    assert agree(cache, tokenizer, PROMPT, **nothing, **more)[0] == 80
+    assert not cache.stats().uncached
+
+
+def test_every_argument_of_mlx_lm_is_known():
+    """A new one would run without the cache until somebody has looked at it."""
+    import inspect
+
+    from mlx_lm.generate import generate_step, stream_generate
+
+    from hybrid_pages.mlx.request import _HARMLESS
+
+    names = inspect.signature(generate_step).parameters.keys()
+    ours = list(inspect.signature(PrefixCache.stream_generate).parameters)
+    assert ours[1:6] == list(inspect.signature(stream_generate).parameters)[1:6]
+    uncached = {"prompt_cache", "kv_bits", "max_kv_size", "input_embeddings"}
+    assert names - set(ours) - {"model"} == (_HARMLESS | uncached) - {
+        "num_draft_tokens",
+        "max_tokens",
+    }
+
+
+def test_a_stream_and_a_text_without_a_limit(cache, tokenizer):
+    stream = mx.new_stream(mx.default_device())
+    wanted = cold(cache.model, tokenizer, PROMPT, 12)[0]
+    texts = cache.stream_generate(tokenizer, PROMPT, -1, None, stream)
+    assert [next(texts).token for _ in wanted] == wanted
+    texts.close()
+    assert cache.stats().hits == 1
 
 
 def test_stop_tokens_end_a_text(cache):
@@ -316,7 +361,7 @@ def test_without_a_look_a_changed_model_gives_wrong_texts(tokenizer, monkeypatch
     from hybrid_pages.mlx.watch import State, Watch
 
     monkeypatch.setattr(Watch, "look", lambda self: State(""))
-    monkeypatch.setattr(Watch, "changed_since", lambda self, state: False)
+    monkeypatch.setattr(Watch, "changed_since", lambda self, state, sampled=True: False)
     model = tiny.make("qwen3_5")
     with PrefixCache(model, host_gb=0.05, block_tokens=BLOCK) as cache:
         agree(cache, tokenizer, PROMPT)
@@ -358,10 +403,13 @@ def test_damaged_bytes_are_a_miss(models, tokenizer, monkeypatch):
 
 
 def test_other_versions_are_rejected():
-    require_version("0.32.2")
+    require_versions("0.32.2", "0.32.4")
     for version in ("0.32.3", "0.31.0", "1.0"):
         with pytest.raises(UnsupportedError, match=f"mlx-lm 0.32.2, found {version}"):
-            require_version(version)
+            require_versions(version, "0.32.4")
+    for version in ("0.31.2", "0.33.0", "1.0"):
+        with pytest.raises(UnsupportedError, match=f"mlx>=0.32,<0.33, found {version}"):
+            require_versions("0.32.2", version)
 
 
 @pytest.mark.parametrize("kind", ["QuantizedKVCache", "ChunkedKVCache", "ConcatenateKVCache"])

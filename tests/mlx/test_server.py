@@ -21,6 +21,7 @@ def servers(request, tmp_path_factory):
         serving(model, folder / "ours.log", ours=True) as ours,
     ):
         yield stock, ours
+        assert "could not" not in ours.logged()
 
 
 @pytest.mark.parametrize("case", cases.CASES)
@@ -50,6 +51,21 @@ def test_concurrent_requests(servers):
     with ThreadPoolExecutor(len(messages)) as pool:
         found = [each[0] for each in pool.map(ours.chat, messages)]
     assert found == alone
+
+
+def test_streams_and_clients_that_go_away(servers):
+    stock, ours = servers
+    messages = [cases.system(cases.words(40, 110)), cases.user(cases.words(60, 111))]
+    expected = stock.stream(messages, 12)
+    assert expected == stock.chat(messages, 12)[0]
+    with ThreadPoolExecutor(6) as pool:
+        gone = [pool.submit(ours.stream, messages, 400, lines=lines) for lines in (1, 3, 9)]
+        kept = [pool.submit(ours.stream, messages, 12) for _ in range(3)]
+        assert [each.result() for each in kept] == [expected] * 3
+        for each in gone:
+            each.result()
+    assert ours.chat(messages, 12)[0] == expected
+    assert ours.healthy()
 
 
 def test_a_prompt_that_equals_a_stored_one_is_answered(servers):

@@ -12,7 +12,7 @@ import tiny
 from hybrid_pages.mlx import PrefixCache, UnsupportedError, moving
 from runs import BLOCK, agree
 
-TREES = int(os.environ.get("HYBRID_PAGES_FUZZ", "12"))
+TREES = int(os.environ.get("HYBRID_PAGES_FUZZ", "14"))
 STEPS = 14
 # None of them needs more than a second for a tree.
 NAMES = [
@@ -28,6 +28,8 @@ NAMES = [
     "jamba",
     "nemotron_h",
     "kimi_linear",
+    "gear",
+    "kimi_k3",
 ]
 
 

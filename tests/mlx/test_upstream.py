@@ -13,7 +13,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache as trimmable
 import cases
 import tiny
 from http_server import serving
-from runs import collect, feed
+from runs import NOISE, VISIBLE, apart, collect, feed
 
 
 def test_one_request_ends_the_server(tmp_path):
@@ -89,3 +89,12 @@ def test_processors_see_the_part_that_is_not_cached(models, tokenizer):
     arguments = dict(prompt_cache=cache, logits_processors=[note])
     collect(stream_generate(model, tokenizer, ids[50:], 2, **arguments))
     assert seen[0] == ids[50:]
+
+
+def test_the_texts_of_plamo3_depend_on_the_step(models):
+    """Its masks show one token more than its windows keep; the other models have noise alone."""
+    ids = tiny.tokens(3 * tiny.WINDOW)
+    for name, least, most in (("plamo3", VISIBLE, 100), ("gear", 0, NOISE)):
+        model = models(name)
+        whole, cut = (feed(model, make_prompt_cache(model), ids, step) for step in (None, 7))
+        assert least <= apart(whole, cut) <= most

@@ -40,6 +40,18 @@ _MOE = dict(
 _MAMBA = dict(conv_kernel=4, use_bias=False, use_conv_bias=True, state_size=16)
 _MIXED = ["mamba", "attention", "mamba", "attention"]
 
+_LFM2 = dict(
+    norm_eps=1e-5,
+    conv_bias=False,
+    conv_L_cache=3,
+    block_dim=64,
+    block_ff_dim=96,
+    block_multiple_of=8,
+    block_ffn_dim_multiplier=1.0,
+    block_auto_adjust_ff_dim=False,
+    layer_types=["conv", "full_attention", "conv", "full_attention"],
+)
+
 CONFIGS = {
     "qwen3_next": dict(
         **_DELTA_NET,
@@ -65,17 +77,7 @@ CONFIGS = {
             rope_parameters=dict(type="default", rope_theta=10000, partial_rotary_factor=0.5),
         ),
     ),
-    "lfm2": dict(
-        norm_eps=1e-5,
-        conv_bias=False,
-        conv_L_cache=3,
-        block_dim=64,
-        block_ff_dim=96,
-        block_multiple_of=8,
-        block_ffn_dim_multiplier=1.0,
-        block_auto_adjust_ff_dim=False,
-        layer_types=["conv", "full_attention", "conv", "full_attention"],
-    ),
+    "lfm2": _LFM2,
     "lfm2_moe": dict(
         **_MOE,
         use_expert_bias=False,
@@ -240,13 +242,70 @@ CONFIGS = {
         gate_low_rank_dim=16,
         decay_low_rank_dim=16,
     ),
+    "gear": dict(
+        head_dim=16,
+        layer_types=["conv_mixer", "sliding_attention", "conv_mixer", "full_attention"],
+        sliding_window=WINDOW,
+    ),
+    "kimi_k3": dict(
+        text_config=dict(
+            **_COMMON,
+            linear_attn_config=dict(
+                kda_layers=[1, 3], head_dim=32, num_heads=4, short_conv_kernel_size=4
+            ),
+            attn_res_block_size=2,
+            kv_lora_rank=32,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=16,
+            v_head_dim=16,
+            num_experts=4,
+            num_experts_per_token=2,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+        ),
+    ),
+    "longcat_flash_ngram": dict(
+        ffn_hidden_size=96,
+        moe_topk=2,
+        expert_ffn_hidden_size=32,
+        n_routed_experts=4,
+        zero_expert_num=1,
+        num_layers=2,
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        routed_scaling_factor=1.0,
+        mla_scale_q_lora=True,
+        mla_scale_kv_lora=True,
+        ngram_vocab_size_ratio=2,
+        emb_neighbor_num=3,
+        emb_split_num=2,
+    ),
+    # A wrapper of models that take images elsewhere.
+    "lfm2-vl": dict(text_config=_COMMON | _LFM2 | dict(model_type="lfm2")),
+    "prism_hadamard_qwen35": dict(
+        schema_version=1,
+        tensor_namespace="mlx-lm-text",
+        quantization=dict(bits=2, group_size=128, mode="affine"),
+        modules=[
+            dict(path="model.layers.0.mlp.up_proj", embedding=False, dtype="float16", block=0)
+        ],
+        text_config=dict(model_type="qwen3_5_text", **_COMMON | dict(hidden_size=128), **_DELTA_NET)
+        | dict(
+            full_attention_interval=2,
+            rope_parameters=dict(type="default", rope_theta=10000, partial_rotary_factor=0.5),
+        ),
+    ),
     # Without recurrent layers.
     "llama": dict(head_dim=16),
+    "plamo3": dict(head_dim=16, window_size=WINDOW, sliding_window_pattern=2),
     # Lets mlx-lm make its caches.
     "qwen3": dict(head_dim=16),
 }
-HYBRIDS = [name for name in CONFIGS if name not in ("llama", "qwen3")]
-WINDOWS = ["recurrent_gemma", "baichuan_m1"]
+HYBRIDS = [name for name in CONFIGS if name not in ("llama", "plamo3", "qwen3")]
+WINDOWS = ["recurrent_gemma", "baichuan_m1", "gear"]
 
 
 def config(name):
@@ -272,6 +331,10 @@ def _lasting(path, array):
         return mx.full(array.shape, -3.0)
     if path.endswith(("dt_bias", "recurrent_param")):
         return mx.zeros(array.shape)
+    if path.endswith("scales"):
+        return mx.ones(array.shape, array.dtype) * 0.1
+    if array.dtype == mx.uint32:
+        return mx.random.randint(0, 1 << 31, array.shape).astype(mx.uint32)
     if not path.endswith("bias") and array.ndim > 1:
         return mx.random.normal(array.shape) * (0.3 if "embed" in path else 0.15)
     return array

@@ -7,7 +7,7 @@
 """
 
 try:
-    import mlx.core  # noqa: F401
+    import mlx.core
     import mlx_lm
     import numpy  # noqa: F401
 except ImportError as error:
@@ -16,9 +16,9 @@ except ImportError as error:
 
     raise missing("hybrid_pages.mlx", "mlx, mlx-lm and numpy", EXTRA, error) from error
 
-from hybrid_pages.mlx.support import UnsupportedError, require_version
+from hybrid_pages.mlx.support import UnsupportedError, require_versions
 
-require_version(mlx_lm.__version__)
+require_versions(mlx_lm.__version__, mlx.core.__version__)
 
 from hybrid_pages.mlx.layout import Layout, read_layout  # noqa: E402
 from hybrid_pages.mlx.prefix_cache import PrefixCache, Stats  # noqa: E402

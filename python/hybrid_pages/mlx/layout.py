@@ -5,6 +5,7 @@ An array is one layer of the geometry with one segment, so that its bytes are de
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,13 @@ class Layout:
     def block_tokens(self) -> int:
         return self.geometry.block_tokens
 
+    def named(self, identity: Mapping[str, str]) -> Layout:
+        """The same, with what else the bytes depend on."""
+        geometry = Geometry(
+            block_tokens=self.block_tokens, groups=self.geometry.groups, identity=dict(identity)
+        )
+        return dataclasses.replace(self, geometry=geometry)
+
     def class_arrays(self, class_index: int) -> Iterator[CacheArray]:
         """The arrays of an entry of a class, in the order of its payload."""
         for group in self.geometry.classes[class_index].groups:
@@ -138,16 +146,13 @@ class Layout:
         return next(iter(found.values()), None)
 
 
-def read_layout(
-    cache: Sequence[Any], *, block_tokens: int = 32, identity: Mapping[str, str] | None = None
-) -> Layout:
+def read_layout(cache: Sequence[Any], *, block_tokens: int = 32) -> Layout:
     """Reads a prompt cache of one row that has seen at least one token.
 
     Args:
         cache: as ``make_prompt_cache`` makes it: KVCache, RotatingKVCache, ArraysCache, or
             CacheLists of them.
         block_tokens: tokens per block.
-        identity: what else the bytes depend on, for the geometry.
 
     Raises:
         UnsupportedError: another kind of cache, by name, or one that stores nothing.
@@ -172,7 +177,7 @@ def read_layout(
             Group(kind, [spec.as_layer() for spec in group], window_tokens=width)
             for kind, width, group in members
         ],
-        identity=dict(identity or {}),
+        identity={},
     )
     return Layout(
         geometry,

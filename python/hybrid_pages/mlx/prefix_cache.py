@@ -6,19 +6,18 @@ import dataclasses
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generation_stream
+from mlx_lm.generate import generation_stream, wired_limit
 from mlx_lm.generate import stream_generate as upstream
 from mlx_lm.models.cache import make_prompt_cache
 
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.session import Session
+from hybrid_pages.adapter.stats import Counts, Stats
 from hybrid_pages.mlx.moving import States
 from hybrid_pages.mlx.request import read_prompt, uncached_reason
 from hybrid_pages.mlx.runtime import ModelRuntime
@@ -26,48 +25,9 @@ from hybrid_pages.mlx.store import CacheStore
 from hybrid_pages.mlx.support import Closing
 from hybrid_pages.mlx.watch import State
 
+__all__ = ["PrefixCache", "Stats"]
+
 _STEP = 2048
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counts since the start, and what is in host memory now.
-
-    requests: calls that looked up their prefix. hits: those that restored some of it. uncached:
-    other calls, by the argument or the reason why they ran without the cache. changes: how often
-    the model was found changed, by what it was; what a text has stored before goes on to be found
-    by nobody. prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads:
-    restores that failed and were computed. failed_stores: stores that failed. late_loads: lookups
-    that waited too long for a disk. Entries are pages (full attention), windows (sliding) and
-    checkpoints (recurrent states); resident_bytes is what they take of host_bytes.
-    """
-
-    requests: int
-    hits: int
-    uncached: dict[str, int]
-    changes: dict[str, int]
-    prompt_tokens: int
-    restored_tokens: int
-    computed_tokens: int
-    restored_bytes: int
-    stored_bytes: int
-    failed_loads: int
-    failed_stores: int
-    late_loads: int
-    pages: int
-    windows: int
-    checkpoints: int
-    resident_bytes: int
-    host_bytes: int
-
-
-@dataclass
-class _Counts:
-    requests: int = 0
-    hits: int = 0
-    prompt_tokens: int = 0
-    restored_tokens: int = 0
-    uncached: Counter[str] = field(default_factory=Counter)
 
 
 class PrefixCache(Closing):
@@ -78,11 +38,11 @@ class PrefixCache(Closing):
     quantised caches (``kv_bits``), ``max_kv_size`` for models that it has an effect on, embeddings,
     arguments that are not known, a model in training mode.
 
-    Before each call, and before anything is stored, the model is looked at: weights that were
-    replaced or written to, layers, adapters and settings that changed. What was stored before is
-    not used then. To see every write, the cache keeps the arrays of the weights: when a model gets
-    others, the memory of the former ones goes with the next call, :meth:`look` or :meth:`close`.
-    Patches of functions inside mlx or mlx-lm are not seen: see :meth:`weights_changed`.
+    Before each call, before each pass, and before anything is stored, the model is looked at:
+    weights that were replaced or written to, layers, adapters and settings that changed. What was
+    stored before is not used then. To see every write, the cache keeps the arrays of the weights:
+    when a model gets others, the memory of the former ones goes with the next call, :meth:`look` or
+    :meth:`close`. Some changes are not always seen: see :meth:`weights_changed`.
 
     Texts may be generated in turns, and by several threads as far as mlx allows it.
 
@@ -122,7 +82,7 @@ class PrefixCache(Closing):
             disk_deadline_ms=disk_deadline_ms,
         )
         self._watch = self.store.watch
-        self._counts = _Counts()
+        self._counts = Counts()
         self._lock = threading.RLock()
         self._closed = False
 
@@ -132,6 +92,7 @@ class PrefixCache(Closing):
         prompt: Any,
         max_tokens: int = 256,
         draft_model: Any = None,
+        stream: Any = generation_stream,
         *,
         cache_salt: str = "",
         **kwargs: Any,
@@ -144,6 +105,7 @@ class PrefixCache(Closing):
             prompt: a text, tokens or their array.
             max_tokens: to generate at most.
             draft_model: with one the cache is not used.
+            stream: where the model computes.
             cache_salt: requests of different salts share nothing.
             **kwargs: those of mlx-lm.
 
@@ -165,11 +127,11 @@ class PrefixCache(Closing):
             with self._lock:
                 self._counts.uncached[reason or "max_tokens"] += 1
             yield from upstream(
-                self.model, tokenizer, prompt, max_tokens, draft_model=draft_model, **kwargs
+                self.model, tokenizer, prompt, max_tokens, draft_model, stream, **kwargs
             )
             return
         with self.store.using(cache_salt, state.name) as namespace:
-            yield from self._run(tokenizer, ids, max_tokens, namespace, state, kwargs)
+            yield from self._run(tokenizer, ids, max_tokens, stream, namespace, state, kwargs)
 
     def generate(self, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
         """Returns what ``mlx_lm.generate`` does for these arguments, sooner if a prefix is known.
@@ -212,7 +174,10 @@ class PrefixCache(Closing):
     def weights_changed(self) -> None:
         """Says that weights, or the code that uses them, changed in a way that a look can miss.
 
-        Nothing that was stored until now is ever used again.
+        Needed after writes through a view that numpy or another library has of an array's memory,
+        if they spare the 16 elements that are compared, such as one row of a matrix, and after
+        patches of functions inside mlx or mlx-lm. Nothing that was stored until now is ever used
+        again.
         """
         with self._lock:
             self._watch.weights_changed()
@@ -220,34 +185,18 @@ class PrefixCache(Closing):
     def stats(self) -> Stats:
         """Counts since the start, and what is in host memory now."""
         with self._lock:
-            counts, moved, now = self._counts, self.store.moved, self.store.index.stats()
-            return Stats(
-                requests=counts.requests,
-                hits=counts.hits,
-                uncached=dict(counts.uncached),
-                changes=dict(self._watch.changes),
-                prompt_tokens=counts.prompt_tokens,
-                restored_tokens=counts.restored_tokens,
-                computed_tokens=counts.prompt_tokens - counts.restored_tokens,
-                restored_bytes=moved.restored_bytes,
-                stored_bytes=moved.stored_bytes,
-                failed_loads=moved.failed_loads,
-                failed_stores=moved.failed_stores,
-                late_loads=moved.late_loads,
-                pages=now["pages"],
-                windows=now["windows"],
-                checkpoints=now["checkpoints"],
-                resident_bytes=now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"],
-                host_bytes=self.store.arena.nbytes,
-            )
+            store = self.store
+            return self._counts.stats(self._watch.changes, store.moved, store.index, store.arena)
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
         self.store.clear()
 
     def close(self) -> None:
-        """Ends the copy threads. The second call does nothing."""
+        """Ends the copy threads, and lets go of the model. The second call does nothing."""
         self._closed = True
+        with self._lock:
+            self._watch.drop()
         self.store.close()
 
     # ---- one request
@@ -257,36 +206,36 @@ class PrefixCache(Closing):
         tokenizer: Any,
         ids: list[int],
         max_tokens: int,
+        stream: Any,
         namespace: int,
         state: State,
         kwargs: dict[str, Any],
     ) -> Iterator[Any]:
         began, total = time.perf_counter(), len(ids)
-        kwargs = {name: value for name, value in kwargs.items() if name != "max_kv_size"}
-        tell = kwargs.pop("prompt_progress_callback", None) or (lambda *_: None)
+        # What is None says nothing, also `prompt_cache`.
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        given.pop("max_kv_size", None)
+        tell = given.pop("prompt_progress_callback", lambda *_: None)
         tell(0, total)
         runtime = ModelRuntime(
             self.model,
             make_prompt_cache(self.model),
             ids,
             self.store,
-            step=kwargs.get("prefill_step_size") or _STEP,
-            stream=kwargs.get("stream") or generation_stream,
+            step=given.get("prefill_step_size", _STEP),
+            stream=stream,
             progress=lambda seen: tell(seen, total),
-            changed=lambda: self._changed(state),
+            changed=lambda sampled: self._changed(state, sampled),
         )
         session: Session[States] = Session(self.store.entries, runtime, namespace, ids)
-        restored = session.resume()
-        with self._lock:
-            self._counts.requests += 1
-            self._counts.hits += restored > 0
-            self._counts.prompt_tokens += total
-            self._counts.restored_tokens += restored
-        session.prefill()
+        with wired_limit(self.model, [stream]):
+            restored = session.resume()
+            with self._lock:
+                self._counts.served(total, restored)
+            session.prefill()
         done = runtime.count
-        processors = kwargs.pop("logits_processors", None)
-        if processors:
-            kwargs["logits_processors"] = [whole(each, ids[:done]) for each in processors]
+        processors = given.pop("logits_processors", ())
+        given["logits_processors"] = [whole(each, ids[:done]) for each in processors]
         sequence, tps = list(ids), 0.0
         texts = upstream(
             runtime.model,
@@ -294,8 +243,9 @@ class PrefixCache(Closing):
             mx.array(ids[done:]),
             max_tokens,
             prompt_cache=runtime.cache,
+            stream=stream,
             prompt_progress_callback=lambda seen, _: tell(done + seen, total) if seen else None,
-            **kwargs,
+            **given,
         )
         try:
             for response in texts:
@@ -310,10 +260,10 @@ class PrefixCache(Closing):
             raise
         session.finish(sequence)
 
-    def _changed(self, state: State) -> bool:
+    def _changed(self, state: State, sampled: bool) -> bool:
         """Whether the model has changed since a text began; counted."""
         with self._lock:
-            changed = self._watch.changed_since(state)
+            changed = self._watch.changed_since(state, sampled=sampled)
             if changed:
                 self._watch.changes["while computing"] += 1
             return changed

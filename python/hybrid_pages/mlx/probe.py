@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from hybrid_pages import InvalidArgumentError
+from hybrid_pages.mlx import parts
 from hybrid_pages.mlx.layout import Layout, read_layout
 from hybrid_pages.mlx.moving import Reader, Writer, states_of
 from hybrid_pages.mlx.support import UnsupportedError
@@ -19,11 +21,16 @@ _TOLERANCE = 0.02
 _FIRST, _REST = 11, 3
 
 
-def read_model(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
-    """The layout of a model's caches.
+# Modules whose keys depend on where the pass ended that computed them.
+_BY_PASS = "DynamicNTKScalingRoPE"
+
+
+def try_model(model: Any, block_tokens: int) -> Layout:
+    """The layout of a model's caches, without an identity.
 
     A few tokens are run through it, once as usual and once from a copy of its cache: a model that
-    remembers something elsewhere is rejected.
+    remembers something elsewhere is rejected. So is one whose results depend on where a prompt is
+    cut, since restored prompts are cut elsewhere.
 
     Raises:
         UnsupportedError: a kind of cache that cannot be moved, or a model that cannot be resumed.
@@ -31,25 +38,71 @@ def read_model(model: Any, block_tokens: int, identity: Mapping[str, str]) -> La
     """
     if not hasattr(model, "layers"):
         raise UnsupportedError(f"model: expected one of mlx-lm, found {type(model).__name__}")
+    _require_even_keys(model)
     ids = mx.array([[token % 2 for token in range(_FIRST)]])
     rest = mx.array([[1 - token % 2 for token in range(_REST)]])
     cache = make_prompt_cache(model)
-    model(ids, cache=cache)
+    with _even_windows(model, cache):
+        model(ids, cache=cache)
     mx.eval([part.state for part in cache])
-    layout = read_layout(cache, block_tokens=block_tokens, identity=identity)
+    layout = read_layout(cache, block_tokens=block_tokens)
     _require_windows(layout)
     copied = _copied(model, layout, cache)
-    expected, found = (model(rest, cache=each).astype(mx.float32) for each in (cache, copied))
-    mx.eval(expected, found)
-    apart = mx.abs(expected - found).max().item()
-    most = mx.abs(expected).max().item() * _TOLERANCE
-    if not apart <= most:
-        raise UnsupportedError(
-            f"model: expected one whose caches hold all that it remembers, found logits that "
-            f"differ by {apart:.3g} after its caches were copied (at most {most:.3g} allowed): "
-            f"{type(model).__module__} cannot be resumed"
-        )
+    # A single token, as decoding has them, may run through code of its own.
+    for tokens in (rest, rest[:, :1]):
+        expected, found = (model(tokens, cache=each).astype(mx.float32) for each in (cache, copied))
+        mx.eval(expected, found)
+        apart = mx.abs(expected - found).max().item()
+        most = mx.abs(expected).max().item() * _TOLERANCE
+        if not apart <= most:
+            raise UnsupportedError(
+                f"model: expected one whose caches hold all that it remembers, found logits that "
+                f"differ by {apart:.3g} after its caches were copied (at most {most:.3g} allowed): "
+                f"{type(model).__module__} cannot be resumed"
+            )
     return layout
+
+
+def _require_even_keys(model: Any) -> None:
+    for path, module in model.named_modules():
+        if type(module).__name__ == _BY_PASS:
+            raise UnsupportedError(
+                f"model: expected keys that depend on their position alone, found {_BY_PASS} at "
+                f"{path}: long prompts give other texts where they are cut elsewhere, "
+                f"{type(model).__module__} cannot be resumed"
+            )
+
+
+@contextmanager
+def _even_windows(model: Any, cache: Any) -> Iterator[None]:
+    """Rejects a model that sees more of a window in one pass than its cache keeps for the next.
+
+    Such a mask is found with a prompt of any length: it is asked of the cache.
+    """
+    asked: list[tuple[str, int, int]] = []
+
+    def noting(path: str, part: Any) -> Callable[..., Any]:
+        make = part.make_mask
+
+        def make_mask(count: int, window_size: int | None = None, **more: Any) -> Any:
+            asked.append((path, window_size or part.max_size, part.max_size))
+            return make(count, window_size=window_size, **more)
+
+        return make_mask
+
+    windows = {path: part for path, part in parts.parts(cache).items() if parts.window(part)}
+    for path, part in windows.items():
+        part.make_mask = noting(path, part)
+    yield
+    for part in windows.values():
+        del part.make_mask
+    for path, seen, kept in asked:
+        if seen > kept:
+            raise UnsupportedError(
+                f"cache {path}: expected a window of the {kept} tokens that it keeps, found a mask "
+                f"that shows {seen}: texts depend on where a prompt is cut, "
+                f"{type(model).__module__} cannot be resumed"
+            )
 
 
 def _copied(model: Any, layout: Layout, cache: Any) -> Any:

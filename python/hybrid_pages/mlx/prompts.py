@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +19,6 @@ from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.mlx.store import CacheStore
 
 _log = logging.getLogger(__name__)
-# Prompts whose outputs have not come yet.
-_MOST_OPEN = 256
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,15 @@ class Settings:
     disk_gb: float = 0.0
 
 
-class Planned(list[Any]):
+class Own(list[Any]):
+    """A prompt cache that knows the prompt of the request that it is of."""
+
+    def __init__(self, cache: Sequence[Any], prompt: list[int]) -> None:
+        super().__init__(cache)
+        self.prompt = prompt
+
+
+class Planned(Own):
     """A prompt cache that has seen ``seen`` tokens of ``prompt``.
 
     stops: at how many tokens it is to be stored. store: stores it at one of them.
@@ -47,8 +53,8 @@ class Planned(list[Any]):
         stops: list[int],
         store: Callable[[int], None],
     ) -> None:
-        super().__init__(cache)
-        self.prompt, self.seen, self.stops, self.store = prompt, seen, stops, store
+        super().__init__(cache, prompt)
+        self.seen, self.stops, self.store = seen, stops, store
 
 
 class Prompts:
@@ -65,8 +71,8 @@ class Prompts:
         self._store: CacheStore | None = None
         self._admissions: Admissions | None = None
         self._plain = self._make_plain()
-        self._open: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
-        self._stops: dict[tuple[int, int], list[int]] = {}
+        # The prompt that was announced last, and its stops: it is fetched next.
+        self._plan: tuple[list[int], list[int]] = ([], [])
         self.failures: Counter[str] = Counter()
 
     # ---- the model
@@ -98,8 +104,7 @@ class Prompts:
         if self._store is not None:
             self._store.close()
         self._model = self._store = self._admissions = None
-        self._open.clear()
-        self._stops.clear()
+        self._plan = [], []
         self._plain = self._make_plain()
 
     def _make_plain(self) -> Any:
@@ -123,11 +128,7 @@ class Prompts:
             wanted = {block * size for block in deserving(admission) if block <= limit}
             wanted |= {*ends, len(prompt) - 1}
             stops = sorted(stop for stop in wanted if 0 < stop < len(prompt))
-            self._open[_name(prompt)] = prompt
-            self._stops[_name(prompt)] = stops
-            if len(self._open) > _MOST_OPEN:
-                old, _ = self._open.popitem(last=False)
-                self._stops.pop(old, None)
+            self._plan = prompt, stops
             return stops
         return []
 
@@ -140,6 +141,8 @@ class Prompts:
             # mlx-lm's server ends when a prompt has no rest.
             return (cache, rest) if rest else (None, tokens)
         if _has_images(tokens):
+            if not self.failures["images"]:
+                _log.warning("prompts with images are not cached")
             self.failures["images"] += 1
             return None, tokens
         fresh = make_prompt_cache(self._model)
@@ -148,13 +151,13 @@ class Prompts:
             seen = self._store.get(namespace, fresh, tokens)
         if not seen:
             fresh = make_prompt_cache(self._model)  # nothing of a restore that failed half way
-        stops = [stop for stop in self._stops.get(_name(tokens), ()) if stop > seen]
+        prompt, stops = self._plan
         _log.info("restored %d of %d prompt tokens", seen, len(tokens))
         planned = Planned(
             fresh,
             list(tokens),
             seen,
-            stops,
+            [stop for stop in stops if prompt == tokens and stop > seen],
             lambda stop: self.insert_cache(model_key, tokens[:stop], fresh),
         )
         return planned, tokens[seen:]
@@ -162,7 +165,10 @@ class Prompts:
     def insert_cache(
         self, model_key: Any, tokens: list[int], cache: list[Any], *, cache_type: str = "assistant"
     ) -> None:
-        """Stores what a cache holds that has seen the tokens."""
+        """Stores what a cache holds that has seen the tokens.
+
+        cache: an :class:`Own` one at the end of its request: the policy is told of the output.
+        """
         if self._store is None:
             self._plain.insert_cache(model_key, tokens, cache, cache_type=cache_type)
             return
@@ -176,21 +182,14 @@ class Prompts:
                     f"tokens: expected the {seen} that the cache has seen, found {len(tokens)}"
                 )
             self._store.put(namespace, cache, list(tokens))
-            self._finish(namespace, tokens)
+            if isinstance(cache, Own):
+                self._finish(namespace, tokens, len(cache.prompt))
 
-    def _finish(self, namespace: int, tokens: list[int]) -> None:
-        """Tells the policy of an output, once."""
-        for name, prompt in reversed(self._open.items()):
-            end = len(prompt)
-            # Few get as far as the comparison.
-            ends_alike = end < len(tokens) and tokens[end - 1] == prompt[-1]
-            if ends_alike and tokens[:end] == prompt:
-                keys = Prefix(tokens, self._settings.block_tokens).keys
-                assert self._admissions is not None
-                self._admissions.finish(namespace, keys, end, len(tokens) - end)
-                del self._open[name]
-                self._stops.pop(name, None)
-                return
+    def _finish(self, namespace: int, tokens: list[int], prompt: int) -> None:
+        """Tells the policy of a request that has ended: its prompt, of so many, and its output."""
+        keys = Prefix(tokens, self._settings.block_tokens).keys
+        assert self._admissions is not None
+        self._admissions.finish(namespace, keys, prompt, len(tokens) - prompt)
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:
@@ -238,7 +237,3 @@ class Prompts:
 def _has_images(tokens: Sequence[int]) -> bool:
     """mlx-lm's server writes images as negative ids, which must not be cut in two."""
     return any(token < 0 for token in tokens)
-
-
-def _name(prompt: Sequence[int]) -> tuple[int, int]:
-    return len(prompt), hash(tuple(prompt))

@@ -15,7 +15,6 @@ _HARMLESS = {
     "prefill_step_size",
     "prompt_progress_callback",
     "sampler",
-    "stream",
     # Of drafts and of quantised caches: without those they say nothing.
     "kv_group_size",
     "num_draft_tokens",

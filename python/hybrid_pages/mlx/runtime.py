@@ -26,7 +26,8 @@ class ModelRuntime(Runtime[States]):
         step: the most tokens of one pass.
         stream: of mlx, on which the model is computed.
         progress: told how many tokens the cache has seen, after each pass.
-        changed: whether the model is in another state by now.
+        changed: whether the model is in another state by now. Asked before each pass, and, with
+            True for a closer look, before anything is stored.
     """
 
     def __init__(
@@ -39,13 +40,13 @@ class ModelRuntime(Runtime[States]):
         step: int,
         stream: Any,
         progress: Callable[[int], object],
-        changed: Callable[[], bool],
+        changed: Callable[[bool], bool],
     ) -> None:
         self.model = Counted(model, self)
         self.cache, self.count = cache, 0
         self._ids, self._store = ids, store
         self._step, self._stream, self._progress = step, stream, progress
-        self._changed = changed
+        self._changed, self._has_changed = changed, False
 
     def seen(self) -> int:
         return self.count
@@ -79,11 +80,21 @@ class ModelRuntime(Runtime[States]):
         return self._store.first_held(class_index, self.cache)
 
     def changed(self) -> bool:
-        return self._changed()
+        return self._note(sampled=True)
+
+    def passing(self, tokens: int) -> None:
+        """A pass over so many tokens is about to be computed."""
+        self._note(sampled=False)
+        self.count += tokens
+
+    def _note(self, *, sampled: bool) -> bool:
+        # Once is for good: the states have gone through it.
+        self._has_changed = self._has_changed or self._changed(sampled)
+        return self._has_changed
 
 
 class Counted(nn.Module):  # type: ignore[misc]
-    """A model that notes how many tokens its cache has seen."""
+    """A model that tells a runtime of each pass."""
 
     def __init__(self, model: Any, runtime: ModelRuntime) -> None:
         super().__init__()
@@ -91,5 +102,5 @@ class Counted(nn.Module):  # type: ignore[misc]
         self._runtime = runtime
 
     def __call__(self, inputs: mx.array, *args: Any, **kwargs: Any) -> Any:
-        self._runtime.count += inputs.shape[1]
+        self._runtime.passing(inputs.shape[1])
         return self.model(inputs, *args, **kwargs)

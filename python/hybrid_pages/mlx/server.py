@@ -18,7 +18,7 @@ from hybrid_pages import InvalidArgumentError
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.mlx import parts
 from hybrid_pages.mlx.prefix_cache import whole
-from hybrid_pages.mlx.prompts import Planned, Prompts, Settings
+from hybrid_pages.mlx.prompts import Own, Planned, Prompts, Settings
 from hybrid_pages.mlx.support import UnsupportedError
 
 _log = logging.getLogger(__name__)
@@ -27,12 +27,16 @@ BATCHED = (
     "bailing_hybrid",
     "bailing_moe_v3",
     "falcon_h1",
+    "gear",
     "granitemoehybrid",
+    "kimi_k3",
     "kimi_linear",
     "lfm2",
+    "lfm2-vl",
     "lfm2_moe",
     "mamba2",
     "plamo2",
+    "prism_hadamard_qwen35",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
@@ -104,7 +108,12 @@ def _replaced(own: argparse.Namespace, words: list[str]) -> Iterator[None]:
         )
         return Provider(cli_args, Prompts(settings, cli_args.prompt_cache_size))
 
-    ours = {"ModelProvider": provider, "run": run, "stream_generate": stream_generate}
+    ours = {
+        "BatchGenerator": Batches,
+        "ModelProvider": provider,
+        "run": run,
+        "stream_generate": stream_generate,
+    }
     theirs = {name: getattr(server, name) for name in ours}
     arguments = sys.argv
     sys.argv = ["hybrid-pages mlx-server", *words]
@@ -181,6 +190,34 @@ class Responses(server.ResponseGenerator):
             stops = self.prompt_cache.plan(list(prompt), ends)
             segments, kinds = _cut(segments, kinds, stops)
         return prompt, segments, kinds, initial, vision
+
+
+class Batches(server.BatchGenerator):
+    """Says which request's prompt it was that a finished row began with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._prompts: dict[int, list[int]] = {}
+
+    def insert_segments(self, *args: Any, **kwargs: Any) -> list[int]:
+        uids: list[int] = super().insert_segments(*args, **kwargs)
+        for uid, cache in zip(uids, kwargs["caches"], strict=True):
+            if isinstance(cache, Planned):
+                self._prompts[uid] = cache.prompt
+        return uids
+
+    def next(self) -> Any:
+        read, written = super().next()
+        for response in written:
+            if response.finish_reason is not None and response.uid in self._prompts:
+                prompt = self._prompts.pop(response.uid)
+                response.prompt_cache = Own(response.prompt_cache, prompt)
+        return read, written
+
+    def remove(self, uids: list[int], *args: Any, **kwargs: Any) -> Any:
+        for uid in uids:
+            self._prompts.pop(uid, None)
+        return super().remove(uids, *args, **kwargs)
 
 
 def _cut(

@@ -24,7 +24,7 @@ from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.pool import Pool, budget_of
 from hybrid_pages.mlx.identity import disk_facts, model_identity
 from hybrid_pages.mlx.moving import Reader, States, Writer, states_of
-from hybrid_pages.mlx.probe import read_model
+from hybrid_pages.mlx.probe import try_model
 from hybrid_pages.mlx.staging import Staging
 from hybrid_pages.mlx.support import Closing
 from hybrid_pages.mlx.tails import Tails, tail_key
@@ -78,10 +78,12 @@ class CacheStore(Closing):
         require_quota(disk_path, disk_gb, disk_deadline_ms)
         if disk_path:
             require_directory(disk_path, disk_gb)
+        # First: a model may make parts of itself when it runs for the first time.
+        layout = try_model(model, block_tokens)
         self.watch = Watch(model)
         weights = self.watch.weights if disk_path else None
         facts = disk_facts(self.watch.lasting()) if disk_path else {}
-        self.layout = read_model(model, block_tokens, model_identity(model, weights))
+        self.layout = layout.named(model_identity(model, weights))
         pool = Pool(
             self.layout.geometry,
             host_gb=host_gb,

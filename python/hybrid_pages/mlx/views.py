@@ -33,3 +33,11 @@ def blank(shape: Sequence[int], dtype: Any) -> mx.array:
     array = mx.zeros(list(shape), dtype)
     mx.eval(array)
     return array
+
+
+def are_equal(left: mx.array, right: mx.array) -> bool:
+    """Whether two arrays have the same dtype, shape and bytes."""
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
+        return False
+    kind = _UINTS[left.dtype.size]
+    return bool(mx.array_equal(left.view(kind), right.view(kind)).item())

@@ -1,7 +1,9 @@
 """The state of a model: whether what it computes now is what it computed when pages were stored.
 
 Arrays of mlx never change; a Python name of one may come to mean another, also by ``a[0] = 1``. An
-alias of the old array keeps its memory, so another array has another address: no write is missed.
+alias of the old array keeps its memory, so another array has another mark: address, shape, strides.
+Only who writes through a view that another library has of that memory is not seen so; some elements
+of each array are compared for that.
 """
 
 from __future__ import annotations
@@ -14,16 +16,13 @@ from collections import Counter
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from hybrid_pages import ArrayView
-from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages import array_marks
+from hybrid_pages.mlx.reading import Conditions, Plain, Reading
+from hybrid_pages.mlx.views import are_equal
 
-_PACKAGES = ("mlx", "mlx_lm", "builtins", "functools")
+_SAMPLES = 16
 _MOST_STATES = 256
-
-Conditions = list[tuple[str, Any]]
-"""All in a model that is no array, by path."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +36,8 @@ class State:
 class Watch:
     """Looks at one model. What was stored in one state of it serves no other.
 
+    The model has run: some make parts of themselves when they run first.
+
     changes counts how often it was found changed, by what: weights, or its parts.
     """
 
@@ -45,12 +46,12 @@ class Watch:
         self._process = os.urandom(16).hex()
         self._numbers = itertools.count(1)
         self.changes: Counter[str] = Counter()
-        arrays, conditions = _read(model)
-        self._remember(arrays)
         self._number = 0
-        self._last = self._key(conditions)
+        self._reading = Reading(model)
+        self._remember()
+        self._last = self._key(self._reading.conditions)
         # Objects that conditions name by their ids must live as long.
-        self._states = {self._last: ("", conditions)}
+        self._states = {self._last: ("", self._reading.conditions)}
 
     @property
     def weights(self) -> dict[str, mx.array]:
@@ -61,31 +62,35 @@ class Watch:
         """The present state. What was stored before weights changed is never used again."""
         if getattr(self._model, "training", False):
             return State("", "training mode")
-        arrays, conditions = _read(self._model)
-        if self._are_others(arrays):
-            self.changes["weights"] += 1
-            self._renew(arrays, conditions)
-        key = self._key(conditions)
-        if key != self._last:
-            self.changes["parts"] += 1
-            self._last = key
-        if key not in self._states:
-            if len(self._states) >= _MOST_STATES:
-                self._states.clear()
-            self._states[key] = self._fresh(), conditions
-        return State(self._states[key][0])
+        if not self._is_as_last(_SAMPLES):
+            self._reading = Reading(self._model)
+            if self._has_other_weights(self._reading.arrays):
+                self.changes["weights"] += 1
+                self._renew()
+            else:
+                self._remember()
+            self._note(self._key(self._reading.conditions))
+        return State(self._states[self._last][0])
 
-    def changed_since(self, state: State) -> bool:
-        """Whether the model is in another state than it was."""
-        arrays, conditions = _read(self._model)
-        if getattr(self._model, "training", False) or self._are_others(arrays):
+    def changed_since(self, state: State, *, sampled: bool = True) -> bool:
+        """Whether the model is in another state than it was.
+
+        sampled: compares elements of its arrays, too. Without, it is fast enough for every token.
+        """
+        if getattr(self._model, "training", False):
             return True
-        found = self._states.get(self._key(conditions))
+        if self._is_as_last(_SAMPLES if sampled else 0):
+            return self._states[self._last][0] != state.name
+        reading = Reading(self._model)
+        if self._has_other_weights(reading.arrays):
+            return True
+        found = self._states.get(self._key(reading.conditions))
         return found is None or found[0] != state.name
 
     def weights_changed(self) -> None:
         """Nothing that was stored until now is used again."""
-        self._renew(*_read(self._model))
+        self._reading = Reading(self._model)
+        self._renew()
 
     def lasting(self) -> str:
         """The conditions in words that another process would use, too.
@@ -93,101 +98,72 @@ class Watch:
         Raises:
             UnsupportedError: some have no such words.
         """
-        conditions = _read(self._model)[1]
-        plain = _Plain()
-        return "\n".join(f"{path}={plain.words(path, value)}" for path, value in conditions)
+        plain = Plain()
+        return "\n".join(
+            f"{path}={plain.words(path, value)}" for path, value in self._reading.conditions
+        )
 
-    def _renew(self, arrays: dict[str, mx.array], conditions: Conditions) -> None:
-        self._remember(arrays)
+    def drop(self) -> None:
+        """Lets go of the model and its arrays."""
+        self._model = None
+        self._reading = Reading(None)
+        self._renew()
+
+    def _is_as_last(self, samples: int) -> bool:
+        """Whether the model has the same objects and the same memory as at the last look."""
+        return (
+            self._device == str(mx.default_device())
+            and self._reading.still_holds()
+            and self._marked(samples) == self._marks[samples]
+        )
+
+    def _marked(self, samples: int) -> bytes:
+        return array_marks(list(self._reading.arrays.values()), samples=samples)
+
+    def _has_other_weights(self, arrays: dict[str, mx.array]) -> bool:
+        """Whether arrays have other values than at the last look."""
+        if arrays.keys() != self._weights.keys():
+            return True
+        for path, array in arrays.items():
+            before, mark = self._weights[path], self._each[path]
+            if array_marks([array], samples=_SAMPLES) == mark:
+                continue
+            # The first: somebody wrote into its memory.
+            if array_marks([before], samples=_SAMPLES) != mark or not are_equal(array, before):
+                return True
+        return False
+
+    def _note(self, key: tuple[Any, ...]) -> None:
+        if key != self._last:
+            self.changes["parts"] += 1
+            self._last = key
+        if key not in self._states:
+            if len(self._states) >= _MOST_STATES:
+                self._states.clear()
+            self._states[key] = self._fresh(), self._reading.conditions
+
+    def _renew(self) -> None:
+        self._remember()
         self._number = next(self._numbers)
-        self._last = self._key(conditions)
-        self._states = {self._last: (self._fresh(), conditions)}
+        self._last = self._key(self._reading.conditions)
+        self._states = {self._last: (self._fresh(), self._reading.conditions)}
 
-    def _remember(self, arrays: dict[str, mx.array]) -> None:
+    def _remember(self) -> None:
         # Those from before go first: there may be no room for both.
         self._weights: dict[str, mx.array] = {}
+        arrays = self._reading.arrays
         self._weights = {path: copy.copy(array) for path, array in arrays.items()}
         mx.eval(list(self._weights.values()))
-        self._at = _addresses(self._weights)
-
-    def _are_others(self, arrays: dict[str, mx.array]) -> bool:
-        mx.eval(list(arrays.values()))
-        return _addresses(arrays) != self._at
+        self._each = {
+            path: array_marks([array], samples=_SAMPLES) for path, array in arrays.items()
+        }
+        self._marks = {0: self._marked(0), _SAMPLES: b"".join(self._each.values())}
+        self._device = str(mx.default_device())
 
     def _fresh(self) -> str:
         return f"{self._process}:{next(self._numbers)}"
 
     def _key(self, conditions: Conditions) -> tuple[Any, ...]:
-        plain = _Plain()
+        plain = Plain()
         key = tuple((path, plain(value)) for path, value in conditions)
         return self._number, str(mx.default_device()), key
-
-
-def _addresses(arrays: dict[str, mx.array]) -> dict[str, tuple[int, Any, Any]]:
-    return {
-        path: (ArrayView(array).address if array.size else 0, array.shape, array.dtype)
-        for path, array in arrays.items()
-    }
-
-
-def _read(model: Any) -> tuple[dict[str, mx.array], Conditions]:
-    """The arrays of a model by path, and all else that is in its modules."""
-    arrays: dict[str, mx.array] = {}
-    conditions: Conditions = []
-    visited: set[int] = set()
-    todo: list[tuple[str, Any]] = [("model", model)]
-    while todo:
-        path, value = todo.pop()
-        if isinstance(value, mx.array):
-            arrays[path] = value
-        elif isinstance(value, nn.Module):
-            if id(value) in visited:
-                continue
-            visited.add(id(value))
-            # Not what the metaclass has: that is another object at each look.
-            classes = type(value).__mro__
-            call = next(
-                (vars(each)["__call__"] for each in classes if "__call__" in vars(each)), None
-            )
-            conditions += [(path, type(value)), (f"{path}()", call)]
-            todo += [(f"{path}.{name}", each) for name, each in value.items()]
-            todo += [(f"{path}.{name}", each) for name, each in vars(value).items()]
-        elif isinstance(value, dict):
-            todo += [(f"{path}[{name!r}]", each) for name, each in value.items()]
-        elif isinstance(value, (list, tuple)):
-            conditions.append((path, len(value)))
-            todo += [(f"{path}[{at}]", each) for at, each in enumerate(value)]
-        else:
-            conditions.append((path, value))
-    return arrays, conditions
-
-
-class _Plain:
-    """What tells a value from others: itself, its words, or, of an object, which one it is."""
-
-    def __init__(self) -> None:
-        # Many modules have the same arguments.
-        self._known: dict[int, tuple[str, Any]] = {}
-
-    def __call__(self, value: Any) -> tuple[str, Any]:
-        if value is None or isinstance(value, (bool, int, float, str, bytes)):
-            return type(value).__name__, repr(value) if isinstance(value, float) else value
-        if id(value) not in self._known:
-            data = dataclasses.is_dataclass(value) and not isinstance(value, type)
-            self._known[id(value)] = ("data", repr(value)) if data else ("object", id(value))
-        return self._known[id(value)]
-
-    def words(self, path: str, value: Any) -> str:
-        """The same in words that another process would use, too."""
-        kind, plain = self(value)
-        if kind != "object":
-            return f"{kind} {plain!r}"
-        named = value if hasattr(value, "__qualname__") else type(value)
-        module = getattr(named, "__module__", None) or ""
-        if module.split(".")[0] not in _PACKAGES:
-            raise UnsupportedError(
-                f"disk_path: expected a model of mlx-lm's own code, found "
-                f"{module}.{named.__qualname__} at {path}: another process may have other code "
-                "under that name, leave disk_path out"
-            )
-        return f"{kind} {module}.{named.__qualname__}"
