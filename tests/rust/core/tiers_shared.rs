@@ -194,6 +194,35 @@ fn what_takes_longer_to_read_than_to_compute_is_not_read() {
 }
 
 #[test]
+fn what_would_not_come_in_time_is_read_less_deep() {
+    // The host has 2 blocks. 2 more pages of 32 bytes and 2 more checkpoints of 64 are below, at 4 and 6.
+    for (bytes, depth) in [
+        (6 * 32, 6),
+        (6 * 32 - 1, 4),
+        (4 * 32, 4),
+        (4 * 32 - 1, 2),
+        (0, 2),
+    ] {
+        let (engine, shelf) = Engine::hybrid(64);
+        engine.store(
+            "abcdef",
+            &[pages(0..6), vec![(1, 1), (1, 3), (1, 5)]].concat(),
+        );
+        engine.cache.poll();
+        drop(engine);
+        shelf.lock().in_time = Some(u64::MAX);
+        let engine = Engine::new(&hybrid(), 64, &[(shelf.clone(), LARGE)]);
+        assert!(engine.promote("ab"));
+        engine.cache.poll();
+        shelf.lock().in_time = Some(bytes);
+        assert_eq!(engine.promote("abcdef"), depth > 2, "{bytes}");
+        engine.cache.poll();
+        assert_eq!(engine.load("abcdef"), depth, "{bytes}");
+        assert_eq!(engine.cache.restores().not_worth, u64::from(depth < 6));
+    }
+}
+
+#[test]
 fn only_what_the_engine_lacks_is_weighed() {
     // Five entries are read for four blocks; from the fifth block on, two for one.
     let (engine, _shelf) = weighed([0, 1000, 0]);

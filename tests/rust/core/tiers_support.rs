@@ -86,6 +86,8 @@ pub struct Shelf {
     answered: HashSet<EntryKey>,
     /// How long a read takes, and each entry and byte of it. `None`: it is never weighed.
     pub pace: Option<[Duration; 3]>,
+    /// Bytes that come before reads are given up.
+    pub in_time: Option<u64>,
     /// Others may put entries there.
     pub is_shared: bool,
     /// Entries are accepted once they are proven.
@@ -194,6 +196,10 @@ impl Below for Memory {
     fn expects(&self, entries: u64, bytes: u64) -> Option<Duration> {
         let [once, entry, byte] = self.shelf.lock().pace?;
         Some(once + entry * entries as u32 + byte * bytes as u32)
+    }
+
+    fn in_time(&self) -> Option<u64> {
+        self.shelf.lock().in_time
     }
 
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {

@@ -8,6 +8,9 @@ use crate::prefix::{Cell, boundary_name};
 use crate::slot::Places;
 use crate::tier::Found;
 
+/// Boundaries of a prompt that a lookup asks a shared tier about beyond the hit, from the deepest page that is known.
+const MOST_OTHERS: usize = 256;
+
 impl State {
     /// Takes note of what happened below: copies that ended, and entries that this cache has not put there. Says
     /// whether a tier asks for more.
@@ -178,27 +181,22 @@ impl State {
             kept: None,
             asking: false,
         };
-        // Beyond the hit, others may have added what was missing at boundaries whose page is known.
-        let reached = self.below[tier - 1].tier.is_shared().then(|| {
-            let known = self
+        let nodes = self.known_pages(&mut walk, keys);
+        let mut parent = nodes.last().copied();
+        if self.below[tier - 1].tier.is_shared() {
+            // Beyond the hit, others may have added what was missing at boundaries whose page is known.
+            let hit = self
                 .index
                 .joint_hit(namespace, keys, Cell::is_whole, |_| {});
-            known.blocks
-        });
-        let mut parent = None;
-        'blocks: for (block, key) in keys.iter().enumerate() {
-            let known = self.index.child(parent, block, namespace, key);
-            let page = known
-                .zip(attention)
-                .and_then(|(node, class)| self.index.cell(node, class).entry());
-            if let Some(page) = page.filter(|&page| self.entries.get(page).members.has(tier)) {
-                walk.chain.push(page);
-                if reached.is_some_and(|reached| block >= reached) {
-                    self.find_others(&mut walk, (known, parent), block, key);
-                }
-                parent = known;
-                continue;
+            let from = hit.blocks.max(nodes.len().saturating_sub(MOST_OTHERS));
+            for block in (from..nodes.len()).rev() {
+                let above = block.checked_sub(1).map(|above| nodes[above]);
+                let at = (Some(nodes[block]), above);
+                self.find_others(&mut walk, at, block, &keys[block]);
             }
+        }
+        'blocks: for (block, key) in keys.iter().enumerate().skip(nodes.len()) {
+            let known = self.index.child(parent, block, namespace, key);
             if known.is_some() && attention.is_none() {
                 continue;
             }
@@ -224,6 +222,29 @@ impl State {
             self.let_go_in(tier, kept.into_iter().rev());
         }
         walk.asking
+    }
+
+    /// The leading boundaries whose pages are known to be in the tier.
+    fn known_pages(&self, walk: &mut Walk, keys: &[PrefixKey]) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        let Some(attention) = self.index.roles().attention else {
+            return nodes;
+        };
+        for (block, key) in keys.iter().enumerate() {
+            let parent = nodes.last().copied();
+            let known = self.index.child(parent, block, walk.namespace, key);
+            let page = known.and_then(|node| {
+                let page = self.index.cell(node, attention).entry()?;
+                let is_there = self.entries.get(page).members.has(walk.tier);
+                is_there.then_some((node, page))
+            });
+            let Some((node, page)) = page else {
+                break;
+            };
+            nodes.push(node);
+            walk.chain.push(page);
+        }
+        nodes
     }
 
     /// Looks for what a boundary lacks beside its page.

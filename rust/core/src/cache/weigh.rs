@@ -1,4 +1,4 @@
-//! Reading against computing: what comes from far away may take longer than to compute it again.
+//! Reading against computing: what comes from far away may take longer than to compute it again, or too long.
 
 use std::time::Duration;
 
@@ -20,10 +20,65 @@ impl State {
     }
 
     /// How many leading blocks of a prompt to look for: all of them, unless reading the joint hit takes longer
-    /// than to compute what a hit without the tiers that are weighed lacks. The engine has the first `first`
-    /// blocks, and what is before `from` is not read.
+    /// than the tiers allow, or than to compute what a hit without the tiers that are weighed lacks. The engine has
+    /// the first `first` blocks, and what is before `from` is not read.
     pub(super) fn worth_reading(
         &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+        from: usize,
+    ) -> usize {
+        let in_time = self.read_in_time(namespace, keys, first, from);
+        let worth = self.worth_it(namespace, &keys[..in_time], first, from);
+        self.restores.not_worth += u64::from(worth < keys.len());
+        worth
+    }
+
+    /// So many leading blocks that what a hit reads of a tier comes before the tier gives it up.
+    fn read_in_time(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+        from: usize,
+    ) -> usize {
+        let room = |tier: usize| Some((tier, self.below[tier - 1].tier.in_time()?));
+        let rooms: Vec<(usize, u64)> = (1..=self.below.len()).filter_map(room).collect();
+        let mut most = keys.len();
+        while !rooms.is_empty() {
+            let mut path = Vec::new();
+            let hit = self
+                .index
+                .joint_hit(namespace, &keys[..most], Cell::is_whole, |node| {
+                    path.push(node);
+                });
+            if hit.blocks <= first {
+                break;
+            }
+            let used = self.stands_on(&path[..hit.blocks]);
+            let reach = rooms.iter().filter_map(|&(tier, bytes)| {
+                let mut room = bytes / self.slot_bytes().max(1);
+                let read = used.iter().rev().filter(|&&(block, _)| block >= from);
+                let mut read = read.filter(|&&(_, id)| self.source(id) == tier);
+                let beyond = read.find(|&&(_, id)| {
+                    let size = self.classes[self.entries.get(id).class].slots.into();
+                    let fits = size <= room;
+                    room = room.saturating_sub(size);
+                    !fits
+                });
+                beyond.map(|&(block, _)| block)
+            });
+            let Some(reach) = reach.min() else {
+                break;
+            };
+            most = reach.min(hit.blocks - 1);
+        }
+        most
+    }
+
+    fn worth_it(
+        &self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
@@ -70,7 +125,6 @@ impl State {
         if saved as f64 / rate >= longest.as_secs_f64() {
             return keys.len();
         }
-        self.restores.not_worth += 1;
         without.blocks
     }
 

@@ -92,6 +92,12 @@ pub trait Below: Tier {
         None
     }
 
+    /// How many bytes reads that begin together would bring before the tier gives them up. `None` if it does not
+    /// know, or gives up none.
+    fn in_time(&self) -> Option<u64> {
+        None
+    }
+
     /// The entry leaves the room for others. A tier that others share keeps the bytes.
     fn evict(&mut self, key: &EntryKey) {
         self.remove(key);
