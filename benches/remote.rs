@@ -133,13 +133,13 @@ impl Tier {
 }
 
 /// The same bytes by the client alone.
-fn raw(runtime: &Runtime, place: &Place, round: usize, object: &Bytes) -> (Duration, Duration) {
+fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> (Duration, Duration) {
     let store = Arc::clone(place.client());
     let name = move |at: usize| Path::from(format!("raw/{}-{round}-{at}", std::process::id()));
     let begun = Instant::now();
     runtime.block_on(async {
-        let puts = futures::stream::iter(0..TOTAL / OBJECT).map(|at| {
-            let (store, object) = (Arc::clone(&store), object.clone());
+        let puts = futures::stream::iter(0..objects.len()).map(|at| {
+            let (store, object) = (Arc::clone(&store), objects[at].clone());
             // As the tier does: work of several objects on several threads.
             tokio::spawn(async move {
                 store
@@ -204,11 +204,9 @@ fn main() {
         first.is_none(),
         "expected an empty store, found something in it"
     );
-    let object = Bytes::from(
-        (0..OBJECT)
-            .map(|at| (at * 31 / 7) as u8)
-            .collect::<Vec<_>>(),
-    );
+    // As much memory as the tier's slots, so that no side finds it in the processor's caches.
+    let object = |from: usize| Bytes::from_iter((0..OBJECT).map(|at| (from + at * 31 / 7) as u8));
+    let objects: Vec<Bytes> = (0..TOTAL / OBJECT).map(object).collect();
     println!("MiB/s, medians of {ROUNDS} rounds of {} MiB", TOTAL >> 20);
     for (number, size) in SIZES.into_iter().enumerate() {
         let mut times: [Vec<Duration>; 4] = Default::default();
@@ -217,7 +215,7 @@ fn main() {
             times[0].push(tier.run(true));
             times[1].push(tier.run(false));
             drop(tier);
-            let (written, read) = raw(&runtime, &place, number * ROUNDS + round, &object);
+            let (written, read) = raw(&runtime, &place, number * ROUNDS + round, &objects);
             times[2].push(written);
             times[3].push(read);
             remove(&runtime, &place);

@@ -61,10 +61,15 @@ impl Breaker {
         true
     }
 
-    /// Whether to try again now; then the caller does, and says what became of it.
-    pub(crate) fn may_try(&mut self) -> bool {
+    /// Whether it is open, and time to try again.
+    pub(crate) fn is_due(&self) -> bool {
         let pause = self.pause * 2_u32.pow(self.opened.saturating_sub(1).min(DOUBLINGS));
-        let due = self.open_since.is_some_and(|at| at.elapsed() >= pause);
+        self.open_since.is_some_and(|at| at.elapsed() >= pause)
+    }
+
+    /// The same; then the caller tries, and says what became of it.
+    pub(crate) fn may_try(&mut self) -> bool {
+        let due = self.is_due();
         if due {
             // A try of which nobody hears counts no longer than a pause.
             (self.open_since, self.trying) = (Some(Instant::now()), true);

@@ -1,6 +1,7 @@
 //! What the store is known to have: the tables of all packs that were listed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use hashbrown::{HashMap, HashSet};
 use hybrid_pages::tier::Name;
@@ -17,27 +18,56 @@ pub(crate) struct Spot {
     pub(crate) sums: Box<[u64]>,
 }
 
-/// Entries by name, and the packs that they are in.
-#[derive(Debug, Default)]
+/// Packs that are looked at under one lock.
+const PART: usize = 1024;
+
+/// Entries by name, and the packs that they are in. No call takes longer than the packs that it is about.
+#[derive(Debug)]
 pub(crate) struct Catalog {
+    /// Most records of packs.
+    most: usize,
     entries: HashMap<Name, Spot>,
     /// Where entries are that another pack has, too.
     spare: HashMap<Name, Spot>,
-    packs: BTreeMap<PackId, PackName>,
+    packs: BTreeMap<PackId, Pack>,
+    /// Entries of all packs, those that several have included.
+    records: usize,
     /// Packs that are none, so that they are looked at once.
-    refused: HashSet<PackId>,
+    refused: BTreeSet<PackId>,
     /// Writers who have taken back what they wrote.
     gone: HashSet<u64>,
+    /// There was no room for this pack, nor is there for older ones.
+    forgotten: Option<PackId>,
     bytes: u64,
 }
 
+#[derive(Debug)]
+struct Pack {
+    name: PackName,
+    entries: Box<[Name]>,
+}
+
 impl Catalog {
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            most,
+            entries: HashMap::new(),
+            spare: HashMap::new(),
+            packs: BTreeMap::new(),
+            records: 0,
+            refused: BTreeSet::new(),
+            gone: HashSet::new(),
+            forgotten: None,
+            bytes: 0,
+        }
+    }
+
     pub(crate) fn find(&self, name: &Name) -> Option<&Spot> {
         self.entries.get(name)
     }
 
     pub(crate) fn pack(&self, id: PackId) -> Option<PackName> {
-        self.packs.get(&id).copied()
+        self.packs.get(&id).map(|pack| pack.name)
     }
 
     pub(crate) fn entries(&self) -> usize {
@@ -58,18 +88,28 @@ impl Catalog {
         !self.packs.contains_key(&pack)
             && !self.refused.contains(&pack)
             && !self.gone.contains(&pack.writer)
+            && self.forgotten.is_none_or(|forgotten| pack > forgotten)
     }
 
     pub(crate) fn refuse(&mut self, pack: PackId) {
         self.refused.insert(pack);
     }
 
-    /// Takes a pack in. Of entries that two packs have, the one that is known counts, and this process's own.
-    pub(crate) fn add(&mut self, name: PackName, table: Table, classes: &[Class], own: bool) {
-        if self.gone.contains(&name.id.writer) {
-            return;
+    /// Takes a pack in. Of entries that two packs have, the one that is known counts, and this process's own. Returns
+    /// whether the oldest packs had to go for that.
+    pub(crate) fn add(
+        &mut self,
+        name: PackName,
+        table: Table,
+        classes: &[Class],
+        own: bool,
+    ) -> bool {
+        if self.gone.contains(&name.id.writer) || self.packs.contains_key(&name.id) {
+            return false;
         }
-        self.packs.insert(name.id, name);
+        let entries: Box<[Name]> = table.records.iter().map(|record| record.name).collect();
+        self.records += entries.len();
+        self.packs.insert(name.id, Pack { name, entries });
         for record in table.records {
             let Record {
                 name: entry,
@@ -93,6 +133,19 @@ impl Catalog {
                 self.bytes -= classes[old.class].bytes;
             }
         }
+        self.shrink(classes)
+    }
+
+    /// Forgets the oldest packs that there is no room for. Returns whether it had to.
+    fn shrink(&mut self, classes: &[Class]) -> bool {
+        let full = self.records > self.most;
+        while self.records > self.most
+            && let Some((&oldest, _)) = self.packs.first_key_value()
+        {
+            self.forgotten = self.forgotten.max(Some(oldest));
+            self.remove_pack(oldest, classes);
+        }
+        full
     }
 
     /// The entry of that pack is no longer counted on.
@@ -102,87 +155,128 @@ impl Catalog {
             && let Some(spot) = self.entries.remove(name)
         {
             self.bytes -= classes[spot.class].bytes;
-            self.use_spare(*name, classes);
-        }
-    }
-
-    /// Another pack may have an entry that was lost.
-    fn use_spare(&mut self, name: Name, classes: &[Class]) {
-        let spare = self.spare.remove(&name);
-        if let Some(spot) = spare.filter(|spot| self.packs.contains_key(&spot.pack)) {
-            self.bytes += classes[spot.class].bytes;
-            self.entries.insert(name, spot);
-        }
-    }
-
-    /// These packs are gone.
-    pub(crate) fn remove_packs(&mut self, gone: &HashSet<PackId>, classes: &[Class]) {
-        if !gone.iter().any(|id| self.packs.contains_key(id)) {
-            return;
-        }
-        self.packs.retain(|id, _| !gone.contains(id));
-        let (bytes, mut lost) = (&mut self.bytes, Vec::new());
-        self.entries.retain(|name, spot| {
-            let stays = !gone.contains(&spot.pack);
-            if !stays {
-                *bytes -= classes[spot.class].bytes;
-                lost.push(*name);
+            // Another pack may have it.
+            if let Some(spot) = self.spare.remove(name) {
+                self.bytes += classes[spot.class].bytes;
+                self.entries.insert(*name, spot);
             }
-            stays
-        });
-        for name in lost {
-            self.use_spare(name, classes);
-        }
-        let packs = &self.packs;
-        self.spare.retain(|_, spot| packs.contains_key(&spot.pack));
-    }
-
-    /// A writer has taken back what it wrote.
-    pub(crate) fn take_back(&mut self, writer: u64, classes: &[Class]) {
-        if self.gone.insert(writer) {
-            let packs = self.packs.keys().copied();
-            let gone = packs.filter(|pack| pack.writer == writer).collect();
-            self.remove_packs(&gone, classes);
         }
     }
 
-    /// A whole listing had these packs: others are gone, but for those that were made later.
-    pub(crate) fn keep(&mut self, listed: &HashSet<PackId>, made_by: u64, classes: &[Class]) {
-        let packs = self.packs.keys().copied();
-        let gone = packs.filter(|pack| pack.made < made_by && !listed.contains(pack));
-        let gone = gone.collect();
-        self.remove_packs(&gone, classes);
-        self.refused.retain(|pack| listed.contains(pack));
+    /// A pack is gone, or no longer refused.
+    pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[Class]) {
+        self.refused.remove(&id);
+        let Some(pack) = self.packs.remove(&id) else {
+            return;
+        };
+        self.records -= pack.entries.len();
+        for name in &pack.entries {
+            if self.spare.get(name).is_some_and(|spot| spot.pack == id) {
+                self.spare.remove(name);
+            }
+            self.remove(name, Some(id), classes);
+        }
     }
 
-    /// Forgets the oldest packs beyond so many entries. Returns whether it had to.
-    pub(crate) fn shrink(&mut self, most: usize, classes: &[Class]) -> bool {
-        if self.entries.len() <= most {
-            return false;
+    /// A writer has taken back what it wrote: none of its packs is taken in any more. False if that is known.
+    pub(crate) fn take_back(&mut self, writer: u64) -> bool {
+        self.gone.insert(writer)
+    }
+
+    /// Some packs that are taken in or refused, in order, from behind that one on; none at the end.
+    pub(crate) fn after(&self, last: Option<PackId>) -> Vec<PackId> {
+        let from = (last.map_or(Unbounded, Excluded), Unbounded);
+        let packs = self.packs.range(from).map(|(&id, _)| id).take(PART);
+        let refused = self.refused.range(from).copied().take(PART);
+        let mut part: Vec<PackId> = packs.chain(refused).collect();
+        part.sort_unstable();
+        part.truncate(PART);
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLASSES: [Class; 1] = [Class {
+        shard_bytes: 10,
+        bytes: 10,
+        slots: 1,
+    }];
+
+    fn add(catalog: &mut Catalog, made: u64, names: &[u8], own: bool) -> bool {
+        let id = id(made);
+        let entries: Vec<(Name, usize, &[u64])> =
+            names.iter().map(|&name| ([name; 32], 0, &[][..])).collect();
+        let name = PackName { id, table_bytes: 0 };
+        catalog.add(name, Table::of(&entries, &CLASSES), &CLASSES, own)
+    }
+
+    const fn id(made: u64) -> PackId {
+        PackId {
+            made,
+            writer: made % 2,
+            number: 0,
         }
-        let mut per_pack: HashMap<PackId, usize> = HashMap::new();
-        for spot in self.entries.values() {
-            *per_pack.entry(spot.pack).or_default() += 1;
+    }
+
+    fn found(catalog: &Catalog) -> Vec<(u8, u64)> {
+        let mut found: Vec<_> = (0..100)
+            .filter_map(|name| Some((name, catalog.find(&[name; 32])?.pack.made)))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn entries_leave_with_their_packs_unless_another_has_them() {
+        let mut catalog = Catalog::new(100);
+        add(&mut catalog, 1, &[1, 2], false);
+        add(&mut catalog, 2, &[2, 3], false);
+        add(&mut catalog, 3, &[3, 4], true);
+        assert_eq!(found(&catalog), [(1, 1), (2, 1), (3, 3), (4, 3)]);
+        catalog.remove_pack(id(1), &CLASSES);
+        assert_eq!(found(&catalog), [(2, 2), (3, 3), (4, 3)]);
+        catalog.remove_pack(id(2), &CLASSES);
+        assert_eq!(found(&catalog), [(3, 3), (4, 3)]);
+        assert_eq!((catalog.bytes(), catalog.records), (20, 2));
+        catalog.remove_pack(id(3), &CLASSES);
+        let empty = catalog.entries.is_empty() && catalog.spare.is_empty();
+        assert!(empty && catalog.packs.is_empty());
+        assert_eq!((catalog.bytes(), catalog.records), (0, 0));
+    }
+
+    #[test]
+    fn the_oldest_packs_make_room_and_are_not_wanted_again() {
+        let mut catalog = Catalog::new(5);
+        assert!(!add(&mut catalog, 4, &[1, 2], true));
+        assert!(!add(&mut catalog, 5, &[3, 4], true));
+        assert!(add(&mut catalog, 6, &[5, 6], true), "the first has to go");
+        assert_eq!(found(&catalog), [(3, 5), (4, 5), (5, 6), (6, 6)]);
+        assert!(!catalog.wants(id(4)) && !catalog.wants(id(3)) && catalog.wants(id(7)));
+    }
+
+    #[test]
+    fn packs_are_looked_through_a_part_at_a_time() {
+        let mut catalog = Catalog::new(1 << 20);
+        for made in 0..2 * PART as u64 + 7 {
+            if made % 3 == 0 {
+                catalog.refuse(id(made));
+            } else {
+                add(&mut catalog, made, &[1], false);
+            }
         }
-        // A tenth more, so that it isn't done again for every new pack.
-        let mut excess = self.entries.len() - most + most / 10;
-        let mut gone = HashSet::new();
-        for id in self.packs.keys() {
-            if excess == 0 {
+        let (mut last, mut seen) = (None, Vec::new());
+        loop {
+            let part = catalog.after(last);
+            assert!(part.len() <= PART);
+            last = part.last().copied();
+            if last.is_none() {
                 break;
             }
-            excess = excess.saturating_sub(per_pack.get(id).copied().unwrap_or(0));
-            gone.insert(*id);
+            seen.extend(part.iter().map(|id| id.made));
         }
-        self.refused.extend(&gone);
-        self.remove_packs(&gone, classes);
-        true
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.entries.clear();
-        self.spare.clear();
-        self.packs.clear();
-        self.bytes = 0;
+        assert!(seen.into_iter().eq(0..2 * PART as u64 + 7));
     }
 }

@@ -1,20 +1,23 @@
 //! Reads: entries that are wanted together and lie near each other come by one request.
 
+use std::io::ErrorKind;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hashbrown::HashSet;
-use object_store::ObjectStoreExt as _;
+use hybrid_pages::transfer::{TILE_BYTES, combine};
+use object_store::{GetOptions, GetResult, GetResultPayload};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout_at};
 
+use crate::files::{self, Part};
 use crate::lock;
 use crate::messages::Fetch;
 use crate::pack::PackName;
-use crate::place::plain;
+use crate::place::{of_a_file, plain};
 use crate::shared::{Shared, left_of};
 use crate::stats::Reason;
 
@@ -28,7 +31,8 @@ const RUN_BYTES: u64 = 8 << 20;
 /// Reads that run beside each other.
 struct Batch {
     begun: Instant,
-    bytes: u64,
+    asked: u64,
+    brought: AtomicU64,
     left: AtomicUsize,
     failed: AtomicUsize,
 }
@@ -42,11 +46,12 @@ pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Fetc
         while let Ok(next) = queue.try_recv() {
             fetches.push(next);
         }
-        let bytes = fetches.iter().map(|fetch| fetch.bytes).sum();
+        let asked = fetches.iter().map(|fetch| fetch.bytes).sum();
         let runs = runs(fetches);
         let batch = Arc::new(Batch {
             begun: Instant::now(),
-            bytes,
+            asked,
+            brought: AtomicU64::new(0),
             left: AtomicUsize::new(runs.len()),
             failed: AtomicUsize::new(0),
         });
@@ -54,14 +59,22 @@ pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Fetc
             let (shared, permits) = (Arc::clone(&shared), Arc::clone(&permits));
             let batch = Arc::clone(&batch);
             tokio::spawn(async move {
-                let works = fetch(&shared, &permits, run).await;
+                let asked = run.iter().map(|fetch| fetch.bytes).sum();
+                let (works, brought) = match fetch(&shared, &permits, run).await {
+                    Outcome::Whole => (true, asked),
+                    Outcome::Slow => (true, 0),
+                    Outcome::Failed => (false, 0),
+                };
+                batch.brought.fetch_add(brought, Ordering::SeqCst);
                 batch
                     .failed
                     .fetch_add(usize::from(!works), Ordering::SeqCst);
                 let last = batch.left.fetch_sub(1, Ordering::SeqCst) == 1;
                 if last && batch.failed.load(Ordering::SeqCst) == 0 {
                     let took = batch.begun.elapsed();
-                    lock(&shared.state).speed.brought(batch.bytes, took);
+                    let brought = batch.brought.load(Ordering::SeqCst);
+                    let mut state = lock(&shared.state);
+                    state.speed.brought(batch.asked, brought, took);
                 }
             });
         }
@@ -89,8 +102,17 @@ fn runs(mut fetches: Vec<Fetch>) -> Vec<Vec<Fetch>> {
     runs
 }
 
-/// Reads a run and ends its copies. Returns whether the store answered as it should.
-async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> bool {
+/// What a read says of the store's speed.
+enum Outcome {
+    Whole,
+    /// So slow, at least.
+    Slow,
+    /// Nothing.
+    Failed,
+}
+
+/// Reads a run and ends its copies.
+async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Outcome {
     let begun = run.iter().map(|fetch| fetch.begun).min();
     let limit = left_of(begun.unwrap_or_else(Instant::now), shared.options.deadline);
     let first = &run[0].spot;
@@ -108,13 +130,13 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> bo
             Reason::Gone,
             "expected a pack, found that it had left",
         );
-        return true;
+        return Outcome::Failed;
     };
     let read = async {
         let permit = permits.acquire().await;
-        let bytes = read(shared, name, start, end).await;
+        let found = read(shared, name, start..end, &run).await;
         drop(permit);
-        bytes
+        found
     };
     let outcome = timeout_at(limit, read).await;
     shared.count(|counts| counts.gets += 1);
@@ -127,7 +149,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> bo
             if quiet {
                 shared.read_answered(false);
             }
-            true // So slow, at least: the next hit is weighed against that.
+            Outcome::Slow
         }
         Ok(Err(object_store::Error::NotFound { .. })) => {
             lose(shared, name);
@@ -138,63 +160,105 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> bo
                 "expected a pack, found that it had left",
             );
             shared.read_answered(true);
-            true
+            Outcome::Failed
         }
         Ok(Err(error)) => {
             fail(shared, &run, Reason::Read, &plain(&error));
             shared.read_answered(false);
-            false
+            Outcome::Failed
         }
-        Ok(Ok(bytes)) if bytes.len() as u64 != end - start => {
-            let what = format!(
-                "expected {} bytes of a pack, found {}",
-                end - start,
-                bytes.len()
-            );
-            lose(shared, name);
-            fail(shared, &run, Reason::Short, &what);
+        Ok(Ok(found)) => {
+            let sums = match found {
+                Got::Copied(sums) => Some(sums),
+                Got::Bytes(bytes) if bytes.len() as u64 == end - start => Some(
+                    run.iter()
+                        .map(|fetch| copy(shared, fetch, start, &bytes))
+                        .collect(),
+                ),
+                Got::Bytes(_) | Got::Short => None,
+            };
             shared.read_answered(true);
-            false
-        }
-        Ok(Ok(bytes)) => {
-            shared.read_answered(true);
-            for fetch in run {
-                take(shared, &fetch, start, &bytes);
+            let Some(sums) = sums else {
+                let what = format!("expected {} bytes of a pack, found others", end - start);
+                lose(shared, name);
+                fail(shared, &run, Reason::Short, &what);
+                return Outcome::Failed;
+            };
+            for (fetch, sums) in run.iter().zip(sums) {
+                take(shared, fetch, sums);
             }
-            true
+            Outcome::Whole
         }
     }
 }
 
-async fn read(
-    shared: &Shared,
-    name: PackName,
-    start: u64,
-    end: u64,
-) -> object_store::Result<Bytes> {
-    let Some(connection) = shared.connection.get() else {
-        return Ok(Bytes::new());
-    };
-    let path = connection.folder.clone().join(name.to_string());
-    shared
-        .options
-        .place
-        .store
-        .get_range(&path, start..end)
-        .await
+/// What a read has brought.
+enum Got {
+    Bytes(Bytes),
+    /// Entries, which are in their slots: their checksums.
+    Copied(Vec<Vec<u64>>),
+    /// Fewer bytes than there should be.
+    Short,
 }
 
-/// Takes an entry out of what was read.
-fn take(shared: &Shared, fetch: &Fetch, start: u64, bytes: &[u8]) {
+async fn read(
+    shared: &Arc<Shared>,
+    name: PackName,
+    range: Range<u64>,
+    run: &[Fetch],
+) -> object_store::Result<Got> {
+    let Some(connection) = shared.connection.get() else {
+        return Ok(Got::Short);
+    };
+    let path = connection.folder.clone().join(name.to_string());
+    let options = GetOptions {
+        range: Some(range.into()),
+        ..GetOptions::default()
+    };
+    match shared.options.place.store.get_opts(&path, options).await? {
+        GetResult {
+            payload: GetResultPayload::File(file, _),
+            ..
+        } => {
+            let part = |fetch: &Fetch| Part {
+                copy: fetch.copy.id,
+                class: fetch.spot.class,
+                slots: Arc::clone(&fetch.slots),
+                offset: fetch.spot.offset,
+                sums: Arc::default(),
+            };
+            let parts = run.iter().map(part).collect();
+            match files::read(shared, file, parts).await {
+                Ok(sums) => Ok(Got::Copied(sums)),
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(Got::Short),
+                Err(error) => Err(of_a_file(error)),
+            }
+        }
+        other => other.bytes().await.map(Got::Bytes),
+    }
+}
+
+/// Copies an entry out of what was read into its slots. Returns the checksums of the bytes.
+fn copy(shared: &Shared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
     let at = (fetch.spot.offset - start) as usize;
-    let bytes = &bytes[at..at + fetch.bytes as usize];
-    let sums = shared.scatter(fetch.copy, fetch.spot.class, &fetch.slots, bytes);
+    let shard = shared.classes[fetch.spot.class].shard_bytes;
+    let shards = bytes[at..at + fetch.bytes as usize].chunks(shard.max(1));
+    let take = |(rank, bytes): (usize, &[u8])| {
+        let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
+        shared.scatter(fetch.copy.id, rank, &fetch.slots, 0, bytes, &mut digests);
+        combine(digests.into_iter(), shard)
+    };
+    shards.enumerate().map(take).collect()
+}
+
+/// Ends the read of an entry that is in its slots.
+fn take(shared: &Shared, fetch: &Fetch, sums: Vec<u64>) {
     if sums == *fetch.spot.sums {
         shared.count(|counts| {
             counts.reads += 1;
             counts.read_bytes += fetch.bytes;
         });
-        shared.end(fetch.copy, Ok(sums));
+        shared.end(fetch.copy.id, Ok(sums));
     } else {
         let what = "expected the bytes that were written, found others";
         let pack = Some(fetch.spot.pack);
@@ -202,7 +266,7 @@ fn take(shared: &Shared, fetch: &Fetch, start: u64, bytes: &[u8]) {
         state.catalog.remove(&fetch.name, pack, &shared.classes);
         drop(state);
         // A failed read says nothing of what hangs from the entry.
-        shared.fail(fetch.copy, Reason::Checksum, what);
+        shared.fail(fetch.copy.id, Reason::Checksum, what);
     }
 }
 
@@ -217,25 +281,27 @@ fn fail(shared: &Shared, run: &[Fetch], reason: Reason, what: &str) {
         }
     }
     for fetch in run {
-        shared.fail(fetch.copy, reason, what);
+        shared.fail(fetch.copy.id, reason, what);
     }
 }
 
 /// A pack is gone, or not what it was: its entries are no longer counted on.
 fn lose(shared: &Shared, name: PackName) {
-    let gone = HashSet::from_iter([name.id]);
     let mut state = lock(&shared.state);
-    state.catalog.remove_packs(&gone, &shared.classes);
+    state.catalog.remove_pack(name.id, &shared.classes);
     state.catalog.refuse(name.id);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use hybrid_pages::tier::CopyId;
 
     use super::*;
     use crate::catalog::Spot;
     use crate::pack::PackId;
+    use crate::shared::Begun;
 
     fn fetch(pack: u32, offset: u64, bytes: u64) -> Fetch {
         let id = PackId {
@@ -244,7 +310,7 @@ mod tests {
             number: pack,
         };
         Fetch {
-            copy: CopyId(0),
+            copy: Begun::new(CopyId(0), &Weak::new()),
             name: [0; 32],
             spot: Spot {
                 pack: id,
@@ -253,7 +319,7 @@ mod tests {
                 sums: Box::default(),
             },
             bytes,
-            slots: Vec::new(),
+            slots: Arc::default(),
             begun: Instant::now(),
         }
     }

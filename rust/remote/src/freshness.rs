@@ -49,7 +49,8 @@ impl Freshness {
         self.begin(true)
     }
 
-    /// Whether a listing that begins now is of everything, and from when on another one is, in milliseconds since 1970.
+    /// Whether a listing that begins now is of everything, and when the last one that worked began, in milliseconds
+    /// since 1970; 0 before.
     pub(crate) fn next(&self, every: Duration) -> (bool, u64) {
         let whole = self.whole.is_none_or(|at| at.elapsed() >= every);
         (whole, self.listed_at)

@@ -12,6 +12,7 @@ mod breaker;
 mod catalog;
 mod class;
 mod fetch;
+mod files;
 mod freshness;
 mod handle;
 mod listing;

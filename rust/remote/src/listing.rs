@@ -1,7 +1,7 @@
 //! What others have written: the store is listed when a lookup finds the catalog old.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::StreamExt as _;
 use hashbrown::HashSet;
@@ -10,44 +10,82 @@ use object_store::{ObjectMeta, ObjectStoreExt as _};
 use tokio::time::timeout;
 
 use crate::lock;
-use crate::pack::{MOST_TABLE_BYTES, PackName, Table, names_from, taken_back};
+use crate::pack::{MOST_TABLE_BYTES, PackId, PackName, Table, names_from, taken_back};
 use crate::place::plain;
-use crate::shared::{Connection, Shared, now};
+use crate::shared::{Connection, PANICKED, Shared, now};
 use crate::stats::Reason;
 
-/// Clocks of writers may differ by so many milliseconds; what is further behind is found by the next whole listing.
-const OVERLAP: u64 = 600_000;
-/// So often everything is listed: packs may be gone, or their writers' clocks wrong.
-const WHOLE: Duration = Duration::from_secs(600);
 /// A whole listing may miss what was made so few milliseconds before it began.
 const MARGIN: u64 = 60_000;
 
+const LATE: &str = "expected to find packs within seconds, found some by a listing of everything alone: the clocks of all \
+                    engines must agree to half a minute";
+
+/// A listing that runs, for as long as its task does.
+struct Running<'a> {
+    shared: &'a Shared,
+    ended: bool,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !self.ended && !lock(&self.shared.state).closed {
+            self.shared.failed(Reason::Panic, PANICKED);
+            self.shared.answered(false);
+        }
+        lock(&self.shared.state).freshness.end();
+    }
+}
+
 /// Lists the store and reads the tables of new packs.
 pub(crate) async fn list(shared: Arc<Shared>) {
+    let mut running = Running {
+        shared: &shared,
+        ended: false,
+    };
     if let Some(connection) = shared.connection.get() {
-        let (begun, began) = (Instant::now(), now());
-        let (whole, from) = {
-            let state = lock(&shared.state);
-            let (whole, listed_at) = state.freshness.next(WHOLE);
-            (whole, listed_at.saturating_sub(OVERLAP))
-        };
-        shared.count(|counts| counts.lists += 1);
-        let listed = names(&shared, connection, (!whole).then_some(from)).await;
-        if let Some(names) = &listed {
-            learn(&shared, connection, names).await;
+        refresh(&shared, connection).await;
+    }
+    running.ended = true;
+}
+
+async fn refresh(shared: &Shared, connection: &Connection) {
+    let (begun, began) = (Instant::now(), now());
+    let (whole, listed_at) = lock(&shared.state).freshness.next(shared.options.whole);
+    // A name has the time, by its writer's clock, at which the pack's upload began, and the pack is there
+    // `write_limit` later at most, or never. So what the last listing did not find has a name from here on, as far
+    // as clocks differ by no more than `skew`. What is further behind is found by the next whole listing.
+    let limit = shared.options.write_limit.as_millis() as u64;
+    let skew = shared.options.skew.as_millis() as u64;
+    let from = listed_at.min(began).saturating_sub(limit + skew);
+    shared.count(|counts| counts.lists += 1);
+    let Some(names) = names(shared, connection, (!whole).then_some(from)).await else {
+        return;
+    };
+    learn(shared, connection, &names, if whole { from } else { 0 }).await;
+    if whole {
+        let ids: HashSet<_> = names.iter().map(|(name, _)| name.id).collect();
+        let made_by = began.saturating_sub(MARGIN + limit);
+        forget(shared, |id| id.made < made_by && !ids.contains(&id));
+    }
+    let mut state = lock(&shared.state);
+    state.freshness.worked(began, whole.then_some(begun));
+}
+
+/// Removes packs from the catalog, a few at a time, so that nobody waits long for the lock.
+fn forget(shared: &Shared, is_gone: impl Fn(PackId) -> bool) {
+    let mut last = None;
+    loop {
+        let part = lock(&shared.state).catalog.after(last);
+        last = part.last().copied();
+        if last.is_none() {
+            return;
         }
-        let mut state = lock(&shared.state);
-        if let Some(names) = listed {
-            state.freshness.worked(began, whole.then_some(begun));
-            if whole {
-                let ids: HashSet<_> = names.iter().map(|(name, _)| name.id).collect();
-                let limit = shared.options.write_limit.as_millis() as u64;
-                let made_by = began.saturating_sub(MARGIN + limit);
-                state.catalog.keep(&ids, made_by, &shared.classes);
-            }
+        for id in part.into_iter().filter(|&id| is_gone(id)) {
+            let mut state = lock(&shared.state);
+            state.catalog.remove_pack(id, &shared.classes);
         }
     }
-    lock(&shared.state).freshness.end();
 }
 
 /// The packs that there are, with the bytes of their objects. `None` if the store doesn't say.
@@ -79,7 +117,10 @@ async fn names(
             Ok(Some(Err(error))) => (Reason::List, plain(&error)),
             Err(_) => {
                 let deadline = shared.options.deadline;
-                let what = format!("expected a listing within {deadline:?}, found none");
+                let what = format!(
+                    "expected a listing within {deadline:?}, found none; a wrong address, and credentials that the \
+                     client looks for in vain, take as long"
+                );
                 (Reason::Deadline, what)
             }
         };
@@ -97,63 +138,89 @@ fn sort(shared: &Shared, meta: &ObjectMeta, names: &mut Vec<(PackName, u64)>) {
         return;
     };
     if let Some(writer) = taken_back(name) {
-        let mut state = lock(&shared.state);
-        state.catalog.take_back(writer, &shared.classes);
+        let is_new = lock(&shared.state).catalog.take_back(writer);
+        if is_new {
+            forget(shared, |id| id.writer == writer);
+        }
     } else if let Some(name) = PackName::parse(name) {
         names.push((name, meta.size));
     }
 }
 
-/// Reads the tables of the packs that are new, the newest first.
-async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64)]) {
-    let mut new: Vec<(PackName, u64)> = {
+/// Reads the tables of the packs that are new, the newest first. Those from before `late` should have been listed
+/// earlier.
+async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64)], late: u64) {
+    let mut unread = std::mem::take(&mut *lock(&shared.unread));
+    for part in names.chunks(1024) {
+        let state = lock(&shared.state);
+        for &(name, bytes) in part {
+            if state.catalog.wants(name.id)
+                && unread.insert(name.id, (name, bytes)).is_none()
+                && name.id.made < late
+            {
+                shared.failed(Reason::Late, LATE);
+            }
+        }
+    }
+    let mut new: Vec<(PackName, u64)> = unread.values().rev().copied().collect();
+    if new.is_empty() {
         let mut state = lock(&shared.state);
-        let wanted = |(name, _): &&(PackName, u64)| state.catalog.wants(name.id);
-        let mut new: Vec<_> = names.iter().filter(wanted).copied().collect();
-        if new.is_empty() && state.reads.is_open() {
+        if state.reads.is_open() {
             // Something to read, to find out whether that works again.
             new.extend(names.last());
             if names.is_empty() {
                 state.reads.worked();
             }
         }
-        new
-    };
-    new.sort_unstable_by_key(|(name, _)| std::cmp::Reverse(name.id));
+    }
     let tables = futures::stream::iter(new)
         .map(|(name, bytes)| async move { (name, table(shared, connection, name, bytes).await) });
     let mut tables = tables.buffer_unordered(shared.options.requests);
-    let mut full = false;
     while let Some((name, table)) = tables.next().await {
         let mut state = lock(&shared.state);
+        if !matches!(table, Outcome::Later) {
+            unread.remove(&name.id);
+        }
+        let mut full = false;
         match table {
             Outcome::Table(table) if !state.cleared => {
-                state.catalog.add(name, table, &shared.classes, false);
-                full |= state
-                    .catalog
-                    .shrink(shared.options.most_entries, &shared.classes);
+                full = state.catalog.add(name, table, &shared.classes, false);
             }
             Outcome::Refused => state.catalog.refuse(name.id),
-            Outcome::Table(_) | Outcome::Later => {}
+            Outcome::Table(_) | Outcome::None | Outcome::Later => {}
         }
-        if state.reads.is_open() {
+        let stops = state.reads.is_open();
+        drop(state);
+        if full {
+            shared.is_full();
+        }
+        if stops {
             break; // The others are read when it answers.
         }
     }
-    if full {
-        shared.note("it has more entries than fit into the catalog: the oldest are not found");
-    }
+    drop(tables);
+    *lock(&shared.unread) = unread;
 }
 
 enum Outcome {
     Table(Table),
     /// It is none, and never will be.
     Refused,
+    /// It is gone, or not wanted any more.
+    None,
     /// It could not be read.
     Later,
 }
 
 async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: u64) -> Outcome {
+    let wanted = {
+        let state = lock(&shared.state);
+        // What is not may still say whether reads work again.
+        state.catalog.wants(name.id) || state.reads.is_open()
+    };
+    if !wanted {
+        return Outcome::None;
+    }
     if name.table_bytes > MOST_TABLE_BYTES || name.table_bytes > bytes {
         let what = format!("expected a table inside {bytes} bytes, found {name}");
         shared.failed(Reason::Table, &what);
@@ -179,7 +246,7 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
                 }
             }
         }
-        Ok(Err(object_store::Error::NotFound { .. })) => return Outcome::Later,
+        Ok(Err(object_store::Error::NotFound { .. })) => return Outcome::None,
         Ok(Err(error)) => (Reason::Read, plain(&error)),
         Err(_) => (
             Reason::Deadline,

@@ -1,20 +1,22 @@
 //! What the tasks are told.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::{CopyId, Name};
+use hybrid_pages::tier::Name;
 
 use crate::catalog::Spot;
+use crate::shared::Begun;
 
 /// A read of one entry.
 #[derive(Debug)]
 pub(crate) struct Fetch {
-    pub(crate) copy: CopyId,
+    pub(crate) copy: Begun,
     pub(crate) name: Name,
     pub(crate) spot: Spot,
     pub(crate) bytes: u64,
-    pub(crate) slots: Vec<SlotId>,
+    pub(crate) slots: Arc<[SlotId]>,
     pub(crate) begun: Instant,
 }
 
@@ -30,9 +32,9 @@ pub(crate) enum Upload {
 /// A write of one entry.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) copy: CopyId,
+    pub(crate) copy: Begun,
     pub(crate) name: Name,
     pub(crate) class: usize,
-    pub(crate) slots: Vec<SlotId>,
-    pub(crate) sums: Box<[u64]>,
+    pub(crate) slots: Arc<[SlotId]>,
+    pub(crate) sums: Arc<[u64]>,
 }

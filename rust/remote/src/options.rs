@@ -59,6 +59,10 @@ pub struct RemoteOptions {
     pub retry: Duration,
     /// A write that takes longer has failed.
     pub write_limit: Duration,
+    /// Clocks of engines may differ by so much: what others write is found later if they differ by more.
+    pub skew: Duration,
+    /// So often everything is listed: packs may be gone, or clocks differ more.
+    pub whole: Duration,
     /// Entries that the catalog holds at most; beyond that it forgets the oldest packs.
     pub most_entries: usize,
 }
@@ -78,6 +82,8 @@ impl RemoteOptions {
             requests: 16,
             retry: Duration::from_secs(1),
             write_limit: Duration::from_secs(30),
+            skew: Duration::from_secs(30),
+            whole: Duration::from_secs(600),
             most_entries: 4 << 20,
         }
     }

@@ -18,6 +18,8 @@ use url::Url;
 pub struct Place {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) prefix: Path,
+    /// The same client, if the store is a directory.
+    pub(crate) directory: Option<Arc<LocalFileSystem>>,
     shown: String,
 }
 
@@ -44,6 +46,9 @@ impl Place {
         }
         if url.query().is_some() || url.fragment().is_some() {
             return invalid("a URL with '?' or '#' in it: settings go into the environment");
+        }
+        if url.port().is_some() {
+            return invalid("a port: AWS_ENDPOINT_URL in the environment says which server");
         }
         let retry = RetryConfig {
             backoff: BackoffConfig {
@@ -111,7 +116,12 @@ impl Place {
         make_directory(&path).map_err(|error| failed(&error.to_string()))?;
         let store = LocalFileSystem::new_with_prefix(&path);
         let store = store.map_err(|error| failed(&plain(&error)))?;
-        Ok(Self::of(Arc::new(store), Path::default(), url.to_string()))
+        let store = Arc::new(store);
+        let place = Self::of(Arc::clone(&store) as _, Path::default(), url.to_string());
+        Ok(Self {
+            directory: Some(store),
+            ..place
+        })
     }
 
     /// A place of one's own making: below `prefix` of a store. `shown` names it in logs.
@@ -120,6 +130,7 @@ impl Place {
         Self {
             store,
             prefix,
+            directory: None,
             shown,
         }
     }
@@ -147,13 +158,52 @@ fn make_directory(path: &FilePath) -> std::io::Result<()> {
     }
 }
 
+/// An error of a file as the client has it.
+pub(crate) fn of_a_file(error: std::io::Error) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "a directory",
+        source: Box::new(error),
+    }
+}
+
 /// Names of the environment whose values may be secrets.
 const SECRETS: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 /// Shorter values are words that texts have anyway.
 const LEAST_SECRET: usize = 8;
 
-/// What an error says, without what may be a secret: queries of URLs, and values of the environment.
+/// What an error says, and what to do about it, without what may be a secret: queries and users of URLs, and values
+/// of the environment.
 pub(crate) fn plain(error: &object_store::Error) -> String {
+    use object_store::Error::{PermissionDenied, Unauthenticated};
+    let mut text = without_secrets(error);
+    let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
+    let refused = matches!(error, PermissionDenied { .. } | Unauthenticated { .. });
+    let advice = if refused || has(&REFUSALS) {
+        "; give the client credentials that may list, read, write and delete below the prefix"
+    } else if has(&["NoSuchBucket"]) {
+        "; make the bucket, or correct the URL"
+    } else if has(&MACHINES) {
+        "; the environment has no credentials, so the client asked the machine for some"
+    } else {
+        ""
+    };
+    text.push_str(advice);
+    text
+}
+
+/// What servers say to credentials that are wrong, or not enough.
+const REFUSALS: [&str; 6] = [
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "403 Forbidden",
+    "401 Unauthorized",
+];
+/// Where clients ask for the credentials of the machine.
+const MACHINES: [&str; 3] = ["169.254.", "/latest/api/token", "metadata.google"];
+
+fn without_secrets(error: &object_store::Error) -> String {
     let told = error.to_string();
     // A server's answer may repeat what it was sent: its code is enough.
     let (told, answer) = told.split_once('<').unwrap_or((&told, ""));
@@ -169,6 +219,7 @@ pub(crate) fn plain(error: &object_store::Error) -> String {
             text.push(letter);
         }
     }
+    text = without_users(&text);
     let secret = |name: &str| {
         let name = name.to_ascii_uppercase();
         let known = SECRETS.iter().any(|prefix| name.starts_with(prefix));
@@ -188,6 +239,19 @@ pub(crate) fn plain(error: &object_store::Error) -> String {
     text
 }
 
+/// A text without the names and passwords of the URLs in it.
+fn without_users(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut told = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|letter: char| letter.is_whitespace() || "/\"')>".contains(letter));
+        let (host, rest) = part.split_at(end.unwrap_or(part.len()));
+        let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+        told.extend(["://", host, rest]);
+    }
+    told
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,8 +268,18 @@ mod tests {
         for secret in ["abcdef", "AKIAHIDDEN", "Signature="] {
             assert!(!text.contains(secret), "{text}");
         }
-        for part in ["SignatureDoesNotMatch", "403", "Forbidden"] {
+        for part in [
+            "SignatureDoesNotMatch",
+            "403",
+            "Forbidden",
+            "give the client",
+        ] {
             assert!(text.contains(part), "{text}");
         }
+        let text = "no answer from http://me:hidden@host:1/b (https://a@b), s3://bucket/a@b";
+        assert_eq!(
+            without_users(text),
+            "no answer from http://host:1/b (https://b), s3://bucket/a@b"
+        );
     }
 }

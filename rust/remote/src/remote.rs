@@ -9,6 +9,7 @@ use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier, name_of};
 
+use crate::catalog::Catalog;
 use crate::class::classes;
 use crate::freshness::Answer;
 use crate::handle::{RemoteHandle, close};
@@ -16,7 +17,7 @@ use crate::listing::list;
 use crate::lock;
 use crate::messages::{Entry, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
-use crate::shared::{Running, Shared, refused};
+use crate::shared::{Begun, Running, Shared, refused};
 use crate::upload::take_back;
 
 /// Slots of all tiers must have names: this one takes at most a quarter.
@@ -134,8 +135,8 @@ impl Below for Remote {
             return false;
         }
         let able = self.is_used() && {
-            let mut state = lock(&self.shared.state);
-            !state.is_out() && (!state.writes.is_open() || state.writes.may_try())
+            let state = lock(&self.shared.state);
+            !state.is_out() && (!state.writes.is_open() || state.writes.is_due())
         };
         if !able {
             self.shared.count(|counts| counts.dropped += 1);
@@ -168,20 +169,21 @@ impl Below for Remote {
         }
         let running = Running {
             begun: Instant::now(),
-            reads: false,
+            writes: Some(name),
         };
         state.running.insert(copy, running);
         state.writing.insert(name, copy);
         drop(state);
         let entry = Entry {
-            copy,
+            copy: Begun::new(copy, &Arc::downgrade(shared)),
             name,
             class,
-            slots: slots.to_vec(),
+            slots: slots.into(),
             sums: checksums.into(),
         };
-        if connection.uploads.send(Upload::Entry(entry)).is_err() {
+        if let Err(unsent) = connection.uploads.send(Upload::Entry(entry)) {
             shared.end(copy, Err(refused("a store that is open", "a closed one")));
+            drop(unsent);
         }
     }
 
@@ -203,19 +205,21 @@ impl Below for Remote {
             return self.end(copy, Err(refused("a store that answers", found)));
         }
         let begun = Instant::now();
-        let running = Running { begun, reads: true };
+        let writes = None;
+        let running = Running { begun, writes };
         state.running.insert(copy, running);
         drop(state);
         let fetch = Fetch {
-            copy,
+            copy: Begun::new(copy, &Arc::downgrade(shared)),
             name,
             bytes: class.bytes,
             spot,
-            slots: slots.to_vec(),
+            slots: slots.into(),
             begun,
         };
-        if connection.fetches.send(fetch).is_err() {
+        if let Err(unsent) = connection.fetches.send(fetch) {
             shared.end(copy, Err(refused("a store that is open", "a closed one")));
+            drop(unsent);
         }
     }
 
@@ -274,6 +278,11 @@ impl Below for Remote {
         }
     }
 
+    fn in_time(&self) -> Option<u64> {
+        let state = lock(&self.shared.state);
+        state.speed.in_time(self.shared.options.deadline)
+    }
+
     /// Others may use it.
     fn evict(&mut self, key: &EntryKey) {
         lock(&self.shared.state).writing.remove(&name_of(key));
@@ -301,14 +310,19 @@ impl Below for Remote {
         if state.closed || std::mem::replace(&mut state.cleared, true) {
             return;
         }
-        state.catalog.clear();
+        let empty = Catalog::new(shared.options.most_entries);
+        let known = std::mem::replace(&mut state.catalog, empty);
         state.writing.clear();
         let Some(connection) = shared.connection.get() else {
             return;
         };
         state.removing = true;
         drop(state);
-        drop(connection.tasks.spawn(take_back(Arc::clone(shared))));
+        let own = take_back(Arc::clone(shared));
+        drop(connection.tasks.spawn(async move {
+            drop(known); // It may be large.
+            own.await;
+        }));
         shared.note("after a reset nothing is shared until the engine starts anew");
     }
 }

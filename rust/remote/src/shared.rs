@@ -1,13 +1,14 @@
 //! What the tasks of a remote store share with it, and how copies end.
 
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::{HashMap, HashSet};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::{CopyEnd, CopyId, Identity, Name, Planes};
-use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
+use hybrid_pages::transfer::{TILE_BYTES, tile_digest};
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::UnboundedSender;
@@ -19,7 +20,7 @@ use crate::freshness::Freshness;
 use crate::lock;
 use crate::messages::{Fetch, Upload};
 use crate::options::RemoteOptions;
-use crate::pack::{PackName, REMOTE_FORMAT_VERSION};
+use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
 use crate::speed::Speed;
 use crate::stats::{Reason, RemoteStats};
 
@@ -34,6 +35,9 @@ pub(crate) struct Shared {
     pub(crate) connection: OnceLock<Connection>,
     pub(crate) state: Mutex<State>,
     pub(crate) ended: Mutex<Vec<CopyEnd>>,
+    /// Packs that were listed, with the bytes of their objects, and whose tables were not read yet. Only the listing
+    /// that runs uses it.
+    pub(crate) unread: Mutex<BTreeMap<PackId, (PackName, u64)>>,
     /// Whether the slots are somebody else's by now. Whoever touches them holds this.
     left: RwLock<bool>,
     runtime: Mutex<Option<Runtime>>,
@@ -96,12 +100,36 @@ impl State {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Running {
     pub(crate) begun: Instant,
-    pub(crate) reads: bool,
+    /// What it writes, if it is no read.
+    pub(crate) writes: Option<Name>,
+}
+
+/// A copy that a task has to end: if it lets go of it before, as in a panic, the copy has failed.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) id: CopyId,
+    shared: Weak<Shared>,
+}
+
+impl Begun {
+    pub(crate) fn new(id: CopyId, shared: &Weak<Shared>) -> Self {
+        let shared = Weak::clone(shared);
+        Self { id, shared }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.give_up(self.id);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Notes {
     said: HashSet<Reason>,
+    full: bool,
     waiting: Vec<String>,
 }
 
@@ -120,7 +148,7 @@ impl Shared {
             writer: random(),
             connection: OnceLock::new(),
             state: Mutex::new(State {
-                catalog: Catalog::default(),
+                catalog: Catalog::new(options.most_entries),
                 freshness: Freshness::default(),
                 running: HashMap::new(),
                 writing: HashMap::new(),
@@ -136,6 +164,7 @@ impl Shared {
                 last_answer: None,
             }),
             ended: Mutex::default(),
+            unread: Mutex::default(),
             left: RwLock::new(false),
             runtime: Mutex::new(None),
             counts: Mutex::default(),
@@ -185,6 +214,13 @@ impl Shared {
             .push(format!("remote store {place}: {what}"));
     }
 
+    /// The catalog had to forget packs; that is noted once.
+    pub(crate) fn is_full(&self) {
+        if !std::mem::replace(&mut lock(&self.notes).full, true) {
+            self.note("it has more entries than fit into the catalog: the oldest are not found");
+        }
+    }
+
     pub(crate) fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.notes).waiting)
     }
@@ -193,7 +229,7 @@ impl Shared {
         let state = lock(&self.state);
         let mut stats = lock(&self.counts).clone();
         for running in state.running.values() {
-            if running.reads {
+            if running.writes.is_none() {
                 stats.reading += 1;
             } else {
                 stats.writing += 1;
@@ -238,13 +274,18 @@ impl Shared {
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
         let mut state = lock(&self.state);
         let was = state.running.remove(&copy);
-        let Some(Running { begun, reads }) = was else {
+        let Some(Running { begun, writes }) = was else {
             return;
         };
+        if let Some(name) = writes
+            && state.writing.get(&name) == Some(&copy)
+        {
+            state.writing.remove(&name);
+        }
         if result.is_ok() {
             let took = begun.elapsed().as_micros() as u64;
             self.count(|counts| {
-                if reads {
+                if writes.is_none() {
                     counts.read_us += took;
                 } else {
                     counts.write_us += took;
@@ -263,67 +304,74 @@ impl Shared {
         }
     }
 
-    /// Copies an entry out of its slots; `None` if they are no longer this copy's.
+    /// Ends a copy that its task let go of.
+    fn give_up(&self, copy: CopyId) {
+        let running = lock(&self.state).running.get(&copy).copied();
+        if let Some(Running { writes, .. }) = running {
+            self.fail(copy, Reason::Panic, PANICKED);
+            match writes {
+                Some(_) => self.write_failed(),
+                None => self.read_answered(false),
+            }
+        }
+    }
+
+    /// The store took no write.
+    pub(crate) fn write_failed(&self) {
+        if lock(&self.state).writes.failed() {
+            self.note("writes pause since it takes none");
+        }
+    }
+
+    /// Copies a piece of a shard out of a copy's slots, and adds the digests of its tiles; `from` is where a tile
+    /// begins. False if the slots are no longer the copy's.
     pub(crate) fn gather(
         &self,
         copy: CopyId,
-        class: usize,
+        rank: usize,
         slots: &[SlotId],
-    ) -> Option<(Vec<u8>, Vec<u64>)> {
-        let planes = &self.connection.get()?.planes;
-        let shard = self.classes[class].shard_bytes;
-        let mut bytes = vec![0; shard * self.ranks];
-        let mut sums = Vec::with_capacity(self.ranks);
-        {
-            let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
-            if *left || !lock(&self.state).running.contains_key(&copy) {
-                return None;
-            }
-            // Tile by tile, so that the hash finds what was copied in the processor's caches.
-            for (rank, bytes) in bytes.chunks_exact_mut(shard.max(1)).enumerate() {
-                let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
-                for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
-                    // SAFETY: the cache keeps the slots for this copy until its end was reported, which the lock
-                    // that is held here keeps from happening; nobody writes them meanwhile.
-                    unsafe { planes.gather(rank, slots, at * TILE_BYTES, tile) };
-                    digests.push(tile_digest(tile));
-                }
-                sums.push(combine(digests.into_iter(), shard));
-            }
+        from: usize,
+        bytes: &mut [u8],
+        digests: &mut Vec<u64>,
+    ) -> bool {
+        let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(connection) = self.connection.get() else {
+            return false;
+        };
+        if *left || !lock(&self.state).running.contains_key(&copy) {
+            return false;
         }
-        Some((bytes, sums))
+        // Tile by tile, so that the hash finds what was copied in the processor's caches.
+        for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+            let offset = from + at * TILE_BYTES;
+            // SAFETY: the cache keeps the slots for this copy until its end was reported, which the lock
+            // that is held here keeps from happening; nobody writes them meanwhile.
+            unsafe { connection.planes.gather(rank, slots, offset, tile) };
+            digests.push(tile_digest(tile));
+        }
+        true
     }
 
-    /// Copies an entry into its slots, if they are still this copy's. Returns the checksums of the bytes.
+    /// Copies a piece of a shard into a copy's slots, if they are still its own, and adds the digests of its tiles.
     pub(crate) fn scatter(
         &self,
         copy: CopyId,
-        class: usize,
+        rank: usize,
         slots: &[SlotId],
+        from: usize,
         bytes: &[u8],
-    ) -> Vec<u64> {
-        let shard = self.classes[class].shard_bytes;
-        let Some(connection) = self.connection.get() else {
-            return Vec::new();
-        };
+        digests: &mut Vec<u64>,
+    ) {
         let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
         let wanted = !*left && lock(&self.state).running.contains_key(&copy);
-        let take = |(rank, bytes): (usize, &[u8])| {
-            let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
-            for (at, tile) in bytes.chunks(TILE_BYTES).enumerate() {
-                digests.push(tile_digest(tile));
-                if wanted {
-                    // SAFETY: as in `gather`; and nobody else uses these slots before this copy's end.
-                    unsafe {
-                        connection
-                            .planes
-                            .scatter(rank, slots, at * TILE_BYTES, tile)
-                    };
-                }
+        let planes = self.connection.get().map(|connection| &connection.planes);
+        for (at, tile) in bytes.chunks(TILE_BYTES).enumerate() {
+            digests.push(tile_digest(tile));
+            if let Some(planes) = planes.filter(|_| wanted) {
+                // SAFETY: as in `gather`; and nobody else uses these slots before this copy's end.
+                unsafe { planes.scatter(rank, slots, from + at * TILE_BYTES, tile) };
             }
-            combine(digests.into_iter(), shard)
-        };
-        bytes.chunks(shard.max(1)).enumerate().map(take).collect()
+        }
     }
 
     /// Ends all copies: from now on nobody touches slots.
@@ -355,6 +403,9 @@ impl Shared {
         state.running.is_empty() && !state.removing
     }
 }
+
+/// Why a copy ended that nobody ended.
+pub(crate) const PANICKED: &str = "expected a task that ends, found that it panicked: standard error says where; please report it";
 
 /// Why a copy can't begin.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {

@@ -23,11 +23,17 @@ pub enum Reason {
     Source,
     /// What a reset has made wrong could not be removed yet; it is tried again.
     Remove,
+    /// A write that was not begun, since the store takes none.
+    Paused,
+    /// A pack that only a listing of everything has found: its writer's clock, or this engine's, is wrong.
+    Late,
+    /// A task that panicked.
+    Panic,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Table,
         Self::Checksum,
         Self::Short,
@@ -38,6 +44,9 @@ impl Reason {
         Self::Write,
         Self::Source,
         Self::Remove,
+        Self::Paused,
+        Self::Late,
+        Self::Panic,
     ];
 
     /// Its name in counts.
@@ -54,6 +63,9 @@ impl Reason {
             Self::Write => "write",
             Self::Source => "source",
             Self::Remove => "remove",
+            Self::Paused => "paused",
+            Self::Late => "late",
+            Self::Panic => "panic",
         }
     }
 }

@@ -1,22 +1,26 @@
 //! Writes: entries wait a moment for others, and go to the store as one pack.
 
+use std::iter;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use hybrid_pages::error::Error;
 use hybrid_pages::tier::Name;
+use hybrid_pages::transfer::{TILE_BYTES, combine};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout, timeout_at};
 
+use crate::files::{self, Part};
 use crate::lock;
 use crate::messages::{Entry, Upload};
 use crate::pack::{PackId, PackName, Table, sign_of};
-use crate::place::plain;
-use crate::shared::{Connection, Shared, now};
+use crate::place::{of_a_file, plain};
+use crate::shared::{Connection, PANICKED, Shared, now};
 use crate::stats::Reason;
 
 /// Packs on their way at a time.
@@ -52,85 +56,92 @@ pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Uplo
         let shared = Arc::clone(&shared);
         let this = number;
         number += 1;
-        tokio::spawn(async move {
-            put(&shared, entries, this).await;
-            drop(permit);
-        });
+        tokio::spawn(async move { put(&shared, entries, this, permit).await });
     }
 }
 
-/// Writes a pack and ends its copies.
-async fn put(shared: &Shared, entries: Vec<Entry>, number: u32) {
+/// Writes a pack and ends its copies. The permit goes back when the store has answered.
+async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: OwnedSemaphorePermit) {
     let Some(connection) = shared.connection.get() else {
         return;
     };
-    let mut wanted = Vec::with_capacity(entries.len());
-    let mut payload = vec![Bytes::new()];
-    for entry in entries {
-        if !is_wanted(shared, &entry) {
-            let what = "expected a write, found it undone";
-            shared.end(entry.copy, Err(Error::Remote(what.into())));
-            continue;
+    let pauses = {
+        let mut state = lock(&shared.state);
+        state.writes.is_open() && !state.writes.may_try()
+    };
+    if pauses {
+        let what = "expected a store that takes writes, found that it takes none";
+        for entry in &entries {
+            shared.fail(entry.copy.id, Reason::Paused, what);
         }
-        let Some((bytes, sums)) = shared.gather(entry.copy, entry.class, &entry.slots) else {
-            continue;
-        };
-        if sums != *entry.sums {
-            let what = "expected slots with the bytes that were offered, found others";
-            shared.fail(entry.copy, Reason::Source, what);
-            forget(shared, &entry);
-            continue;
-        }
-        payload.push(bytes.into());
-        wanted.push(entry);
-    }
-    if wanted.is_empty() {
         return;
+    }
+    let mut wanted = Vec::with_capacity(entries.len());
+    for entry in entries {
+        if is_wanted(shared, &entry) {
+            wanted.push(entry);
+        } else {
+            let what = "expected a write, found it undone";
+            shared.end(entry.copy.id, Err(Error::Remote(what.into())));
+        }
+    }
+    let mut payload = Vec::new();
+    if shared.options.place.directory.is_none() {
+        wanted.retain(|entry| {
+            let bytes = gather(shared, entry);
+            let is_right = bytes.is_some();
+            payload.extend(bytes);
+            is_right
+        });
     }
     let id = PackId {
         made: now(),
         writer: shared.writer,
         number,
     };
-    let laid: Vec<(Name, usize, &[u64])> = wanted
-        .iter()
-        .map(|entry| (entry.name, entry.class, &entry.sums[..]))
-        .collect();
-    let mut table = Table::of(&laid, &shared.classes);
-    let head = table.encode(&connection.identity, id);
-    let name = PackName {
-        id,
-        table_bytes: head.len() as u64,
-    };
-    payload[0] = head.into();
-    let path = connection.folder.clone().join(name.to_string());
-    let payload: PutPayload = payload.into_iter().collect();
-    let begun = Instant::now();
-    let writing = shared.options.place.store.put(&path, payload);
-    let outcome = timeout(shared.options.write_limit, writing).await;
-    shared.count(|counts| counts.puts += 1);
-    let failure = match outcome {
-        Ok(Ok(_)) => None,
-        Ok(Err(error)) => Some(plain(&error)),
-        Err(_) => Some(format!(
-            "expected it within {:?}, found no answer",
-            begun.elapsed()
-        )),
-    };
-    if let Some(what) = failure {
-        if lock(&shared.state).writes.failed() {
-            shared.note("writes pause since it takes none");
+    let (name, path, mut table, failure) = loop {
+        if wanted.is_empty() {
+            return;
         }
+        let laid: Vec<(Name, usize, &[u64])> = wanted
+            .iter()
+            .map(|entry| (entry.name, entry.class, &entry.sums[..]))
+            .collect();
+        let table = Table::of(&laid, &shared.classes);
+        let head = table.encode(&connection.identity, id);
+        let table_bytes = head.len() as u64;
+        let name = PackName { id, table_bytes };
+        let path = connection.folder.clone().join(name.to_string());
+        let sending = send(shared, &path, head, &payload, &wanted);
+        let outcome = timeout(shared.options.write_limit, sending).await;
+        shared.count(|counts| counts.puts += 1);
+        let failure = match outcome {
+            Ok(Ok(None)) => None,
+            Ok(Ok(Some(other))) => {
+                differs(shared, &wanted.remove(other));
+                continue;
+            }
+            Ok(Err(error)) => Some(plain(&error)),
+            Err(_) => {
+                let limit = shared.options.write_limit;
+                Some(format!("expected it within {limit:?}, found no answer"))
+            }
+        };
+        break (name, path, table, failure);
+    };
+    drop(permit);
+    if let Some(what) = failure {
+        shared.write_failed();
         for entry in &wanted {
-            shared.fail(entry.copy, Reason::Write, &what);
-            forget(shared, entry);
+            shared.fail(entry.copy.id, Reason::Write, &what);
         }
         // It may have arrived in spite of that.
         remove(shared, &path).await;
         return;
     }
-    let taken_back = {
+    let (taken_back, full) = {
         let mut state = lock(&shared.state);
+        let mut full = false;
         state.writes.worked();
         if !state.cleared {
             if state.own.len() == MOST_OWN {
@@ -141,54 +152,111 @@ async fn put(shared: &Shared, entries: Vec<Entry>, number: u32) {
             let mut entries = wanted.iter();
             table.records.retain(|_| {
                 let entry = entries.next();
-                entry.is_some_and(|entry| state.writing.get(&entry.name) == Some(&entry.copy))
+                entry.is_some_and(|entry| state.writing.get(&entry.name) == Some(&entry.copy.id))
             });
             let written = table.object_bytes;
             let count = wanted.len() as u64;
-            state.catalog.add(name, table, &shared.classes, true);
+            full = state.catalog.add(name, table, &shared.classes, true);
             shared.count(|counts| {
                 counts.writes += count;
                 counts.written_bytes += written;
             });
         }
-        state.cleared
+        (state.cleared, full)
     };
+    if full {
+        shared.is_full();
+    }
     for entry in &wanted {
-        forget(shared, entry);
         let result = if taken_back {
             Err(Error::Remote("expected a write, found a reset".into()))
         } else {
             Ok(Vec::new())
         };
-        shared.end(entry.copy, result);
+        shared.end(entry.copy.id, result);
     }
     if taken_back {
         remove(shared, &path).await;
     }
 }
 
-fn is_wanted(shared: &Shared, entry: &Entry) -> bool {
-    lock(&shared.state).writing.get(&entry.name) == Some(&entry.copy)
+/// Sends a pack to the store. `Some`: that entry's slots have other bytes than it was offered with, and nothing was
+/// sent.
+async fn send(
+    shared: &Arc<Shared>,
+    path: &Path,
+    head: Vec<u8>,
+    payload: &[Bytes],
+    entries: &[Entry],
+) -> object_store::Result<Option<usize>> {
+    let place = &shared.options.place;
+    let Some(directory) = &place.directory else {
+        let payload = iter::once(head.into()).chain(payload.iter().cloned());
+        let put = place.store.put(path, payload.collect::<PutPayload>());
+        return put.await.map(|_| None);
+    };
+    let part = |entry: &Entry| Part {
+        copy: entry.copy.id,
+        class: entry.class,
+        slots: Arc::clone(&entry.slots),
+        offset: 0,
+        sums: Arc::clone(&entry.sums),
+    };
+    let parts = entries.iter().map(part).collect();
+    let file = directory.path_to_filesystem(path)?;
+    files::write(shared, file, head, parts)
+        .await
+        .map_err(of_a_file)
 }
 
-fn forget(shared: &Shared, entry: &Entry) {
-    let mut state = lock(&shared.state);
-    if state.writing.get(&entry.name) == Some(&entry.copy) {
-        state.writing.remove(&entry.name);
+/// Copies an entry out of its slots; `None` if they have other bytes than it was offered with.
+fn gather(shared: &Shared, entry: &Entry) -> Option<Bytes> {
+    let class = shared.classes[entry.class];
+    let mut bytes = vec![0; class.bytes as usize];
+    let (copy, slots) = (entry.copy.id, &entry.slots);
+    let shards = bytes.chunks_exact_mut(class.shard_bytes.max(1));
+    for (rank, shard) in shards.enumerate() {
+        let mut digests = Vec::with_capacity(shard.len().div_ceil(TILE_BYTES));
+        let there = shared.gather(copy, rank, slots, 0, shard, &mut digests);
+        let sum = combine(digests.into_iter(), shard.len());
+        if !there || entry.sums.get(rank) != Some(&sum) {
+            differs(shared, entry);
+            return None;
+        }
     }
+    Some(bytes.into())
+}
+
+fn differs(shared: &Shared, entry: &Entry) {
+    let what = "expected slots with the bytes that were offered, found others";
+    shared.fail(entry.copy.id, Reason::Source, what);
+}
+
+fn is_wanted(shared: &Shared, entry: &Entry) -> bool {
+    lock(&shared.state).writing.get(&entry.name) == Some(&entry.copy.id)
 }
 
 /// Says in the store that this process takes back what it wrote, and removes it. Ends when that is done.
 pub(crate) async fn take_back(shared: Arc<Shared>) {
+    while let Err(panic) = AssertUnwindSafe(sign(&shared)).catch_unwind().await {
+        drop(panic); // Standard error has it.
+        shared.failed(Reason::Panic, PANICKED);
+        sleep(shared.options.retry).await;
+    }
+    lock(&shared.state).removing = false;
+}
+
+async fn sign(shared: &Shared) {
     let Some(connection) = shared.connection.get() else {
         return;
     };
-    let sign = connection
-        .folder
-        .clone()
-        .join(sign_of(now(), shared.writer));
     let limit = shared.options.write_limit;
     loop {
+        // Others list from some time on: the sign has that of this attempt.
+        let sign = connection
+            .folder
+            .clone()
+            .join(sign_of(now(), shared.writer));
         let writing = shared.options.place.store.put(&sign, PutPayload::default());
         match timeout(limit, writing).await {
             Ok(Ok(_)) => break,
@@ -199,9 +267,8 @@ pub(crate) async fn take_back(shared: Arc<Shared>) {
     }
     let own = std::mem::take(&mut lock(&shared.state).own);
     for path in paths(connection, &own) {
-        remove(&shared, &path).await;
+        remove(shared, &path).await;
     }
-    lock(&shared.state).removing = false;
 }
 
 fn paths(connection: &Connection, own: &[PackName]) -> Vec<Path> {

@@ -5,7 +5,7 @@ mod support;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use hybrid_pages_remote::{Reason, RemoteStats};
+use hybrid_pages_remote::{Place, Reason, RemoteStats};
 use support::{Engine, Fault, LIMIT, Setup, Store};
 
 const DEADLINE: Duration = Duration::from_millis(150);
@@ -250,6 +250,102 @@ fn slots_that_change_while_they_are_written_are_not_shared() {
     assert_eq!(setup.engine().serve("a"), 0);
 }
 
+/// Engines over a directory, and the one pack that is in it.
+fn directory(prompt: &str) -> (tempfile::TempDir, Setup, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().display());
+    let setup = Setup::at(Place::of_url(&url).unwrap());
+    setup.engine().keep(prompt);
+    let pack = files(folder.path()).remove(0);
+    (folder, setup, pack)
+}
+
+fn files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn every_damaged_pack_of_a_directory_is_refused_or_its_entries_are() {
+    let (_folder, setup, pack) = directory("abc");
+    let whole = std::fs::read(&pack).unwrap();
+    for at in (0..whole.len()).step_by(whole.len() / 37) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x20;
+        std::fs::write(&pack, bytes).unwrap();
+        let engine = setup.engine();
+        assert!(engine.serve("abc") < 3, "byte {at}");
+        assert!(engine.stats().failures.iter().sum::<u64>() > 0, "byte {at}");
+    }
+    for length in [0, 1, 95, 300, whole.len() - 1] {
+        std::fs::write(&pack, &whole[..length]).unwrap();
+        assert_eq!(setup.engine().serve("abc"), 0, "{length} bytes");
+    }
+    std::fs::write(&pack, &whole).unwrap();
+    assert_eq!(setup.engine().serve("abc"), 3);
+    // It gets shorter, or leaves, when its table is known already.
+    for (length, reason) in [(Some(whole.len() - 1), "short"), (None, "gone")] {
+        std::fs::write(&pack, &whole).unwrap();
+        let engine = setup.engine();
+        engine.until("found", |engine| engine.ask("abc") == 3);
+        match length {
+            Some(length) => std::fs::write(&pack, &whole[..length]).unwrap(),
+            None => std::fs::remove_file(&pack).unwrap(),
+        }
+        assert!(engine.restore("abc") < 3);
+        engine.until("ended", |engine| engine.stats().reading == 0);
+        assert_eq!(failures(&engine.stats()), [reason]);
+    }
+}
+
+#[test]
+fn slots_that_change_while_they_are_written_to_a_directory_are_left_out() {
+    let (folder, mut setup, _) = directory("abc");
+    setup.options.pack_age = Duration::from_millis(200);
+    let engine = setup.engine();
+    let mut lease = engine.reserve("xy", &support::cache_support::whole("xy"));
+    let slots = lease.entries()[1].slots.clone();
+    engine.commit("xy", &mut lease);
+    engine
+        .arena
+        .write(slots[0], &vec![1; engine.arena.slot_bytes()])
+        .unwrap();
+    engine.settle();
+    let stats = engine.stats();
+    assert_eq!((stats.failed(Reason::Source), stats.writes), (1, 2));
+    let names = files(folder.path());
+    assert_eq!(names.len(), 2, "nothing but packs: {names:?}");
+    assert!(setup.engine().serve("xy") < 2);
+    assert_eq!(setup.engine().serve("abc"), 3);
+}
+
+#[test]
+fn a_directory_that_takes_no_writes_serves_reads() {
+    let (folder, setup, pack) = directory("abc");
+    let engine = setup.engine();
+    assert_eq!(engine.serve("abc"), 3);
+    // A file where the folder of the packs was.
+    let packs = pack.parent().unwrap();
+    let aside = folder.path().join("aside");
+    std::fs::rename(packs, &aside).unwrap();
+    std::fs::write(packs, b"").unwrap();
+    engine.store("xyz");
+    engine.settle();
+    assert_eq!(engine.stats().failed(Reason::Write), 4);
+    assert_eq!(engine.stats().writes, 0);
+    std::fs::remove_file(packs).unwrap();
+    std::fs::rename(&aside, packs).unwrap();
+    assert_eq!(setup.engine().serve("abc"), 3);
+}
+
 #[test]
 fn a_store_that_dies_in_the_middle_leaves_the_cache_whole() {
     for fault in [Fault::Fails, Fault::Hangs, Fault::Gone, Fault::Flips] {
@@ -277,6 +373,54 @@ fn a_store_that_dies_in_the_middle_leaves_the_cache_whole() {
             other.serve(prompt);
         }
     }
+}
+
+#[test]
+fn every_copy_ends_when_a_task_panics() {
+    let (store, setup, engine) = stocked();
+    store.set(|faults| faults.gets = Fault::Panics);
+    assert_eq!(engine.restore("abcdef"), 0);
+    engine.until("ended", |engine| engine.stats().reading == 0);
+    assert_eq!(failures(&engine.stats()), ["panic"]);
+    store.set(|faults| (faults.gets, faults.puts) = (Fault::None, Fault::Panics));
+    engine.store("xyz");
+    engine.until("ended", |engine| engine.stats().writing == 0);
+    assert_eq!(engine.stats().writes, 0);
+    store.set(|faults| (faults.puts, faults.lists) = (Fault::None, Fault::Panics));
+    let lists = engine.stats().lists;
+    engine.until("listed", |engine| {
+        engine.ask("other");
+        engine.stats().lists > lists
+    });
+    assert_eq!(failures(&engine.stats()), ["panic"]);
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("panicked"), "{notes}");
+    // It goes on when the client does.
+    store.set(|faults| *faults = Default::default());
+    engine.until("found", |engine| engine.serve("abcdef") == 6);
+    engine.until("written", |engine| {
+        engine.store("mno");
+        engine.settle();
+        engine.stats().writes > 0
+    });
+    assert_eq!(setup.engine().serve("mno"), 3);
+}
+
+#[test]
+fn a_reset_takes_back_what_was_written_though_the_client_panics() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let engine = setup.engine();
+    engine.keep("abc");
+    store.set(|faults| faults.puts = Fault::Panics);
+    engine.cache.clear();
+    engine.until("panicked", |engine| {
+        engine.stats().failed(Reason::Panic) > 0
+    });
+    store.set(|faults| *faults = Default::default());
+    engine.settle();
+    assert_eq!(store.packs().len(), 0);
+    assert_eq!(setup.engine().serve("abc"), 0);
 }
 
 #[test]

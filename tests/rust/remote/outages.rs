@@ -64,6 +64,95 @@ fn removals_that_hang_do_not_end_uploads() {
 }
 
 #[test]
+fn what_waits_behind_writes_that_hang_ends_with_them() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.write_limit = Duration::from_millis(100);
+    setup.options.retry = Duration::from_secs(3600);
+    setup.options.pack_bytes = 1;
+    store.set(|faults| faults.puts = Fault::Hangs);
+    let engine = setup.engine();
+    engine.store("abcdefghij");
+    engine.until("ended", |engine| engine.tier().failed_writes == 11);
+    let stats = engine.stats();
+    let (failed, paused) = (stats.failed(Reason::Write), stats.failed(Reason::Paused));
+    // Four are under way at a time, and two may begin before the third has failed.
+    assert!((4..=6).contains(&failed), "{stats:?}");
+    assert_eq!(failed + paused, 11, "{stats:?}");
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("'paused'"), "{notes}");
+}
+
+#[test]
+fn tables_that_could_not_be_read_are_read_later() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    // Nothing is listed again that was made before the last listing.
+    setup.options.skew = Duration::ZERO;
+    setup.options.write_limit = Duration::from_millis(1);
+    setup.options.whole = Duration::from_secs(3600);
+    let mut writer = setup.clone();
+    writer.options.write_limit = Duration::from_secs(30);
+    for prompt in ["abc", "def", "ghi", "jkl"] {
+        writer.engine().keep(prompt);
+    }
+    store.set(|faults| faults.gets = Fault::Fails);
+    let engine = setup.engine();
+    engine.until("listed again", |engine| {
+        engine.ask("other");
+        engine.stats().lists > 5
+    });
+    assert_eq!(engine.stats().packs, 0);
+    store.set(|faults| *faults = Default::default());
+    engine.until("known", |engine| {
+        engine.ask("other");
+        engine.stats().packs == 4
+    });
+    assert_eq!(engine.stats().failed(Reason::Late), 0);
+}
+
+#[test]
+fn packs_that_come_under_an_old_name_are_found_late_and_counted() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.skew = Duration::ZERO;
+    setup.options.whole = Duration::from_millis(300);
+    setup.engine().keep("abc");
+    let (name, bytes) = store.packs().remove(0);
+    store.delete(&name);
+    setup.options.write_limit = Duration::from_millis(1);
+    std::thread::sleep(Duration::from_millis(10));
+    let engine = setup.engine();
+    engine.until("listed", |engine| {
+        engine.ask("abc") == 0 && engine.stats().lists > 1
+    });
+    // As a writer's would whose clock is behind.
+    store.write(&name, bytes);
+    engine.until("found", |engine| engine.serve("abc") == 3);
+    assert_eq!(engine.stats().failed(Reason::Late), 1);
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("clocks"), "{notes}");
+}
+
+#[test]
+fn what_would_not_come_in_time_is_not_begun() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.geometry = geometry(100_000, 100_000, 2);
+    setup.slot_bytes = 1 << 18;
+    setup.options.deadline = Duration::from_millis(200);
+    setup.engine().keep("abcdef");
+    let engine = setup.engine();
+    engine.until("found", |engine| engine.ask("abcdef") == 6);
+    store.set(|faults| faults.gets = Fault::Slow(Duration::from_secs(1)));
+    engine.until("left out", |engine| {
+        engine.ask("abcdef");
+        engine.restore("abcdef");
+        engine.cache.restores().not_worth > 0
+    });
+}
+
+#[test]
 fn another_engines_bits_take_nothing_away() {
     let store = Store::new();
     let setup = Setup::small(&store);

@@ -59,6 +59,28 @@ fn a_checkpoint_that_comes_later_is_found_where_the_pages_are_known() {
 }
 
 #[test]
+fn a_lookup_asks_about_so_many_known_boundaries_at_most() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.slots = 1200;
+    let (first, second) = (setup.engine(), setup.engine());
+    let letter = |at: usize| char::from(b'a' + (at * at / 7 % 26) as u8);
+    let prompt: String = (0..350).map(letter).collect();
+    first.keep(&prompt);
+    assert_eq!(second.serve(&prompt), 350);
+    let fork = format!("{}!", &prompt[..340]);
+    assert_eq!(second.ask(&fork), 0, "no checkpoint there");
+    let before = second.stats().misses;
+    second.hit(&fork);
+    let asked = second.stats().misses - before;
+    assert!((1..=257).contains(&asked), "{asked}");
+    // The deepest first: that is where a fork's checkpoint comes.
+    first.keep(&prompt[..340]);
+    second.until("found", |second| second.ask(&fork) == 340);
+    assert_eq!(second.serve(&fork), 340);
+}
+
+#[test]
 fn a_miss_costs_no_request_per_block() {
     let store = Store::new();
     let mut setup = Setup::small(&store);
@@ -329,6 +351,7 @@ fn urls_that_name_no_store_are_refused_and_secrets_are_not_repeated() {
         "https://bucket/x",
         "file://host/dir",
         "file:relative",
+        "s3://bucket:9000/x",
         "s3://name:geheim@bucket/x",
         "s3://bucket/x?secret=geheim",
         "az://container/x#geheim",

@@ -152,6 +152,8 @@ pub enum Fault {
     Slow(Duration),
     /// One bit of the answer is another.
     Flips,
+    /// The client panics.
+    Panics,
     /// The answer lacks its last byte.
     Short,
     /// The answer is what another object has there.
@@ -232,6 +234,7 @@ impl Store {
                 path: "test".into(),
                 source: "404".into(),
             }),
+            Fault::Panics => panic!("a panic that a test has planted"),
             Fault::Hangs => std::future::pending().await,
             Fault::Slow(time) => {
                 tokio::time::sleep(time).await;
