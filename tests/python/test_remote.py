@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import http.server
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -186,6 +189,125 @@ def test_no_secret_is_told(s3):
         time.sleep(0.01)
     assert any("'write'" in note for note in told)
     assert not any(SECRET in text or KEY in text for text in told)
+
+
+class Gate(http.server.ThreadingHTTPServer):
+    """Passes requests on to a server, or answers them itself."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.behind = server.removeprefix("http://")
+        self.answer: tuple[int, dict[str, str], str] | None = None
+        self.asked = 0
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Passing(http.server.BaseHTTPRequestHandler):
+    server: Gate
+    protocol_version = "HTTP/1.1"
+
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked += 1
+        if self.server.answer is not None:
+            status, headers, text = self.server.answer
+            data = text.encode()
+        else:
+            behind = http.client.HTTPConnection(self.server.behind)
+            behind.request(self.command, self.path, body, dict(self.headers))
+            found = behind.getresponse()
+            status, headers, data = found.status, dict(found.headers), found.read()
+            behind.close()
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        length = headers.get("content-length", len(data)) if self.command == "HEAD" else len(data)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = pass_on
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def gate(s3: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", gate.url)
+    yield gate
+    gate.shutdown()
+    gate.server_close()
+
+
+def told(engine: Engine, part: str) -> str:
+    """Looks prompts up until the notes have that in them."""
+    notes = ""
+    limit = time.monotonic() + 60
+    while part not in notes:
+        engine.cache.lookup(engine.namespace, keys("other"))
+        engine.cache.poll()
+        notes += "\n".join(engine.remote.notes())
+        assert time.monotonic() < limit, notes
+        time.sleep(0.01)
+    assert SECRET not in notes and KEY not in notes
+    return notes
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_server_that_throttles_is_left_alone_and_used_again(gate, status):
+    Engine("s3://prefixes").store("abcdef")
+    code = "<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>"
+    gate.answer = (status, {"Retry-After": "1"}, code)
+    engine = Engine("s3://prefixes")
+    assert str(status) in told(engine, "left alone")
+    assert engine.remote.stats()["out"] == 1
+    asked = gate.asked
+    for _ in range(20):
+        assert engine.restore("abcdef") == 0
+    assert gate.asked - asked <= 5
+    gate.answer = None
+    limit = time.monotonic() + 60
+    while engine.restore("abcdef") < 6:
+        assert time.monotonic() < limit, engine.remote.stats()
+        time.sleep(0.05)
+
+
+def test_credentials_that_are_refused_are_told_early_and_not_repeated(gate):
+    said = (
+        f"<Error><Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>{KEY}</AWSAccessKeyId></Error>"
+    )
+    gate.answer = (403, {"Content-Type": "application/xml"}, said)
+    engine = Engine("s3://prefixes")
+    notes = told(engine, "'list'")
+    assert "give the client credentials" in notes
+    engine.store("abc")
+    assert "'write'" in told(engine, "'write'")
+
+
+def test_a_bucket_that_is_missing_is_told(s3):
+    assert "make the bucket" in told(Engine("s3://no-such-bucket/x"), "'list'")
+
+
+def test_without_credentials_that_is_told(gate, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", gate.url)
+    gate.answer = (404, {}, "")
+    assert "no credentials" in told(Engine("s3://prefixes"), "'list'")
+
+
+@pytest.mark.parametrize("prefix", ["a%20b/%C3%BC", "a+b=c", "x/y/", "100%25", "_.-~!*'()"])
+def test_prefixes_may_have_odd_characters(s3, tmp_path, prefix):
+    for url in (f"s3://prefixes/{prefix}", f"file://{tmp_path}/{prefix.replace('/', '%20')}"):
+        Engine(url).store("abc")
+        assert Engine(url).restore("abc") == 3
 
 
 def test_a_server_that_is_not_there_costs_nothing_but_misses(s3, monkeypatch):
