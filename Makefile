@@ -252,7 +252,7 @@ test-python: build ## Test the package without an engine, and its type stubs
 	@$(LIGHT_BIN)/python $(TESTS_ABREAST) tests/python
 
 .PHONY: test-docs
-test-docs: $(DOCS_STAMPS)/package ## Build the documents' site strictly, and run the code in them (seconds)
+test-docs: $(DOCS_STAMPS)/package ## Build the documents' site strictly, and run the code in them (about a minute)
 	@$(SAY) "building the documents' site strictly, and running their code"
 	@$(DOCS_BIN)/python $(MODULES_ABREAST) tests/docs
 
