@@ -300,8 +300,8 @@ mod tests {
 
     use super::*;
     use crate::catalog::Spot;
+    use crate::messages::Begun;
     use crate::pack::PackId;
-    use crate::shared::Begun;
 
     fn fetch(pack: u32, offset: u64, bytes: u64) -> Fetch {
         let id = PackId {
@@ -310,7 +310,7 @@ mod tests {
             number: pack,
         };
         Fetch {
-            copy: Begun::new(CopyId(0), &Weak::new()),
+            copy: Begun::new(CopyId(0), Weak::<Shared>::new()),
             name: [0; 32],
             spot: Spot {
                 pack: id,

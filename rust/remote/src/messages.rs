@@ -1,13 +1,39 @@
 //! What the tasks are told.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::Name;
+use hybrid_pages::tier::{CopyId, Name};
 
 use crate::catalog::Spot;
-use crate::shared::Begun;
+
+/// Hears of copies that their task let go of.
+pub(crate) trait Owner: Send + Sync {
+    /// If the copy has not ended, it has failed.
+    fn let_go(&self, copy: CopyId);
+}
+
+/// A copy that a task has to end before it lets go of it, as it does in a panic.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) id: CopyId,
+    owner: Weak<dyn Owner>,
+}
+
+impl Begun {
+    pub(crate) fn new(id: CopyId, owner: Weak<dyn Owner>) -> Self {
+        Self { id, owner }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.let_go(self.id);
+        }
+    }
+}
 
 /// A read of one entry.
 #[derive(Debug)]

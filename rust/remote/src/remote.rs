@@ -15,9 +15,9 @@ use crate::freshness::Answer;
 use crate::handle::{RemoteHandle, close};
 use crate::listing::list;
 use crate::lock;
-use crate::messages::{Entry, Fetch, Upload};
+use crate::messages::{Begun, Entry, Fetch, Upload};
 use crate::options::{Admit, RemoteOptions};
-use crate::shared::{Begun, Running, Shared, refused};
+use crate::shared::{Running, Shared, refused};
 use crate::upload::take_back;
 
 /// Slots of all tiers must have names: this one takes at most a quarter.
@@ -175,7 +175,7 @@ impl Below for Remote {
         state.writing.insert(name, copy);
         drop(state);
         let entry = Entry {
-            copy: Begun::new(copy, &Arc::downgrade(shared)),
+            copy: Begun::new(copy, Arc::downgrade(shared) as _),
             name,
             class,
             slots: slots.into(),
@@ -210,7 +210,7 @@ impl Below for Remote {
         state.running.insert(copy, running);
         drop(state);
         let fetch = Fetch {
-            copy: Begun::new(copy, &Arc::downgrade(shared)),
+            copy: Begun::new(copy, Arc::downgrade(shared) as _),
             name,
             bytes: class.bytes,
             spot,

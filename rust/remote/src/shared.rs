@@ -1,7 +1,7 @@
 //! What the tasks of a remote store share with it, and how copies end.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::{HashMap, HashSet};
@@ -18,7 +18,7 @@ use crate::catalog::Catalog;
 use crate::class::Class;
 use crate::freshness::Freshness;
 use crate::lock;
-use crate::messages::{Fetch, Upload};
+use crate::messages::{Fetch, Owner, Upload};
 use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
 use crate::speed::Speed;
@@ -102,28 +102,6 @@ pub(crate) struct Running {
     pub(crate) begun: Instant,
     /// What it writes, if it is no read.
     pub(crate) writes: Option<Name>,
-}
-
-/// A copy that a task has to end: if it lets go of it before, as in a panic, the copy has failed.
-#[derive(Debug)]
-pub(crate) struct Begun {
-    pub(crate) id: CopyId,
-    shared: Weak<Shared>,
-}
-
-impl Begun {
-    pub(crate) fn new(id: CopyId, shared: &Weak<Shared>) -> Self {
-        let shared = Weak::clone(shared);
-        Self { id, shared }
-    }
-}
-
-impl Drop for Begun {
-    fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.give_up(self.id);
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -304,18 +282,6 @@ impl Shared {
         }
     }
 
-    /// Ends a copy that its task let go of.
-    fn give_up(&self, copy: CopyId) {
-        let running = lock(&self.state).running.get(&copy).copied();
-        if let Some(Running { writes, .. }) = running {
-            self.fail(copy, Reason::Panic, PANICKED);
-            match writes {
-                Some(_) => self.write_failed(),
-                None => self.read_answered(false),
-            }
-        }
-    }
-
     /// The store took no write.
     pub(crate) fn write_failed(&self) {
         if lock(&self.state).writes.failed() {
@@ -401,6 +367,19 @@ impl Shared {
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.running.is_empty() && !state.removing
+    }
+}
+
+impl Owner for Shared {
+    fn let_go(&self, copy: CopyId) {
+        let running = lock(&self.state).running.get(&copy).copied();
+        if let Some(Running { writes, .. }) = running {
+            self.fail(copy, Reason::Panic, PANICKED);
+            match writes {
+                Some(_) => self.write_failed(),
+                None => self.read_answered(false),
+            }
+        }
     }
 }
 
