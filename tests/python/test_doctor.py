@@ -298,11 +298,51 @@ def test_a_good_engine_has_no_findings(capsys, server):
         ('remote_out{engine="0"} 1', "remote-out"),
         ('remote_sharing{engine="0"} 0', "remote-not-shared"),
         ('remote_failures_total{reason="deadline"} 1', "remote-failures"),
+        ('remote_unanswered_total{engine="0"} 2', "remote-unanswered"),
+        ('remote_not_worth_total{engine="0"} 2', "remote-slow"),
+        ('remote_entries_total{event="declined"} 1', "remote-declined"),
         ('free_bytes{engine="1"} 1000', "unpinned"),
     ],
 )
 def test_what_an_engine_reports_is_found(capsys, server, line, name):
     assert of_engine(capsys, server(f"{GOOD}vllm:hybrid_pages_{line}\n")) == [name]
+
+
+def test_a_remote_store_that_works_has_no_finding(capsys, server):
+    lines = (
+        'remote_out{engine="0"} 0',
+        'remote_sharing{engine="0"} 1',
+        'remote_failures_total{engine="0",reason="deadline"} 0',
+        'remote_unanswered_total{engine="0"} 1',
+        'remote_not_worth_total{engine="0"} 1',
+        'remote_entries_total{engine="0",event="written"} 100',
+        'remote_entries_total{engine="0",event="unproven"} 900',
+        'remote_entries_total{engine="0",event="declined"} 10',
+    )
+    text = GOOD + "".join(f"vllm:hybrid_pages_{line}\n" for line in lines)
+    assert of_engine(capsys, server(text)) == []
+    # One core's reset is enough.
+    other = 'vllm:hybrid_pages_remote_sharing{engine="1"} 0\n'
+    assert of_engine(capsys, server(text + other)) == ["remote-not-shared"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("full", "more memory"),
+        ("gone", "lifecycle rule"),
+        ("list", "the log names"),
+    ],
+)
+def test_the_fix_of_a_remote_failure_is_that_of_the_commonest_reason(capsys, server, reason, words):
+    text = "".join(
+        f'vllm:hybrid_pages_remote_failures_total{{engine="0",reason="{name}"}} {count}\n'
+        for name, count in (("deadline", 1), (reason, 3))
+    )
+    assert cli.main(["doctor", "--json", "--url", server(GOOD + text)]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert f"1 deadline, 3 {reason}" in finding["found"]
+    assert words in finding["fix"]
 
 
 @pytest.mark.parametrize(

@@ -116,13 +116,24 @@ def test_a_wrong_threshold_is_found(tmp_path):
     assert "HybridPagesMissingStates" in done.stdout + done.stderr
 
 
+LABELLED = {"event": ("written", "read", "unproven", "declined")}
+"""Values of labels that queries name."""
+
+
 def samples(round_: int) -> str:
     """What an engine exposes: every metric, with a value that grows."""
     lines = []
     for name, label in EXPOSED.items():
-        labels = 'model_name="m",engine="0"' + (f',{label}="one"' if label else "")
-        lines.append(f"vllm:hybrid_pages_{name}{{{labels}}} {10 * round_ + 1}")
+        for value in LABELLED.get(label, ("one",)):
+            labels = 'model_name="m",engine="0"' + (f',{label}="{value}"' if label else "")
+            lines.append(f"vllm:hybrid_pages_{name}{{{labels}}} {10 * round_ + 1}")
     return "\n".join(lines) + "\n"
+
+
+def test_every_figure_of_the_remote_store_is_on_the_dashboard():
+    shown = set(re.findall(r"vllm:hybrid_pages_(remote_\w+)", " ".join(queries())))
+    left_out = {"remote_known_packs"}
+    assert shown == {name for name in EXPOSED if name.startswith("remote_")} - left_out
 
 
 class Exposed(BaseHTTPRequestHandler):
@@ -202,5 +213,5 @@ def test_every_query_of_the_dashboard_has_an_answer(prometheus, query):
 def test_prometheus_loads_the_rules(prometheus):
     with urllib.request.urlopen(f"{prometheus}/api/v1/rules", timeout=10) as reply:
         (group,) = json.loads(reply.read())["data"]["groups"]
-    assert len(group["rules"]) == 7
+    assert len(group["rules"]) == 11
     assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}

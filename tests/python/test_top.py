@@ -68,6 +68,16 @@ def test_engine_cores_add_up():
 
 REMOTE = """vllm:hybrid_pages_hit_tokens_total{engine="0",source="remote"} 2.5e4
 vllm:hybrid_pages_remote_bytes_total{engine="0",event="read"} 2048
+vllm:hybrid_pages_remote_entries_total{engine="0",event="read"} 8
+vllm:hybrid_pages_remote_entries_total{engine="0",event="unproven"} 21
+vllm:hybrid_pages_remote_entries_total{engine="0",event="found"} 7
+vllm:hybrid_pages_remote_seconds_total{engine="0",event="read"} 0.1
+vllm:hybrid_pages_remote_requests_total{engine="0",kind="list"} 34
+vllm:hybrid_pages_remote_not_worth_total{engine="0"} 5
+vllm:hybrid_pages_remote_unanswered_total{engine="0"} 6
+vllm:hybrid_pages_remote_outages_total{engine="0"} 2
+vllm:hybrid_pages_remote_latency_seconds{engine="0"} 0.0021
+vllm:hybrid_pages_remote_bytes_per_second{engine="0"} 3145728
 vllm:hybrid_pages_remote_failures_total{engine="0",reason="deadline"} 3
 vllm:hybrid_pages_remote_out{engine="0"} 0
 vllm:hybrid_pages_remote_sharing{engine="0"} 1
@@ -78,14 +88,43 @@ def test_hits_of_a_remote_store_count(capsys, server):
     assert figures(parse(GOOD), None, 0)["remote"] is None
     found = figures(parse(GOOD + REMOTE), None, 0)
     assert (found["hit_rates"]["remote"], found["hit_rate"]) == (0.25, 0.75)
-    assert found["remote"]["read_bytes"] == 2048
-    assert found["remote"]["known_bytes"] is None
-    known = 'vllm:hybrid_pages_remote_known_bytes{engine="0"} 4096\n'
-    assert figures(parse(GOOD + REMOTE + known), None, 0)["remote"]["known_bytes"] == 4096
+    remote = found["remote"]
+    assert remote["read_bytes"] == 2048
+    assert remote["known_bytes"] is remote["known_entries"] is None
+    assert remote["seconds_each"] == {"read": 0.0125}
+    assert remote["not_written"] == {"unproven": 21}
+    assert remote["not_read"] == {"not_worth": 5, "unanswered": 6}
+    known = """vllm:hybrid_pages_remote_known_bytes{engine="0"} 4096
+vllm:hybrid_pages_remote_known_entries{engine="0"} 12
+"""
     assert cli.main(["top", "--once", "--url", server(GOOD + REMOTE + known)]) == 0
     printed = capsys.readouterr().out
-    for words in ("hit: remote", "75.0%", "remote: read", "3 remote: deadline"):
+    assert "12.5 ms each" in printed and "12 entries known" in printed
+    for words in (
+        "hit: remote",
+        "75.0%",
+        "remote: read",
+        "3 remote: deadline",
+        "not shared  21 unproven",
+        "not fetched 5 faster to compute, 6 unanswered",
+        "remote      answers in 2.1 ms, reads bring 3.0 MiB/s, left alone 2 times",
+        "requests    34 list",
+    ):
         assert words in printed
+
+
+def test_engine_cores_share_one_remote_store(capsys, server):
+    """What it has is there once; what was copied adds up; one core's trouble is the engine's."""
+    known = 'vllm:hybrid_pages_remote_known_bytes{engine="0"} 4096\n'
+    one = REMOTE + known
+    other = one.replace('engine="0"', 'engine="1"').replace("4096", "5120")
+    other = other.replace('out{engine="1"} 0', 'out{engine="1"} 1')
+    other = other.replace('sharing{engine="1"} 1', 'sharing{engine="1"} 0')
+    remote = figures(parse(GOOD + one + other), None, 0)["remote"]
+    assert (remote["known_bytes"], remote["read_bytes"]) == (5120, 4096)
+    assert (remote["out"], remote["sharing"]) == (True, False)
+    assert cli.main(["top", "--once", "--url", server(GOOD + one + other)]) == 0
+    assert "out: it failed or hung" in capsys.readouterr().out
 
 
 def test_once_shows_everything_since_the_start(capsys, server):

@@ -196,20 +196,68 @@ def _remote(samples: Samples) -> Iterator[Finding]:
             "the remote store failed or hung and is left alone",
             "look at the store and the network; the log says what it did not answer",
         )
-    if samples.all("vllm:hybrid_pages_remote_sharing") and not samples.ours("remote_sharing"):
+    if not all(it.value for it in samples.all("vllm:hybrid_pages_remote_sharing")):
         yield Finding(
             "remote-not-shared",
             "hits",
             "after a reset, no other engine finds what this one writes to the remote store",
             "restart the engine once its weights are final (docs/weight-updates.md)",
         )
-    if count := sum(samples.by_label("remote_failures", "reason").values()):
+    reasons = samples.by_label("remote_failures", "reason")
+    failed = {reason: count for reason, count in reasons.items() if count}
+    if failed:
+        said = ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(failed.items()))
+        worst = max(failed, key=lambda reason: failed[reason])
         yield Finding(
             "remote-failures",
             "hits",
-            f"{count:.0f} copies or listings of the remote store failed",
-            "the log names the first of each reason",
+            f"copies or questions of the remote store failed, and were computed: {said}",
+            _REMOTE_FIXES.get(worst, "the log names the first of each reason"),
         )
+    lookups = samples.ours("lookups")
+    if (unanswered := samples.ours("remote_unanswered")) > _MANY_MISSES * lookups:
+        yield Finding(
+            "remote-unanswered",
+            "hits",
+            f"{unanswered:.0f} of {lookups:.0f} requests went on before the remote store had "
+            f"answered, which takes {_slowest(samples):.0f} ms",
+            "a store that is nearer or has less to do, or a longer remote_deadline_ms",
+        )
+    if (passed_over := samples.ours("remote_not_worth")) > _MANY_MISSES * lookups:
+        yield Finding(
+            "remote-slow",
+            "hits",
+            f"{passed_over:.0f} of {lookups:.0f} requests computed what the remote store had, "
+            "since that is faster than to read it",
+            "a faster store or network; nothing, if the model is small",
+        )
+    written = samples.ours("remote_entries", event="written")
+    declined = samples.ours("remote_entries", event="declined")
+    if declined > _MANY_MISSES * (written or 1):
+        yield Finding(
+            "remote-declined",
+            "hits",
+            f"the remote store did not take {declined:.0f} entries, and {written:.0f} it did",
+            "look whether it has room, and is fast enough for what is computed",
+        )
+
+
+_REMOTE_FIXES = {
+    "deadline": "look at the store and the network, or raise remote_deadline_ms",
+    "full": "give the store more memory",
+    "gone": "nothing, if hits suffice: the store evicts, or its lifecycle rule deletes, what is "
+    "still asked for",
+    "kept": "compare the engines' logs: two of one identity have computed other bytes",
+    "helper": "the log says why Mooncake's client ended or cannot start",
+    "checksum": "look for who else writes there, and at the store's own checks: bytes were damaged",
+}
+"""By the commonest reason; other reasons are in the log."""
+
+
+def _slowest(samples: Samples) -> float:
+    """Milliseconds that an answer of the remote store takes, by the slowest engine core."""
+    found = samples.all("vllm:hybrid_pages_remote_latency_seconds")
+    return 1e3 * max((it.value for it in found), default=0.0)
 
 
 def _prompts(samples: Samples) -> Iterator[Finding]:

@@ -72,6 +72,7 @@ def _disk(now: Samples, span: _Span) -> dict[str, Any] | None:
         "used_bytes": now.by_label("disk_used_bytes", "identity"),
         "written_bytes": span.more("disk_bytes", event="written"),
         "read_bytes": span.more("disk_bytes", event="read"),
+        "seconds_each": span.seconds_each("disk"),
         "queue": now.by_label("disk_queue", "event"),
         "out": bool(now.ours("disk_out")),
         "lasting": bool(now.ours("disk_lasting")),
@@ -81,16 +82,38 @@ def _disk(now: Samples, span: _Span) -> dict[str, Any] | None:
 def _remote(now: Samples, span: _Span) -> dict[str, Any] | None:
     if not now.all("vllm:hybrid_pages_remote_out"):
         return None
-    # Mooncake does not tell what it has.
-    known = now.all("vllm:hybrid_pages_remote_known_bytes")
     return {
-        "known_bytes": now.ours("remote_known_bytes") if known else None,
+        "known_entries": _most(now, "remote_known_entries"),
+        "known_bytes": _most(now, "remote_known_bytes"),
         "written_bytes": span.more("remote_bytes", event="written"),
         "read_bytes": span.more("remote_bytes", event="read"),
+        "seconds_each": span.seconds_each("remote"),
         "queue": now.by_label("remote_queue", "event"),
+        "requests": span.labels("remote_requests", "kind"),
+        "not_written": {
+            event: amount
+            for event, amount in span.labels("remote_entries", "event").items()
+            if event in ("unproven", "declined")
+        },
+        "not_read": {
+            name: amount
+            for name in ("not_worth", "unanswered")
+            if (amount := span.more(f"remote_{name}"))
+        },
+        "latency_seconds": _most(now, "remote_latency_seconds"),
+        "bytes_per_second": _most(now, "remote_bytes_per_second"),
         "out": bool(now.ours("remote_out")),
-        "sharing": bool(now.ours("remote_sharing")),
+        "outages": span.more("remote_outages"),
+        "sharing": all(it.value for it in now.all("vllm:hybrid_pages_remote_sharing")),
     }
+
+
+def _most(now: Samples, name: str) -> float | None:
+    """Of what all engine cores share, as the one sees it that sees most.
+
+    None if nobody tells, as with a Mooncake Store.
+    """
+    return max((it.value for it in now.all(f"vllm:hybrid_pages_{name}")), default=None)
 
 
 def _all_ours(samples: Samples) -> list[Any]:
@@ -118,6 +141,15 @@ class _Span:
         if self._before is None or self._seconds <= 0:
             return None
         return self.more(name) / self._seconds
+
+    def seconds_each(self, tier: str) -> dict[str, float]:
+        """Mean time of a copy of an entry, queues included; only where there was one."""
+        copies = {event: self.more(f"{tier}_entries", event=event) for event in ("written", "read")}
+        return {
+            event: self.more(f"{tier}_seconds", event=event) / entries
+            for event, entries in copies.items()
+            if entries
+        }
 
     def labels(self, name: str, label: str) -> dict[str, float]:
         return {

@@ -120,7 +120,10 @@ def _room(figures: dict[str, Any]) -> Table:
         state = "out: it failed or hung" if remote["out"] else ""
         state = state or ("" if remote["sharing"] else "shared no more")
         known = "-" if remote["known_bytes"] is None else size(remote["known_bytes"])
-        table.add_row("remote", known, "", Text(state, style="bold red"))
+        entries = remote["known_entries"]
+        said = Text("" if entries is None else f"{entries:,.0f} entries known")
+        said.append(f" {state}" if state else "", style="bold red")
+        table.add_row("remote", known, "", said)
     return table
 
 
@@ -140,13 +143,38 @@ def _copies(figures: dict[str, Any], totals: dict[str, Any]) -> Table:
             continue
         for name in ("written", "read"):
             waiting = totals[tier]["queue"].get(name, 0)
+            took = totals[tier]["seconds_each"].get(name)
             table.add_row(
                 f"{tier}: {name}",
                 f"{waiting:.0f} waiting",
                 size(totals[tier][f"{name}_bytes"]),
-                "",
+                "" if took is None else f"{1e3 * took:.1f} ms each",
             )
     return table
+
+
+def _remote(totals: dict[str, Any]) -> list[Text]:
+    """What was refused, or missed, and how fast the store is."""
+    remote = totals["remote"]
+    if remote is None:
+        return []
+    names = {"not_worth": "faster to compute", "unanswered": "unanswered"}
+    refused = [f"{n:,.0f} {event}" for event, n in remote["not_written"].items()]
+    missed = [f"{n:,.0f} {names[name]}" for name, n in remote["not_read"].items()]
+    speed = []
+    if remote["latency_seconds"]:
+        speed.append(f"answers in {1e3 * remote['latency_seconds']:.1f} ms")
+    if remote["bytes_per_second"]:
+        speed.append(f"reads bring {size(remote['bytes_per_second'])}/s")
+    if remote["outages"]:
+        speed.append(f"left alone {remote['outages']:,.0f} times")
+    requests = [f"{n:,.0f} {kind}" for kind, n in remote["requests"].items()]
+    return [
+        Text(f"{'not shared':<12}{', '.join(refused) or 'nothing'}"),
+        Text(f"{'not fetched':<12}{', '.join(missed) or 'nothing'}"),
+        Text(f"{'remote':<12}{', '.join(speed) or 'not used yet'}"),
+        Text(f"{'requests':<12}{', '.join(requests) or 'none'}"),
+    ]
 
 
 def _counts(figures: dict[str, Any], totals: dict[str, Any]) -> list[Text]:
@@ -158,6 +186,7 @@ def _counts(figures: dict[str, Any], totals: dict[str, Any]) -> list[Text]:
     ):
         said = ", ".join(f"{n:,.0f} {name}" for name, n in totals[key].items())
         lines.append(Text(f"{label:<12}{said or 'nothing'}"))
+    lines += _remote(totals)
     failed = dict(totals["failures"])
     for tier in ("disk", "remote"):
         failed |= {f"{tier}: {key}": n for key, n in totals[f"{tier}_failures"].items()}
