@@ -49,12 +49,11 @@ def _map(fd: int, nbytes: int, protection: int) -> int:
     return int(address)
 
 
-def _map_slots(path: str, nbytes: int) -> int:
-    """Where the slots of a plane begin; they end its file."""
+def _map_slots(path: str, first: int) -> int:
+    """The address of the slots of a plane, which begin at `first` of its file."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        size = os.fstat(fd).st_size
-        return _map(fd, size, mmap.PROT_READ) + size - nbytes
+        return _map(fd, os.fstat(fd).st_size, mmap.PROT_READ) + first
     finally:
         os.close(fd)
 
@@ -76,7 +75,7 @@ class Client:
         from mooncake.store import MooncakeDistributedStore
 
         self._staging = _map(fd, staging, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._planes = [_map_slots(path, nbytes) for path, nbytes in planes]
+        self._planes = [_map_slots(path, first) for path, first in planes]
         self._store = MooncakeDistributedStore()
         code = self._store.setup(
             {

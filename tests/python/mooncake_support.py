@@ -10,7 +10,8 @@ from cache_support import SLOT_BYTES, hybrid, keys, whole
 from hybrid_pages._core import Arena, Cache, Mooncake, checksum
 from hybrid_pages.mooncake import command
 
-SLOTS = 64
+SLOTS = 65
+"""Not whole pages of memory."""
 IDENTITY = bytes(range(32))
 LIMIT = 60.0
 SIZES = {0: 64, 1: 160}
@@ -40,6 +41,8 @@ class Process:
         ready: bool = True,
         deadline_ms: int = 2000,
         staging_bytes: int = 1 << 20,
+        weighs: bool = False,
+        program: list[str] | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
         self.ranks = ranks
@@ -51,9 +54,9 @@ class Process:
             geometry,
             slot_bytes=slot_bytes,
             master=master,
-            command=["/usr/bin/env", *words, *command()],
+            command=["/usr/bin/env", *words, *(program or command())],
             deadline_ms=deadline_ms,
-            weighs=False,
+            weighs=weighs,
             staging_bytes=staging_bytes,
         )
         self.cache = Cache(geometry, slot_bytes=slot_bytes, slots=SLOTS, remote=self.tier)
@@ -73,8 +76,13 @@ class Process:
         counts = self.stats().items()
         return {name[7:]: count for name, count in counts if name.startswith("failed_") and count}
 
-    def store(self, prompt: str, *, change: bytes = b"") -> None:
-        """Stores all pages and a checkpoint at the end; `change` replaces their first bytes."""
+    def store(
+        self, prompt: str, *, change: bytes = b"", settle: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Stores all pages and a checkpoint at the end; `change` replaces their first bytes.
+
+        Returns the slots of each entry.
+        """
         with self.cache.reserve(self.namespace, keys(prompt), whole(prompt)) as lease:
             sums = []
             for entry in lease.entries:
@@ -85,8 +93,11 @@ class Process:
                     parts = [shard[at * SLOT_BYTES :][:SLOT_BYTES] for shard in shards]
                     self.arena.write(slot, b"".join(part.ljust(SLOT_BYTES) for part in parts))
                 sums.append([checksum(shard) for shard in shards])
+            slots = [tuple(entry.slots) for entry in lease.entries]
             lease.commit(sums)
-        self.settle()
+        if settle:
+            self.settle()
+        return slots
 
     def settle(self) -> None:
         def settled() -> bool:

@@ -37,7 +37,7 @@ impl MooncakeHandle {
                         .into(),
                 )
             })?;
-            Ok((path.to_owned(), plane.slots() * plane.slot_bytes()))
+            Ok((path.to_owned(), plane.first_slot_at()))
         };
         let paths = (0..shared.ranks).map(plane).collect::<Result<Vec<_>>>()?;
         if shared.planes.set(planes).is_err() {
@@ -62,8 +62,7 @@ impl MooncakeHandle {
         let mut stats = lock(&self.0.counts).clone();
         stats.out = !state.answers_now();
         stats.shared = state.identity.is_some() && !state.cleared;
-        stats.latency_us = (state.latency.unwrap_or(0.0) * 1e6) as u64;
-        stats.bandwidth = state.bandwidth.unwrap_or(0.0) as u64;
+        (stats.latency_us, stats.bandwidth) = state.speed.measured();
         let reads = |work: &Work| match work {
             Work::Get(gets) => gets.len() as u64,
             _ => 0,

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hybrid_pages::tier::{CopyId, Identity};
+use hybrid_pages::transfer::TILE_BYTES;
 
 use crate::helper::Helper;
 use crate::lock;
@@ -63,10 +64,7 @@ impl Link {
             if state.closed {
                 break;
             }
-            let idle = |state: &mut State| {
-                let waits = !state.questions.is_empty() || !state.gets.is_empty();
-                !state.closed && !state.lost && !waits
-            };
+            let idle = |state: &mut State| !state.closed && !state.lost && !state.has_work();
             drop(shared.bell.wait_timeout_while(state, TICK, idle));
             std::thread::sleep(GATHERING);
             self.give();
@@ -368,7 +366,7 @@ fn parts(shared: &Shared, put: &Put) -> Vec<(usize, usize, usize)> {
 
 /// Takes what the helper says, until it ends.
 fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
-    let mut buffer = Vec::new();
+    let mut tile = [0; TILE_BYTES];
     for line in BufReader::new(stream).lines() {
         let reply = line.ok().and_then(|line| serde_json::from_str(&line).ok());
         match reply {
@@ -378,7 +376,7 @@ fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
                 state.breaker.worked();
             }
             Some(Reply::Codes { id, codes }) => {
-                reply::take(shared, identity, (id, &codes), &mut buffer);
+                reply::take(shared, identity, (id, &codes), &mut tile);
             }
             Some(Reply::Failed { error }) => {
                 shared.failed(Reason::Helper, &error);

@@ -1,6 +1,6 @@
 //! What becomes of a batch when the helper has answered.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
 use hybrid_pages::tier::Identity;
@@ -13,12 +13,12 @@ use crate::stats::Reason;
 use crate::value::Header;
 use crate::wire::{NO_ANSWER, NO_ROOM, NOT_FOUND, NOT_READY, WRONG_LENGTH};
 
-/// Takes the answer to a batch. Bytes are verified in `buffer`, where nobody else writes.
+/// Takes the answer to a batch. Bytes are verified in `tile`, where nobody else writes.
 pub(crate) fn take(
     shared: &Shared,
     identity: &Identity,
     (id, codes): (u64, &[i64]),
-    buffer: &mut Vec<u8>,
+    tile: &mut [u8; TILE_BYTES],
 ) {
     let batch = {
         let mut state = lock(&shared.state);
@@ -32,19 +32,20 @@ pub(crate) fn take(
     // A code that is missing is an error of the store's.
     let codes = codes.iter().copied().chain(std::iter::repeat(-1));
     let reply = Taking { shared, identity };
-    let bytes = match &batch.work {
-        Work::Ask(_) => Some(0),
-        Work::Get(gets) => Some(
-            gets.iter()
-                .map(|get| shared.classes[get.class].value_bytes)
-                .sum(),
-        ),
-        Work::Put(_) | Work::Remove(_) => None,
-    };
-    let took = batch.given.elapsed();
+    let mut measured = Measured::Nothing;
     let health = match batch.work {
-        Work::Ask(questions) => reply.questions(&questions, codes),
-        Work::Get(gets) => reply.gets(gets, codes, buffer),
+        Work::Ask(questions) => {
+            measured = Measured::Answer(batch.given.elapsed());
+            reply.questions(&questions, codes)
+        }
+        Work::Get(gets) => {
+            let bytes = gets
+                .iter()
+                .map(|get| shared.classes[get.class].value_bytes as u64);
+            let took = lock(&shared.state).read_for(batch.given);
+            measured = Measured::Read(bytes.sum(), took);
+            reply.gets(gets, codes, tile)
+        }
         Work::Put(puts) => reply.puts(puts, codes),
         Work::Remove(names) => {
             let mut health = Health::default();
@@ -69,10 +70,19 @@ pub(crate) fn take(
         shared.store_failed(&mut state);
     } else if health.worked {
         state.breaker.worked();
-        if let Some(bytes) = bytes {
-            state.measured(bytes, took);
+        match measured {
+            Measured::Answer(took) => state.speed.answered(took),
+            Measured::Read(bytes, took) => state.speed.brought(bytes, bytes, took),
+            Measured::Nothing => {}
         }
     }
+}
+
+/// What a batch says of the store's speed, if the store worked.
+enum Measured {
+    Nothing,
+    Answer(Duration),
+    Read(u64, Duration),
 }
 
 /// Whether the store worked, whatever it said of an entry.
@@ -144,7 +154,7 @@ impl Taking<'_> {
         &self,
         gets: Vec<Get>,
         codes: impl Iterator<Item = i64>,
-        buffer: &mut Vec<u8>,
+        tile: &mut [u8; TILE_BYTES],
     ) -> Health {
         let mut health = Health::default();
         for (get, code) in gets.into_iter().zip(codes) {
@@ -152,7 +162,7 @@ impl Taking<'_> {
             let result = match code {
                 code if code == class.value_bytes as i64 => {
                     health.worked = true;
-                    self.arrived(&get, buffer)
+                    self.arrived(&get, tile)
                 }
                 NOT_FOUND | NOT_READY => {
                     health.worked = true;
@@ -204,33 +214,37 @@ impl Taking<'_> {
     }
 
     /// Takes a value into the slots, and gives the checksums of what is there now.
-    fn arrived(&self, get: &Get, buffer: &mut Vec<u8>) -> Result<Vec<u64>, (Reason, String)> {
+    fn arrived(
+        &self,
+        get: &Get,
+        tile: &mut [u8; TILE_BYTES],
+    ) -> Result<Vec<u64>, (Reason, String)> {
         let shared = self.shared;
         if get.copy.is_none() {
             return Ok(Vec::new());
         }
-        let class = shared.classes[get.class];
-        buffer.resize(class.value_bytes, 0);
-        shared.staging.read(shared.staging.cell(get.cell), buffer);
-        let (header, shards) = buffer.split_at(shared.header_bytes());
-        let told = self.header(&get.name, get.class).sums(header, shared.ranks);
-        let Some(told) = told else {
+        let shard_bytes = shared.classes[get.class].shard_bytes;
+        let cell = shared.staging.cell(get.cell);
+        let Some(told) = self.staged(cell, &get.name, get.class) else {
             return Err((Reason::Header, "another value".into()));
         };
         let Some(planes) = shared.planes.get() else {
             return Err((Reason::Read, "no arena".into()));
         };
         let mut found = Vec::with_capacity(shared.ranks);
-        for (rank, shard) in shards.chunks_exact(class.shard_bytes).enumerate() {
-            let mut digests = Vec::with_capacity(shard.len().div_ceil(TILE_BYTES));
-            // Tile by tile, so that the copy finds what was hashed in the processor's caches.
-            for (index, tile) in shard.chunks(TILE_BYTES).enumerate() {
+        for rank in 0..shared.ranks {
+            let shard = cell + shared.header_bytes() + rank * shard_bytes;
+            let mut digests = Vec::with_capacity(shard_bytes.div_ceil(TILE_BYTES));
+            // Each tile is copied out once, and what is hashed then is what the slots get.
+            for offset in (0..shard_bytes).step_by(TILE_BYTES) {
+                let tile = &mut tile[..TILE_BYTES.min(shard_bytes - offset)];
+                shared.staging.read(shard + offset, tile);
                 digests.push(tile_digest(tile));
                 // SAFETY: the cache keeps the slots for this copy until its end is reported, which only this
                 // thread does, now that the batch is taken.
-                unsafe { planes.scatter(rank, &get.slots, index * TILE_BYTES, tile) };
+                unsafe { planes.scatter(rank, &get.slots, offset, tile) };
             }
-            found.push(combine(digests.into_iter(), class.shard_bytes));
+            found.push(combine(digests.into_iter(), shard_bytes));
         }
         if found != told {
             return Err((Reason::Checksum, "bytes with other checksums".into()));

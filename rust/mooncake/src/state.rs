@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::{CopyId, Identity, Name};
+use hybrid_pages::tier::{CopyId, Identity, Name, Speed};
 
 use crate::breaker::Breaker;
 use crate::staging::{MOST_PUTS, MOST_QUESTIONS};
@@ -18,8 +18,6 @@ const MANY_ANSWERS: usize = 1 << 16;
 const MOST_GET_BATCHES: usize = 2;
 /// Reads in one batch at most.
 const MOST_GETS: usize = 32;
-/// Reads of fewer bytes say nothing of bandwidth.
-const LEAST_BYTES: usize = 256 << 10;
 /// Bytes that one batch of writes moves, or a single entry.
 const BATCH_BYTES: usize = 64 << 20;
 
@@ -83,6 +81,15 @@ pub(crate) enum Work {
     Remove(Vec<Name>),
 }
 
+/// What a batch is.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Ask,
+    Get,
+    Put,
+    Remove,
+}
+
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) work: Work,
@@ -116,9 +123,9 @@ pub(crate) struct State {
     cells: usize,
     /// What this process has put there.
     pub(crate) written: HashSet<Name>,
-    /// Seconds that an answer takes, and bytes a second that reads bring, as the last ones did.
-    pub(crate) latency: Option<f64>,
-    pub(crate) bandwidth: Option<f64>,
+    pub(crate) speed: Speed,
+    /// When the last batch of reads had come.
+    brought: Option<Instant>,
     answers: HashMap<Name, Answer>,
     asking: HashMap<Name, Instant>,
     /// Entries whose read has failed, and until when nobody finds them.
@@ -146,8 +153,8 @@ impl State {
             free_cells: (0..cells).collect(),
             cells,
             written: HashSet::new(),
-            latency: None,
-            bandwidth: None,
+            speed: Speed::default(),
+            brought: None,
             answers: HashMap::new(),
             asking: HashMap::new(),
             suspects: HashMap::new(),
@@ -183,15 +190,11 @@ impl State {
         }
     }
 
-    /// A batch of questions, or of reads of so many bytes, took so long.
-    pub(crate) fn measured(&mut self, bytes: usize, took: Duration) {
-        let mix = |old: Option<f64>, new: f64| Some(old.map_or(new, |old| old + 0.3 * (new - old)));
-        let seconds = took.as_secs_f64().max(1e-6);
-        if bytes == 0 {
-            self.latency = mix(self.latency, seconds);
-        } else if bytes >= LEAST_BYTES {
-            self.bandwidth = mix(self.bandwidth, bytes as f64 / seconds);
-        }
+    /// How long the helper was at a batch of reads that has come: it takes one after the other.
+    pub(crate) fn read_for(&mut self, given: Instant) -> Duration {
+        let now = Instant::now();
+        let last = self.brought.replace(now);
+        now - last.map_or(given, |last| last.max(given))
     }
 
     pub(crate) fn ask(&mut self, question: Question) {
@@ -269,11 +272,12 @@ impl State {
             && !self.running.values().any(moves)
     }
 
-    /// The next batch for a helper that is ready, with its number.
-    pub(crate) fn next_work(
-        &mut self,
-        value_bytes: impl Fn(usize) -> usize,
-    ) -> Option<(u64, Work)> {
+    /// Whether there is something for the helper that it can take.
+    pub(crate) fn has_work(&self) -> bool {
+        self.ready && !self.lost && self.next_kind().is_some()
+    }
+
+    fn next_kind(&self) -> Option<Kind> {
         let (mut asks, mut gets, mut puts) = (0, 0, 0);
         for batch in self.running.values() {
             match batch.work {
@@ -283,30 +287,51 @@ impl State {
             }
         }
         let removes = self.removes_from.is_none_or(|from| Instant::now() >= from);
-        let work = if asks == 0 && !self.questions.is_empty() {
-            let count = self.questions.len().min(MOST_QUESTIONS);
-            Work::Ask(self.questions.drain(..count).collect())
+        if asks == 0 && !self.questions.is_empty() {
+            Some(Kind::Ask)
         } else if gets < MOST_GET_BATCHES && !self.gets.is_empty() && !self.free_cells.is_empty() {
-            // One batch leaves cells for the next, which moves while this one is verified.
-            let most = MOST_GETS.min(self.cells / 2).min(self.free_cells.len());
-            let count = self.gets.len().min(most);
-            let mut batch: Vec<Get> = self.gets.drain(..count).collect();
-            for get in &mut batch {
-                get.cell = self.free_cells.pop()?;
-            }
-            Work::Get(batch)
+            Some(Kind::Get)
         } else if puts == 0 && removes && !self.removes.is_empty() {
-            Work::Remove(self.removes.iter().copied().take(MOST_QUESTIONS).collect())
+            Some(Kind::Remove)
         } else if puts == 0 && !self.puts.is_empty() {
-            let mut bytes = 0;
-            let fits = |put: &&Put| {
-                bytes += value_bytes(put.class);
-                bytes <= BATCH_BYTES
-            };
-            let count = self.puts.iter().take(MOST_PUTS).take_while(fits).count();
-            Work::Put(self.puts.drain(..count.max(1)).collect())
+            Some(Kind::Put)
         } else {
-            return None;
+            None
+        }
+    }
+
+    /// The next batch for a helper that is ready, with its number.
+    pub(crate) fn next_work(
+        &mut self,
+        value_bytes: impl Fn(usize) -> usize,
+    ) -> Option<(u64, Work)> {
+        let work = match self.next_kind()? {
+            Kind::Ask => {
+                let count = self.questions.len().min(MOST_QUESTIONS);
+                Work::Ask(self.questions.drain(..count).collect())
+            }
+            Kind::Get => {
+                // One batch leaves cells for the next, which moves while this one is verified.
+                let most = MOST_GETS.min(self.cells / 2).min(self.free_cells.len());
+                let count = self.gets.len().min(most);
+                let mut batch: Vec<Get> = self.gets.drain(..count).collect();
+                for get in &mut batch {
+                    get.cell = self.free_cells.pop()?;
+                }
+                Work::Get(batch)
+            }
+            Kind::Remove => {
+                Work::Remove(self.removes.iter().copied().take(MOST_QUESTIONS).collect())
+            }
+            Kind::Put => {
+                let mut bytes = 0;
+                let fits = |put: &&Put| {
+                    bytes += value_bytes(put.class);
+                    bytes <= BATCH_BYTES
+                };
+                let count = self.puts.iter().take(MOST_PUTS).take_while(fits).count();
+                Work::Put(self.puts.drain(..count.max(1)).collect())
+            }
         };
         self.next += 1;
         Some((self.next, work))

@@ -119,13 +119,9 @@ impl Below for Mooncake {
         true
     }
 
-    /// As the last answers and reads took.
     fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
-        let state = lock(&self.shared.state);
-        let moving = state.bandwidth.map_or(0.0, |rate| bytes as f64 / rate);
-        let expected = state.latency.unwrap_or(0.0) + moving;
         let weighs = self.shared.options.weighs;
-        weighs.then(|| Duration::from_secs_f64(expected.min(3600.0)))
+        weighs.then(|| lock(&self.shared.state).speed.expects(bytes))
     }
 
     fn accepts(&mut self, entry: &NewEntry) -> bool {
@@ -164,6 +160,7 @@ impl Below for Mooncake {
             begun: Instant::now(),
             undone: false,
         });
+        shared.bell.notify_all();
     }
 
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {

@@ -9,7 +9,7 @@ pub(crate) enum Message {
     /// First of all.
     Start {
         master: String,
-        /// The path of each rank's plane, and the bytes of its slots, which end it.
+        /// The path of each rank's plane, and where its slots begin.
         planes: Vec<(String, usize)>,
         staging: usize,
     },

@@ -22,7 +22,6 @@ mod pack;
 mod place;
 mod remote;
 mod shared;
-mod speed;
 mod stats;
 mod upload;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use hashbrown::{HashMap, HashSet};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::{CopyEnd, CopyId, Identity, Name, Planes};
+use hybrid_pages::tier::{CopyEnd, CopyId, Identity, Name, Planes, Speed};
 use hybrid_pages::transfer::{TILE_BYTES, tile_digest};
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
@@ -21,7 +21,6 @@ use crate::lock;
 use crate::messages::{Fetch, Owner, Upload};
 use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
-use crate::speed::Speed;
 use crate::stats::{Reason, RemoteStats};
 
 /// Shared by a remote store, its handles and its tasks. No lock is held while the store is waited for.

@@ -14,6 +14,7 @@ mod host;
 mod name;
 mod planes;
 mod room;
+mod speed;
 
 pub use below::{Below, CopyEnd, CopyId, Found};
 pub(crate) use host::Host;
@@ -21,6 +22,7 @@ pub use host::{Arena, Plane, PlaneOptions, prefault};
 pub use name::{Identity, Name, name_of};
 pub use planes::Planes;
 pub use room::{Room, Usage};
+pub use speed::Speed;
 
 /// A bounded place for whole entries.
 pub trait Tier: Send {

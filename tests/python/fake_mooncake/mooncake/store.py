@@ -1,7 +1,8 @@
 """Mooncake's client as our helper uses it, over a directory: codes as the real one gives them.
 
 FAKE_MOONCAKE names the directory. A file `fault-CALL` in it makes that call misbehave: it holds a
-code that every key gets, or `hang`, `exit`, or `lose` (answer well, do nothing).
+code that every key gets, or `hang`, `exit`, `raise`, `hold` (wait until the file has gone), `lose`
+(answer well, do nothing) or `short` (bring all bytes, say one less).
 """
 
 from __future__ import annotations
@@ -23,16 +24,23 @@ class MooncakeDistributedStore:
     def path(self, key: str) -> Path:
         return self.folder / quote(key, safe="")
 
-    def fault(self, call: str) -> str:
+    def planted(self, call: str) -> str:
         try:
-            fault = (self.folder / f"fault-{call}").read_text()
+            return (self.folder / f"fault-{call}").read_text()
         except FileNotFoundError:
             return ""
+
+    def fault(self, call: str) -> str:
+        while (fault := self.planted(call)) == "hold":
+            (self.folder / "holds").touch()
+            time.sleep(0.002)
         if fault == "hang":
             (self.folder / "hangs").touch()
             time.sleep(3600)
         if fault == "exit":
             os._exit(7)
+        if fault == "raise":
+            raise RuntimeError("a fault of the test's")
         return fault
 
     def setup(self, config: dict[str, str]) -> int:
@@ -41,7 +49,7 @@ class MooncakeDistributedStore:
 
     def register_buffer(self, address: int, size: int) -> int:
         self.registered.append(range(address, address + size))
-        return 0
+        return int(self.fault("register") or 0)
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
         fault = self.fault("exist")
@@ -50,7 +58,7 @@ class MooncakeDistributedStore:
     def get_into_ranges(self, buffers, keys, to, offsets, sizes):
         fault = self.fault("ranges")
         if fault:
-            return [[[int(fault)] for _ in keys[0]]]
+            return [[size if fault == "lose" else [int(fault)] for size in sizes[0]]]
         codes = []
         for key, (at,), (offset,), (size,) in zip(
             keys[0], to[0], offsets[0], sizes[0], strict=True
@@ -79,13 +87,13 @@ class MooncakeDistributedStore:
                 continue
             if fault == "lose" and len(data) == size:
                 codes.append(size)
-            elif fault:
+            elif fault and fault != "short":
                 codes.append(int(fault))
             elif len(data) != size:
                 codes.append(WRONG_LENGTH if size < len(data) else TRANSFER_FAIL)
             else:
                 ctypes.memmove(address, data, size)
-                codes.append(size)
+                codes.append(size - (fault == "short"))
         return codes
 
     def batch_put_from_multi_buffers(self, keys, pointers, sizes):

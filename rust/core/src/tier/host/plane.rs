@@ -76,6 +76,12 @@ impl Plane {
         self.mapping.path()
     }
 
+    /// Where its slots begin, at [`path`](Self::path). Zeros may follow the last one.
+    #[must_use]
+    pub const fn first_slot_at(&self) -> usize {
+        self.header.header_bytes
+    }
+
     /// What its creator wished and could not have: the memory of a node.
     #[must_use]
     pub fn warning(&self) -> Option<&str> {
