@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages._core import Mooncake
-from mooncake_support import Process, hybrid, wait
+from mooncake_support import IDENTITY, Process, hybrid, wait
 
 FAKE = Path(__file__).parent / "fake_mooncake"
 
@@ -70,9 +71,31 @@ def test_ranks_have_their_own_shards(fake):
     assert second.restore("abc") == 3
 
 
-def test_another_identity_finds_nothing(fake):
+def test_entries_whose_slots_lie_apart_are_whole(fake):
+    first = fake.process()
+    apart = []
+    for number in range(200):
+        prompt = f"{chr(256 + number)}{'abcd'[: number % 5]}"
+        slots = first.store(prompt)[-1]
+        if slots != tuple(range(slots[0], slots[0] + len(slots))):
+            apart.append(prompt)
+        if len(apart) == 3:
+            break
+    assert len(apart) == 3
+    second = fake.process()
+    for prompt in apart:
+        assert second.restore(prompt) == len(prompt)
+
+
+def test_another_identity_finds_nothing_and_leaves_it_alone(fake):
     fake.process().store("abc")
-    assert fake.process(identity=bytes(32)).restore("abc") == 0
+    keys = [value.name for value in fake.values()]
+    assert all(key.startswith(f"hp%2F1%2F{IDENTITY.hex()}%2F") for key in keys), keys
+    other = fake.process(identity=bytes(32))
+    assert other.restore("abc") == 0
+    other.store("abc", change=b"other")
+    assert other.failures() == {}
+    assert fake.process().restore("abc") == 3
 
 
 def test_values_longer_than_the_staging_memory_arrive_one_after_another(fake):
@@ -174,6 +197,35 @@ def test_a_read_that_brings_nothing_is_a_miss(fake):
     assert second.failures()["header"] >= 1
 
 
+def test_a_read_that_says_that_less_has_come_is_a_miss(fake):
+    fake.process().store("a")
+    second = fake.process()
+    fake.fail("get", "short")
+    assert second.restore("a") == 0
+    assert set(second.failures()) == {"read"}
+
+
+def test_what_could_not_be_read_is_absent_for_a_while(fake):
+    """Others may be asked meanwhile: one failure is no outage."""
+    fake.process().store("abc")
+    second = fake.process()
+    fake.fail("get", "-1")
+    assert second.restore("abc") == 0
+    fake.mend()
+    assert second.depth("abc") == 0
+    assert second.stats()["outages"] == 0
+
+
+def test_a_write_whose_header_cannot_be_read_back_counts_as_a_failure(fake):
+    """The header that it was written from is no proof."""
+    first = fake.process()
+    fake.fail("ranges", "lose")
+    first.store("a")
+    assert first.failures() == {"header": 2}
+    assert first.stats()["writes"] == 0
+    assert not fake.values()
+
+
 def test_a_full_store_is_left_alone_for_a_while(fake):
     first = fake.process()
     fake.fail("put", "-200")
@@ -197,6 +249,123 @@ def test_reads_that_fail_are_misses_and_the_store_comes_back(fake, call, code):
     wait("it comes back", lambda: second.restore("abc") == 3)
 
 
+def test_after_failures_in_a_row_the_store_is_asked_no_more_for_a_while(fake):
+    second = fake.process()
+    fake.fail("exist", "-900")
+    for prompt in ("a", "b", "c"):
+        assert second.depth(prompt) == 0
+    assert second.stats()["outages"] >= 1
+
+    def left_alone() -> bool:
+        before = second.stats()
+        assert second.depth(f"{before['misses']}") == 0
+        second.store(f"{before['misses']}")
+        after = second.stats()
+        if not (before["out"] and after["out"] and before["outages"] == after["outages"]):
+            return False  # A pause has ended meanwhile.
+        assert after["lists"] == before["lists"]
+        assert after["dropped"] > before["dropped"]
+        assert after["failed_ask"] == before["failed_ask"]
+        return True
+
+    wait("it is left alone", left_alone)
+
+
+def test_an_answer_grows_old(fake):
+    first, second = fake.process(), fake.process()
+    assert second.depth("a") == 0
+    first.store("a")
+    wait("it is asked anew", lambda: second.depth("a") == 1)
+
+
+def test_an_answer_after_the_deadline_touches_nothing(fake):
+    fake.process().store("abc")
+    second = fake.process(deadline_ms=200)
+    assert second.depth("abc") == 3
+    fake.fail("get", "hold")
+    assert second.restore("abc") == 0
+    assert second.failures() == {"deadline": 4}
+    assert second.depth("xyz") == 0, "questions are answered meanwhile"
+    assert second.failures() == {"deadline": 4}
+    # Others get the slots that the reads were to fill.
+    others = ["def", "ghi", "jkl", "mno", "pqr", "stu", "vwx", "yz1", "234", "567"]
+    for prompt in others:
+        second.store(prompt, settle=False)
+    assert second.stats()["reading"] == 4
+    fake.mend()
+    wait("the answer has come", lambda: not second.stats()["reading"])
+    second.settle()
+    for prompt in others:
+        assert second.restore(prompt) == 3
+    assert second.stats()["reads"] == 0
+
+
+LIES = {
+    "twice": "tell(self, **answer); tell(self, **answer)",
+    "unasked": "tell(self, id=1000, codes=[1] * 9); tell(self, **answer)",
+    "more": "tell(self, id=answer['id'], codes=answer['codes'] + [1, 1])",
+    "fewer": "tell(self, id=answer['id'], codes=answer['codes'][:-1])",
+    "nonsense": "self._connection.sendall(b'nonsense\\n')",
+    "not ready": "tell(self, ready=False)",
+}
+
+
+def liar(lie: str) -> list[str]:
+    """A helper that answers so."""
+    code = f"""
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from hybrid_pages import mooncake
+tell = mooncake._Tier.tell
+def lie(self, **answer):
+    if "codes" in answer:
+        {LIES[lie]}
+    else:
+        tell(self, **answer)
+mooncake._Tier.tell = lie
+mooncake.main()
+"""
+    return [sys.executable, "-c", code, json.dumps(sys.path)]
+
+
+@pytest.mark.parametrize("lie", ["twice", "unasked", "more"])
+def test_answers_that_nobody_asked_for_are_ignored(fake, lie):
+    prompt = "abcdefghij"
+    fake.process().store(prompt)
+    second = fake.process(staging_bytes=1, program=liar(lie))
+    assert second.restore(prompt) == len(prompt)
+    second.store("xyz")
+    assert second.failures() == {}
+    assert fake.process().restore("xyz") == 3
+
+
+def test_an_answer_that_is_missing_is_a_failure(fake):
+    fake.process().store("a")
+    second = fake.process(program=liar("fewer"))
+    assert second.depth("a") == 0
+    second.store("b")
+    assert second.failures() == {"ask": 1, "write": 1}
+    assert second.stats()["writes"] == 1
+
+
+@pytest.mark.parametrize("lie", ["nonsense", "not ready"])
+def test_a_client_that_talks_nonsense_is_ended(fake, lie):
+    second = fake.process(program=liar(lie))
+    assert second.depth("a") == 0
+    wait("another client is started", lambda: second.stats()["helpers"] > 1)
+    assert second.failures()["helper"] >= 1
+
+
+def test_a_client_can_write_nothing_but_the_staging_memory(fake):
+    first = fake.process()
+    lines = Path(f"/proc/{first.helper()}/maps").read_text().splitlines()
+    shared = [line.split(maxsplit=5) for line in lines]
+    shared = [(mode, name) for _, mode, *_, name in shared if mode.endswith("s")]
+    writable = {name for mode, name in shared if "w" in mode}
+    assert {name.partition(" ")[0] for name in writable} == {"/memfd:hybrid-pages-staging"}
+    assert {mode for mode, name in shared if name not in writable} == {"r--s"}
+
+
 @pytest.mark.parametrize("call", ["exist", "get", "put"])
 def test_a_call_that_never_ends_costs_the_deadline_alone(fake, call):
     fake.process().store("abc")
@@ -218,11 +387,12 @@ def test_a_call_that_never_ends_costs_the_deadline_alone(fake, call):
     second.settle()
 
 
+@pytest.mark.parametrize("how", ["exit", "raise"])
 @pytest.mark.parametrize("call", ["exist", "get", "put"])
-def test_a_client_that_dies_fails_what_it_was_doing_and_the_next_one_works(fake, call):
+def test_a_client_that_dies_fails_what_it_was_doing_and_the_next_one_works(fake, call, how):
     fake.process().store("abc")
     second = fake.process()
-    fake.fail(call, "exit")
+    fake.fail(call, how)
     if call == "put":
         second.store("x")
     else:
@@ -255,6 +425,13 @@ def test_a_store_that_is_not_there_at_first_is_used_when_it_comes(fake):
     first.wait_ready()
     first.store("b")
     assert fake.process().restore("b") == 1
+
+
+def test_a_client_without_memory_for_reads_is_no_client(fake):
+    fake.fail("register", "-1")
+    first = fake.process(ready=False)
+    wait("it has failed", lambda: first.failures().get("helper"))
+    assert any("expected to register" in note for note in first.tier.notes())
 
 
 def test_without_the_package_a_note_says_what_to_install(fake, monkeypatch):
