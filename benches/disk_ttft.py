@@ -55,8 +55,9 @@ def transfer_config(variant: str, folder: Path, host_mib: int) -> dict[str, Any]
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def parse(description: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a bench whose engines store prompts, end, and start again."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     add = parser.add_argument
     add("--rounds", type=int, default=7, help="measured rounds, after one to warm up (7)")
     add("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 6144], help="tokens")
@@ -322,7 +323,7 @@ def _folder(variant: str) -> str:
 
 
 def main() -> int:
-    options = parse()
+    options = parse(__doc__)
     model = options.model
     if model is None:
         from hybrid_pages.demo.models import ensure

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -27,6 +28,17 @@ from cache_support import keys, layer  # noqa: E402
 from hybrid_pages._core import Arena, Cache, Geometry, Group, Mooncake, checksum  # noqa: E402
 from hybrid_pages.mooncake import command  # noqa: E402
 from mooncake_support import wait  # noqa: E402
+
+LARGEST = 128 << 20
+"""Bytes of a prompt at most."""
+
+
+def poll(reached: Callable[[], object]) -> None:
+    """Waits, and looks more often than a test needs to."""
+    limit = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < limit
+        time.sleep(1e-4)
 
 
 class Tier:
@@ -67,7 +79,7 @@ class Tier:
                 sums.append([checksum(data)])
             begun = time.perf_counter()
             lease.commit(sums)
-        assert self.tier.settle(60)
+        poll(lambda: self.tier.settle(0))
         took = time.perf_counter() - begun
         self.cache.poll()
         return took
@@ -75,8 +87,8 @@ class Tier:
     def get(self, run: int) -> float:
         prompt = self.prompt(run)
         begun = time.perf_counter()
-        wait("asked", lambda: not self.cache.lookup(self.namespace, prompt).asking)
-        wait("read", lambda: not self.cache.promote(self.namespace, prompt))
+        poll(lambda: not self.cache.lookup(self.namespace, prompt).asking)
+        poll(lambda: not self.cache.promote(self.namespace, prompt))
         took = time.perf_counter() - begun
         assert self.cache.lookup(self.namespace, prompt).host == self.blocks
         return took
@@ -115,22 +127,28 @@ class Loop:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kib", type=int, default=4096, help="size of an entry")
-    parser.add_argument("--blocks", type=int, default=48, help="entries in a prompt")
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--loop", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--kib", type=int, nargs="+", default=[8192, 256], help="sizes of an entry (8192 256)")
+    add("--blocks", type=int, default=48, help="entries in a prompt, of 128 MiB at most (48)")
+    add("--runs", type=int, default=7, help="measured, after one to warm up (7)")
+    add("--loop", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    nbytes = given.kib << 10
     if given.loop:
-        return loop(given.loop, nbytes, given.blocks)
+        return loop(given.loop, given.kib[0] << 10, given.blocks)
     if reason := why_not():
         sys.exit(reason)
+    for kib in given.kib:
+        measure(kib << 10, max(2, min(given.blocks, LARGEST // (kib << 10))), given.runs)
+
+
+def measure(nbytes: int, blocks: int, runs: int) -> None:
+    """Runs of one size, and the medians."""
     took: dict[str, list[float]] = {"put": [], "own put": [], "get": [], "own get": []}
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
-        store.add(5 * given.runs * given.blocks * nbytes // 2)
-        writer, reader = Tier(nbytes, given.blocks), Tier(nbytes, given.blocks)
-        own_put, own_get = (Loop(what, nbytes, given.blocks) for what in ("put", "get"))
-        for run in range(given.runs + 1):
+        store.add(5 * runs * blocks * nbytes // 2)
+        writer, reader = Tier(nbytes, blocks), Tier(nbytes, blocks)
+        own_put, own_get = (Loop(what, nbytes, blocks) for what in ("put", "get"))
+        for run in range(runs + 1):
             times = (writer.put(run), own_put(run), reader.get(run), own_get(run))
             if run:  # The first warms up.
                 for name, seconds in zip(took, times, strict=True):
@@ -140,9 +158,9 @@ def main() -> None:
             failures = {name: n for name, n in stats.items() if name.startswith("failed_") and n}
             assert not failures, failures
             tier.tier.close()
-    gib = given.blocks * nbytes / 2**30
+    gib = blocks * nbytes / 2**30
     rates = {name: gib / statistics.median(times) for name, times in took.items()}
-    print(f"{given.blocks} entries of {given.kib} KiB, GiB/s, median of {given.runs} runs")
+    print(f"{blocks} entries of {nbytes >> 10} KiB, GiB/s, median of {runs} runs")
     for what in ("put", "get"):
         ratio = statistics.median(
             own / ours for own, ours in zip(took[f"own {what}"], took[what], strict=True)

@@ -20,12 +20,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from disk_ttft import Engines, drop_cached
-from engine_overhead import MODEL_LENGTH, engine_settings
+from disk_ttft import Engines, drop_cached, parse
+from engine_overhead import engine_settings
 from overhead.driver import DECODE_TOKENS, Case, EngineEnded, Progress, rotated
 from overhead.report import machine, print_table, write_json
 from overhead.samples import COLD, LOCAL, NONE, Results, paired, spread
@@ -34,28 +34,6 @@ DISK, DIRECTORY, S3 = "disk", "directory", "S3"
 TIERS = (DISK, DIRECTORY, S3)
 HOST = "host"
 BUCKET = "prefixes"
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    add = parser.add_argument
-    add("--rounds", type=int, default=7, help="measured rounds, after one to warm up (7)")
-    add("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 6144], help="tokens")
-    add("--host-mib", type=int, default=512, help="host memory of each engine (512)")
-    add("--disk", type=Path, help="an existing folder for both (the system's for temporary files)")
-    add("--model", type=Path, help="a model's folder (the demo's tiny Qwen3.5)")
-    add("--seed", type=int, default=0, help="of the prompts")
-    add("--json", type=Path, metavar="FILE", help="write every sample there")
-    add("--quick", action="store_true", help="two rounds of short prompts: does it work at all")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.rounds, options.lengths = 2, [512, 1024]
-    if options.rounds < 1 or not all(128 <= n <= MODEL_LENGTH - 32 for n in options.lengths):
-        parser.error(
-            f"expected at least one round, and lengths from 128 to {MODEL_LENGTH - 32} tokens"
-        )
-    options.burst = 1
-    return options
 
 
 @contextlib.contextmanager
@@ -233,7 +211,7 @@ class Bench:
 
 
 def main() -> int:
-    options = parse()
+    options = parse(__doc__)
     model = options.model
     if model is None:
         from hybrid_pages.demo.models import ensure
