@@ -20,6 +20,10 @@ def test_this_vllm_has_everything_that_is_read() -> None:
     assert versions.missing(versions.READS | versions.READS_EARLY) == []
 
 
+def test_this_vllm_has_what_the_command_verify_reads() -> None:
+    assert versions.missing(versions.READS_COMMAND) == []
+
+
 def test_this_vllm_has_the_server_that_the_demo_starts() -> None:
     assert importlib.util.find_spec(serve.SERVER) is not None
 

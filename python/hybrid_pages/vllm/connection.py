@@ -100,7 +100,7 @@ class Connection:
         if settings.remote_url and settings.remote_admit == "auto":
             self.pace = Pace(engine.ahead, engine.grid.block_tokens)
         self.may_store, self.may_load = engine.stores, engine.loads
-        self.figures, self.keys = Figures(), Keys(engine.grid)
+        self.figures, self.keys = Figures(engine.grid.block_tokens), Keys(engine.grid)
         self.events: Events | None = None
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None

@@ -88,6 +88,7 @@ COUNTERS = {
     ),
 }
 GAUGES = {
+    "block_tokens": (None, "Tokens of a block: a prompt that is no longer never hits."),
     "resident_entries": ("kind", "Entries in host memory, by kind."),
     "resident_bytes": ("kind", "Bytes of entries in host memory, by kind."),
     "ready_bytes": (None, "Bytes of the budget that may be used by now: a GPU's are pinned first."),
@@ -222,9 +223,14 @@ _REMOTE_GAUGES = {
 
 
 class Figures:
-    """Counts for one engine: an interval that vLLM takes step by step, and all since the start."""
+    """Counts for one engine: an interval that vLLM takes step by step, and all since the start.
 
-    def __init__(self) -> None:
+    Args:
+        block_tokens: of the engine.
+    """
+
+    def __init__(self, block_tokens: int = 0) -> None:
+        self._block_tokens = block_tokens
         self.interval: dict[str, float] = {}
         """Counters of the interval; those that are zero are left out."""
         self._before: dict[str, float] = {}
@@ -261,6 +267,7 @@ class Figures:
             self._evicted = evicted
         slot_bytes = cache["slot_bytes"]
         self._gauges = gauges = dict(zip(_OBSERVED, _observed(cache), strict=True))
+        gauges["block_tokens"] = self._block_tokens
         gauges["ready_bytes"] = cache["ready_slots"] * slot_bytes
         gauges["free_bytes"] = cache["free_slots"] * slot_bytes
         gauges["leased_bytes"] = cache["leased_slots"] * slot_bytes

@@ -17,6 +17,11 @@ StoreMode = Literal["auto", "step", "background"]
 ChecksumMode = Literal["off", "store", "verify"]
 CheckpointMode = Literal["none", "align", "all", "adaptive"]
 HugePages = Literal["", "2M"]
+PlantMode = Literal["", "zero-state", "swap-pages"]
+PLANTS = tuple(name for name in get_args(PlantMode) if name)
+
+PLANT_VARIABLE = "HYBRID_PAGES_VERIFY_PLANT"
+"""Environment variable without which ``plant`` is rejected. ``hybrid-pages verify`` sets it."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,11 @@ class Settings:
     verify_on_load: bool = False
     """True says the same as ``checksum="verify"``."""
 
+    plant: PlantMode = ""
+    """Spoils what is restored, to show that a comparison can fail. ``zero-state``: restored states
+    are zeroed. ``swap-pages``: two restored pages change places. Only ``hybrid-pages verify`` can
+    set it. Empty for none."""
+
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for field in fields(self):
@@ -116,6 +126,11 @@ class Settings:
         verifies = self.verify_on_load or self.checksum == "verify"
         object.__setattr__(self, "verify_on_load", verifies)
         object.__setattr__(self, "checksum", "verify" if verifies else self.checksum)
+        if self.plant and os.environ.get(PLANT_VARIABLE) != self.plant:
+            raise SettingsError(
+                f"plant: expected none, found {self.plant!r}: it spoils what is restored, and only "
+                "`hybrid-pages verify --plant` can set it; leave it out"
+            )
         require_policy(self.policy)
         require_quota(self.disk_path, self.disk_gb, self.disk_deadline_ms)
         require_remote(self.remote_url, self.remote_deadline_ms, self.remote_admit)

@@ -38,6 +38,7 @@ from hybrid_pages.vllm.messages import (
     StoreJob,
     WorkerMetadata,
 )
+from hybrid_pages.vllm.plant import Plant
 from hybrid_pages.vllm.progress import Progress
 from hybrid_pages.vllm.settings import Settings
 
@@ -100,6 +101,7 @@ class WorkerHalf:
         self._progress: Progress | None = None
         self._maps: list[LayerMap] = []
         self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._plant = Plant(settings.plant) if settings.plant else None
         self._stores: dict[int, int] = {}
         self._loads: dict[int, LoadJob] = {}
         self._results = _Results()
@@ -236,6 +238,8 @@ class WorkerHalf:
             if not job.entries and job.rejected is None:
                 self._end_load(job, Outcome(self.rank))
                 continue
+            if self._plant is not None and self.geometry is not None:
+                job = self._plant.swapped(job, self.geometry)
             try:
                 self._loads[self._submit_load(job)] = job
             except Exception as error:
@@ -321,6 +325,8 @@ class WorkerHalf:
     def _collect(self) -> None:
         for done in self._poll():
             if (load := self._loads.pop(done.ticket, None)) is not None:
+                if self._plant is not None and self.geometry is not None:
+                    self._plant.zero(load, self.geometry, self._kv_caches)
                 self._end_load(load, self._outcome(done, "load"))
             elif (job := self._stores.pop(done.ticket, None)) is not None:
                 self._end_store(job, self._outcome(done, "store"))

@@ -18,6 +18,7 @@ from hybrid_pages.vllm.versions.blocks import (
     prefix_cache_of,
     unpin,
 )
+from hybrid_pages.vllm.versions.command import serve_arguments
 from hybrid_pages.vllm.versions.events import (
     block_removed,
     block_stored,
@@ -48,6 +49,7 @@ from hybrid_pages.vllm.versions.plan import (
 )
 from hybrid_pages.vllm.versions.reads import (
     READS,
+    READS_COMMAND,
     READS_EARLY,
     missing,
 )
@@ -90,6 +92,7 @@ __all__ = [
     "FILE_FORMATS",
     "PAGE_FORMATS",
     "READS",
+    "READS_COMMAND",
     "READS_EARLY",
     "STEPS_IN_FLIGHT",
     "SUPPORTED",
@@ -140,6 +143,7 @@ __all__ = [
     "register_connector",
     "reloads_adapter",
     "restore_block_size",
+    "serve_arguments",
     "steps_ahead",
     "token_at",
     "unpin",

@@ -144,6 +144,20 @@ READS_EARLY = {"vllm.engine.arg_utils.EngineArgs": "create_engine_config"}
 """Read only where vLLM reads arguments, see :func:`check_configurations`; without it the same
 errors come later, when the model is loaded."""
 
+READS_COMMAND = {
+    "vllm.engine.arg_utils.AsyncEngineArgs": (
+        "disable_log_stats from_cli_args kv_transfer_config max_logprobs"
+    ),
+    "vllm.entrypoints.launchers.cli_args|vllm.entrypoints.common.cli_args": "make_arg_parser",
+    "vllm.utils.argparse_utils": "FlexibleArgumentParser",
+    "vllm.usage.usage_lib.UsageContext": "OPENAI_API_SERVER",
+    "vllm.v1.engine.async_llm.AsyncLLM": (
+        "from_engine_args generate model_config reset_prefix_cache shutdown tokenizer"
+    ),
+    "vllm.v1.metrics.reader": "get_metrics_snapshot",
+}
+"""Read only by ``hybrid-pages verify``."""
+
 
 def missing(reads: dict[str, str] = READS) -> list[str]:
     """Compares :data:`READS` with the vLLM that would be imported here.

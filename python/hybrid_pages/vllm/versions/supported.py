@@ -23,6 +23,8 @@ DIFFERENCES = {
         "calls; before, nothing calls them",
         "planning moved from vllm.v1.core.kv_cache_utils to kv_cache_planning, which only the "
         "tests import",
+        "the parser of `vllm serve` moved from entrypoints.launchers.cli_args to "
+        "entrypoints.common.cli_args",
     ),
 }
 """How a version differs from those before it, where the connector or its tests notice."""
