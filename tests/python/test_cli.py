@@ -22,6 +22,7 @@ COMMANDS = [
     ["store", "gc"],
     ["plan"],
     ["doctor"],
+    ["verify"],
     ["top"],
 ]
 

@@ -33,6 +33,7 @@ app = typer.Typer(
 store = typer.Typer(help="Look at a disk_path, verify its entries, remove what nobody needs.")
 app.command()(operate.plan)
 app.command()(operate.doctor)
+app.command()(operate.verify)
 app.command()(operate.top)
 
 

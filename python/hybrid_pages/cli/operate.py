@@ -13,6 +13,7 @@ from hybrid_pages.cli import info as installed
 from hybrid_pages.cli.options import Json, read
 from hybrid_pages.models.blocks import KERNEL_TOKENS
 from hybrid_pages.models.choices import KV_DTYPES, SSM_DTYPES
+from hybrid_pages.vllm.settings import PLANTS
 
 _TOKENS = read(whole(1 << 30))
 
@@ -127,6 +128,77 @@ def doctor(
     from hybrid_pages.doctor.main import run
 
     return run(SimpleNamespace(words=words or [], url=url, json=as_json, vllm=installed.trouble()))
+
+
+def verify(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model, as `vllm serve` takes it.")
+    ],
+    vllm: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[-- FLAG...]", help="Your flags of `vllm serve`."),
+    ] = None,
+    as_json: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--json", metavar="FILE", help="Write a report in JSON; - prints it."),
+    ] = None,
+    markdown: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write a report in Markdown; - prints it."),
+    ] = None,
+    prompts: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            help="Prompts, one a line; in .jsonl objects with `prompt` or `prompt_token_ids`. "
+            "Default: built-in ones.",
+        ),
+    ] = None,
+    questions: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Questions to score, in gsm8k's format (.jsonl)."),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(parser=_TOKENS, metavar="N", help="Tokens of an answer.")
+    ] = 16,
+    answer_tokens: Annotated[
+        int, typer.Option(parser=_TOKENS, metavar="N", help="Of an answer to a question, at most.")
+    ] = 256,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            parser=read(whole(4096)),
+            metavar="N",
+            help="Prompts sent at once. With more than one, rounding differs from run to run.",
+        ),
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(parser=_TOKENS, metavar="N", help="Of the built-in prompts.")
+    ] = 1,
+    scratch: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="DIR", help="For the files of the disk tier. Default: where disk_path is."
+        ),
+    ] = None,
+    plant: Annotated[
+        Optional[str],  # noqa: UP045
+        _one_of(list(PLANTS), "Spoil what is restored, to see that verify can fail."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the engine's output.")] = False,
+) -> int:
+    """Compare what is restored with what the engine computes itself, on your model and flags.
+
+    Runs prompts cold, on vLLM's own prefix hit, and restored from each tier that is set. Exit
+    status 1 if something differs or nothing was restored, 2 if it could not run.
+    """
+    if not installed.engine_fits("verify"):
+        return 2
+    from hybrid_pages.verify.main import run
+
+    return run(
+        SimpleNamespace(**{**locals(), "json": as_json, "vllm": vllm or [], "plant": plant or ""})
+    )
 
 
 def top(

@@ -1,0 +1,1 @@
+"""``hybrid-pages verify``: what is restored against what the engine computes itself."""

@@ -1,0 +1,690 @@
+"""`hybrid-pages verify` without an engine: prompts, comparison, verdict, score, report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hybrid_pages import HybridPagesError, cli
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.verify import main, prompts, questions
+from hybrid_pages.verify.answers import Answer, first_difference
+from hybrid_pages.verify.process import EngineFailed, EngineProcess
+from hybrid_pages.verify.prompts import Given, Prompt
+from hybrid_pages.verify.report import as_json, markdown, report, show
+from hybrid_pages.verify.runs import COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN, Runs, collect
+from hybrid_pages.verify.tiers import Start, arrange
+from hybrid_pages.verify.verdict import (
+    DIFFERS,
+    EQUAL,
+    NOTHING,
+    WITHIN,
+    judge,
+    scores,
+    unfit_for,
+)
+from hybrid_pages.vllm.settings import PLANT_VARIABLE, PLANTS, Settings
+
+N = 32
+
+
+def answer(*values: float, tokens: tuple[int, ...] = (), **more: Any) -> Answer:
+    """An answer whose chosen tokens have these log-probabilities; 99 is as likely everywhere."""
+    tokens = tokens or tuple(range(len(values)))
+    return Answer(
+        tokens,
+        tuple({token: value, 99: -9.0} for token, value in zip(tokens, values, strict=True)),
+        **more,
+    )
+
+
+# ---- answers
+
+
+def test_equal_answers_are_the_same_and_have_no_difference():
+    one, other = answer(-1.0, -2.0), answer(-1.0, -2.0)
+    assert one.same(other) and one.distance(other) == 0
+    assert first_difference(one, other) is None
+
+
+def test_a_difference_is_found_where_it_begins():
+    one, other = answer(-1.0, -2.0, -3.0), answer(-1.0, -2.5, -3.0)
+    assert not one.same(other) and one.distance(other) == 0.5
+    found = first_difference(one, other)
+    assert (found.position, found.expected, found.found) == (
+        1,
+        (1, "", -2.0, -2.5),
+        (1, "", -2.0, -2.5),
+    )
+
+
+def test_behind_another_token_nothing_is_compared():
+    one = answer(-1.0, -2.0, -3.0, tokens=(5, 6, 7))
+    other = answer(-1.0, -2.0, -90.0, tokens=(5, 8, 7))
+    # 6 is listed by one side alone; the other lists nothing less likely than -9.
+    assert one.distance(other) == 7.0
+    assert first_difference(one, other).position == 1
+
+
+def test_what_is_not_a_number_is_never_near():
+    one = answer(math.nan)
+    assert not one.is_whole and one.distance(one) == math.inf and not one.same(answer(math.nan))
+    assert answer(-math.inf).distance(answer(-math.inf)) == 0
+
+
+def test_an_answer_that_goes_on_differs():
+    assert answer(-1.0).distance(answer(-1.0, -2.0)) == math.inf
+    assert not answer(-1.0).same(answer(-1.0, -2.0))
+
+
+def test_the_source_of_hits_is_told_and_several_are():
+    found = {"tokens": [1], "likely": [{"1": -0.5}], "words": [], "text": "", "cached": 64}
+    assert Answer.read(found, {"host": 64.0, "local": 0.0}).source == "host"
+    assert Answer.read(found, {"host": 32.0, "local": 32.0}).source == "host 32, local 32"
+    assert Answer.read(found, {}).likely == ({1: -0.5},)
+
+
+# ---- prompts and questions
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_prompts_are_read_from_lines_and_objects(tmp_path):
+    assert prompts.read(written(tmp_path, "a.txt", "\ufeffone\n\n two \n")) == [
+        Given("line 1", "one"),
+        Given("line 3", " two "),
+    ]
+    lines = '{"prompt": "one\\u2028two", "id": 4}\n{"prompt_token_ids": [1, 2]}\n'
+    assert prompts.read(written(tmp_path, "a.jsonl", lines)) == [
+        Given("line 1", "one\u2028two"),
+        Given("line 2", tokens=(1, 2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "a.jsonl:2: expected a JSON object"),
+        ("[1]", "a.jsonl:2: expected a JSON object, found [1]"),
+        ("{}", 'expected one of "prompt"'),
+        ('{"prompt": ""}', 'expected one of "prompt"'),
+        ('{"prompt": "a", "prompt_token_ids": [1]}', 'expected one of "prompt"'),
+        ('{"prompt_token_ids": []}', '"prompt_token_ids", a list of whole numbers'),
+        ('{"prompt_token_ids": [1, true]}', "a.jsonl:2: "),
+        ('{"prompt_token_ids": [-1]}', "a.jsonl:2: "),
+        ("[" * 100_000, "a.jsonl:2: expected a JSON object"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line, said):
+    path = written(tmp_path, "a.jsonl", f'{{"prompt": "fine"}}\n{line}\n')
+    with pytest.raises(SettingsError) as error:
+        prompts.read(path)
+    assert said in str(error.value)
+
+
+def test_files_without_prompts_or_text_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="at least one prompt"):
+        prompts.read(written(tmp_path, "a.txt", "\n \n"))
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="UTF-8"):
+        prompts.read(tmp_path / "b.txt")
+    with pytest.raises(SettingsError, match="No such file"):
+        prompts.read(tmp_path / "none")
+
+
+def test_built_in_prompts_lie_around_boundaries_and_fit():
+    assert prompts.lengths(N, 10_000) == [43, 65, 128, 208]
+    assert prompts.lengths(N, 100) == [43, 65]
+    assert prompts.lengths(N, 20) == [20]
+    made = prompts.ids(N, 512, 10_000, 1)
+    assert [len(each.tokens) for each in made] == [43, 65, 128, 208]
+    assert made == prompts.ids(N, 512, 10_000, 1) != prompts.ids(N, 512, 10_000, 2)
+    assert all(16 <= token < 512 for each in made for token in each.tokens)
+    parts = prompts.cut(range(10_000), N, 10_000)
+    assert [len(each.tokens) for each in parts] == [43, 65, 128, 208]
+    assert len({each.tokens[0] for each in parts}) == 4
+
+
+class Tokenizer:
+    """An engine that only reads texts: a token a character."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, command: str, texts: list[str]) -> dict[str, Any]:
+        assert command == "encode"
+        self.asked += texts
+        return {"tokens": [[ord(letter) % 128 for letter in text] for text in texts]}
+
+
+FACTS = {"block_tokens": N, "vocab": 128, "longest": 4096, "has_tokenizer": True}
+
+
+def made(facts: dict[str, Any] = FACTS, given: Any = None, asked: Any = (), **more: Any) -> Any:
+    args = SimpleNamespace(**{"seed": 1, "tokens": 8, "answer_tokens": 64} | more)
+    return main.made(args, given, list(asked), Tokenizer(), facts)
+
+
+def test_prompts_are_text_where_there_is_a_tokenizer_and_ids_where_not():
+    assert [len(each.tokens) for each in made()] == [43, 65, 128, 208]
+    assert "tokens of text" in made()[0].name
+    assert "random tokens" in made({**FACTS, "has_tokenizer": False})[0].name
+    text, ids = made(given=[Given("a", "word"), Given("b", tokens=(1, 2))])
+    assert (len(text.tokens), ids.tokens) == (4, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Given("line 4", tokens=(1, 128)), "line 4: expected token ids below 128, found 128"),
+        (Given("line 4", tokens=(1,) * 4090), "line 4: expected at most 4088 tokens"),
+        (Given("line 4", ""), "line 4: expected a prompt with tokens"),
+    ],
+)
+def test_prompts_that_the_engine_does_not_take_are_named(given, said):
+    with pytest.raises(SettingsError) as error:
+        made(given=[given])
+    assert said in str(error.value)
+
+
+def test_answers_longer_than_the_model_are_refused():
+    with pytest.raises(SettingsError, match="--tokens: expected less than"):
+        made(tokens=4096)
+
+
+GSM8K = [
+    {"question": f"What is {n} and {n}?", "answer": f"{n} + {n} = {2 * n}\n#### {2 * n:,}"}
+    for n in range(600, 612)
+]
+
+
+def gsm8k(folder: Path, lines: list[dict[str, str]] = GSM8K) -> Path:
+    return written(folder, "q.jsonl", "".join(f"{json.dumps(each)}\n" for each in lines))
+
+
+def test_questions_follow_worked_ones_that_fill_a_block(tmp_path):
+    asked = questions.read(gsm8k(tmp_path))
+    assert (asked[0].line, asked[0].wanted) == (1, "1200")
+    found = [each for each in made(asked=asked) if each.wanted is not None]
+    assert [each.name for each in found] == [f"question {line}" for line in range(5, 13)]
+    assert found[0].wanted == "1208" and found[0].stop == ("Question:",)
+    assert all(len(each.tokens) > N for each in found)
+    wide = made({**FACTS, "block_tokens": 400}, asked=asked)
+    # More than four of them, since a prompt that is no longer than a block restores nothing.
+    assert next(each.name for each in wide if each.wanted) > "question 5"
+    with pytest.raises(SettingsError, match="tokenizer"):
+        made({**FACTS, "has_tokenizer": False}, given=[Given("a", tokens=(1,))], asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"question": "a"}, "q.jsonl:2: "),
+        ({"question": "a", "answer": "42"}, "q.jsonl:2: expected an answer with `#### NUMBER`"),
+        ({"question": 1, "answer": "#### 2"}, "both texts"),
+    ],
+)
+def test_a_wrong_question_is_named(tmp_path, line, said):
+    with pytest.raises(SettingsError) as error:
+        questions.read(gsm8k(tmp_path, [GSM8K[0], line]))
+    assert said in str(error.value)
+
+
+def test_one_question_alone_has_nothing_to_follow(tmp_path):
+    with pytest.raises(SettingsError, match="at least two questions"):
+        questions.read(gsm8k(tmp_path, GSM8K[:1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("#### 1,200", True),
+        (" 600 + 600 = 1200\n#### 1200.00 so 7", True),
+        ("That makes $1,200.", True),
+        ("1200 of 1201", False),
+        ("#### 7, not 1200", False),
+        ("-1200", False),
+        ("many", False),
+    ],
+)
+def test_an_answer_is_right_by_its_marked_or_last_number(text, right):
+    assert questions.is_right(text, "1200") is right
+
+
+# ---- settings of verify's engines
+
+
+RUN = Start("run")
+
+
+def arranged(settings: dict[str, Any], start: Start = RUN, **transfer: Any) -> Any:
+    ours = {"kv_connector": "HybridPagesConnector", "kv_role": "kv_both"}
+    return arrange({**ours, "kv_connector_extra_config": settings, **transfer}, start)
+
+
+ALL = {"host_gb": 1, "disk_path": "/d/cache", "disk_gb": 2, "remote_url": "s3://b/p"}
+
+
+def test_tiers_have_places_of_their_own_and_users_places_stay_alone():
+    found = arranged(ALL)
+    assert found.tiers == ("host", "disk", "remote")
+    settings = found.transfer["kv_connector_extra_config"]
+    assert settings == {
+        "host_gb": 1,
+        "disk_path": "/d/cache.verify-run",
+        "disk_gb": 2,
+        "remote_url": "s3://b/p/verify-run",
+        "remote_admit": "all",
+    }
+    assert (found.disk, found.remote) == ("/d/cache.verify-run", "s3://b/p/verify-run")
+    assert any("left there: remove it" in note for note in found.notes)
+    assert arranged(ALL, Start("run", scratch="/s")).disk == "/s/cache.verify-run"
+    assert arranged({"remote_url": "mooncake://m:1"}).remote == "mooncake://m:1"
+
+
+def test_a_tier_can_be_alone():
+    disk = arranged(ALL, Start("run", alone="disk"))
+    assert disk.tiers == ("host", "disk")
+    assert "remote_url" not in disk.transfer["kv_connector_extra_config"]
+    remote = arranged(ALL, Start("run", alone="remote"))
+    assert remote.tiers == ("host", "remote")
+    assert not {"disk_path", "disk_gb"} & set(remote.transfer["kv_connector_extra_config"])
+
+
+def test_without_a_configuration_the_connector_is_used():
+    found = arrange(None, Start("run"))
+    assert found.tiers == ("host",) and found.transfer["kv_connector"] == "HybridPagesConnector"
+
+
+def test_what_would_empty_or_record_is_off():
+    settings = {"follow_engine_resets": True, "trace_dir": "/t"}
+    found = arranged(settings)
+    changed = found.transfer["kv_connector_extra_config"]
+    assert (changed["follow_engine_resets"], changed["trace_dir"]) == (False, "")
+    assert len(found.notes) == 2 and settings["follow_engine_resets"]
+
+
+def test_our_settings_are_found_beside_others():
+    children = [
+        {"kv_connector": "Other", "kv_role": "kv_both"},
+        {"kv_connector": "HybridPagesConnector", "kv_connector_extra_config": ALL},
+    ]
+    extra = {"connectors": children}
+    found = arranged(extra, kv_connector="MultiConnector", kv_connector_extra_config=extra)
+    ours = found.transfer["kv_connector_extra_config"]["connectors"][1]
+    assert ours["kv_connector_extra_config"]["disk_path"] == "/d/cache.verify-run"
+    assert children[1]["kv_connector_extra_config"] == ALL
+
+
+@pytest.mark.parametrize(
+    ("transfer", "said"),
+    [
+        ({"kv_connector": "LMCacheConnectorV1"}, "found 'LMCacheConnectorV1'"),
+        ({"kv_role": "kv_producer"}, "kv_role: expected 'kv_both', found 'kv_producer'"),
+    ],
+)
+def test_an_engine_that_restores_nothing_of_its_own_is_refused(transfer, said):
+    with pytest.raises(SettingsError) as error:
+        arranged({}, **transfer)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_nobody_plants_a_fault_by_accident(monkeypatch, plant):
+    monkeypatch.delenv(PLANT_VARIABLE, raising=False)
+    with pytest.raises(SettingsError, match="only `hybrid-pages verify --plant` can set it"):
+        Settings.parse({"plant": plant})
+    monkeypatch.setenv(PLANT_VARIABLE, "another")
+    with pytest.raises(SettingsError, match="leave it out"):
+        Settings.parse({"plant": plant})
+    monkeypatch.setenv(PLANT_VARIABLE, plant)
+    assert Settings.parse({"plant": plant}).plant == plant
+    assert Settings.parse({}).plant == ""
+
+
+# ---- verdicts
+
+
+def found(
+    host: Answer | None = None,
+    *,
+    cold: Answer | None = None,
+    local: Answer | None = None,
+    again: Answer | None = None,
+    figures: dict[str, float] | None = None,
+    tokens: int = 3 * N,
+    tiers: tuple[str, ...] = ("host",),
+) -> Runs:
+    """Runs of one prompt; what is not given is as it should be."""
+    cold = cold or answer(-1.0, -2.0)
+    local = local or answer(-1.0, -2.125, cached=2 * N, source="local")
+    host = host or answer(-1.0, -2.125, cached=2 * N, source="host")
+    facts = {"block_tokens": N, "longest": 4096, "tiers": tiers, "vllm": "0", "platform": "cpu"}
+    counted = {"stored_entries:pages": 2, "stored_entries:checkpoints": 1, **(figures or {})}
+    return Runs(
+        [Prompt("a", (1,) * tokens, 2)],
+        {**facts, "notes": ["a note"]},
+        {
+            COLD: [cold],
+            COLD_AGAIN: [again or cold],
+            LOCAL: [local],
+            LOCAL_AGAIN: [local],
+            "host": [host],
+        },
+        {"host": counted},
+    )
+
+
+def test_what_equals_the_local_hit_is_good():
+    verdict = judge(found())
+    assert verdict.good and [row.verdict for row in verdict.rows] == [EQUAL]
+    assert (verdict.rows[0].against, verdict.noise.floor, verdict.noise.steps) == (LOCAL, 0, 0.125)
+
+
+def test_one_bit_more_than_the_local_hit_is_not_where_the_engine_repeats_itself():
+    verdict = judge(found(answer(-1.0, -2.1250001, cached=2 * N, source="host")))
+    assert [row.verdict for row in verdict.rows] == [DIFFERS]
+    assert "host: 1 of 1 answers differ" in verdict.problems[0]
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.19, WITHIN), (0.21, DIFFERS)])
+def test_noise_is_twice_the_most_that_equal_runs_differ(off, verdict):
+    runs = found(answer(-1.0, -2.125 - off, cached=2 * N, source="host"), again=answer(-1.0, -2.1))
+    (row,) = judge(runs).rows
+    assert row.verdict == verdict and row.limit == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(-2.2, WITHIN), (-2.3, DIFFERS)])
+def test_another_depth_is_compared_with_the_cold_run_and_the_noise_of_other_steps(value, verdict):
+    (row,) = judge(found(answer(-1.0, value, cached=N, source="host"))).rows
+    assert (row.verdict, row.against, row.limit) == (verdict, COLD, 0.25)
+
+
+def test_a_local_hit_that_was_partly_restored_is_no_reference():
+    mixed = answer(-1.0, -2.125, cached=2 * N, source="host 32, local 32")
+    assert judge(found(local=mixed)).rows[0].against == COLD
+
+
+def test_noise_that_hides_faults_is_a_problem():
+    verdict = judge(found(again=answer(-1.0, -3.5)))
+    assert "use --concurrency 1" in verdict.problems[0]
+
+
+def test_numbers_that_are_none_are_a_problem():
+    broken = answer(math.nan, -1.0)
+    runs = found(broken, cold=broken, local=broken)
+    assert any("found NaN" in problem for problem in judge(runs).problems)
+
+
+NONE = answer(-1.0, -2.0)
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (found(NONE, tokens=N), "longer than a block of 32 tokens, and the longest has 32"),
+        (found(NONE), "3 entries were stored"),
+        (found(NONE, figures={"skipped_entries:no_room": 4}), "skipped_entries:no_room 4"),
+        (found(NONE, local=NONE), "vLLM's own cache found nothing either"),
+        (found(figures={"failures:load": 2}), "failures:load 2"),
+        (found(figures={"disk_failures:checksum": 1}), "disk_failures:checksum 1"),
+        (
+            found(answer(-1.0, -2.125, cached=2 * N, source="other")),
+            "expected hits from host alone, found them from other",
+        ),
+        (
+            found(cold=answer(-1.0, -2.0, cached=N, source="other")),
+            "cold runs: expected no hit, found 32 tokens from other",
+        ),
+    ],
+)
+def test_what_was_not_restored_is_a_problem_with_its_reason(runs, said):
+    verdict = judge(runs)
+    assert not verdict.good and any(said in problem for problem in verdict.problems)
+
+
+def test_nothing_stored_is_told():
+    runs = found(NONE)
+    runs.figures["host"] = {}
+    assert any("nothing was stored" in problem for problem in judge(runs).problems)
+
+
+def test_a_length_that_no_prompt_can_exceed_is_told():
+    runs = found(NONE, tokens=N)
+    runs.facts["longest"] = N
+    assert any("--max-model-len allows 32: raise it" in text for text in judge(runs).problems)
+
+
+def test_a_tier_below_that_gives_nothing_is_a_problem():
+    runs = found(tiers=("host", "disk"))
+    runs.answers["disk"] = [NONE]
+    runs.figures["disk"] = {"disk_failures:io": 3}
+    verdict = judge(runs)
+    assert [row.verdict for row in verdict.rows] == [EQUAL, NOTHING]
+    assert any(
+        text.startswith("disk: nothing was restored") and "disk_failures:io 3" in text
+        for text in verdict.problems
+    )
+
+
+def test_plants_that_cannot_show_are_told():
+    assert unfit_for(found(), "zero-state") is unfit_for(found(), "swap-pages") is None
+    runs = found(figures={"stored_entries:checkpoints": 0})
+    assert "recurrent layers" in unfit_for(runs, "zero-state")
+    short = found(answer(-1.0, -2.0, cached=N, source="host"))
+    assert "two restored pages of 32 tokens" in unfit_for(short, "swap-pages")
+    assert "nothing was restored that it could spoil" in unfit_for(found(NONE), "zero-state")
+
+
+def test_a_bad_verdict_with_a_plant_is_the_faults_own():
+    spoiled = found(answer(-1.0, -5.0, cached=2 * N, source="host"))
+    main._require_told(spoiled, judge(spoiled), "zero-state")
+    main._require_told(found(), judge(found()), "zero-state")
+    failed = found(figures={"failures:load": 1})
+    with pytest.raises(HybridPagesError, match=r"nothing can be told: .*failures:load 1"):
+        main._require_told(failed, judge(failed), "zero-state")
+
+
+def test_scores_count_right_answers_by_phase():
+    runs = found(
+        answer(-1.0, -2.125, cached=2 * N, source="host", text="#### 7"),
+        cold=answer(-1.0, -2.0, text="#### 8"),
+    )
+    assert scores(runs) == {}
+    runs.prompts[0] = Prompt("q", (1,) * 96, 2, ("Question:",), "7")
+    assert scores(runs) == {COLD: 0, COLD_AGAIN: 0, LOCAL: 0, LOCAL_AGAIN: 0, "host": 1}
+
+
+# ---- the runs
+
+
+class Fake:
+    """An engine whose answers depend on the prompt alone, and what it was told in which order."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self.told, self.seen, self.local = told, set(), set()
+
+    def ask(self, command: str, **given: Any) -> dict[str, Any]:
+        if command != "ask":
+            self.told.append(command)
+            self.local = set() if command == "reset" else self.local
+            return {"stored_entries:pages": 1.0}
+        salts = [each["salt"] for each in given["prompts"]]
+        self.told.append(salts)
+        source = "local" if salts[0] in self.local else "host" if salts[0] in self.seen else ""
+        self.seen.update(salts)
+        self.local.update(salts)
+        hit = {"tokens": [7], "likely": [{"7": -1.0}], "words": [], "text": ""}
+        cached = N if source else 0
+        hits = {source: N * len(salts)} if source else {}
+        return {"answers": [{**hit, "cached": cached} for _ in salts], "hits": hits}
+
+
+def test_every_prompt_runs_cold_twice_and_from_each_tier_alone():
+    told: list[Any] = []
+    starts = []
+
+    @contextmanager
+    def engines(start: Start) -> Any:
+        starts.append((start.run, start.alone))
+        fake = Fake(told)
+        if start.alone:
+            fake.seen = {"r-first-0", "r-first-1"}
+        yield fake, {"tiers": ["host", "disk"], "block_tokens": N, "longest": 99}
+
+    made = [Prompt("a", (1,) * 40, 4), Prompt("b", (2,) * 40, 4)]
+    runs = collect(engines, lambda engine, facts: made, Start("r"), at_once=1, step=lambda *_: None)
+    assert starts == [("r", ""), ("r", "disk")]
+    one = [["r-first-0"]] * 2 + [["r-second-0"]] * 2 + ["reset", ["r-first-0"]]
+    two = [["r-first-1"]] * 2 + [["r-second-1"]] * 2 + ["reset", ["r-first-1"]]
+    rest = ["settle", "figures", ["r-first-0"], ["r-first-1"], "figures"]
+    assert told == [*one, *two, *rest]
+    assert [each.source for each in runs.phase(COLD)] == ["", ""]
+    assert [each.source for each in runs.phase(LOCAL_AGAIN)] == ["local", "local"]
+    assert [each.source for each in runs.phase("host")] == ["host", "host"]
+
+
+def test_prompts_go_together_when_asked_to():
+    told: list[Any] = []
+
+    @contextmanager
+    def engines(start: Start) -> Any:
+        yield Fake(told), {"tiers": ["host"], "block_tokens": N, "longest": 99}
+
+    made = [Prompt("a", (1,) * 40, 4)] * 3
+    collect(engines, lambda engine, facts: made, Start("r"), at_once=2, step=lambda *_: None)
+    assert [len(each) for each in told if isinstance(each, list)] == [2] * 5 + [1] * 5
+
+
+# ---- the report
+
+ABOUT = {"model": "m|n", "flags": "--a b", "hybrid_pages": "0", "concurrency": 1, "plant": ""}
+
+
+def shown(runs: Runs, **about: Any) -> tuple[dict[str, Any], str, str]:
+    object_ = report(runs, judge(runs), {**ABOUT, **about})
+    console = Console(width=160, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        show(object_, console)
+    return json.loads(as_json(object_)), markdown(object_), captured.get()
+
+
+def test_the_reports_tell_the_same():
+    for runs, good in ((found(), True), (found(answer(-1.0, -5.0, cached=64)), False)):
+        data, text, terminal = shown(runs)
+        assert data["good"] is good
+        for printed in (text, terminal):
+            assert ("NOT VERIFIED" in printed) is not good
+            assert "a note" in printed and "Noise" in printed
+            assert ("First difference, host, a: at token 97" in printed) is not good
+    assert data["prompts"][0]["tiers"]["host"]["first_difference"]["own"]["logprob"] == -2.125
+
+
+def test_json_has_no_numbers_that_parsers_refuse():
+    nan = answer(math.nan, -1.0, cached=2 * N, source="host")
+    data, text, _ = shown(found(nan))
+    assert data["prompts"][0]["tiers"]["host"]["difference"] is None
+    assert "unbounded" in text
+
+
+def test_of_many_rows_those_that_are_not_equal_are_shown():
+    one, bad = found(), found(answer(-1.0, -5.0, cached=64))
+    for phase, answers in one.answers.items():
+        answers[:] = answers * 49 + bad.answers[phase]
+    one.prompts = [Prompt(f"p{index}", (1,) * 96, 2) for index in range(50)]
+    data, text, terminal = shown(one)
+    assert len(data["prompts"]) == 50
+    for printed in (text, terminal):
+        assert "p0" in printed and "p38" in printed and "p39 " not in printed
+        assert "p49" in printed and "And 10 rows more that are equal" in printed
+
+
+def test_a_planted_fault_that_does_not_show_is_told():
+    _, text, terminal = shown(found(), plant="swap-pages")
+    assert "DID NOT SHOW" in text and "DID NOT SHOW" in terminal
+
+
+# ---- the engine's process
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="needs an environment without vLLM")
+def test_an_engine_that_cannot_start_tells_why_and_is_gone(tmp_path):
+    with (tmp_path / "log").open("w+b") as log:
+        process = EngineProcess(log)
+        with pytest.raises(EngineFailed, match="No module named 'vllm'"):
+            process.arrange("m", [], Start("r"))
+        with pytest.raises(EngineFailed, match="expected `arrange` before `start`"):
+            process.start()
+        process.close()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def test_an_engine_that_dies_is_told_with_the_end_of_its_log(tmp_path):
+    with (tmp_path / "log").open("w+b") as log:
+        log.write(b"of another engine\n")
+        log.flush()
+        process = EngineProcess(log)
+        os.write(log.fileno(), b"the last words\n")
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineFailed) as error:
+            process.start()
+        process.kill()
+    assert "ended with status -9" in str(error.value)
+    assert "the last words" in str(error.value) and "another" not in str(error.value)
+
+
+def test_a_log_stays_where_it_tells_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(main.tempfile, "tempdir", str(tmp_path))
+    for error in (EngineFailed("a reason"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), main._log():
+            raise error
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(EngineFailed) as failed, main._log() as log:
+        log.write(b"words")
+        raise EngineFailed("the last lines", by_log=True)
+    (left,) = tmp_path.iterdir()
+    assert str(left) in str(failed.value) and left.read_bytes() == b"words"
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["m", "--json", "-", "--markdown", "-"], "found two"),
+        (["m", "--json", "/none/at/all.json"], "--json: expected a directory to write in"),
+        (["m", "--markdown", "/"], "--markdown: expected a file that can be written"),
+        (["m", "--scratch", "/none/at/all"], "--scratch: expected a directory"),
+        (["m", "--prompts", "/none"], "/none: expected a text file"),
+        (["m", "--questions", "/none"], "/none: expected a text file"),
+        (["m", "--", "vllm", "serve", "m"], "leave the command and its model out"),
+        (["m", "--plant", "fire"], "expected zero-state, swap-pages, found 'fire'"),
+        (["m", "--tokens", "0"], "expected a whole number"),
+        ([], "MODEL"),
+        (["--", "--max-model-len", "8"], "expected MODEL before `--`"),
+    ],
+)
+def test_what_cannot_run_ends_with_2_and_says_why(capsys, monkeypatch, words, said):
+    monkeypatch.setattr("hybrid_pages.cli.info.engine_fits", lambda _: True)
+    try:
+        status = cli.main(["verify", *words])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert said in capsys.readouterr().err
