@@ -91,7 +91,7 @@ def test_the_metadata_names_the_supported_window_of_vllm():
 def test_the_license_travels_with_the_package():
     described = metadata.metadata("hybrid-pages")
     assert described["License-Expression"] == "Apache-2.0"
-    assert described.get_all("License-File") == ["LICENSE"]
+    assert described.get_all("License-File") == ["LICENSE", "THIRD-PARTY-LICENSES.txt"]
 
 
 def test_the_type_marker_travels_with_the_package():

@@ -1,0 +1,44 @@
+"""What a release's page has beside the distributions in dist/: their hashes, and the changes.
+
+dist/requirements.txt is for `pip install --require-hashes -r`: pip takes the distribution that fits
+its machine. Needs Python 3.11 and no package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from version import ROOT, notes, versions
+
+
+def requirements(dist: Path, version: str) -> str:
+    """A pinned requirement with the hash of every distribution in the folder.
+
+    Raises:
+        SystemExit: there is none, or one of another version.
+    """
+    files = sorted([*dist.glob("*.whl"), *dist.glob("*.tar.gz")])
+    if not files:
+        raise SystemExit(f"expected distributions in {dist}, found none: make wheel sdist")
+    # PyPI's spelling of a pre-release: 1.2.3rc1.
+    spelt = version.replace("-rc.", "rc").replace("-beta.", "b").replace("-alpha.", "a")
+    if others := [file.name for file in files if not file.name.startswith(f"hybrid_pages-{spelt}")]:
+        raise SystemExit(f"expected distributions of {spelt} in {dist}, found {', '.join(others)}")
+    lines = [f"hybrid-pages=={spelt}"]
+    for file in files:
+        lines.append(f"    --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}")
+    return " \\\n".join(lines) + "\n"
+
+
+def main() -> None:
+    dist = ROOT / "dist"
+    text = requirements(dist, versions(ROOT)["Cargo.toml [package]"])
+    (dist / "requirements.txt").write_text(text)
+    (dist / "notes.md").write_text(notes() + "\n")
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
