@@ -1,6 +1,6 @@
-# There are four environments, each created by the first target that needs it: .venv-light builds, checks and tests
+# There are five environments, each created by the first target that needs it: .venv-light builds, checks and tests
 # what needs no engine; .venv also has vLLM, torch and transformers; .venv-mlx has mlx-lm; .venv-docs builds the site of
-# the documents. `make help` lists the targets.
+# the documents; .venv-release links and checks wheels. `make help` lists the targets.
 
 LIGHT := .venv-light
 LIGHT_BIN := $(LIGHT)/bin
@@ -14,12 +14,18 @@ MLX_STAMPS := $(MLX)/.stamps
 DOCS := .venv-docs
 DOCS_BIN := $(DOCS)/bin
 DOCS_STAMPS := $(DOCS)/.stamps
+RELEASE := .venv-release
+RELEASE_BIN := $(RELEASE)/bin
+RELEASE_STAMPS := $(RELEASE)/.stamps
 EDITABLE := $(LIGHT)/.editable
 # The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
 VLLM_SOURCES := 0.33.0
 VLLM_STAMPS := $(VLLM_SOURCES:%=.cache/vllm-%/.stamp)
 LMCACHE := .cache/lmcache-0.5.6
 MOONCAKE := .cache/mooncake-0.3.13.post1
+# The glibc that wheels run on, and what they are for.
+MANYLINUX := manylinux_2_28
+WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 # What must compile for macOS. A C compiler for it is not needed: BLAKE3's part in C is left out of the check, and so
 # are object stores with their TLS.
 DARWIN := aarch64-apple-darwin
@@ -124,6 +130,12 @@ $(DOCS_STAMPS)/packages: requirements/docs.txt | $(LIGHT_STAMPS)/uv
 	@$(UV_INSTALL) --python $(DOCS_BIN)/python --require-hashes -r $<
 	@mkdir -p $(DOCS_STAMPS) && touch $@
 
+$(RELEASE_STAMPS)/packages: requirements/release.txt | $(LIGHT_STAMPS)/uv
+	@$(SAY) "installing zig and what checks a release into $(RELEASE) (500 MB; seconds)"
+	@[ -x $(RELEASE_BIN)/python ] || $(LIGHT_BIN)/python -m venv $(RELEASE)
+	@$(UV_INSTALL) --python $(RELEASE_BIN)/python --require-hashes -r $<
+	@mkdir -p $(RELEASE_STAMPS) && touch $@
+
 $(VLLM_STAMPS): .cache/vllm-%/.stamp: requirements/vllm-%.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "fetching the Python files of vLLM $* (a wheel of 300 MB; about 1 minute, once)"
 	@rm -rf $(@D) && mkdir -p $(@D)
@@ -209,11 +221,26 @@ serve: $(STAMPS)/package ## Serve a tiny chat model on vLLM's OpenAI server, wit
 example: $(STAMPS)/package ## Run continuous batching on a tiny Hugging Face model (EXAMPLE_ARGS=--json)
 	@$(BIN)/python examples/continuous_batching.py $(EXAMPLE_ARGS)
 
+# Against zig's copy of an old glibc's symbols: with the system's, a wheel needs a glibc as new as the system's.
+# PYO3_PYTHON is left out: a wheel for another machine has no Python here to ask.
+ZIG_BUILD = env -u PYO3_PYTHON PATH="$(CURDIR)/$(RELEASE_BIN):$$PATH" $(RELEASE_BIN)/maturin build $(QUIET) --release \
+    --locked --zig --compatibility $(MANYLINUX) --auditwheel check --out dist
+
 .PHONY: wheel
-wheel: $(LIGHT_STAMPS)/packages ## Build the wheel into dist/
-	@$(SAY) "building the wheel"
+wheel: $(RELEASE_STAMPS)/packages ## Build the wheel into dist/, for this kind of machine and glibc 2.28 or newer
+	@$(SAY) "building the wheel (about 2 minutes the first time)"
 	@rm -f dist/*.whl
-	@$(LIGHT_BIN)/maturin build $(QUIET) --release --locked --interpreter $(LIGHT_BIN)/python --out dist
+	@$(ZIG_BUILD) --interpreter $(LIGHT_BIN)/python
+
+.PHONY: release-wheels
+release-wheels: $(RELEASE_STAMPS)/packages ## Build the wheels of all kinds of machines into dist/
+	@rm -f dist/*.whl
+	@for target in $(WHEEL_TARGETS); do \
+	    $(SAY) "building the wheel for $$target"; \
+	    if ! $${RUSTC:-rustc} --print target-libdir --target $$target | xargs test -d; \
+	    then echo "make: Rust has no library for it: rustup target add $$target" >&2; exit 1; fi; \
+	    $(ZIG_BUILD) --target $$target || exit 1; \
+	done
 
 .PHONY: sdist
 sdist: $(LIGHT_STAMPS)/packages ## Build the source distribution into dist/
@@ -229,7 +256,7 @@ kernels: $(NVRTC)/.stamp ## Compile csrc/ into csrc/images/ (no GPU needed)
 # ---- the tests ----
 
 .PHONY: test
-test: lint test-rust test-python test-docs test-batch test-mlx test-scheduler test-transformers test-engine check-kernels check-wheel ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
+test: lint lint-release test-rust test-python test-docs test-batch test-mlx test-scheduler test-transformers test-engine check-kernels check-wheel check-release ## Run every check: style, Rust, Python, the real engine, kernels, the wheel
 
 .PHONY: test-rust
 test-rust: $(LIGHT_STAMPS)/uv ## Test the Rust core, the lab, the CUDA engine and its kernels on a CPU
@@ -343,6 +370,27 @@ check-wheel: wheel sdist ## Install the wheel and the source distribution into e
 	@$(SAY) "installing the wheel and the source distribution into empty environments"
 	@$(LIGHT_PYTEST) tests/packaging
 
+.PHONY: check-release
+check-release: wheel sdist check-dist ## Build and check what is published: glibc, metadata, licences, bill of materials
+
+# What is in dist/, however it came there.
+.PHONY: check-dist
+check-dist: $(RELEASE_STAMPS)/packages ## Check the distributions that are in dist/
+	@$(SAY) "checking what is published"
+	@$(RELEASE_BIN)/python -m pytest $(PYTEST_ARGS) tests/release
+
+.PHONY: lint-release
+lint-release: $(RELEASE_STAMPS)/packages ## Check GitHub's workflows and forms, and the Dockerfile
+	@$(SAY) "checking workflows, forms and the Dockerfile"
+	@$(RELEASE_BIN)/actionlint .github/workflows/*.yml
+	@$(RELEASE_BIN)/zizmor --offline --persona auditor --quiet --no-progress .github
+	@for schema in github-workflows=workflows/*.yml github-issue-forms=ISSUE_TEMPLATE/[!c]*.yml \
+	    github-issue-config=ISSUE_TEMPLATE/config.yml dependabot=dependabot.yml; do \
+	    said=$$($(RELEASE_BIN)/check-jsonschema --builtin-schema vendor.$${schema%%=*} .github/$${schema#*=}) || \
+	    { echo "$$said" >&2; exit 1; }; \
+	done
+	@$(RELEASE_BIN)/hadolint docs/deploy/Dockerfile
+
 .PHONY: lint
 lint: $(LIGHT_STAMPS)/packages ## Check style, lints, types and doc links of both languages
 	@$(SAY) "checking style, lints and types"
@@ -361,6 +409,23 @@ format: $(LIGHT_STAMPS)/packages ## Format both languages and fix what the linte
 	@cargo fmt --all
 	@$(LIGHT_BIN)/ruff check --quiet --fix
 	@$(LIGHT_BIN)/ruff format --quiet
+
+# ---- releases: docs/releases.md ----
+
+# The tag that a release is made of; empty for none.
+export TAG ?=
+
+.PHONY: check-version
+check-version: ## Check that crates, lock file, changelog and TAG state one version; needs nothing but Python 3.11
+	@$(or $(PYTHON),python3) release/version.py check $${TAG:+"$$TAG"}
+
+.PHONY: release-page
+release-page: ## Write dist/requirements.txt, with the hashes of what is in dist/, and dist/notes.md
+	@$(or $(PYTHON),python3) release/page.py
+
+.PHONY: licences
+licences: ## Write THIRD-PARTY-LICENSES.txt, of the crates inside a wheel; after Cargo.lock has changed
+	@$(or $(PYTHON),python3) release/licences.py
 
 # ---- with a GPU ----
 
@@ -459,9 +524,10 @@ lock: $(LIGHT_STAMPS)/uv ## Resolve requirements/*.in into the pinned files
 	@$(LOCK) --python-version 3.11 light.in -o light.txt
 	@$(LOCK) --python-version 3.11 docs.in -o docs.txt
 	@$(LOCK) --python-version 3.11 mlx.in -o mlx.txt
+	@$(LOCK) --python-version 3.11 release.in -o release.txt
 	@$(LOCK) --python-version 3.10 build.in -o build.txt
 	@$(LOCK) --python-version 3.10 uv.in -o uv.txt
 
 .PHONY: clean
 clean: ## Remove everything that the targets created
-	rm -rf $(VENV) $(LIGHT) $(MLX) $(DOCS) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT) $(MLX) $(DOCS) $(RELEASE) .cache target dist $(CORE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

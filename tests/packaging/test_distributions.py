@@ -4,6 +4,8 @@
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import page
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -68,6 +72,32 @@ def test_installing_into_an_empty_environment_needs_nothing_else(pattern, tmp_pa
     assert command.stdout == f"hybrid-pages {version}\n"
 
 
+def test_the_image_would_install_the_wheel_by_its_hash_alone(tmp_path):
+    """As the Dockerfile does, into an empty environment and without an index."""
+    version = built("*.whl").name.split("-")[1]
+    wheels = tmp_path / "dist"
+    wheels.mkdir()
+    shutil.copy(built("*.whl"), wheels)
+    pinned = wheels / "requirements.txt"
+    pinned.write_text(page.requirements(wheels, version))
+    python = tmp_path / "environment" / "bin" / "python"
+    subprocess.run(
+        [BIN / "uv", "venv", "--quiet", "--python", sys.executable, python.parents[1]], check=True
+    )
+    words = ["pip", "install", "--python", python, "--no-cache", "--no-index", "--no-deps"]
+    words += ["--find-links", wheels, "--require-hashes", "--requirement", pinned]
+    flags = {word for word in words if str(word).startswith("--")} - {"--python"}
+    assert flags <= set((ROOT / "docs" / "deploy" / "Dockerfile").read_text().split())
+    subprocess.run([BIN / "uv", *words], check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run([python.parent / "hybrid-pages", "--version"], check=True, capture_output=True)
+    pinned.write_text(re.sub(r"[0-9a-f]{64}", "0" * 64, pinned.read_text()))
+    other = subprocess.run(
+        [BIN / "uv", *words, "--reinstall"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert other.returncode != 0
+    assert "hash" in other.stderr.lower()
+
+
 def test_the_wheel_serves_every_supported_python():
     assert "-cp310-abi3-" in built("*.whl").name
 
@@ -78,7 +108,8 @@ def test_the_wheel_holds_the_package_and_nothing_else():
     assert packages == {"hybrid_pages"}
     package = {name.removeprefix("hybrid_pages/") for name in names}
     assert {"_core.abi3.so", "_core.pyi", "_stubs/geometry.pyi", "py.typed"} <= package
-    assert [name for name in names if name.endswith("licenses/LICENSE")]
+    for licence in ("LICENSE", "THIRD-PARTY-LICENSES.txt"):
+        assert [name for name in names if name.endswith(f"dist-info/licenses/{licence}")]
     assert not [name for name in names if "__pycache__" in name]
 
 
