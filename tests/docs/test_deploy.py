@@ -126,8 +126,9 @@ def test_the_disk_tier_is_on_a_volume_of_its_own():
 
 
 def test_the_image_is_of_a_vllm_that_is_supported():
-    base, version = re.search(
-        r"^FROM (\S+):v(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.M
+    written = (DEPLOY / "Dockerfile").read_text()
+    version, base = re.search(
+        r"^ARG VLLM_VERSION=(\S+)\nFROM (\S+):v\$\{VLLM_VERSION\}$", written, re.M
     ).groups()
     assert base == "vllm/vllm-openai"
     supported = (ROOT / "python/hybrid_pages/vllm/versions/supported.py").read_text()
