@@ -80,9 +80,10 @@ def scale(
         typer.Option(
             parser=read(fleets.milliseconds),
             metavar="TIME",
-            help="A listing begins so long before the last one, for clocks that differ.",
+            help="A listing begins so long before the last one: an object may be under way as "
+            "long, and clocks differ.",
         ),
-    ] = "10min",
+    ] = "1min",
     list_keys: Annotated[
         int,
         typer.Option(

@@ -13,7 +13,7 @@ pub struct Packing {
     pub stale: u64,
     /// Keys in a reply to a list.
     pub list_keys: u64,
-    /// A list begins so many ms before the last one, since the clocks of engines differ.
+    /// A list begins so many ms before the last one: so long may a pack be under way, and the clocks of engines differ.
     pub overlap: u64,
     /// An engine lists everything after so many ms, to learn what was deleted.
     pub whole: u64,
@@ -33,7 +33,7 @@ impl Default for Packing {
             run_bytes: 8 << 20,
             stale: 1000,
             list_keys: 1000,
-            overlap: 600_000,
+            overlap: 60_000,
             whole: 600_000,
             table_bytes: 128,
             row_bytes: 56,
