@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_STATS_SECONDS = 1.0
+"""A busy engine's figures go out so often: gathering them in every step would cost each one."""
+
+
 class SchedulerHalf(Connection):
     """One engine's cache, stores and loads. Lives in the scheduler's process.
 
@@ -47,6 +51,8 @@ class SchedulerHalf(Connection):
         self._arrived: set[str] = set()
         self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self, self._requests, self.epochs, self._invalid)
+        self._stats_from = 0.0
+        """When figures go out again, on the monotonic clock, if the engine is busy until then."""
         self._recording: Recording | None = None
         if settings.trace_dir:
             grid = engine.grid
@@ -332,9 +338,14 @@ class SchedulerHalf(Connection):
         return self.figures.snapshot()
 
     def take_stats(self) -> HybridPagesStats | None:
-        """Counters since the last call and gauges of now; None if nothing was counted."""
+        """Counters since they were last taken and gauges of now, once a second, and at once when
+        nothing is under way; None if nothing was counted."""
         if not self.figures.interval:
             return None
+        now = time.monotonic()
+        if now < self._stats_from and (self._requests or self._arrived or self.storing):
+            return None
+        self._stats_from = now + _STATS_SECONDS
         self._observe()
         return self.figures.take(gauges=True)
 

@@ -264,20 +264,23 @@ class Stores:
                 versions.unpin(self.pool, store.pins)
 
     def _publish(self, store: _Store) -> None:
-        outcomes = [store.outcomes[rank] for rank in range(self.ranks)]
-        failed = [outcome for outcome in outcomes if outcome.error is not None]
-        for outcome in failed:
-            logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)
-        if failed:
-            self.figures.count("failures", label=failed[0].reason)
+        checksums: list[list[int]] = []
+        failed: Outcome | None = None
+        nbytes, seconds = 0, 0.0
+        for rank in range(self.ranks):
+            outcome = store.outcomes[rank]
+            if outcome.error is not None:
+                logger.warning("a store failed on rank %d: %s", rank, outcome.error)
+                failed = failed or outcome
+            checksums.append(outcome.checksums)
+            nbytes += outcome.nbytes
+            seconds += outcome.seconds
+        if failed is not None:
+            self.figures.count("failures", label=failed.reason)
             return
-        checksums = [outcome.checksums for outcome in outcomes]
         if any(checksums):
             store.lease.commit_shards(checksums)
         else:
             store.lease.commit(None)
-        self.figures.stored(
-            sum(outcome.nbytes for outcome in outcomes),
-            sum(outcome.seconds for outcome in outcomes),
-            zip(self._kinds, store.entries.by_class(len(self._kinds)), strict=True),
-        )
+        kinds = zip(self._kinds, store.entries.by_class(len(self._kinds)), strict=True)
+        self.figures.stored(nbytes, seconds, kinds)
