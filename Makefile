@@ -228,7 +228,7 @@ ZIG_BUILD = env -u PYO3_PYTHON PATH="$(CURDIR)/$(RELEASE_BIN):$$PATH" $(RELEASE_
 
 .PHONY: wheel
 wheel: $(RELEASE_STAMPS)/packages ## Build the wheel into dist/, for this kind of machine and glibc 2.28 or newer
-	@$(SAY) "building the wheel (about 2 minutes the first time)"
+	@$(SAY) "building the wheel (about 5 minutes the first time)"
 	@rm -f dist/*.whl
 	@$(ZIG_BUILD) --interpreter $(LIGHT_BIN)/python
 
