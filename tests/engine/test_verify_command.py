@@ -103,7 +103,7 @@ def test_a_planted_fault_shows(verify, model, plant):
     assert "answers differ from what the engine computes itself" in found["problems"][0]
 
 
-def test_a_fault_that_cannot_show_and_prompts_that_restore_nothing(verify, model, tmp_path):
+def test_prompts_that_restore_nothing_are_a_bad_verdict(verify, model, tmp_path):
     prompts = tmp_path / "short.jsonl"
     prompts.write_text(json.dumps({"prompt_token_ids": list(range(20, 20 + BLOCK))}) + "\n")
     status, found, said = verify(model("qwen3.5"), ["--prompts", prompts], IDS)

@@ -203,8 +203,8 @@ def scores(runs: Runs) -> dict[str, int]:
     if not asked:
         return {}
     return {
-        phase: sum(is_right(answers[index].text, wanted) for index, wanted in asked)
-        for phase, answers in runs.answers.items()
+        phase: sum(is_right(runs.phase(phase)[index].text, wanted) for index, wanted in asked)
+        for phase in (*OWN, *runs.facts["tiers"])
     }
 
 
