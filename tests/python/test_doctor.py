@@ -11,6 +11,7 @@ import pytest
 from endpoint import GOOD
 from hybrid_pages import cli
 from hybrid_pages.adapter import memory
+from hybrid_pages.arguments import WrongArgument
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Situation
 from hybrid_pages.doctor.words import read_command
@@ -208,13 +209,48 @@ def test_without_the_connector_it_says_how_to_add_it(capsys, model):
 
 def test_what_cannot_be_looked_at_is_said(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NewForCausalLM"]}))
-    words = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours(), "--config", "x.yaml"]
+    words = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours()]
     found = examined(capsys, *words)
     assert names(found) == []
-    assert [reason.partition(":")[0] for reason in found["skipped"]] == [
-        "--config",
-        "the size of a block",
-    ]
+    assert [reason.partition(":")[0] for reason in found["skipped"]] == ["the size of a block"]
+
+
+def test_options_in_a_file_count_before_those_of_the_command_line(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: a/b\n"
+        "kv-transfer-config:\n"
+        "  kv_connector: HybridPagesConnector\n"
+        "  kv_connector_extra_config: {host_gb: 8}\n"
+        "enable-prefix-caching: false\n"
+        "enforce-eager: true\n"
+        "max-num-batched-tokens: 512\n"
+        "max-model-len: 1k\n"
+    )
+    for words in (["--config", str(file)], [f"--config={file}"]):
+        command = read_command(["vllm", "serve", *words, "--max-model-len", "2k"])
+        assert command.model == "a/b"
+        assert command.ours()["kv_connector_extra_config"] == {"host_gb": 8}
+        assert command.is_on("enable-prefix-caching") is False and command.is_on("enforce-eager")
+        assert command.number("max-num-batched-tokens") == 512
+        assert command.number("max-model-len") == 2000
+    assert read_command(["vllm", "serve", "c/d", "--config", str(file)]).model == "c/d"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("serve.json", "{}", "found '.*serve.json'"),
+        ("missing.yaml", None, "No such file"),
+        ("serve.yaml", "a: [", "while parsing"),
+        ("serve.yaml", "- a", "found list"),
+    ],
+)
+def test_a_file_of_options_that_is_none_is_an_error(tmp_path, name, text, reason):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(WrongArgument, match=f"--config: expected a YAML file of options.*{reason}"):
+        read_command(["vllm", "serve", "m", "--config", str(tmp_path / name)])
 
 
 def test_command_lines_are_read_as_vllm_reads_them():

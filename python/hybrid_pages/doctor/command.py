@@ -48,8 +48,6 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
     found = list(_refused(command))
     if vllm is not None:
         found.append(Finding("version", "start", vllm, "install one of the versions named"))
-    if "config" in command.options:
-        skipped.append("--config: options in that file are not read; give them here")
     planned = _planned(command, skipped)
     ours, settings = command.ours(), None
     if ours is None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hybrid_pages.arguments import WrongArgument
 
@@ -76,8 +79,11 @@ class Command:
 def read_command(words: Sequence[str]) -> Command:
     """Reads ``[NAME=VALUE...] [python -m ...|vllm serve] [MODEL] [OPTIONS...]``.
 
+    Options of a ``--config`` file count as if they stood first, as in vLLM.
+
     Raises:
-        WrongArgument: a --kv-transfer-config that is no JSON object, or no command at all.
+        WrongArgument: a --kv-transfer-config that is no JSON object, a --config file that can't be
+            read, or no command at all.
     """
     rest, environment = list(words), {}
     if rest[:1] == ["env"]:
@@ -93,6 +99,7 @@ def read_command(words: Sequence[str]) -> Command:
         raise WrongArgument("expected a command such as `vllm serve MODEL ...`, found none")
     model, options = None, dict[str, str | bool]()
     nested: dict[str, Any] = {}
+    rest = _configured(rest) + rest
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
@@ -110,6 +117,36 @@ def read_command(words: Sequence[str]) -> Command:
     if model is None and isinstance(options.get("model"), str):
         model = str(options["model"])
     return Command(model, options, environment, _transfer(options, nested))
+
+
+def _configured(words: Sequence[str]) -> list[str]:
+    """The options of the ``--config`` file that is named, each as one word."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            return list(_options_of(Path(value if equals else following)))
+    return []
+
+
+def _options_of(path: Path) -> Iterator[str]:
+    expected = "--config: expected a YAML file of options"
+    if path.suffix not in (".yaml", ".yml"):
+        raise WrongArgument(f"{expected}, .yaml or .yml, found {str(path)!r}")
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise WrongArgument(f"{expected}, found {str(path)!r}: {error}") from None
+    if not isinstance(found, dict):
+        raise WrongArgument(f"{expected}, found {type(found).__name__} in {str(path)!r}")
+    for key, value in found.items():
+        if isinstance(value, bool):
+            yield f"--{key}" if value else f"--no-{key}"
+        elif isinstance(value, dict):
+            yield f"--{key}={json.dumps(value)}"
+        elif isinstance(value, list):
+            yield f"--{key}={' '.join(map(str, value))}"
+        else:
+            yield f"--{key}={value}"
 
 
 def _is_number(word: str) -> bool:
