@@ -129,9 +129,9 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
         };
         break (name, path, table, failure);
     };
-    drop(permit);
     if let Some(what) = failure {
         shared.write_failed();
+        drop(permit);
         for entry in &wanted {
             shared.fail(entry.copy.id, Reason::Write, &what);
         }
@@ -139,6 +139,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
         remove(shared, &path).await;
         return;
     }
+    drop(permit);
     let (taken_back, full) = {
         let mut state = lock(&shared.state);
         let mut full = false;
