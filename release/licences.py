@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,14 +49,14 @@ def _cargo(*words: str) -> str:
     ).stdout
 
 
-def crates() -> list[Crate]:
-    """The crates from elsewhere that are in the library on some machine, by name and version."""
+def crates(targets: Sequence[str] = TARGETS) -> list[Crate]:
+    """The crates from elsewhere that are in the library on one of these, by name and version."""
     inside = set()
-    for target in TARGETS:
+    for target in targets:
         words = ["--package", "hybrid-pages-python", "--target", target, "--edges", "normal"]
         tree = _cargo("tree", *words, "--prefix", "none", "--format", "{p}")
         inside |= {tuple(line.split()[:2]) for line in tree.splitlines()}
-    platforms = [word for target in TARGETS for word in ("--filter-platform", target)]
+    platforms = [word for target in targets for word in ("--filter-platform", target)]
     packages = json.loads(_cargo("metadata", "--format-version", "1", *platforms))["packages"]
     return sorted(
         Crate(package["name"], package["version"], package["license"] or "", folder)

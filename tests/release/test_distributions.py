@@ -147,7 +147,8 @@ def test_the_bill_names_every_crate_of_the_library(wheel):
     found = bill(wheel)
     components = [found["metadata"]["component"], *found["components"]]
     named = {(component["name"], component["version"]) for component in components}
-    inside = {(crate.name, crate.version) for crate in licences.crates()}
+    (target,) = (it for it in licences.TARGETS if it.partition("-")[0] in wheel.name)
+    inside = {(crate.name, crate.version) for crate in licences.crates([target])}
     assert len(inside) > 100
     assert inside - named == set()
 
