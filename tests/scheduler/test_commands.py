@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # Also behind variables of its environment.
 SERVE = re.compile(r"(?:[A-Z_]+=\S+ )*vllm serve")
 # Of the server alone, which this parser does not have.
-SERVER = {"--headless"}
+SERVER = {"--enable-prompt-tokens-details", "--headless"}
 
 
 def commands(text):
