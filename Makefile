@@ -452,8 +452,8 @@ bench-disk: $(STAMPS)/package ## Measure time to first token from disk against v
 	@$(BIN)/python benches/disk_ttft.py $(BENCH_ARGS)
 
 .PHONY: bench-remote
-bench-remote: $(STAMPS)/package ## Measure time to first token from each tier: host, disk, a shared directory, S3
-	@$(BIN)/python benches/remote_ttft.py $(BENCH_ARGS)
+bench-remote: $(STAMPS)/package $(MOONCAKE)/.stamp ## Measure time to first token from each tier: host, disk, a shared directory, S3, Mooncake
+	@$(ALONE) $(BIN)/python benches/remote_ttft.py $(BENCH_ARGS)
 
 $(LMCACHE)/.stamp: requirements/lmcache.txt | $(STAMPS)/packages
 	@$(SAY) "fetching LMCache 0.5.6, for comparison (seconds, once)"

@@ -1,9 +1,10 @@
-"""Time to first token of prompts restored from each tier: host, disk, a shared directory, S3.
+"""Time to first token of prompts restored from host, disk, a shared directory, S3 and Mooncake.
 
 Engines of one tiny hybrid model store prompts: one to a disk and a directory that engines share,
-one to a real S3 server on loopback. They end; then engines that have only one of these tiers, and
-one without a connector, run each prompt in turn, each time from another one on. README.md says how
-to read the table.
+one to a real S3 server on loopback, one to a real Mooncake Store there. They end; then engines that
+have only one of these tiers, and one without a connector, run each prompt in turn, each time from
+another one on. Mooncake is left out where it is not installed or the network is not loopback alone;
+`make bench-remote` sees to both. README.md says how to read the table.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from overhead.driver import DECODE_TOKENS, Case, EngineEnded, Progress, rotated
 from overhead.report import machine, print_table, write_json
 from overhead.samples import COLD, LOCAL, NONE, Results, paired, spread
 
-DISK, DIRECTORY, S3 = "disk", "directory", "S3"
-TIERS = (DISK, DIRECTORY, S3)
-HOST = "host"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "mooncake"))
+from real_mooncake import MASTER, Store, why_not
+
+HOST, DISK, DIRECTORY, S3, MOONCAKE = "host", "disk", "directory", "S3", "Mooncake"
 BUCKET = "prefixes"
 
 
@@ -68,19 +70,37 @@ def s3_server() -> Iterator[str]:
         server.wait()
 
 
-class Bench:
-    """Prompts, engines and what was found."""
+@contextlib.contextmanager
+def mooncake(place: Path) -> Iterator[dict[str, str]]:
+    """A real Mooncake Store on loopback by its name, if there can be one."""
+    if reason := why_not():
+        print(f"without Mooncake: {reason}", file=sys.stderr, flush=True)
+        yield {}
+        return
+    os.environ["VLLM_HOST_IP"] = "127.0.0.1"
+    with Store(place) as store:
+        store.add(1 << 30)
+        yield {MOONCAKE: f"mooncake://{MASTER}"}
 
-    def __init__(self, options: argparse.Namespace, model: Path, place: Path, bucket: str) -> None:
+
+class Bench:
+    """Prompts, engines and what was found.
+
+    stores: where each remote store is, by its name.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, model: Path, place: Path, stores: dict[str, str]
+    ) -> None:
         self._options, self._model, self._place = options, model, place
+        self._tiers = (DISK, *stores)
         self._cases = [Case(length) for length in options.lengths]
         disk = {"disk_path": str(place / "disk"), "disk_gb": 4}
         remote = {"remote_admit": "all", "remote_deadline_ms": 60_000}
         self._settings: dict[str, dict[str, Any]] = {
             NONE: {},
             DISK: disk,
-            DIRECTORY: {**remote, "remote_url": f"file://{place / 'shared'}"},
-            S3: {**remote, "remote_url": bucket},
+            **{name: {**remote, "remote_url": url} for name, url in stores.items()},
         }
         self.results = Results()
         self.facts: dict[str, Any] = {}
@@ -88,10 +108,9 @@ class Bench:
     def run(self) -> None:
         """Stores, starts again and measures."""
         with Engines() as engines:
-            for variant, extra in {
-                "disk and directory": self._settings[DISK] | self._settings[DIRECTORY],
-                S3: self._settings[S3],
-            }.items():
+            first = self._settings[DISK] | self._settings[DIRECTORY]
+            others = {tier: self._settings[tier] for tier in self._tiers[2:]}
+            for variant, extra in {"disk and directory": first, **others}.items():
                 self.facts = self._start(engines, variant, extra)
                 progress = Progress((1 + self._options.rounds) * len(self._cases))
                 for turn, _, case in self._turns():
@@ -119,6 +138,8 @@ class Bench:
             }
         log = self._place / f"{variant.replace(' ', '-')}.log"
         facts: dict[str, Any] = engines.start(variant, log, settings)
+        if "remote_url" in extra:
+            engines[variant].ask("ready")
         return facts
 
     def _prompts(self, turn: int, case: Case) -> list[list[int]]:
@@ -133,8 +154,8 @@ class Bench:
     def _measure(self, engines: Engines) -> None:
         runs_of_one = 2 * len(self._settings)
         progress = Progress((1 + self._options.rounds) * len(self._cases) * runs_of_one)
-        first = [(NONE, COLD), *((tier, tier) for tier in TIERS)]
-        second = [(NONE, LOCAL), *((tier, HOST) for tier in TIERS)]
+        first = [(NONE, COLD), *((tier, tier) for tier in self._tiers)]
+        second = [(NONE, LOCAL), *((tier, HOST) for tier in self._tiers)]
         for turn, shift, case in self._turns():
             prompts = self._prompts(turn, case)
             runs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -154,7 +175,7 @@ class Bench:
         """Each tier must have given what vLLM's local hit has."""
         for case in self._cases:
             local = self.results.samples[NONE, case.label, LOCAL].cached
-            for tier in TIERS:
+            for tier in self._tiers:
                 found = self.results.samples[tier, case.label, tier].external
                 if found != local:
                     self.results.problems.append(
@@ -167,15 +188,16 @@ class Bench:
 
     def print(self) -> None:
         """The table."""
-        columns = [(NONE, COLD), (NONE, LOCAL), (DISK, HOST), *((tier, tier) for tier in TIERS)]
-        rows = [["prompt", *(phase for _, phase in columns), *(f"cold / {t}" for t in TIERS)]]
+        tiers = self._tiers
+        columns = [(NONE, COLD), (NONE, LOCAL), (DISK, HOST), *((tier, tier) for tier in tiers)]
+        rows = [["prompt", *(phase for _, phase in columns), *(f"cold / {t}" for t in tiers)]]
         for case in self._cases:
             cold = self._ms(NONE, case, COLD)
             rows.append(
                 [
                     case.label,
                     *(f"{statistics.median(self._ms(v, case, p)):.1f}" for v, p in columns),
-                    *(paired(cold, self._ms(tier, case, tier)) for tier in TIERS),
+                    *(paired(cold, self._ms(tier, case, tier)) for tier in tiers),
                 ]
             )
         print_table("time to first token, ms", iter(rows))
@@ -220,8 +242,10 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="remote-ttft-", dir=options.disk) as place,
         s3_server() as bucket,
+        mooncake(Path(place)) as store,
     ):
-        bench = Bench(options, model, Path(place), bucket)
+        shared = {DIRECTORY: f"file://{Path(place) / 'shared'}", S3: bucket}
+        bench = Bench(options, model, Path(place), shared | store)
         try:
             bench.run()
         except EngineEnded as error:

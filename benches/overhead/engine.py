@@ -175,6 +175,17 @@ class Engine:
         half = getattr(self._scheduler.connector, "scheduler", None)
         return half.stats()["counters"] if hasattr(half, "stats") else {}
 
+    def ready(self) -> dict[str, Any]:
+        """Waits until the remote store answers. Its client starts with the first step."""
+        self.run([[3] * 8], 1)
+        remote = self._scheduler.connector.scheduler.remote
+        limit = time.monotonic() + SETTLE_LIMIT_S
+        while remote.stats()["out"]:
+            if time.monotonic() > limit:
+                raise RuntimeError(f"the remote store does not answer: {remote.notes()}")
+            time.sleep(IDLE_SLEEP_S)
+        return {}
+
     def end(self) -> dict[str, Any]:
         """Finishes what is on its way to tiers below and ends the engine in order."""
         self._settle()
@@ -268,12 +279,16 @@ def serve(commands: TextIO, answers: TextIO) -> None:
             answer = engine.reset_local()
         elif name == "run":
             answer = engine.run(**command)
+        elif name == "ready":
+            answer = engine.ready()
         elif name == "counters":
             answer = engine.counters()
         elif name == "end":
             answer = engine.end()
         else:
-            raise ValueError(f"expected start, reset_local, run, counters or end, found {name!r}")
+            raise ValueError(
+                f"expected start, reset_local, run, ready, counters or end, found {name!r}"
+            )
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
