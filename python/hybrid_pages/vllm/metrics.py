@@ -329,13 +329,12 @@ class Figures:
             self.count(name, seen - self._below.get((name, label), 0), label)
         self._below.update(found)
 
-    def take(self, *, gauges: bool) -> HybridPagesStats:
-        """The interval so far, which then starts anew, with or without gauges."""
+    def take(self) -> HybridPagesStats:
+        """The interval so far, which then starts anew."""
         counters, self.interval = self.interval, {}
         for key, amount in counters.items():
             self._before[key] = self._before.get(key, 0) + amount
-        shown = self._gauges.copy() if gauges else {}
-        return HybridPagesStats({"counters": counters, "gauges": shown})
+        return HybridPagesStats({"counters": counters, "gauges": self._gauges.copy()})
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """Everything since the start."""

@@ -347,7 +347,7 @@ class SchedulerHalf(Connection):
             return None
         self._stats_from = now + _STATS_SECONDS
         self._observe()
-        return self.figures.take(gauges=True)
+        return self.figures.take()
 
     def _observe(self) -> None:
         if not self.connected:
