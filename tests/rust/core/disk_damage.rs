@@ -178,6 +178,21 @@ fn without_an_index_there_is_nothing_and_all_is_written_again() {
 }
 
 #[test]
+fn an_index_that_was_never_whole_is_no_damage() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    stock(&setup);
+    let index = setup.store().join("index.redb");
+    let whole = std::fs::read(&index).unwrap();
+    std::fs::write(setup.store().join("index.new"), &whole[..whole.len() / 2]).unwrap();
+    std::fs::write(&index, b"").unwrap();
+    assert_eq!(PROMPTS.map(|prompt| setup.engine().restore(prompt)), [0, 0]);
+    let engine = heals(&setup);
+    assert_eq!(engine.stats().failed(Reason::IndexDamaged), 0);
+    assert!(!setup.store().join("index.new").exists());
+}
+
+#[test]
 fn a_damaged_index_is_kept_under_another_name() {
     let place = tempfile::tempdir().unwrap();
     let setup = Setup::small(place.path());

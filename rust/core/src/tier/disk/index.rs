@@ -30,6 +30,8 @@ use crate::transfer::panic_message;
 
 pub(super) const FILE: &str = "index.redb";
 pub(super) const ASIDE: &str = "index.damaged";
+/// A new index, until it is whole.
+const NEW: &str = "index.new";
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
 const OWNER: &str = "owner";
@@ -189,10 +191,14 @@ impl Index {
     }
 
     fn read(door: &dyn Door, folder: &OwnedFd, owner: &Owner<'_>) -> Result<(Self, Found), String> {
-        let file = door
-            .open(folder.as_fd(), FILE, false)
-            .map_err(|error| error.to_string())?;
+        let open = |name| door.open(folder.as_fd(), name, false);
+        let mut file = open(FILE).map_err(|error| error.to_string())?;
         let is_new = file.length().map_err(|error| error.to_string())? == 0;
+        if is_new {
+            // This process may be killed before it is whole.
+            remove(folder, NEW).map_err(|error| error.to_string())?;
+            file = open(NEW).map_err(|error| error.to_string())?;
+        }
         let database = Builder::new()
             .set_cache_size(CACHE_BYTES)
             .set_check_integrity_on_open(!is_new)
@@ -201,6 +207,8 @@ impl Index {
         let claim = owner.encode();
         if is_new {
             claim_new(&database, &claim).map_err(|error| error.to_string())?;
+            let renamed = door.rename(folder.as_fd(), NEW, FILE);
+            renamed.map_err(|error| error.to_string())?;
         }
         let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
         let Some(Loaded {
@@ -274,10 +282,7 @@ impl Index {
 
     /// Removes the file: no process finds anything in this directory again.
     pub(super) fn forget(folder: &OwnedFd) -> io::Result<()> {
-        match rustix::fs::unlinkat(folder, FILE, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        remove(folder, FILE)
     }
 
     /// Saves what is unsaved and closes the file. A panic in there costs no more than the close.
@@ -286,6 +291,13 @@ impl Index {
             self.save()?;
         }
         guarded(|| self.database.close().map_err(|error| error.to_string()))
+    }
+}
+
+fn remove(folder: &OwnedFd, name: &str) -> io::Result<()> {
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
