@@ -150,6 +150,8 @@ def test_stats_name_every_count() -> None:
         "page_bytes": 2 * SLOT_BYTES,
         "checkpoint_bytes": 3 * SLOT_BYTES,
         "nodes": 2,
+        "stored_pages": 2,
+        "stored_checkpoints": 1,
         "metadata_bytes": cache.stats()["metadata_bytes"],
     }
     zero = {name for name, count in cache.stats().items() if not count}
@@ -158,6 +160,7 @@ def test_stats_name_every_count() -> None:
         "window_bytes",
         "leased_slots",
         "writing_entries",
+        "stored_windows",
         "evicted_pages",
         "evicted_checkpoints",
         "evicted_windows",

@@ -6,6 +6,7 @@ import pytest
 
 from hybrid_pages import cli
 from hybrid_pages.replay.model import ModelError, read_model
+from model_configs import QWEN36_27B
 
 DELTA_NET = dict(
     linear_conv_kernel_dim=4,
@@ -15,20 +16,6 @@ DELTA_NET = dict(
     linear_num_value_heads=48,
 )
 # Sizes of the published configurations, in the words of their files.
-QWEN36_27B = {
-    "model_type": "qwen3_5",
-    "text_config": dict(
-        dtype="bfloat16",
-        hidden_size=5120,
-        num_hidden_layers=64,
-        num_attention_heads=24,
-        num_key_value_heads=4,
-        head_dim=256,
-        full_attention_interval=4,
-        mamba_ssm_dtype="float32",
-        **DELTA_NET,
-    ),
-}
 QWEN3_NEXT = dict(
     model_type="qwen3_next",
     torch_dtype="bfloat16",

@@ -129,9 +129,6 @@ class StoreEntries:
     def __len__(self, /) -> int: ...
     def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int]]]: ...
     def __getnewargs__(self, /) -> tuple[list[tuple[int, list[int], list[int]]]]: ...
-    def by_class(self, classes: int) -> list[int]:
-        """How many of them are of each of the first so many classes."""
-
     def sources(self, blocks: list[_Block]) -> list[_Block]:
         """All their engine blocks, in order: those items of a list that has an item for each.
 
@@ -589,7 +586,8 @@ class Cache:
         pages, checkpoints, windows: resident entries by kind;
         page_bytes, checkpoint_bytes, window_bytes: bytes of their slots; leased_slots: slots
         that a lease reads, writes or needs to stay; writing_entries; nodes: boundaries in the
-        index; evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped
-        because a page before them went): since the start; metadata_bytes: memory of the index,
-        policy, tables and pool; tenants: with entries, where a tenant's share is less than all.
+        index; stored_pages, stored_checkpoints, stored_windows (published by write leases),
+        evicted_pages, evicted_checkpoints, evicted_windows, reclaimed (entries dropped because a
+        page before them went): since the start; metadata_bytes: memory of the index, policy,
+        tables and pool; tenants: with entries, where a tenant's share is less than all.
         """

@@ -4,7 +4,7 @@ Counters hold what happened since they were last taken; gauges hold how things s
 metric's name, or ``name:label`` where the metric has a label.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -173,10 +173,12 @@ _OBSERVED = {
 }
 """Gauges that are figures of ``Cache.stats()``, by their keys."""
 _observed = itemgetter(*_OBSERVED.values())
-_evicted = itemgetter(*(f"evicted_{kind}" for kind in KINDS.values()))
-
-
-_STORED = {kind: _key(COUNTERS, "stored_entries", kind) for kind in KINDS.values()}
+_CACHE_COUNTERS = {
+    (f"{event}_entries", kind): f"{event}_{kind}"
+    for event in ("stored", "evicted")
+    for kind in KINDS.values()
+}
+"""Figures of ``Cache.stats()`` that count from the start, by name and label."""
 _DISK_COUNTERS = {
     ("disk_entries", "written"): "writes",
     ("disk_entries", "read"): "reads",
@@ -236,7 +238,6 @@ class Figures:
         self._before: dict[str, float] = {}
         """Counters of all intervals before it."""
         self._gauges: dict[str, float] = {}
-        self._evicted: tuple[int, ...] = (0,) * len(KINDS)
         self._checked: set[str] = set()
         self._below: dict[tuple[str, str | None], float] = {}
 
@@ -248,23 +249,15 @@ class Figures:
                 self._checked.add(_key(COUNTERS, name, label))
             self.interval[key] = self.interval.get(key, 0) + amount
 
-    def stored(self, nbytes: int, seconds: float, entries: Iterable[tuple[str, int]]) -> None:
-        """Counts a store that was published. entries: their number by kind, as in :data:`KINDS`."""
+    def stored(self, nbytes: int, seconds: float) -> None:
+        """Counts a store that was published; the cache counts its entries."""
         interval = self.interval
         interval["stored_bytes"] = interval.get("stored_bytes", 0) + nbytes
         interval["stored_seconds"] = interval.get("stored_seconds", 0) + seconds
-        for kind, count in entries:
-            if count:
-                key = _STORED[kind]
-                interval[key] = interval.get(key, 0) + count
 
     def observe(self, cache: Mapping[str, int]) -> None:
         """Brings ``Cache.stats()`` into the interval."""
-        evicted = _evicted(cache)
-        if evicted != self._evicted:
-            for kind, seen, now in zip(KINDS.values(), self._evicted, evicted, strict=True):
-                self.count("evicted_entries", now - seen, kind)
-            self._evicted = evicted
+        self._count_up({key: cache[name] for key, name in _CACHE_COUNTERS.items()})
         slot_bytes = cache["slot_bytes"]
         self._gauges = gauges = dict(zip(_OBSERVED, _observed(cache), strict=True))
         gauges["block_tokens"] = self._block_tokens

@@ -298,8 +298,7 @@ class SchedulerHalf(Connection):
         """Ends the recording and the use of the tiers below, if there are such."""
         if self._recording is not None:
             self._recording.close()
-        close_disk(self.disk)
-        close_remote(self.remote)
+        self._tell(close_disk(self.disk), close_remote(self.remote))
 
     def reset(self) -> None:
         """Forgets every page and checkpoint; copies under way end unpublished.
@@ -356,10 +355,15 @@ class SchedulerHalf(Connection):
         tiers = {str(tier["name"]): tier for tier in self.cache.tiers()}
         if self.disk is not None:
             self.figures.observe_disk(self.disk, tiers["disk"])
-            for note in self.disk.notes():
-                logger.warning("hybrid-pages: the disk at %s: %s", self.settings.disk_path, note)
+            self._tell(self.disk.notes(), ())
         if self.remote is not None:
             rate = None if self.pace is None else self.pace.tokens_per_second
             self.figures.observe_remote(self.remote, tiers["remote"], self.cache.restores(), rate)
-            for note in self.remote.notes():
-                logger.warning("hybrid-pages: %s", note)
+            self._tell((), self.remote.notes())
+
+    def _tell(self, disk: Iterable[str], remote: Iterable[str]) -> None:
+        """Logs what the tiers below say."""
+        for note in disk:
+            logger.warning("hybrid-pages: the disk at %s: %s", self.settings.disk_path, note)
+        for note in remote:
+            logger.warning("hybrid-pages: %s", note)

@@ -16,7 +16,7 @@ from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import Outcome, StoreJob
-from hybrid_pages.vllm.metrics import KINDS, Figures
+from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.speculative_states import SpeculativeStates
 from hybrid_pages.vllm.states import Offer, State, States
 from hybrid_pages.vllm.tracking import Tracked
@@ -59,7 +59,6 @@ class Stores:
         self.states = (SpeculativeStates if self.grid.drafts else States)(geometry, keys)
         self.classes, self.ranks = geometry.classes, geometry.ranks
         self.columns = self.grid.columns(geometry)
-        self._kinds = [KINDS[item.kind] for item in geometry.classes]
         self._narrow = any(each.is_narrow for each in self.grid.groups)
         self.pool: BlockPool | None = None
         self._in_flight: dict[int, _Store] = {}
@@ -93,16 +92,19 @@ class Stores:
         may_want = self.checkpoints.may_want(tracked, end)
         states_due = self.states.due(tracked, end, offers, may_want=may_want)
         filled = tracked.position or 0
-        if not states_due and self._reach(tracked, filled) <= tracked.offered_blocks:
+        reach = self._reach(tracked, filled)
+        if not states_due and reach <= tracked.offered_blocks:
             if end >= request.num_tokens:
                 tracked.quiet_until = self.states.quiet_until(tracked, end)
             return None
         tracked.reports_from = 0
         blocks = tables(request.request_id)
-        found: Iterable[State] = ()
+        states: list[_Source] = []
         if states_due:
             found = self.states.find(tracked, start, end, blocks, offers, self._bound())
-        return self._job(tracked, filled, blocks, found)
+            states = self._wanted(tracked, found)
+            reach = self._reach(tracked, filled)
+        return self._job(tracked, reach, blocks, states)
 
     def reported(self, tracked: Tracked, tables: Callable[[str], Tables]) -> bool:
         """Plans a store of what the drafts that were accepted have completed.
@@ -132,19 +134,24 @@ class Stores:
         if end is None or self.keys.changed(tracked):
             return
         late = self.states.find_late(tracked, tables, self._bound())
-        job = self._job(tracked, end, tables, () if late is None else (late,))
+        states = self._wanted(tracked, () if late is None else (late,))
+        job = self._job(tracked, self._reach(tracked, end), tables, states)
         if job is not None:
             self.unsent.append(job)
 
-    def _job(
-        self, tracked: Tracked, filled: int, tables: Tables, found: Iterable[State]
-    ) -> StoreJob | None:
+    def _wanted(self, tracked: Tracked, found: Iterable[State]) -> list[_Source]:
+        """Source blocks of the states that are to be stored, which may make more pages worth it."""
         states: list[_Source] = []
         for state in found:
             if self.checkpoints.wants(tracked, state):
                 states.extend(self._checkpoint(state))
+        return states
+
+    def _job(
+        self, tracked: Tracked, reach: int, tables: Tables, states: list[_Source]
+    ) -> StoreJob | None:
         first, job = tracked.offered_blocks, None
-        end = max(first, self._reach(tracked, filled))
+        end = max(first, reach)
         refused = "hint" if not tracked.hints.store else "stale" if tracked.stale else None
         if refused is not None:
             pages = self.columns.filled(tables, first, end)
@@ -194,10 +201,15 @@ class Stores:
             lease.abort()
             return None
         try:
-            return self._start(tracked, lease, entries)
+            pool = self._bound()
+            pins = entries.sources(pool.blocks)
+            versions.pin(pool, pins)
         except BaseException:
             lease.abort()
             raise
+        job, self._next_job = self._next_job, self._next_job + 1
+        self._in_flight[job] = _Store(tracked, lease, entries, pins)
+        return StoreJob(job, entries)
 
     def _bound(self) -> "BlockPool":
         if self.pool is None:
@@ -205,14 +217,6 @@ class Stores:
         return self.pool
 
     # ---- from the engine's blocks to published entries
-
-    def _start(self, tracked: Tracked, lease: WriteLease, entries: StoreEntries) -> StoreJob:
-        pool = self._bound()
-        pins = entries.sources(pool.blocks)
-        versions.pin(pool, pins)
-        job, self._next_job = self._next_job, self._next_job + 1
-        self._in_flight[job] = _Store(tracked, lease, entries, pins)
-        return StoreJob(job, entries)
 
     def void(self, requests: Container[str], blocks: Container[int] = ()) -> None:
         """Publishes nothing of the stores under way that belong to these requests or copy these
@@ -282,5 +286,4 @@ class Stores:
             store.lease.commit_shards(checksums)
         else:
             store.lease.commit(None)
-        kinds = zip(self._kinds, store.entries.by_class(len(self._kinds)), strict=True)
-        self.figures.stored(nbytes, seconds, kinds)
+        self.figures.stored(nbytes, seconds)

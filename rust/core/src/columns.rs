@@ -80,14 +80,19 @@ impl Part {
 /// The groups of one class, each with the part of its block table that is looked at.
 pub type Parts<'a> = [(Columns, &'a Part)];
 
-/// The engine blocks that a store of a block's entry reads; `None` unless all of them are there. A window group
-/// has none where the window has passed.
+/// Adds the engine blocks that a store of a block's entry reads to `ids`, if all of them are there; says whether.
+/// A window group has none where the window has passed.
 #[must_use]
-pub fn sources(parts: &Parts<'_>, block: usize) -> Option<Vec<u32>> {
-    let columns = parts
-        .iter()
-        .flat_map(|(columns, part)| columns.of(block).map(|column| part.id(column)));
-    columns.map(|id| (id != 0).then_some(id)).collect()
+pub fn sources(parts: &Parts<'_>, block: usize, ids: &mut Vec<u32>) -> bool {
+    let before = ids.len();
+    for (columns, part) in parts {
+        ids.extend(columns.of(block).map(|column| part.id(column)));
+    }
+    let whole = !ids[before..].contains(&0);
+    if !whole {
+        ids.truncate(before);
+    }
+    whole
 }
 
 /// The engine blocks that a load of a block's entry writes, for a request that resumes after `end` tokens. `None` is
@@ -138,10 +143,13 @@ mod tests {
         let columns = Columns::new(16, 2, 2, None).unwrap();
         let table = part(2, &[5, 6, 7, 0]);
         let parts = [(columns, &table)];
-        assert_eq!(sources(&parts, 1), Some(vec![5, 6]));
-        assert_eq!(sources(&parts, 2), None);
-        assert_eq!(sources(&parts, 0), None, "before the part");
-        assert_eq!(sources(&parts, 9), None, "behind the table");
+        let mut ids = vec![1];
+        assert!(sources(&parts, 1, &mut ids));
+        assert_eq!(ids, [1, 5, 6]);
+        assert!(!sources(&parts, 2, &mut ids));
+        assert!(!sources(&parts, 0, &mut ids), "before the part");
+        assert!(!sources(&parts, 9, &mut ids), "behind the table");
+        assert_eq!(ids, [1, 5, 6]);
     }
 
     #[test]

@@ -248,6 +248,16 @@ impl Link {
         for get in gets {
             end_get(&shared, get.copy);
         }
+        let lost = lock(&shared.counts).failures[Reason::Closed as usize];
+        if lost > 0 {
+            shared.note(&format!("closed before {lost} entries were written"));
+        }
+        let left = state.removes.len();
+        if state.cleared && left > 0 {
+            shared.note(&format!(
+                "closed before {left} entries that a reset made wrong were removed: empty the store"
+            ));
+        }
     }
 }
 
@@ -266,6 +276,10 @@ fn fail(shared: &Shared, state: &mut State, work: Work) {
             }
         }
         Work::Put(puts) => {
+            if state.closed {
+                let lost = puts.len() as u64;
+                shared.count(|counts| counts.failures[Reason::Closed as usize] += lost);
+            }
             for put in puts {
                 // It may have arrived.
                 if put.undone || state.cleared {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
 use hybrid_pages::tier::Identity;
-use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
+use hybrid_pages::transfer::{TILE_BYTES, combine};
 
 use crate::lock;
 use crate::shared::{Shared, refused};
@@ -239,10 +239,9 @@ impl Taking<'_> {
             for offset in (0..shard_bytes).step_by(TILE_BYTES) {
                 let tile = &mut tile[..TILE_BYTES.min(shard_bytes - offset)];
                 shared.staging.read(shard + offset, tile);
-                digests.push(tile_digest(tile));
                 // SAFETY: the cache keeps the slots for this copy until its end is reported, which only this
                 // thread does, now that the batch is taken.
-                unsafe { planes.scatter(rank, &get.slots, offset, tile) };
+                digests.push(unsafe { planes.scatter(rank, &get.slots, offset, tile) });
             }
             found.push(combine(digests.into_iter(), shard_bytes));
         }

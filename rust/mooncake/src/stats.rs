@@ -25,11 +25,13 @@ pub enum Reason {
     Remove,
     /// The process of Mooncake's client ended, hung, or could not be started.
     Helper,
+    /// A write that had not ended when the store was closed.
+    Closed,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Header,
         Self::Checksum,
         Self::Read,
@@ -41,6 +43,7 @@ impl Reason {
         Self::Kept,
         Self::Remove,
         Self::Helper,
+        Self::Closed,
     ];
 
     /// Its name in counts.
@@ -58,6 +61,7 @@ impl Reason {
             Self::Kept => "kept",
             Self::Remove => "remove",
             Self::Helper => "helper",
+            Self::Closed => "closed",
         }
     }
 }

@@ -1,10 +1,6 @@
 //! The cache.
 
-use std::mem::take;
-
-use hybrid_pages::cache::{
-    Admission, Arrival, Cache, CacheConfig, ClassConfig, LeaseEntry, Medium, TierStats,
-};
+use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig, Medium, TierStats};
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::{Geometry, PageClass};
 use hybrid_pages::ids::NamespaceId;
@@ -26,7 +22,7 @@ use crate::number::Whole;
 #[cfg(feature = "remote")]
 use crate::remote::PyRemote;
 use crate::restore::{self, PyRestore};
-use crate::stores::{PyStoreEntries, StoreEntry};
+use crate::stores::PyStoreEntries;
 use crate::tables::{PyTableColumns, engine_block};
 
 /// A tier that others share.
@@ -382,9 +378,11 @@ impl PyCache {
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<Option<(PyWriteLease, PyStoreEntries)>> {
-        let mut sources = columns.pages(tables, first.0..end.0)?;
-        for (class, block, blocks) in states {
-            sources.push((class.0, block.0, engine_blocks(blocks)?));
+        let (mut sources, mut blocks) = columns.pages(tables, first.0..end.0)?;
+        for (class, block, of_state) in states {
+            let from = blocks.len();
+            blocks.extend(engine_blocks(of_state)?);
+            sources.push((class.0, block.0, from..blocks.len()));
         }
         let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
             return Ok(None);
@@ -399,17 +397,13 @@ impl PyCache {
             .inner
             .reserve_hinted(namespace_id(namespace)?, &keys, &wanted, &given(hints))
             .map_err(to_py)?;
-        let entry = |entry: &LeaseEntry| {
-            let at = (entry.class_index, entry.block_index);
-            let found = wanted.binary_search(&at).ok();
-            StoreEntry {
-                class: entry.class_index,
-                slots: entry.slots.clone(),
-                blocks: found.map_or_else(Vec::new, |index| take(&mut sources[index].2)),
-            }
-        };
-        let entries = lease.entries().iter().map(entry).collect();
-        Ok(Some((PyWriteLease::new(lease), PyStoreEntries { entries })))
+        let mut entries = PyStoreEntries::with_capacity(lease.entries().len());
+        for entry in lease.entries() {
+            let found = wanted.binary_search(&(entry.class_index, entry.block_index));
+            let sources = found.map_or(0..0, |index| sources[index].2.clone());
+            entries.push(entry.class_index, &entry.slots, &blocks[sources]);
+        }
+        Ok(Some((PyWriteLease::new(lease), entries)))
     }
 
     fn follow(&self) -> PyResult<()> {

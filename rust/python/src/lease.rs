@@ -195,8 +195,9 @@ impl PyWriteLease {
                 found.len()
             ))));
         }
-        let of_entry = |at: usize| ranks.iter().map(|sums| sums[at].0 as u64).collect();
-        let checksums: Vec<Vec<u64>> = (0..entries).map(of_entry).collect();
+        let of_entry = |at: usize| ranks.iter().map(move |sums| sums[at].0 as u64);
+        let checksums: Vec<u64> = (0..entries).flat_map(of_entry).collect();
+        let checksums: Vec<&[u64]> = checksums.chunks(ranks.len().max(1)).collect();
         lease.commit(&checksums).map(|_| ()).map_err(to_py)
     }
 

@@ -12,53 +12,37 @@ use crate::tables::engine_block;
 /// Class, slots, engine blocks.
 type Given = (Whole, Vec<Whole>, Vec<Whole>);
 
-/// One entry.
-#[derive(Clone, PartialEq, Eq)]
-pub struct StoreEntry {
-    pub class: usize,
-    pub slots: Vec<SlotId>,
-    pub blocks: Vec<u32>,
-}
-
-impl StoreEntry {
-    fn plain(&self) -> (usize, Vec<u32>, Vec<u32>) {
-        let slots = self.slots.iter().map(|slot| slot.0).collect();
-        (self.class, slots, self.blocks.clone())
-    }
-
-    fn to_copy(&self) -> EntryCopy {
-        EntryCopy {
-            class: self.class,
-            slots: self.slots.clone(),
-            blocks: self.blocks.iter().map(|&id| Some(id as usize)).collect(),
-            checksum: None,
-        }
-    }
+/// One entry: its class, and where its slots and its engine blocks end among those of all.
+#[derive(PartialEq, Eq)]
+struct StoreEntry {
+    class: usize,
+    slots: usize,
+    blocks: usize,
 }
 
 /// The entries of a store, which become Python objects only where somebody looks.
 #[pyclass(frozen, eq, name = "StoreEntries", module = "hybrid_pages._core")]
-#[derive(PartialEq, Eq)]
+#[derive(Default, PartialEq, Eq)]
 pub struct PyStoreEntries {
-    pub entries: Vec<StoreEntry>,
+    entries: Vec<StoreEntry>,
+    slots: Vec<SlotId>,
+    blocks: Vec<u32>,
 }
 
 #[pymethods]
 impl PyStoreEntries {
     #[new]
     fn new(entries: Vec<Given>) -> PyResult<Self> {
-        let entry = |(class, slots, blocks): Given| {
-            Ok(StoreEntry {
-                class: class.0,
-                slots: slots.into_iter().map(slot).collect::<PyResult<_>>()?,
-                blocks: blocks
-                    .into_iter()
-                    .map(engine_block)
-                    .collect::<PyResult<_>>()?,
-            })
-        };
-        let entries = entries.into_iter().map(entry).collect::<PyResult<_>>()?;
-        Ok(Self { entries })
+        let mut made = Self::default();
+        for (class, slots, blocks) in entries {
+            let slots: Vec<_> = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
+            let blocks: Vec<_> = blocks
+                .into_iter()
+                .map(engine_block)
+                .collect::<PyResult<_>>()?;
+            made.push(class.0, &slots, &blocks);
+        }
+        Ok(made)
     }
 
     fn __len__(&self) -> usize {
@@ -73,19 +57,10 @@ impl PyStoreEntries {
         Ok((self.listed(py)?,))
     }
 
-    fn by_class(&self, classes: Whole) -> Vec<usize> {
-        let mut counts = vec![0; classes.0];
-        for entry in &self.entries {
-            if let Some(count) = counts.get_mut(entry.class) {
-                *count += 1;
-            }
-        }
-        counts
-    }
-
     fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
-        let ids = self.entries.iter().flat_map(|entry| &entry.blocks);
-        let items: Vec<_> = ids
+        let items: Vec<_> = self
+            .blocks
+            .iter()
             .map(|&id| blocks.get_item(id as usize))
             .collect::<PyResult<_>>()?;
         PyList::new(blocks.py(), items)
@@ -93,8 +68,41 @@ impl PyStoreEntries {
 }
 
 impl PyStoreEntries {
+    /// Nothing yet, with room for so many entries of one slot and one engine block.
+    pub fn with_capacity(entries: usize) -> Self {
+        Self {
+            entries: Vec::with_capacity(entries),
+            slots: Vec::with_capacity(entries),
+            blocks: Vec::with_capacity(entries),
+        }
+    }
+
+    pub fn push(&mut self, class: usize, slots: &[SlotId], blocks: &[u32]) {
+        self.slots.extend_from_slice(slots);
+        self.blocks.extend_from_slice(blocks);
+        self.entries.push(StoreEntry {
+            class,
+            slots: self.slots.len(),
+            blocks: self.blocks.len(),
+        });
+    }
+
+    /// Class, slots and engine blocks of each.
+    fn iter(&self) -> impl Iterator<Item = (usize, &[SlotId], &[u32])> {
+        let mut from = (0, 0);
+        self.entries.iter().map(move |entry| {
+            let (slots, blocks) = std::mem::replace(&mut from, (entry.slots, entry.blocks));
+            let (slots, blocks) = (slots..entry.slots, blocks..entry.blocks);
+            (entry.class, &self.slots[slots], &self.blocks[blocks])
+        })
+    }
+
     fn listed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let entries: Vec<_> = self.entries.iter().map(StoreEntry::plain).collect();
+        let plain = |(class, slots, blocks): (usize, &[SlotId], &[u32])| {
+            let slots: Vec<u32> = slots.iter().map(|slot| slot.0).collect();
+            (class, slots, blocks.to_vec())
+        };
+        let entries: Vec<_> = self.iter().map(plain).collect();
         PyList::new(py, entries)
     }
 }
@@ -107,8 +115,13 @@ impl<'py> FromPyObject<'_, 'py> for ToStore {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(packed) = object.cast::<PyStoreEntries>() {
-            let entries = packed.get().entries.iter();
-            return Ok(Self(entries.map(StoreEntry::to_copy).collect()));
+            let copy = |(class, slots, blocks): (usize, &[SlotId], &[u32])| EntryCopy {
+                class,
+                slots: slots.to_vec(),
+                blocks: blocks.iter().map(|&id| Some(id as usize)).collect(),
+                checksum: None,
+            };
+            return Ok(Self(packed.get().iter().map(copy).collect()));
         }
         let given: Vec<Bound<'py, PyTuple>> = object.extract()?;
         to_store(&given).map(Self)

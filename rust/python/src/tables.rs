@@ -64,7 +64,7 @@ impl PyTableColumns {
         first: Whole,
         end: Whole,
     ) -> PyResult<Vec<(usize, usize)>> {
-        let pages = self.pages(tables, first.0..end.0)?;
+        let (pages, _) = self.pages(tables, first.0..end.0)?;
         Ok(pages
             .into_iter()
             .map(|(class, block, _)| (class, block))
@@ -85,28 +85,36 @@ impl Read<'_> {
     }
 }
 
+/// Class and block of an entry, and which of some engine blocks are its own.
+type Source = (usize, usize, Range<usize>);
+
 impl PyTableColumns {
-    /// Class, block and engine blocks of each page that is whole.
+    /// The pages that are whole, and their engine blocks.
     pub fn pages(
         &self,
         tables: &Bound<'_, PyAny>,
         blocks: Range<usize>,
-    ) -> PyResult<Vec<(usize, usize, Vec<u32>)>> {
+    ) -> PyResult<(Vec<Source>, Vec<u32>)> {
         // A block takes an engine block of each table at least: what is beyond them is not there.
         let lengths = tables.try_iter()?.map(|table| table?.len());
         let longest = lengths.collect::<PyResult<Vec<_>>>()?.into_iter().max();
         let blocks = blocks.start..blocks.end.min(longest.unwrap_or(0));
         let mut pages = Vec::with_capacity(blocks.len());
+        let mut ids = Vec::with_capacity(blocks.len());
         for (class, (kind, groups)) in self.classes.iter().enumerate() {
             if *kind == ClassKind::Recurrent || blocks.is_empty() {
                 continue;
             }
             let read = read(groups, tables, blocks.clone())?;
             let parts = read.paired();
-            let whole = |block| Some((class, block, columns::sources(&parts, block)?));
-            pages.extend(blocks.clone().filter_map(whole));
+            for block in blocks.clone() {
+                let from = ids.len();
+                if columns::sources(&parts, block, &mut ids) {
+                    pages.push((class, block, from..ids.len()));
+                }
+            }
         }
-        Ok(pages)
+        Ok((pages, ids))
     }
 
     /// What a load of the blocks [first, end) writes, by class and block.

@@ -97,7 +97,9 @@ fn clear_forgets_everything_and_slots_under_a_lease_return_with_it() {
     );
     // A commit after the clear publishes nothing, even where the same prefix is back.
     small.store("pq", &pages(0..1));
+    let stored = small.stats().stored_pages;
     assert_eq!(commit(&mut writing), 0);
+    assert_eq!(small.stats().stored_pages, stored);
     assert_eq!(
         small.hit("pq"),
         Hit {

@@ -203,10 +203,10 @@ impl State {
                     .filter(|_| roles.attention.is_some());
                 let parent = before.and_then(|block| path[block]);
                 let key = &keys[at.block];
-                let node = match self.index.child(parent, at.block, namespace, key) {
-                    Some(node) => node,
-                    None => self.index.add(parent, at.block, namespace, key),
-                };
+                let known =
+                    path[at.block].and_then(|_| self.index.child(parent, at.block, namespace, key));
+                let node =
+                    known.unwrap_or_else(|| self.index.add(parent, at.block, namespace, key));
                 path[at.block] = Some(node);
                 let id = match self.index.cell(node, at.class).entry() {
                     Some(id) => id, // Only below.

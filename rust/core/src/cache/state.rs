@@ -86,6 +86,7 @@ impl State {
                     kind: class.kind,
                     slots: class.slots_per_entry as u32,
                     resident: 0,
+                    stored: 0,
                     evicted: 0,
                 })
                 .collect(),
@@ -434,12 +435,14 @@ impl State {
             if !entry.members.in_host() {
                 continue;
             }
+            let class = entry.class;
             let same = checksums.is_some() && self.entries.checksums(id) == checksums;
             if !entry.places.is_empty() && !same {
                 // Computed again, perhaps with other bytes: an entry has the same everywhere.
                 self.take_out(&[id], Places::BELOW);
             }
             self.entries.set_checksums(id, checksums);
+            self.classes[class].stored += 1;
             self.add_place(id, HOST);
             published += 1;
         }

@@ -9,6 +9,7 @@ pub(super) struct Class {
     /// Slots of an entry.
     pub(super) slots: u32,
     pub(super) resident: u64,
+    pub(super) stored: u64,
     pub(super) evicted: u64,
 }
 
@@ -41,6 +42,12 @@ pub struct Stats {
     pub writing_entries: u64,
     /// Boundaries in the index.
     pub nodes: u64,
+    /// Attention pages that write leases have published since the start.
+    pub stored_pages: u64,
+    /// Checkpoints that write leases have published since the start.
+    pub stored_checkpoints: u64,
+    /// Window pages that write leases have published since the start.
+    pub stored_windows: u64,
     /// Attention pages evicted since the start.
     pub evicted_pages: u64,
     /// Checkpoints evicted since the start.
@@ -134,7 +141,7 @@ impl TierStats {
 impl Stats {
     /// Every count with its name.
     #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 19] {
+    pub fn fields(&self) -> [(&'static str, u64); 22] {
         [
             ("slots", self.slots),
             ("ready_slots", self.ready_slots),
@@ -149,6 +156,9 @@ impl Stats {
             ("leased_slots", self.leased_slots),
             ("writing_entries", self.writing_entries),
             ("nodes", self.nodes),
+            ("stored_pages", self.stored_pages),
+            ("stored_checkpoints", self.stored_checkpoints),
+            ("stored_windows", self.stored_windows),
             ("evicted_pages", self.evicted_pages),
             ("evicted_checkpoints", self.evicted_checkpoints),
             ("evicted_windows", self.evicted_windows),
@@ -160,25 +170,29 @@ impl Stats {
 
     /// Adds a class to the counts of its kind.
     pub(super) fn add(&mut self, class: &Class) {
-        let (resident, bytes, evicted) = match class.kind {
+        let (resident, bytes, stored, evicted) = match class.kind {
             ClassKind::Attention => (
                 &mut self.pages,
                 &mut self.page_bytes,
+                &mut self.stored_pages,
                 &mut self.evicted_pages,
             ),
             ClassKind::Window => (
                 &mut self.windows,
                 &mut self.window_bytes,
+                &mut self.stored_windows,
                 &mut self.evicted_windows,
             ),
             ClassKind::Recurrent => (
                 &mut self.checkpoints,
                 &mut self.checkpoint_bytes,
+                &mut self.stored_checkpoints,
                 &mut self.evicted_checkpoints,
             ),
         };
         *resident += class.resident;
         *bytes += class.resident * u64::from(class.slots) * self.slot_bytes;
+        *stored += class.stored;
         *evicted += class.evicted;
     }
 }

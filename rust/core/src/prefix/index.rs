@@ -183,7 +183,10 @@ impl Index {
             let known = self.find(parent, namespace, key);
             let fits = match known {
                 Some(at) => self.follows(at, parent, block),
-                None => fresh.insert(key),
+                None => {
+                    fresh.reserve(keys.len() - block);
+                    fresh.insert(key)
+                }
             };
             if !fits {
                 return Err(Error::InvalidArgument(format!(

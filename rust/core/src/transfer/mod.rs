@@ -23,6 +23,10 @@ mod transfers;
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub(crate) use lanes::fence;
+pub(crate) use path::Path;
+pub(crate) use tile::Tile;
+
 pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;

@@ -29,7 +29,7 @@ type Copy = unsafe fn(*const u8, *mut u8, usize);
 
 /// One set of instructions.
 #[derive(Debug)]
-pub(super) struct Path {
+pub(crate) struct Path {
     pub(super) name: &'static str,
     hash: Hash,
     copy: Copy,
@@ -70,7 +70,7 @@ impl Path {
 
     /// The best one for a transfer of so many bytes.
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
-    pub(super) fn best(bytes: usize) -> &'static Self {
+    pub(crate) fn best(bytes: usize) -> &'static Self {
         #[cfg(target_arch = "x86_64")]
         if bytes >= STREAM_BYTES && *STREAMS && is_x86_feature_detected!("avx2") {
             return &AVX2_STREAM;

@@ -7,7 +7,7 @@ use super::path::{Path, START, State, merge};
 static ZEROS: [u8; 1024] = [0; 1024];
 
 /// A tile that is being hashed.
-pub(super) struct Tile {
+pub(crate) struct Tile {
     path: &'static Path,
     state: State,
     /// Bytes taken so far.
@@ -17,7 +17,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    pub(super) const fn new(path: &'static Path) -> Self {
+    pub(crate) const fn new(path: &'static Path) -> Self {
         Self {
             path,
             state: START,
@@ -48,7 +48,7 @@ impl Tile {
     ///
     /// # Panics
     /// If they are more than [`room`](Self::room).
-    pub(super) unsafe fn pass(&mut self, from: *const u8, to: *mut u8, length: usize) {
+    pub(crate) unsafe fn pass(&mut self, from: *const u8, to: *mut u8, length: usize) {
         assert!(length <= self.room(), "a tile holds {TILE_BYTES} bytes");
         let begun = self.position % STRIPE_BYTES;
         let head = if begun == 0 {
@@ -72,7 +72,7 @@ impl Tile {
     }
 
     /// The digest, as if the rest were zeros.
-    pub(super) fn digest(mut self) -> u64 {
+    pub(crate) fn digest(mut self) -> u64 {
         while self.room() > 0 {
             let to_block = ZEROS.len() - self.position % ZEROS.len();
             self.take(&ZEROS[..to_block]);

@@ -264,15 +264,15 @@ impl Job {
         for part in &piece.parts {
             let bytes = &bytes[part.at..][..part.length];
             let mut digests = Vec::with_capacity(part.length.div_ceil(TILE_BYTES));
-            // Tile by tile, so that the copy finds what was hashed in the processor's caches.
             for (index, tile) in bytes.chunks(TILE_BYTES).enumerate() {
-                digests.push(tile_digest(tile));
-                if !*left {
-                    let offset = part.offset + index * TILE_BYTES;
+                let offset = part.offset + index * TILE_BYTES;
+                digests.push(if *left {
+                    tile_digest(tile)
+                } else {
                     // SAFETY: the cache keeps the slots for this copy until its end was reported, and
                     // the lock that is held here keeps that from happening meanwhile.
-                    unsafe { planes.scatter(part.rank, &self.slots, offset, tile) };
-                }
+                    unsafe { planes.scatter(part.rank, &self.slots, offset, tile) }
+                });
             }
             self.set_digests(part, shape, &digests);
         }
@@ -303,11 +303,15 @@ impl Job {
                 let (bytes, padding) = bytes[part.at..][..padded].split_at_mut(part.length);
                 // The buffer has other entries' bytes: none of them may go to disk with this one.
                 padding.fill(0);
-                // SAFETY: as in `read`: until its end nobody writes these slots.
-                unsafe { planes.gather(part.rank, &self.slots, part.offset, bytes) };
+                let mut digests = Vec::with_capacity(part.length.div_ceil(TILE_BYTES));
+                for (index, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+                    let offset = part.offset + index * TILE_BYTES;
+                    // SAFETY: as in `take`: until its end nobody writes these slots.
+                    digests.push(unsafe { planes.gather(part.rank, &self.slots, offset, tile) });
+                }
+                self.set_digests(part, shape, &digests);
             }
         }
-        self.take_digests(piece, shape, bytes);
         let offset = cell * shape.cell_bytes + piece.at as u64;
         let slab = self.store.slab(self.class);
         slab.write_all(bytes, offset).map_err(|error| {
@@ -334,14 +338,6 @@ impl Job {
             cell,
             shard_bytes: shape.shard_bytes,
             sums: &self.sums,
-        }
-    }
-
-    fn take_digests(&self, piece: &Piece, shape: &Shape, bytes: &[u8]) {
-        for part in &piece.parts {
-            let tiles = bytes[part.at..][..part.length].chunks(TILE_BYTES);
-            let digests: Vec<u64> = tiles.map(tile_digest).collect();
-            self.set_digests(part, shape, &digests);
         }
     }
 
