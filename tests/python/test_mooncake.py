@@ -480,6 +480,16 @@ def test_a_closed_tier_ends_its_client_and_does_nothing_more(fake):
     assert first.stats()["out"] == 1
 
 
+def test_what_the_end_has_cut_off_is_counted_and_told(fake):
+    fake.fail("put", "hang")
+    first = fake.process(deadline_ms=50)
+    first.store("abc", settle=False)
+    wait("the call hangs", (fake.folder / "hangs").exists)
+    first.tier.close()
+    assert first.failures() == {"closed": 4}
+    assert "before 4 entries" in "\n".join(first.tier.notes())
+
+
 def test_a_client_ends_with_the_process_that_started_it(fake):
     code = (
         "import os, signal, sys, mooncake_support as support\n"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -26,7 +29,9 @@ KEY, SECRET = "AKIATESTTESTTEST", "a-secret-that-nobody-may-read"
 class Engine:
     """What an engine's process has: an arena, and a cache over a store."""
 
-    def __init__(self, url: str, *, identity: bytes = IDENTITY, admit: str = "all") -> None:
+    def __init__(
+        self, url: str, *, identity: bytes = IDENTITY, admit: str = "all", connects: bool = True
+    ) -> None:
         geometry = hybrid()
         self.arena = Arena.create(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS)
         self.remote = Remote(
@@ -34,9 +39,10 @@ class Engine:
         )
         self.cache = Cache(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS, remote=self.remote)
         self.namespace = self.cache.namespace(b"engine")
-        self.remote.connect(self.arena, identity)
+        if connects:
+            self.remote.connect(self.arena, identity)
 
-    def store(self, prompt: str) -> None:
+    def store(self, prompt: str, *, waits: bool = True) -> None:
         with self.cache.reserve(self.namespace, keys(prompt), whole(prompt)) as lease:
             sums = []
             for entry in lease.entries:
@@ -45,8 +51,9 @@ class Engine:
                     self.arena.write(slot, data[at * SLOT_BYTES :][:SLOT_BYTES])
                 sums.append([checksum(data)])
             lease.commit(sums)
-        assert self.remote.settle(60), (self.remote.stats(), self.remote.notes())
-        self.cache.poll()
+        if waits:
+            assert self.remote.settle(60), (self.remote.stats(), self.remote.notes())
+            self.cache.poll()
 
     def restore(self, prompt: str) -> int:
         """Waits until the store has answered, loads what is there, and compares it."""
@@ -163,6 +170,57 @@ def test_an_object_that_was_deleted_is_a_miss(s3):
     for name in packs(s3):
         s3.delete_object(Bucket="prefixes", Key=name)
     assert engine.restore("abc") == 0
+
+
+def test_an_object_that_another_has_overwritten_is_a_miss(s3):
+    """As a process would that has the number of another."""
+    Engine("s3://prefixes").store("abc")
+    (name,) = packs(s3)
+    Engine("s3://prefixes/other").store("xyz")
+    (other,) = set(packs(s3)) - {name}
+    engine = Engine("s3://prefixes")
+    limit = time.monotonic() + 60
+    while engine.cache.lookup(engine.namespace, keys("abc")).blocks < 3:
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    s3.copy_object(Bucket="prefixes", Key=name, CopySource={"Bucket": "prefixes", "Key": other})
+    assert engine.restore("abc") == 0
+    stats = engine.remote.stats()
+    assert stats["failed_checksum"] > 0 and stats["outages"] == 0
+    assert Engine("s3://prefixes").restore("abc") == 0
+
+
+def test_an_idle_process_completes_its_uploads(s3):
+    engine = Engine("s3://prefixes")
+    engine.store("abc", waits=False)
+    # Nobody calls the cache, or the store, any more.
+    limit = time.monotonic() + 60
+    while not packs(s3):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    assert Engine("s3://prefixes").restore("abc") == 3
+
+
+FORKED = """
+import os, sys
+from test_remote import IDENTITY, Engine
+
+engine = Engine(sys.argv[1], connects=False)
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+engine.remote.connect(engine.arena, IDENTITY)
+engine.store("abc" if child else "xyz")
+os._exit(0)
+"""
+
+
+def test_a_forked_process_writes_under_a_number_of_its_own(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FORKED, tmp_path.as_uri()]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+    names = [path.name for path in tmp_path.rglob("*.pack")]
+    assert len(names) == len({name.split("-")[1] for name in names}) == 2
 
 
 def test_a_reset_takes_back_what_was_written(s3):

@@ -255,6 +255,30 @@ def test_a_reset_ends_the_sharing_of_that_engine(start: Start, shared: Path, cap
     second.check_idle()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_idle_engine_completes_its_uploads(start: Start, shared: Path, ranks: int) -> None:
+    engine = start(ranks=ranks)
+    engine.generate(PROMPT)
+    # From now on nobody steps it, or asks its store.
+    until(lambda: bool(packs(shared)), "a pack")
+    assert start(ranks=ranks).generate(PROMPT).restored_tokens == 4 * N
+
+
+def test_what_a_shutdown_cuts_off_is_told(
+    start: Start, shared: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start()
+    remote = engine.half.remote
+    closing = SimpleNamespace(
+        settle=lambda seconds: False, close=remote.close, notes=lambda: ["3 entries"]
+    )
+    monkeypatch.setattr(engine.half, "remote", closing)
+    with caplog.at_level("WARNING", logger="vllm.hybrid_pages"):
+        engine.half.shutdown()
+    assert "3 entries" in caplog.text
+    monkeypatch.undo()
+
+
 def test_a_store_that_vanishes_costs_recomputes(start: Start, shared: Path) -> None:
     first, second = start(), start()
     first.generate(PROMPT)

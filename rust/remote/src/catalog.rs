@@ -34,6 +34,8 @@ pub(crate) struct Catalog {
     records: usize,
     /// Packs that are none, so that they are looked at once.
     refused: BTreeSet<PackId>,
+    /// Packs that were gone when they were read: a store may list them for a while.
+    missed: HashSet<PackId>,
     /// Writers who have taken back what they wrote.
     gone: HashSet<u64>,
     /// There was no room for this pack, nor is there for older ones.
@@ -56,6 +58,7 @@ impl Catalog {
             packs: BTreeMap::new(),
             records: 0,
             refused: BTreeSet::new(),
+            missed: HashSet::new(),
             gone: HashSet::new(),
             forgotten: None,
             bytes: 0,
@@ -87,12 +90,23 @@ impl Catalog {
     pub(crate) fn wants(&self, pack: PackId) -> bool {
         !self.packs.contains_key(&pack)
             && !self.refused.contains(&pack)
+            && !self.missed.contains(&pack)
             && !self.gone.contains(&pack.writer)
             && self.forgotten.is_none_or(|forgotten| pack > forgotten)
     }
 
     pub(crate) fn refuse(&mut self, pack: PackId) {
         self.refused.insert(pack);
+    }
+
+    /// A pack is gone.
+    pub(crate) fn miss(&mut self, pack: PackId) {
+        self.missed.insert(pack);
+    }
+
+    /// Packs that were gone are wanted again, if they are listed all the same.
+    pub(crate) fn look_again(&mut self) {
+        self.missed.clear();
     }
 
     /// Takes a pack in. Of entries that two packs have, the one that is known counts, and this process's own. Returns

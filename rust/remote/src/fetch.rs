@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
-use object_store::{GetOptions, GetResult, GetResultPayload};
+use object_store::ObjectStoreExt as _;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout_at};
@@ -18,7 +18,7 @@ use crate::lock;
 use crate::messages::Fetch;
 use crate::pack::PackName;
 use crate::place::{of_a_file, plain};
-use crate::shared::{Shared, left_of};
+use crate::shared::{GONE, Shared, left_of};
 use crate::stats::Reason;
 
 /// The cache asks for all that a hit needs in a row: so long for the others.
@@ -124,12 +124,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
     let end = end.unwrap_or(start);
     let name = lock(&shared.state).catalog.pack(pack);
     let Some(name) = name else {
-        fail(
-            shared,
-            &run,
-            Reason::Gone,
-            "expected a pack, found that it had left",
-        );
+        fail(shared, &run, Reason::Gone, GONE);
         return Outcome::Failed;
     };
     let read = async {
@@ -152,13 +147,12 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
             Outcome::Slow
         }
         Ok(Err(object_store::Error::NotFound { .. })) => {
-            lose(shared, name);
-            fail(
-                shared,
-                &run,
-                Reason::Gone,
-                "expected a pack, found that it had left",
-            );
+            {
+                let mut state = lock(&shared.state);
+                state.catalog.remove_pack(name.id, &shared.classes);
+                state.catalog.miss(name.id);
+            }
+            fail(shared, &run, Reason::Gone, GONE);
             shared.read_answered(true);
             Outcome::Failed
         }
@@ -211,30 +205,30 @@ async fn read(
         return Ok(Got::Short);
     };
     let path = connection.folder.clone().join(name.to_string());
-    let options = GetOptions {
-        range: Some(range.into()),
-        ..GetOptions::default()
+    let place = &shared.options.place;
+    let Some(directory) = &place.directory else {
+        let bytes = place.store.get_range(&path, range).await;
+        return bytes.map(Got::Bytes);
     };
-    match shared.options.place.store.get_opts(&path, options).await? {
-        GetResult {
-            payload: GetResultPayload::File(file, _),
-            ..
-        } => {
-            let part = |fetch: &Fetch| Part {
-                copy: fetch.copy.id,
-                class: fetch.spot.class,
-                slots: Arc::clone(&fetch.slots),
-                offset: fetch.spot.offset,
-                sums: Arc::default(),
-            };
-            let parts = run.iter().map(part).collect();
-            match files::read(shared, file, parts).await {
-                Ok(sums) => Ok(Got::Copied(sums)),
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(Got::Short),
-                Err(error) => Err(of_a_file(error)),
-            }
-        }
-        other => other.bytes().await.map(Got::Bytes),
+    let part = |fetch: &Fetch| Part {
+        copy: fetch.copy.id,
+        class: fetch.spot.class,
+        slots: Arc::clone(&fetch.slots),
+        offset: fetch.spot.offset,
+        sums: Arc::default(),
+    };
+    let parts = run.iter().map(part).collect();
+    let file = directory.path_to_filesystem(&path)?;
+    match files::read(shared, file, parts).await {
+        Ok(sums) => Ok(Got::Copied(sums)),
+        Err(error) => match error.kind() {
+            ErrorKind::UnexpectedEof => Ok(Got::Short),
+            ErrorKind::NotFound => Err(object_store::Error::NotFound {
+                path: path.into(),
+                source: Box::new(error),
+            }),
+            _ => Err(of_a_file(error)),
+        },
     }
 }
 
@@ -285,7 +279,7 @@ fn fail(shared: &Shared, run: &[Fetch], reason: Reason, what: &str) {
     }
 }
 
-/// A pack is gone, or not what it was: its entries are no longer counted on.
+/// A pack is not what it was: its entries are no longer counted on.
 fn lose(shared: &Shared, name: PackName) {
     let mut state = lock(&shared.state);
     state.catalog.remove_pack(name.id, &shared.classes);

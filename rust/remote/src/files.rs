@@ -1,8 +1,8 @@
-//! Packs in a directory: bytes go between files and slots a piece at a time, through memory that stays in the
-//! processor's caches.
+//! Packs in a directory: bytes go between files and slots a piece at a time, so that a piece stays in the
+//! processor's caches while it is hashed and moves.
 //!
-//! A file system may hang. Whoever waits no longer stops the copy, and nothing touches its slots afterwards: a thread
-//! that hangs does so with memory of its own.
+//! A file system may hang. Whoever waits no longer stops the copy, and nothing writes its slots afterwards: a read
+//! that hangs does so with memory of its own. A write may go on to read them, and then there is no pack.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
@@ -60,11 +60,11 @@ impl Drop for Stops {
 /// [`ErrorKind::UnexpectedEof`] if the file ends before.
 pub(crate) async fn read(
     shared: &Arc<Shared>,
-    file: File,
+    path: PathBuf,
     parts: Vec<Part>,
 ) -> io::Result<Vec<Vec<u64>>> {
     let shared = Arc::clone(shared);
-    in_a_thread(move |stopped| read_parts(&shared, file, &parts, stopped)).await
+    in_a_thread(move |stopped| read_parts(&shared, File::open(path)?, &parts, stopped)).await
 }
 
 /// Writes a pack that begins with `head`. `Some`: the slots of that part have other bytes than they should, or are no
@@ -138,39 +138,50 @@ fn write_parts(
     parts: &[Part],
     stopped: &Stopped,
 ) -> io::Result<Option<usize>> {
+    let Some(connection) = shared.connection.get() else {
+        return Ok(Some(0));
+    };
     let mut file = create(path)?;
     file.write_all(head)?;
-    let mut buffer = vec![0; PIECE];
     for (at, part) in parts.iter().enumerate() {
         let shard = shared.classes[part.class].shard_bytes;
         for rank in 0..shared.ranks {
             let mut digests = Vec::with_capacity(shard.div_ceil(TILE_BYTES));
             for from in (0..shard).step_by(PIECE) {
-                let piece = &mut buffer[..PIECE.min(shard - from)];
+                let piece = from..shard.min(from + PIECE);
+                let length = piece.len();
                 let held = stopped.check()?;
-                let there = shared.gather(part.copy, rank, &part.slots, from, piece, &mut digests);
+                let there = shared.digest(part.copy, rank, &part.slots, piece, &mut digests);
                 drop(held);
                 if !there {
                     return Ok(Some(at));
                 }
-                file.write_all(piece)?;
+                let planes = &connection.planes;
+                planes.write(rank, &part.slots, from, length, &file)?;
             }
             if part.sums.get(rank) != Some(&combine(digests.into_iter(), shard)) {
                 return Ok(Some(at));
             }
         }
     }
-    Ok(None)
+    // What was written is what was hashed where nobody else could write the slots up to now.
+    let _held = stopped.check()?;
+    Ok(parts.iter().position(|part| !shared.has_slots(part.copy)))
 }
 
-/// A new file; its directory is made if it is missing.
+/// A new file. Its folders below the store's directory are made if they are missing, not the directory itself: a share
+/// that is not mounted has none.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
     match options.open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent)?;
+            let parents: Vec<&Path> = path.ancestors().skip(1).take(2).collect();
+            for folder in parents.into_iter().rev() {
+                match fs::create_dir(folder) {
+                    Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                    _ => {}
+                }
             }
             options.open(path)
         }
@@ -180,10 +191,99 @@ fn create(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::OnceLock;
     use std::sync::mpsc::channel;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
+
+    use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
+    use hybrid_pages::ids::ClassKind;
+    use hybrid_pages::tier::{Arena, Planes};
+    use hybrid_pages::transfer::checksum;
+    use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::*;
+    use crate::class::classes;
+    use crate::options::RemoteOptions;
+    use crate::place::Place;
+    use crate::shared::{Connection, Running};
+
+    const COPY: CopyId = CopyId(7);
+
+    /// A store with a copy out of a slot that holds one piece of ones.
+    fn writing(folder: &Path) -> (Shared, Part) {
+        let segment = Segment::new("data", Dtype::Uint8, vec![PIECE]).unwrap();
+        let layer = Layer::new("layer", vec![segment]).unwrap();
+        let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
+        let geometry = Geometry::new(16, vec![group], 1, BTreeMap::new()).unwrap();
+        let arena = Arena::create(&geometry, PIECE, 1).unwrap();
+        arena.write(SlotId(0), &vec![1; PIECE]).unwrap();
+        let place = Place::of_url(&format!("file://{}", folder.display())).unwrap();
+        let options = RemoteOptions::new(place);
+        let mut shared = Shared::new(options, classes(&geometry, PIECE).unwrap(), 1, PIECE);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        shared.connection = OnceLock::from(Connection {
+            planes: Planes::of(&arena, 1, PIECE).unwrap(),
+            identity: [0; 32],
+            writer: 1,
+            folder: object_store::path::Path::default(),
+            tasks: runtime.handle().clone(),
+            uploads: tokio::sync::mpsc::unbounded_channel().0,
+            fetches: tokio::sync::mpsc::unbounded_channel().0,
+        });
+        let running = Running {
+            begun: Instant::now(),
+            writes: None,
+        };
+        lock(&shared.state).running.insert(COPY, running);
+        let part = Part {
+            copy: COPY,
+            class: 0,
+            slots: Arc::from([SlotId(0)]),
+            offset: 0,
+            sums: Arc::from([checksum(&vec![1; PIECE])]),
+        };
+        (shared, part)
+    }
+
+    /// What comes of a write during whose last bytes something happens.
+    fn write_while(
+        happens: impl FnOnce(&Shared, &Stopped) + Send,
+    ) -> (io::Result<Option<usize>>, Vec<u8>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (shared, part) = writing(folder.path());
+        // The writer waits for who reads here, after it has hashed.
+        let path = folder.path().join("pack");
+        mkfifoat(CWD, &path, Mode::RWXU).unwrap();
+        let stopped = Stopped::default();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut bytes = vec![0];
+                let mut reader = File::open(&path).unwrap();
+                reader.read_exact(&mut bytes).unwrap();
+                happens(&shared, &stopped);
+                reader.read_to_end(&mut bytes).unwrap();
+                bytes
+            });
+            let written = write_parts(&shared, &path, &[], &[part], &stopped);
+            (written, reading.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn what_is_written_while_its_slots_were_not_the_copys_counts_for_nothing() {
+        let (written, bytes) = write_while(|_, _| {});
+        assert_eq!(written.unwrap(), None);
+        assert!(bytes == vec![1; PIECE]);
+        let (written, _) = write_while(|shared, _| shared.end(COPY, Ok(Vec::new())));
+        assert_eq!(written.unwrap(), Some(0));
+        let (written, _) = write_while(|shared, _| shared.leave_slots());
+        assert_eq!(written.unwrap(), Some(0));
+        let (written, _) = write_while(|_, stopped| *lock(&stopped.0) = true);
+        assert!(written.is_err());
+    }
 
     #[test]
     fn what_nobody_waits_for_any_more_touches_no_slots() {

@@ -41,12 +41,15 @@ impl RemoteHandle {
             .enable_all()
             .build()
             .map_err(|error| Error::Remote(format!("threads cannot start: {error}")))?;
+        let writer = getrandom::u64()
+            .map_err(|error| Error::Remote(format!("expected a random number, found {error}")))?;
         let (uploads, to_write) = unbounded_channel();
         let (fetches, to_read) = unbounded_channel();
         let tasks = runtime.handle().clone();
         let connection = Connection {
             planes,
             identity: *identity,
+            writer,
             folder: shared.folder(identity),
             tasks: tasks.clone(),
             uploads,

@@ -12,14 +12,14 @@ use tokio::time::timeout;
 use crate::lock;
 use crate::pack::{MOST_TABLE_BYTES, PackId, PackName, Table, names_from, taken_back};
 use crate::place::plain;
-use crate::shared::{Connection, PANICKED, Shared, now};
+use crate::shared::{Connection, GONE, PANICKED, Shared, now};
 use crate::stats::Reason;
 
 /// A whole listing may miss what was made so few milliseconds before it began.
 const MARGIN: u64 = 60_000;
 
-const LATE: &str = "expected to find packs within seconds, found some by a listing of everything alone: the clocks of all \
-                    engines must agree to half a minute";
+const LATE: &str = "expected to find packs and resets within seconds, found one by a listing of everything alone: the clocks \
+                    of all engines must agree to half a minute";
 
 /// A listing that runs, for as long as its task does.
 struct Running<'a> {
@@ -59,10 +59,14 @@ async fn refresh(shared: &Shared, connection: &Connection) {
     let skew = shared.options.skew.as_millis() as u64;
     let from = listed_at.min(began).saturating_sub(limit + skew);
     shared.count(|counts| counts.lists += 1);
-    let Some(names) = names(shared, connection, (!whole).then_some(from)).await else {
+    let late = if whole { from } else { 0 };
+    let Some(names) = names(shared, connection, (!whole).then_some(from), late).await else {
         return;
     };
-    learn(shared, connection, &names, if whole { from } else { 0 }).await;
+    if whole {
+        lock(&shared.state).catalog.look_again();
+    }
+    learn(shared, connection, &names, late).await;
     if whole {
         let ids: HashSet<_> = names.iter().map(|(name, _)| name.id).collect();
         let made_by = began.saturating_sub(MARGIN + limit);
@@ -88,11 +92,13 @@ fn forget(shared: &Shared, is_gone: impl Fn(PackId) -> bool) {
     }
 }
 
-/// The packs that there are, with the bytes of their objects. `None` if the store doesn't say.
+/// The packs that there are, with the bytes of their objects. `None` if the store doesn't say. Signs from before
+/// `late` should have been listed earlier.
 async fn names(
     shared: &Shared,
     connection: &Connection,
     from: Option<u64>,
+    late: u64,
 ) -> Option<Vec<(PackName, u64)>> {
     let (store, folder) = (&shared.options.place.store, &connection.folder);
     let mut listing = match from {
@@ -110,7 +116,7 @@ async fn names(
         let (reason, what) = match next {
             Ok(None) => break,
             Ok(Some(Ok(meta))) => {
-                sort(shared, &meta, &mut names);
+                sort(shared, &meta, late, &mut names);
                 continue;
             }
             Ok(Some(Err(object_store::Error::NotFound { .. }))) => continue,
@@ -133,13 +139,16 @@ async fn names(
 }
 
 /// Takes note of an object.
-fn sort(shared: &Shared, meta: &ObjectMeta, names: &mut Vec<(PackName, u64)>) {
+fn sort(shared: &Shared, meta: &ObjectMeta, late: u64, names: &mut Vec<(PackName, u64)>) {
     let Some(name) = meta.location.filename() else {
         return;
     };
-    if let Some(writer) = taken_back(name) {
+    if let Some((made, writer)) = taken_back(name) {
         let is_new = lock(&shared.state).catalog.take_back(writer);
         if is_new {
+            if made < late {
+                shared.failed(Reason::Late, LATE);
+            }
             forget(shared, |id| id.writer == writer);
         }
     } else if let Some(name) = PackName::parse(name) {
@@ -187,6 +196,7 @@ async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64
                 full = state.catalog.add(name, table, &shared.classes, false);
             }
             Outcome::Refused => state.catalog.refuse(name.id),
+            Outcome::Gone => state.catalog.miss(name.id),
             Outcome::Table(_) | Outcome::None | Outcome::Later => {}
         }
         let stops = state.reads.is_open();
@@ -206,7 +216,9 @@ enum Outcome {
     Table(Table),
     /// It is none, and never will be.
     Refused,
-    /// It is gone, or not wanted any more.
+    /// It is gone, though it was listed.
+    Gone,
+    /// It is not wanted any more.
     None,
     /// It could not be read.
     Later,
@@ -246,7 +258,11 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
                 }
             }
         }
-        Ok(Err(object_store::Error::NotFound { .. })) => return Outcome::None,
+        Ok(Err(object_store::Error::NotFound { .. })) => {
+            shared.read_answered(true);
+            shared.failed(Reason::Gone, GONE);
+            return Outcome::Gone;
+        }
         Ok(Err(error)) => (Reason::Read, plain(&error)),
         Err(_) => (
             Reason::Deadline,

@@ -82,12 +82,12 @@ pub(crate) fn sign_of(made: u64, writer: u64) -> String {
 
 const SIGN: &str = ".gone";
 
-/// The writer who has taken back everything, if that is what a name says.
-pub(crate) fn taken_back(name: &str) -> Option<u64> {
+/// When a writer has taken back everything, and which, if that is what a name says.
+pub(crate) fn taken_back(name: &str) -> Option<(u64, u64)> {
     let (made, writer) = name.strip_suffix(SIGN)?.split_once('-')?;
     let word = |text| u64::from_str_radix(text, 16).ok();
     let (made, writer) = (word(made)?, word(writer)?);
-    (sign_of(made, writer) == name).then_some(writer)
+    (sign_of(made, writer) == name).then_some((made, writer))
 }
 
 /// An entry in a pack.

@@ -1,6 +1,7 @@
 //! What the tasks of a remote store share with it, and how copies end.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,7 +31,6 @@ pub(crate) struct Shared {
     pub(crate) classes: Vec<Class>,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
-    pub(crate) writer: u64,
     pub(crate) connection: OnceLock<Connection>,
     pub(crate) state: Mutex<State>,
     pub(crate) ended: Mutex<Vec<CopyEnd>>,
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
 pub(crate) struct Connection {
     pub(crate) planes: Planes,
     pub(crate) identity: Identity,
+    /// A number that no other connection has: the system's, drawn here, for a process may be a copy of another.
+    pub(crate) writer: u64,
     /// Where the packs are.
     pub(crate) folder: Path,
     pub(crate) tasks: Handle,
@@ -122,7 +124,6 @@ impl Shared {
             classes,
             ranks,
             slot_bytes,
-            writer: random(),
             connection: OnceLock::new(),
             state: Mutex::new(State {
                 catalog: Catalog::new(options.most_entries),
@@ -288,6 +289,20 @@ impl Shared {
         }
     }
 
+    /// Does something with a copy's slots, if they are still its own: nobody else writes them meanwhile.
+    fn in_slots<T>(&self, copy: CopyId, work: impl FnOnce(&Planes) -> T) -> Option<T> {
+        // The cache keeps the slots for this copy until its end was reported, which this lock keeps from happening.
+        let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.get()?;
+        let own = !*left && lock(&self.state).running.contains_key(&copy);
+        own.then(|| work(&connection.planes))
+    }
+
+    /// Whether the slots are still the copy's, as they were since it began.
+    pub(crate) fn has_slots(&self, copy: CopyId) -> bool {
+        self.in_slots(copy, |_| ()).is_some()
+    }
+
     /// Copies a piece of a shard out of a copy's slots, and adds the digests of its tiles; `from` is where a tile
     /// begins. False if the slots are no longer the copy's.
     pub(crate) fn gather(
@@ -299,22 +314,32 @@ impl Shared {
         bytes: &mut [u8],
         digests: &mut Vec<u64>,
     ) -> bool {
-        let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(connection) = self.connection.get() else {
-            return false;
+        let gather = |planes: &Planes| {
+            for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+                // SAFETY: nobody writes the slots meanwhile.
+                digests.push(unsafe { planes.gather(rank, slots, from + at * TILE_BYTES, tile) });
+            }
         };
-        if *left || !lock(&self.state).running.contains_key(&copy) {
-            return false;
-        }
-        // Tile by tile, so that the hash finds what was copied in the processor's caches.
-        for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
-            let offset = from + at * TILE_BYTES;
-            // SAFETY: the cache keeps the slots for this copy until its end was reported, which the lock
-            // that is held here keeps from happening; nobody writes them meanwhile.
-            unsafe { connection.planes.gather(rank, slots, offset, tile) };
-            digests.push(tile_digest(tile));
-        }
-        true
+        self.in_slots(copy, gather).is_some()
+    }
+
+    /// Adds the digests of the tiles of a piece where it lies, as [`gather`](Self::gather) does.
+    pub(crate) fn digest(
+        &self,
+        copy: CopyId,
+        rank: usize,
+        slots: &[SlotId],
+        piece: Range<usize>,
+        digests: &mut Vec<u64>,
+    ) -> bool {
+        let digest = |planes: &Planes| {
+            for from in piece.clone().step_by(TILE_BYTES) {
+                let length = TILE_BYTES.min(piece.end - from);
+                // SAFETY: as in `gather`.
+                digests.push(unsafe { planes.digest(rank, slots, from, length) });
+            }
+        };
+        self.in_slots(copy, digest).is_some()
     }
 
     /// Copies a piece of a shard into a copy's slots, if they are still its own, and adds the digests of its tiles.
@@ -327,15 +352,15 @@ impl Shared {
         bytes: &[u8],
         digests: &mut Vec<u64>,
     ) {
-        let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
-        let wanted = !*left && lock(&self.state).running.contains_key(&copy);
-        let planes = self.connection.get().map(|connection| &connection.planes);
-        for (at, tile) in bytes.chunks(TILE_BYTES).enumerate() {
-            digests.push(tile_digest(tile));
-            if let Some(planes) = planes.filter(|_| wanted) {
-                // SAFETY: as in `gather`; and nobody else uses these slots before this copy's end.
-                unsafe { planes.scatter(rank, slots, from + at * TILE_BYTES, tile) };
+        let tiles = || bytes.chunks(TILE_BYTES);
+        let scatter = |planes: &Planes| {
+            for (at, tile) in tiles().enumerate() {
+                // SAFETY: nobody else uses the slots before this copy's end.
+                digests.push(unsafe { planes.scatter(rank, slots, from + at * TILE_BYTES, tile) });
             }
+        };
+        if self.in_slots(copy, scatter).is_none() {
+            digests.extend(tiles().map(tile_digest));
         }
     }
 
@@ -343,9 +368,24 @@ impl Shared {
     pub(crate) fn leave_slots(&self) {
         *self.left.write().unwrap_or_else(PoisonError::into_inner) = true;
         let mut state = lock(&self.state);
-        state.closed = true;
+        if std::mem::replace(&mut state.closed, true) {
+            return;
+        }
         let copies: Vec<CopyId> = state.running.keys().copied().collect();
+        let is_write = |running: &&Running| running.writes.is_some();
+        let lost = state.running.values().filter(is_write).count();
+        let stays = state.removing;
         drop(state);
+        if lost > 0 {
+            self.count(|counts| counts.failures[Reason::Closed as usize] += lost as u64);
+            self.note(&format!("it was closed before {lost} entries were written"));
+        }
+        if let Some(connection) = self.connection.get().filter(|_| stays) {
+            let Connection { folder, writer, .. } = connection;
+            self.note(&format!(
+                "it was closed before what a reset made wrong was taken back: remove {folder}/*-{writer:016x}-*.pack"
+            ));
+        }
         for copy in copies {
             let what = "expected a store that is open, found it closed";
             self.end(copy, Err(Error::Remote(what.into())));
@@ -385,6 +425,9 @@ impl Owner for Shared {
 /// Why a copy ended that nobody ended.
 pub(crate) const PANICKED: &str = "expected a task that ends, found that it panicked: standard error says where; please report it";
 
+/// Why a pack is not read that was listed.
+pub(crate) const GONE: &str = "expected a pack, found that it had left";
+
 /// Why a copy can't begin.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
     Error::Remote(format!("expected {expected}, found {found}"))
@@ -394,15 +437,6 @@ pub(crate) fn refused(expected: &str, found: &str) -> Error {
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
-}
-
-/// A number that no other process has.
-fn random() -> u64 {
-    use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u64(now());
-    hasher.write_u32(std::process::id());
-    hasher.finish()
 }
 
 /// How long something may still take.

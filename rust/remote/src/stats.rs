@@ -29,11 +29,13 @@ pub enum Reason {
     Late,
     /// A task that panicked.
     Panic,
+    /// A write that had not ended when the store was closed.
+    Closed,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Table,
         Self::Checksum,
         Self::Short,
@@ -47,6 +49,7 @@ impl Reason {
         Self::Paused,
         Self::Late,
         Self::Panic,
+        Self::Closed,
     ];
 
     /// Its name in counts.
@@ -66,6 +69,7 @@ impl Reason {
             Self::Paused => "paused",
             Self::Late => "late",
             Self::Panic => "panic",
+            Self::Closed => "closed",
         }
     }
 }

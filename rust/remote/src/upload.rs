@@ -96,7 +96,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
     }
     let id = PackId {
         made: now(),
-        writer: shared.writer,
+        writer: connection.writer,
         number,
     };
     let (name, path, mut table, failure) = loop {
@@ -257,7 +257,7 @@ async fn sign(shared: &Shared) {
         let sign = connection
             .folder
             .clone()
-            .join(sign_of(now(), shared.writer));
+            .join(sign_of(now(), connection.writer));
         let writing = shared.options.place.store.put(&sign, PutPayload::default());
         match timeout(limit, writing).await {
             Ok(Ok(_)) => break,

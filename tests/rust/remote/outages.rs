@@ -2,11 +2,11 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hybrid_pages_remote::{Admit, Reason};
-use support::cache_support::keys;
-use support::{Engine, Fault, Setup, Store, geometry};
+use hybrid_pages_remote::{Admit, Reason, RemoteStats};
+use support::cache_support::{keys, whole};
+use support::{Engine, Fault, Setup, Store, geometry, table_bytes, under_the_name_of};
 
 /// More than the host holds.
 const OTHERS: [&str; 4] = ["0123456789", "ABCDEFGHIJ", "KLMNOPQRST", "UVWXYZ!@#$"];
@@ -50,6 +50,46 @@ fn writes_come_back_after_a_total_outage() {
 }
 
 #[test]
+fn an_idle_engine_completes_its_uploads_right_after_an_outage() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.pack_bytes = 1;
+    let engine = setup.engine();
+    store.set(|faults| {
+        (faults.gets, faults.lists, faults.puts) = (Fault::Fails, Fault::Fails, Fault::Fails);
+    });
+    for prompt in ["g", "h", "i", "j"] {
+        engine.store(prompt);
+        engine.settle();
+    }
+    engine.until("out", |engine| {
+        engine.ask("other");
+        engine.stats().out
+    });
+    store.set(|faults| *faults = Default::default());
+    engine.until("back", |engine| !engine.stats().out);
+    let number = std::cell::Cell::new(0);
+    engine.until("tried", |engine| {
+        number.set(number.get() + 1);
+        engine.store(&number.get().to_string());
+        engine.stats().writing > 0
+    });
+    // Nobody calls the cache while it waits.
+    let idle = |is_so: &dyn Fn(&RemoteStats) -> bool| {
+        let begun = Instant::now();
+        while !is_so(&engine.stats()) {
+            assert!(begun.elapsed() < support::LIMIT, "{:?}", engine.stats());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    idle(&|stats| stats.writes > 0 && stats.writing == 0);
+    let before = engine.stats().writes;
+    engine.store("abcdef");
+    idle(&|stats| stats.writes == before + 7);
+    assert_eq!(setup.engine().serve("abcdef"), 6);
+}
+
+#[test]
 fn removals_that_hang_do_not_end_uploads() {
     let store = Store::new();
     let mut setup = Setup::small(&store);
@@ -61,6 +101,28 @@ fn removals_that_hang_do_not_end_uploads() {
     engine.until("failed", |engine| engine.stats().failed(Reason::Write) >= 4);
     store.set(|faults| *faults = Default::default());
     writes_again(&engine);
+}
+
+#[test]
+fn packs_of_which_nothing_is_left_do_not_end_uploads() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.pack_age = Duration::from_secs(3600);
+    let engine = setup.engine();
+    for prompt in ["a", "b", "c", "d"] {
+        let mut lease = engine.reserve(prompt, &whole(prompt));
+        let entries = lease.entries().iter();
+        let slots: Vec<_> = entries.map(|entry| entry.slots[0]).collect();
+        engine.commit(prompt, &mut lease);
+        let other = vec![1; engine.arena.slot_bytes()];
+        let changes = |slot: &_| engine.arena.write(*slot, &other).unwrap();
+        slots.iter().for_each(changes);
+        engine.settle();
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.failed(Reason::Source), stats.puts), (8, 0));
+    engine.keep("xyz");
+    assert_eq!(setup.engine().serve("xyz"), 3);
 }
 
 #[test]
@@ -133,6 +195,146 @@ fn packs_that_come_under_an_old_name_are_found_late_and_counted() {
     assert_eq!(engine.stats().failed(Reason::Late), 1);
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("clocks"), "{notes}");
+}
+
+#[test]
+fn a_reset_that_comes_under_an_old_name_is_found_late_and_counted() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.engine().keep("abc");
+    setup.options.skew = Duration::ZERO;
+    setup.options.write_limit = Duration::from_millis(1);
+    setup.options.whole = Duration::from_millis(300);
+    std::thread::sleep(Duration::from_millis(10));
+    let engine = setup.engine();
+    engine.until("listed", |engine| {
+        engine.ask("abc") == 3 && engine.stats().lists > 1
+    });
+    let pack = store.packs().remove(0).0.to_string();
+    // The writer's sign, as one whose clock is behind would make it.
+    let (folder, name) = pack.rsplit_once('/').unwrap();
+    let (made, writer) = (&name[..12], &name[13..29]);
+    store.write(&format!("{folder}/{made}-{writer}.gone").into(), "");
+    engine.until("told", |engine| {
+        engine.ask("other");
+        engine.stats().packs == 0
+    });
+    assert_eq!(engine.restore("abc"), 0);
+    assert_eq!(engine.stats().failed(Reason::Late), 1);
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("clocks"), "{notes}");
+}
+
+#[test]
+fn packs_that_are_listed_after_they_have_left_cost_one_request_each() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    for prompt in ["abc", "xyz"] {
+        setup.engine().keep(prompt);
+    }
+    let known = setup.engine();
+    assert_eq!((known.ask("abc"), known.ask("xyz")), (3, 3));
+    store.delete_behind_listings();
+    let engine = setup.engine();
+    engine.until("listed", |engine| {
+        engine.ask("abc");
+        engine.stats().lists > 5
+    });
+    let stats = engine.stats();
+    assert_eq!((stats.gets, stats.failed(Reason::Gone)), (2, 2));
+    assert_eq!((stats.outages, engine.serve("abc")), (0, 0));
+    // Who knew one finds out by its entries, and does not ask for its table.
+    assert_eq!(known.restore("abc"), 0);
+    let (gets, lists) = (known.stats().gets, known.stats().lists);
+    known.until("listed", |known| {
+        known.ask("other");
+        known.stats().lists > lists + 5
+    });
+    assert_eq!(known.stats().gets, gets);
+}
+
+#[test]
+fn a_pack_that_was_gone_for_a_while_is_found_by_the_next_whole_listing() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.whole = Duration::from_millis(100);
+    setup.options.deadline = Duration::from_secs(3);
+    setup.engine().keep("abc");
+    let packs = store.packs();
+    let engine = setup.engine();
+    assert_eq!(engine.ask("abc"), 3);
+    store.delete_behind_listings();
+    assert_eq!(engine.restore("abc"), 0);
+    assert!(engine.stats().failed(Reason::Gone) > 0);
+    for (name, bytes) in packs {
+        store.write(&name, bytes);
+    }
+    engine.until("found", |engine| engine.serve("abc") == 3);
+}
+
+#[test]
+fn a_missing_pack_is_an_answer() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    for prompt in ["abc", "def", "ghi"] {
+        setup.engine().keep(prompt);
+    }
+    store.set(|faults| faults.gets = Fault::Fails);
+    let engine = setup.engine();
+    engine.until("left alone", |engine| engine.stats().out);
+    store.delete_behind_listings();
+    store.set(|faults| *faults = Default::default());
+    engine.until("back", |engine| !engine.stats().out);
+}
+
+#[test]
+fn a_pack_that_leaves_between_failures_is_an_answer() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let prompts = ["a", "b", "c", "d", "e", "f"];
+    for prompt in prompts {
+        setup.engine().keep(prompt);
+    }
+    let engine = setup.engine();
+    assert_eq!(prompts.map(|prompt| engine.ask(prompt)), [1; 6]);
+    // Two requests each, at most.
+    for pair in prompts.chunks(2) {
+        for (prompt, fault) in pair.iter().zip([Fault::Fails, Fault::Gone]) {
+            store.set(|faults| faults.gets = fault);
+            assert_eq!(engine.restore(prompt), 0);
+        }
+    }
+    let stats = engine.stats();
+    assert!(stats.failed(Reason::Read) > 0 && stats.failed(Reason::Gone) > 0);
+    assert_eq!(stats.outages, 0);
+}
+
+#[test]
+fn two_packs_of_one_name_cost_a_miss() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let writer = setup.engine();
+    writer.keep("abc");
+    let (name, first) = store.packs().remove(0);
+    let reader = setup.engine();
+    assert_eq!(reader.ask("abc"), 3);
+    let elsewhere = Store::new();
+    Setup::small(&elsewhere).engine().keep("xyz");
+    let other = elsewhere.packs().remove(0).1;
+    let twin = under_the_name_of(&first, &other, table_bytes(name.as_ref()));
+    assert_eq!(twin.len(), first.len());
+    store.write(&name, twin);
+    for prompt in OTHERS {
+        writer.store(prompt);
+        writer.settle();
+    }
+    for engine in [&reader, &writer] {
+        assert_eq!(engine.restore("abc"), 0);
+        assert!(engine.stats().failed(Reason::Checksum) > 0);
+        assert_eq!(engine.stats().outages, 0);
+    }
+    let third = setup.engine();
+    assert_eq!((third.serve("xyz"), third.serve("abc")), (3, 0));
 }
 
 #[test]

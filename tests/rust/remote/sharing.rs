@@ -113,6 +113,90 @@ fn an_idle_engine_completes_its_uploads() {
 }
 
 #[test]
+fn an_idle_engine_completes_its_uploads_in_however_many_packs() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.pack_bytes = 1;
+    setup.slots = 400;
+    let engine = setup.engine();
+    for letter in 'a'..='j' {
+        engine.store(&format!("{letter}bc"));
+    }
+    // Nobody calls the cache any more.
+    let begun = Instant::now();
+    while store.packs().len() < 40 {
+        assert!(begun.elapsed() < support::LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_last_pack_goes_out_before_the_end() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    setup.options.pack_age = Duration::from_secs(3600);
+    let engine = setup.engine();
+    engine.store("abc");
+    assert!(engine.below.settle(support::LIMIT));
+    engine.below.close();
+    assert_eq!(engine.stats().failed(Reason::Closed), 0);
+    assert_eq!(setup.engine().serve("abc"), 3);
+}
+
+#[test]
+fn what_the_end_has_cut_off_is_counted_and_told() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let engine = setup.engine();
+    store.set(|faults| faults.puts = support::Fault::Hangs);
+    engine.store("abc");
+    assert!(!engine.below.settle(Duration::from_millis(50)));
+    engine.below.close();
+    engine.below.close();
+    let stats = engine.stats();
+    assert_eq!((stats.failed(Reason::Closed), stats.writing), (4, 0));
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("before 4 entries"), "{notes}");
+}
+
+#[test]
+fn a_reset_that_could_not_be_told_is_told_when_that_works_or_the_operator_is() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    let (first, second, third) = (setup.engine(), setup.engine(), setup.engine());
+    first.keep("abc");
+    second.keep("xyz");
+    assert_eq!((third.ask("abc"), third.ask("xyz")), (3, 3));
+    store.set(|faults| {
+        (faults.puts, faults.deletes) = (support::Fault::Fails, support::Fault::Fails)
+    });
+    first.cache.clear();
+    second.cache.clear();
+    for engine in [&first, &second] {
+        engine.until("refused", |engine| {
+            engine.stats().failed(Reason::Remove) > 0
+        });
+    }
+    second.below.close();
+    let notes = second.below.take_notes().join("\n");
+    let packs = store.packs();
+    let mine = packs.iter().filter(|(name, _)| {
+        let writer = name.filename().unwrap().split('-').nth(1).unwrap();
+        notes.contains(&format!("/*-{writer}-*.pack"))
+    });
+    assert_eq!(mine.count(), 1, "{notes}");
+    store.set(|faults| faults.puts = support::Fault::None);
+    first.settle();
+    third.until("told", |third| {
+        third.ask("other");
+        third.stats().packs == 1
+    });
+    assert_eq!(third.restore("abc"), 0);
+    assert_eq!(setup.engine().serve("abc"), 0);
+    assert_eq!(setup.engine().serve("xyz"), 3, "nobody was told");
+}
+
+#[test]
 fn entries_larger_than_a_pack_have_one_each() {
     let store = Store::new();
     let mut setup = Setup::small(&store);

@@ -137,6 +137,27 @@ impl Setup {
     }
 }
 
+/// A pack as another process would have made it under the name of `twin`, which is as long: the same writer, time and
+/// number.
+pub fn under_the_name_of(twin: &[u8], pack: &[u8], table_bytes: usize) -> Vec<u8> {
+    let mut bytes = pack.to_vec();
+    bytes[48..68].copy_from_slice(&twin[48..68]);
+    let told = table_bytes - 32;
+    let check = blake3::hash(&bytes[..told]);
+    bytes[told..table_bytes].copy_from_slice(check.as_bytes());
+    bytes
+}
+
+/// Bytes of the table of a pack, as its name says.
+pub fn table_bytes(name: &str) -> usize {
+    let table = name
+        .strip_suffix(".pack")
+        .unwrap()
+        .rsplit_once('-')
+        .unwrap();
+    usize::from_str_radix(table.1, 16).unwrap()
+}
+
 /// What goes wrong with requests of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fault {
@@ -167,6 +188,8 @@ pub struct Store {
     pub faults: Mutex<Faults>,
     /// What is told instead.
     pub other: Mutex<Bytes>,
+    /// What is listed though it has left.
+    pub stale: Mutex<Vec<ObjectMeta>>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -222,6 +245,14 @@ impl Store {
 
     pub fn delete(&self, name: &Path) {
         futures::executor::block_on(self.inner.delete(name)).unwrap();
+    }
+
+    /// Deletes every object; listings still have them.
+    pub fn delete_behind_listings(&self) {
+        let metas = self.inner.list(None).map(|meta| meta.unwrap()).collect();
+        let metas: Vec<ObjectMeta> = futures::executor::block_on(metas);
+        metas.iter().for_each(|meta| self.delete(&meta.location));
+        *self.stale.lock().unwrap() = metas;
     }
 
     async fn begin(fault: Fault) -> object_store::Result<()> {
@@ -328,7 +359,9 @@ impl ObjectStore for Store {
         let fault = self.faults().lists;
         let begun =
             stream::once(Self::begin(fault)).filter_map(|begun| async { begun.err().map(Err) });
-        begun.chain(self.inner.list(prefix)).boxed()
+        let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
+        let stale = stream::iter(stale.clone().into_iter().map(Ok));
+        begun.chain(self.inner.list(prefix)).chain(stale).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
