@@ -1,6 +1,7 @@
 """Prompts of another process through a shared directory: restored bit for bit, or not at all."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -52,6 +53,15 @@ def test_another_cache_restores_what_the_host_would(model, opened):
     assert again == restored
     assert torch.equal(found.sequences, hit.sequences)
     assert all(map(torch.equal, found.logits, hit.logits))
+
+
+@pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
+def test_what_a_store_did_not_take_is_told_at_the_end(model, opened, tmp_path, caplog):
+    cache = opened(model)
+    shutil.rmtree(tmp_path / "shared")
+    run(cache)
+    cache.close()
+    assert f"remote store file://{tmp_path / 'shared'}" in caplog.text
 
 
 @pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)

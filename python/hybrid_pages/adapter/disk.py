@@ -57,11 +57,17 @@ class DiskShare:
         )
 
 
-def close_disk(disk: Disk | None) -> None:
-    """Waits a while for what is on its way to the disk, and gives its directory back."""
-    if disk is not None:
-        disk.settle(_SETTLE_SECONDS)
-        disk.close()
+def close_disk(disk: Disk | None) -> list[str]:
+    """Waits a while for what is on its way to the disk, and gives its directory back.
+
+    Returns:
+        What an operator should read, and has not read yet.
+    """
+    if disk is None:
+        return []
+    disk.settle(_SETTLE_SECONDS)
+    disk.close()
+    return disk.notes()
 
 
 def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:

@@ -71,11 +71,17 @@ class RemoteShare:
         )
 
 
-def close_remote(remote: Remote | Mooncake | None) -> None:
-    """Waits a while for what is on its way to the store, and ends its use."""
-    if remote is not None:
-        remote.settle(_SETTLE_SECONDS)
-        remote.close()
+def close_remote(remote: Remote | Mooncake | None) -> list[str]:
+    """Waits a while for what is on its way to the store, and ends its use.
+
+    Returns:
+        What an operator should read, such as how much was not written.
+    """
+    if remote is None:
+        return []
+    remote.settle(_SETTLE_SECONDS)
+    remote.close()
+    return remote.notes()
 
 
 def require_remote(remote_url: str, remote_deadline_ms: int, remote_admit: str) -> None:

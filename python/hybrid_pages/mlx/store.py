@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from hybrid_pages.mlx.staging import Staging
 from hybrid_pages.mlx.support import Closing
 from hybrid_pages.mlx.tails import Tails, tail_key
 from hybrid_pages.mlx.watch import Watch
+
+_log = logging.getLogger(__name__)
 
 
 class CacheStore(Closing):
@@ -174,7 +177,8 @@ class CacheStore(Closing):
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
-        close_disk(self._disk)
+        for note in close_disk(self._disk):
+            _log.warning("the disk: %s", note)
 
     # ---- for PrefixCache and the server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from hybrid_pages.transformers.staging import Staging
 from hybrid_pages.transformers.support import Closing, UnsupportedError
 from hybrid_pages.transformers.watch import Models
 
+_log = logging.getLogger(__name__)
 States = Mapping[CacheTensor, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
 
@@ -213,8 +215,10 @@ class CacheStore(Closing):
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
-        close_disk(self._disk)
-        close_remote(self._remote)
+        for note in close_disk(self._disk):
+            _log.warning("the disk: %s", note)
+        for note in close_remote(self._remote):
+            _log.warning("%s", note)
 
     # ---- for PrefixCache
 
