@@ -1,9 +1,15 @@
 """The examples that need no framework run, and notice wrong bytes; each example is listed."""
 
 import ctypes
+import json
 import re
 import runpy
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -81,3 +87,94 @@ def test_blocks_of_gpu_arrays_come_back_over_the_mock(memory):
         assert np.array_equal(array.host[5:7], content[1:3])
         assert np.array_equal(array.host[:5], content[:5])
         assert np.array_equal(array.host[7:], content[7:])
+
+
+class Server(BaseHTTPRequestHandler):
+    """What the example asks of vLLM's server; `faults` are replies that replace its own."""
+
+    faults: ClassVar[dict[str, tuple[int, str]]] = {}
+    asked: ClassVar[list[str]] = []
+    usage: ClassVar[dict[str, object]] = {"prompt_tokens": 9}
+
+    def do_GET(self):
+        metrics = """vllm:cache_config_info{block_size="64"} 1.0
+vllm:hybrid_pages_hit_tokens_total{engine="0",source="host"} %d.0
+"""
+        known = {
+            "/v1/models": (200, json.dumps({"data": [{"id": "tiny"}]})),
+            "/metrics": (200, metrics % max(0, 64 * (self.asked.count("/v1/completions") - 2))),
+            "/v1/completions": (200, json.dumps({"usage": self.usage})),
+            "/v1/chat/completions": (200, json.dumps({"usage": self.usage})),
+            "/reset_prefix_cache": (200, json.dumps({"success": True})),
+        }
+        self.asked.append(self.path)
+        status, body = self.faults.get(self.path, known[self.path])
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def vllm():
+    """Runs the example of a server against one that answers so."""
+
+    def run(faults=()):
+        kind = type("Mine", (Server,), {"faults": dict(faults), "asked": []})
+        http = HTTPServer(("127.0.0.1", 0), kind)
+        Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            return load("vllm_server.py")["main"]([f"http://127.0.0.1:{http.server_port}"])
+        finally:
+            http.shutdown()
+            http.server_close()
+
+    return run
+
+
+NO_TEMPLATE = json.dumps({"error": {"message": "you must provide a chat template", "code": 400}})
+
+
+def test_a_model_without_a_chat_template_gets_plain_text(vllm):
+    assert vllm({"/v1/chat/completions": (400, NO_TEMPLATE)}) == 64
+
+
+def test_where_nothing_is_restored_the_example_says_what_to_run(vllm, capsys):
+    faults = {"/metrics": (200, 'vllm:cache_config_info{block_size="64"} 1.0\n')}
+    assert vllm(faults) == 0
+    assert "hybrid-pages doctor --url http://127.0.0.1:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ({"/v1/chat/completions": (400, '{"error": "too long"}')}, "HTTP Error 400.*too long"),
+        ({"/v1/models": (401, "who?")}, "HTTP Error 401.*who"),
+        ({"/metrics": (200, "")}, "expected vllm:cache_config_info"),
+        ({"/reset_prefix_cache": (404, "")}, "VLLM_SERVER_DEV_MODE=1"),
+        ({"/reset_prefix_cache": (200, '{"success": false}')}, "found blocks in use"),
+    ],
+)
+def test_a_refusal_is_told_in_the_servers_words(vllm, faults, said, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(Exception, match=said) as raised:
+        vllm(faults)
+    assert type(raised.value).__name__ == "Refused"
+
+
+def test_without_a_server_the_example_says_so():
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / "vllm_server.py", "http://127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "http://127.0.0.1:1/v1/models: expected vLLM's server, found none" in ended.stderr
+    assert "Traceback" not in ended.stderr
