@@ -311,10 +311,10 @@ test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchron
 	@$(BIN)/python $(MODULES_ABREAST) tests/engine
 
 .PHONY: test-engine-long
-test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk (about 40 minutes)
-	@$(SAY) "testing on vLLM's second model runner, and kills on a disk (about 40 minutes)"
+test-engine-long: $(STAMPS)/package $(TRITON)/.stamp ## Test on vLLM's second model runner, with drafts too, by Triton's interpreter; kills on a disk; verify (about 55 minutes)
+	@$(SAY) "testing on vLLM's second model runner, kills on a disk, verify (about 55 minutes)"
 	@$(foreach file,test_v2_runner test_mamba_kernels test_speculation test_speculation_mamba test_parallel_server\
-    test_disk_kills test_disk_ranks test_remote_s3,\
+    test_disk_kills test_disk_ranks test_remote_s3 test_verify_variants,\
 	    $(PYTEST) tests/engine_long/$(file).py &&) true
 
 # Mooncake's servers listen on all addresses, so they get a network of their own.

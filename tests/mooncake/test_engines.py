@@ -85,3 +85,35 @@ def test_an_engine_serves_what_another_one_computed(model, tmp_path):
     for engine in (first, second):
         failures = {name: n for name, n in engine.metrics.items() if "failures" in name and n}
         assert not failures
+
+
+def test_verify_restores_from_it_what_the_engine_computes_itself(
+    model, tmp_path, monkeypatch, capfd
+):
+    from hybrid_pages import cli
+
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    transfer = {
+        "kv_connector": "HybridPagesConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "host_gb": 0.1,
+            "remote_url": f"mooncake://{MASTER}",
+            "remote_deadline_ms": 60_000,  # busy cores are slow
+        },
+    }
+    flags = ["--skip-tokenizer-init", "--enforce-eager", "--block-size", "32"]
+    flags += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(64 << 20)]
+    flags += ["--kv-transfer-config", json.dumps(transfer)]
+    with Store(tmp_path) as store:
+        store.add(512 << 20)
+        status = cli.main(["verify", str(model), "--json", "-", "--", *flags])
+    printed = capfd.readouterr()
+    found = json.loads(printed.out)
+    assert (status, found["problems"]) == (0, []), found["prompts"]
+    assert found["tiers"] == ["host", "remote"]
+    for prompt in found["prompts"]:
+        for tier in prompt["tiers"].values():
+            assert tier["verdict"] == "equal"
+            assert tier["restored_tokens"] >= prompt["local_hit_tokens"] > 0
