@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from overhead.cold import measure_cold
-from overhead.driver import Case, EngineEnded, EngineProcess, measure
+from overhead.driver import MODEL_LENGTH, Case, EngineEnded, EngineProcess, measure
 from overhead.report import as_json, print_tables, write_json
 from overhead.samples import NONE, OURS, VARIANTS
-
-MODEL_LENGTH = 8192
 
 
 def transfer_config(variant: str, host_mib: float) -> dict[str, Any]:

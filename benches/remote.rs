@@ -2,7 +2,7 @@
 //! time, and ranges of 8 MiB read sixteen at a time.
 //!
 //! Entries have 8 MiB and then 256 KiB. Rounds of all four run in turn, so that shares count on a machine whose
-//! speed drifts; the medians are printed. The tier also checks every byte and copies it between the client's buffers
+//! speed drifts; the medians are printed, and those of the shares and of the CPU time of a GiB. The tier also checks every byte and copies it between the client's buffers
 //! and slots. `HYBRID_PAGES_BENCH_REMOTE` names an empty store, such as `s3://bucket` with the client's own
 //! environment; without it, a temporary directory is one. It is empty again at the end.
 
@@ -20,6 +20,7 @@ use hybrid_pages::transfer::checksum;
 use hybrid_pages_remote::{Admit, Place, Remote, RemoteHandle, RemoteOptions};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 
 /// Bytes of an entry.
@@ -30,6 +31,26 @@ const OBJECT: usize = 32 << 20;
 const RANGE: usize = 8 << 20;
 const ROUNDS: usize = 7;
 const LIMIT: Duration = Duration::from_secs(300);
+
+/// How long something took, by the clock and of the processors.
+#[derive(Clone, Copy)]
+struct Took {
+    seconds: f64,
+    cpu: f64,
+}
+
+fn timed(work: impl FnOnce()) -> Took {
+    let cpu = || {
+        let now = clock_gettime(ClockId::ProcessCPUTime);
+        now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+    };
+    let (begun, before) = (Instant::now(), cpu());
+    work();
+    Took {
+        seconds: begun.elapsed().as_secs_f64(),
+        cpu: cpu() - before,
+    }
+}
 
 struct Tier {
     remote: Remote,
@@ -105,7 +126,17 @@ impl Tier {
             .collect()
     }
 
-    fn run(&mut self, writes: bool) -> Duration {
+    fn run(&mut self, writes: bool) -> Took {
+        let mut ended: Vec<CopyEnd> = Vec::new();
+        let took = timed(|| self.move_all(writes, &mut ended));
+        for end in ended {
+            let sums = end.result.unwrap();
+            assert!(writes || sums == self.sums);
+        }
+        took
+    }
+
+    fn move_all(&mut self, writes: bool, ended: &mut Vec<CopyEnd>) {
         let begun = Instant::now();
         for entry in 0..self.entries {
             let (key, slots) = (Self::key(entry), self.slots(entry));
@@ -117,27 +148,19 @@ impl Tier {
                 self.remote.read(copy, &key, &slots);
             }
         }
-        let mut ended: Vec<CopyEnd> = Vec::new();
         while ended.len() < self.entries {
             assert!(begun.elapsed() < LIMIT, "{:?}", self.handle.stats());
             std::thread::sleep(Duration::from_micros(200));
-            self.remote.poll(&mut ended);
+            self.remote.poll(ended);
         }
-        let took = begun.elapsed();
-        for end in ended {
-            let sums = end.result.unwrap();
-            assert!(writes || sums == self.sums);
-        }
-        took
     }
 }
 
 /// The same bytes by the client alone.
-fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> (Duration, Duration) {
+fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> [Took; 2] {
     let store = Arc::clone(place.client());
     let name = move |at: usize| Path::from(format!("raw/{}-{round}-{at}", std::process::id()));
-    let begun = Instant::now();
-    runtime.block_on(async {
+    let write = async {
         let puts = futures::stream::iter(0..objects.len()).map(|at| {
             let (store, object) = (Arc::clone(&store), objects[at].clone());
             // As the tier does: work of several objects on several threads.
@@ -151,10 +174,8 @@ fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> (Du
         puts.buffer_unordered(4)
             .for_each(async |put| put.unwrap())
             .await;
-    });
-    let written = begun.elapsed();
-    let begun = Instant::now();
-    runtime.block_on(async {
+    };
+    let read = async {
         let gets = futures::stream::iter(0..TOTAL / RANGE).map(|at| {
             let store = Arc::clone(&store);
             tokio::spawn(async move {
@@ -170,8 +191,11 @@ fn raw(runtime: &Runtime, place: &Place, round: usize, objects: &[Bytes]) -> (Du
         gets.buffer_unordered(16)
             .for_each(async |get| get.unwrap())
             .await;
-    });
-    (written, begun.elapsed())
+    };
+    [
+        timed(|| runtime.block_on(write)),
+        timed(|| runtime.block_on(read)),
+    ]
 }
 
 fn remove(runtime: &Runtime, place: &Place) {
@@ -184,9 +208,31 @@ fn remove(runtime: &Runtime, place: &Place) {
     });
 }
 
-fn median(times: &mut [Duration]) -> f64 {
-    times.sort_unstable();
-    TOTAL as f64 / times[times.len() / 2].as_secs_f64() / (1 << 20) as f64
+fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+    let mut numbers: Vec<f64> = numbers.collect();
+    numbers.sort_unstable_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// One line: the tier's rounds beside the client's.
+fn report(what: &str, ours: &[Took], client: &[Took]) {
+    let speed = |took: &[Took]| {
+        TOTAL as f64 / (1 << 20) as f64 / median(took.iter().map(|took| took.seconds))
+    };
+    let cpu =
+        |took: &[Took]| median(took.iter().map(|took| took.cpu)) * (1 << 30) as f64 / TOTAL as f64;
+    let shares = ours
+        .iter()
+        .zip(client)
+        .map(|(ours, client)| client.seconds / ours.seconds);
+    println!(
+        "  {what} {:.0}, client {:.0}, {:.2} of it; CPU s / GiB {:.2}, client {:.2}",
+        speed(ours),
+        speed(client),
+        median(shares),
+        cpu(ours),
+        cpu(client)
+    );
 }
 
 fn main() {
@@ -209,24 +255,24 @@ fn main() {
     let objects: Vec<Bytes> = (0..TOTAL / OBJECT).map(object).collect();
     println!("MiB/s, medians of {ROUNDS} rounds of {} MiB", TOTAL >> 20);
     for (number, size) in SIZES.into_iter().enumerate() {
-        let mut times: [Vec<Duration>; 4] = Default::default();
+        let mut times: [Vec<Took>; 4] = Default::default();
         for round in 0..ROUNDS {
-            let mut tier = Tier::open(&place, size, number * ROUNDS + round);
-            times[0].push(tier.run(true));
-            times[1].push(tier.run(false));
+            let number = number * ROUNDS + round;
+            let client = || raw(&runtime, &place, number, &objects);
+            // Neither always finds the memory that the other has just freed.
+            let first = (round % 2 == 1).then(client);
+            let mut tier = Tier::open(&place, size, number);
+            let ours = [tier.run(true), tier.run(false)];
             drop(tier);
-            let (written, read) = raw(&runtime, &place, number * ROUNDS + round, &objects);
-            times[2].push(written);
-            times[3].push(read);
+            let client = first.unwrap_or_else(client);
+            for (times, took) in times.iter_mut().zip(ours.into_iter().chain(client)) {
+                times.push(took);
+            }
             remove(&runtime, &place);
         }
-        let [put, get, raw_put, raw_get] = times.each_mut().map(|times| median(times));
-        println!(
-            "entries of {:4} KiB: put {put:.0}, client {raw_put:.0}, {:.2} of it; get {get:.0}, client \
-             {raw_get:.0}, {:.2} of it",
-            size >> 10,
-            put / raw_put,
-            get / raw_get
-        );
+        println!("entries of {} KiB", size >> 10);
+        let [put, get, raw_put, raw_get] = &times;
+        report("put", put, raw_put);
+        report("get", get, raw_get);
     }
 }

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
-import random
 import socket
 import statistics
 import subprocess
@@ -25,11 +23,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from disk_ttft import Engines, drop_cached, parse
 from engine_overhead import engine_settings
-from overhead.driver import DECODE_TOKENS, Case, EngineEnded, Progress, rotated
-from overhead.report import machine, print_table, write_json
-from overhead.samples import COLD, LOCAL, NONE, Results, paired, spread
+from overhead import again
+from overhead.again import Engines, drop_cached
+from overhead.driver import DECODE_TOKENS, Progress
+from overhead.report import print_table
+from overhead.samples import COLD, LOCAL, NONE, paired, spread
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "mooncake"))
 from real_mooncake import MASTER, Store, why_not
@@ -83,18 +82,19 @@ def mooncake(place: Path) -> Iterator[dict[str, str]]:
         yield {MOONCAKE: f"mooncake://{MASTER}"}
 
 
-class Bench:
-    """Prompts, engines and what was found.
+class Bench(again.Bench):
+    """Every tier.
 
     stores: where each remote store is, by its name.
     """
 
+    name = "remote"
+
     def __init__(
         self, options: argparse.Namespace, model: Path, place: Path, stores: dict[str, str]
     ) -> None:
-        self._options, self._model, self._place = options, model, place
+        super().__init__(options, model, place)
         self._tiers = (DISK, *stores)
-        self._cases = [Case(length) for length in options.lengths]
         disk = {"disk_path": str(place / "disk"), "disk_gb": 4}
         remote = {"remote_admit": "all", "remote_deadline_ms": 60_000}
         self._settings: dict[str, dict[str, Any]] = {
@@ -102,15 +102,13 @@ class Bench:
             DISK: disk,
             **{name: {**remote, "remote_url": url} for name, url in stores.items()},
         }
-        self.results = Results()
-        self.facts: dict[str, Any] = {}
 
     def run(self) -> None:
         """Stores, starts again and measures."""
         with Engines() as engines:
-            first = self._settings[DISK] | self._settings[DIRECTORY]
+            both = self._settings[DISK] | self._settings[DIRECTORY]
             others = {tier: self._settings[tier] for tier in self._tiers[2:]}
-            for variant, extra in {"disk and directory": first, **others}.items():
+            for variant, extra in {"disk and directory": both, **others}.items():
                 self.facts = self._start(engines, variant, extra)
                 progress = Progress((1 + self._options.rounds) * len(self._cases))
                 for turn, _, case in self._turns():
@@ -123,7 +121,9 @@ class Bench:
         with Engines() as engines:
             for variant, extra in self._settings.items():
                 self._start(engines, variant, extra)
-            self._measure(engines)
+            first = [(NONE, COLD), *((tier, tier) for tier in self._tiers)]
+            second = [(NONE, LOCAL), *((tier, HOST) for tier in self._tiers)]
+            self._measure(engines, (first, second))
         self._check()
 
     def _start(self, engines: Engines, variant: str, extra: dict[str, Any]) -> dict[str, Any]:
@@ -142,35 +142,6 @@ class Bench:
             engines[variant].ask("ready")
         return facts
 
-    def _prompts(self, turn: int, case: Case) -> list[list[int]]:
-        rng = random.Random(f"remote {self._options.seed} {turn} {case.label}")
-        return case.make(rng, self.facts["vocab"])
-
-    def _turns(self) -> Iterator[tuple[int, int, Case]]:
-        for turn in range(1 + self._options.rounds):
-            for number, case in enumerate(self._cases):
-                yield turn, turn + number, case
-
-    def _measure(self, engines: Engines) -> None:
-        runs_of_one = 2 * len(self._settings)
-        progress = Progress((1 + self._options.rounds) * len(self._cases) * runs_of_one)
-        first = [(NONE, COLD), *((tier, tier) for tier in self._tiers)]
-        second = [(NONE, LOCAL), *((tier, HOST) for tier in self._tiers)]
-        for turn, shift, case in self._turns():
-            prompts = self._prompts(turn, case)
-            runs: dict[tuple[str, str], dict[str, Any]] = {}
-            kept = self.results if turn else Results()
-            for parts in (first, second):
-                for variant, phase in rotated(list(parts), shift):
-                    progress.step(f"round {turn}: {case.label}, {variant}, {phase}")
-                    if phase != LOCAL:
-                        engines[variant].ask("reset_local")
-                    run = engines[variant].ask("run", prompts=prompts, decode=DECODE_TOKENS)
-                    runs[variant, phase] = run
-                    kept.add(variant, case.label, phase, run)
-            kept.compare(case.label, runs)
-        progress.end()
-
     def _check(self) -> None:
         """Each tier must have given what vLLM's local hit has."""
         for case in self._cases:
@@ -183,11 +154,7 @@ class Bench:
                         f"hit has {spread(local)}"
                     )
 
-    def _ms(self, variant: str, case: Case, phase: str) -> list[float]:
-        return self.results.samples[variant, case.label, phase].ttft_ms
-
-    def print(self) -> None:
-        """The table."""
+    def tables(self) -> None:
         tiers = self._tiers
         columns = [(NONE, COLD), (NONE, LOCAL), (DISK, HOST), *((tier, tier) for tier in tiers)]
         rows = [["prompt", *(phase for _, phase in columns), *(f"cold / {t}" for t in tiers)]]
@@ -201,64 +168,19 @@ class Bench:
                 ]
             )
         print_table("time to first token, ms", iter(rows))
-        print(
-            f"\n{self.results.compared} pairs of runs of one prompt took the same steps; largest "
-            f"difference of log-probabilities: {self.results.max_logprob_difference:g}"
-        )
-        for problem in self.results.problems:
-            print(f"PROBLEM {problem}")
-
-    def as_json(self) -> dict[str, Any]:
-        """Every sample."""
-        shown = ("rounds", "lengths", "host_mib", "seed")
-        return {
-            "date": datetime.date.today().isoformat(),
-            "machine": machine(),
-            "engine": self.facts,
-            "options": {name: getattr(self._options, name) for name in shown},
-            "runs": [
-                {
-                    "variant": variant,
-                    "prompt": case,
-                    "phase": phase,
-                    "ttft_ms": [round(ms, 2) for ms in found.ttft_ms],
-                    "external": found.external,
-                }
-                for (variant, case, phase), found in self.results.samples.items()
-            ],
-            "compared": self.results.compared,
-            "max_logprob_difference": self.results.max_logprob_difference,
-            "problems": self.results.problems,
-        }
 
 
 def main() -> int:
-    options = parse(__doc__)
-    model = options.model
-    if model is None:
-        from hybrid_pages.demo.models import ensure
+    options = again.parse(__doc__)
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remote-ttft-")))
+        stores = {S3: stack.enter_context(s3_server())} | stack.enter_context(mooncake(place))
 
-        model = ensure("qwen3.5")
-    with (
-        tempfile.TemporaryDirectory(prefix="remote-ttft-", dir=options.disk) as place,
-        s3_server() as bucket,
-        mooncake(Path(place)) as store,
-    ):
-        shared = {DIRECTORY: f"file://{Path(place) / 'shared'}", S3: bucket}
-        bench = Bench(options, model, Path(place), shared | store)
-        try:
-            bench.run()
-        except EngineEnded as error:
-            print(error, file=sys.stderr)
-            return 2
-    print(
-        f"vLLM {bench.facts['vllm']}, blocks of {bench.facts['block_tokens']} tokens, "
-        f"medians of {options.rounds} rounds"
-    )
-    bench.print()
-    if options.json:
-        write_json(options.json, bench.as_json())
-    return 1 if bench.results.problems else 0
+        def make(model: Path, folder: Path) -> Bench:
+            shared = {DIRECTORY: f"file://{folder / 'shared'}"}
+            return Bench(options, model, folder, shared | stores)
+
+        return again.run(options, make)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from overhead.samples import LOCAL, PHASES, Results
 BENCHES = Path(__file__).resolve().parent.parent
 FIRST_TOKEN = 3  # ids below it are special in the tiny models
 DECODE_TOKENS = 16
+MODEL_LENGTH = 8192
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
