@@ -100,7 +100,9 @@ def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
         def restore(self, *args: Any, **kwargs: Any) -> Any:
             restore = real(*args, **kwargs)
             found.append(restore.progress())
-            return SimpleNamespace(first=0, depths=(), progress=lambda: "waiting", end=restore.end)
+            waiting = SimpleNamespace(first=0, blocks=4, depths=(), end=restore.end)
+            waiting.progress = lambda: "waiting"
+            return waiting
 
     engine.half.loads.below.cache = Slow()
     result = engine.add(PROMPT)
@@ -326,7 +328,9 @@ def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
             return SimpleNamespace(blocks=4, host=hit.host, pages=4, missing=None, asking=False)
 
         def restore(self, *args: Any, **kwargs: Any) -> Any:
-            return SimpleNamespace(first=0, depths=(), progress=lambda: "waiting", end=lambda: None)
+            waiting = SimpleNamespace(first=0, blocks=4, depths=(), end=lambda: None)
+            waiting.progress = lambda: "waiting"
+            return waiting
 
     engine.half.loads.below.cache = Hanging()
     assert engine.generate(PROMPT).restored_tokens == 0

@@ -19,10 +19,14 @@ from test_counts import counters, hits
 
 
 class Promoting:
-    """A cache that is asked so many times before what it has below is in the host."""
+    """A cache that is asked so many times before what it has below is in the host.
 
-    def __init__(self, cache: Any, answers: int) -> None:
+    loses: once its restore has begun, a lookup finds nothing as long as that is under way.
+    """
+
+    def __init__(self, cache: Any, answers: int, *, loses: bool = False) -> None:
         self._cache, self.left = cache, answers
+        self.loses, self.begun = loses, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -32,9 +36,8 @@ class Promoting:
         hit = self._cache.lookup(*args, **kwargs)
         if not self.left:
             return hit
-        return SimpleNamespace(
-            blocks=hit.blocks, host=0, pages=hit.pages, missing=None, asking=False
-        )
+        blocks = 0 if self.loses and self.begun else hit.blocks
+        return SimpleNamespace(blocks=blocks, host=0, pages=hit.pages, missing=None, asking=False)
 
     def restore(self, *_: Any, first: int = 0, **__: Any) -> Any:
         """Says that it is under way until it has been asked often enough."""
@@ -43,13 +46,16 @@ class Promoting:
             self.left -= 1
             return "waiting"
 
+        self.begun = True
         depths = [("host", 0), ("disk", 4)]
-        return SimpleNamespace(first=first, depths=depths, progress=progress, end=lambda: None)
+        waiting = SimpleNamespace(first=first, blocks=4, depths=depths, end=lambda: None)
+        waiting.progress = progress
+        return waiting
 
 
-def promoting(engine: Engine, answers: int) -> Promoting:
+def promoting(engine: Engine, answers: int, *, loses: bool = False) -> Promoting:
     below = engine.half.loads.below
-    below.cache = Promoting(below.cache, answers)
+    below.cache = Promoting(below.cache, answers, loses=loses)
     return below.cache
 
 
@@ -61,10 +67,13 @@ def stored(engine: Engine) -> list[int]:
     return prompt
 
 
-def test_a_request_waits_without_blocks_then_restores_and_counts_once(start: StartEngine) -> None:
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_request_waits_without_blocks_then_restores_and_counts_once(
+    start: StartEngine, loses: bool
+) -> None:
     engine = start()
     prompt = stored(engine)
-    cache = promoting(engine, answers=6)
+    cache = promoting(engine, answers=6, loses=loses)
     pool = engine.scheduler.kv_cache_manager.block_pool
     result = engine.add(prompt)
     while cache.left:
@@ -110,12 +119,13 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing(start: StartEng
     engine.check_idle()
 
 
+@pytest.mark.parametrize("loses", [False, True])
 def test_a_tier_that_never_answers_costs_a_recompute(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch, loses: bool
 ) -> None:
     engine = start()
     prompt = stored(engine)
-    promoting(engine, answers=1_000_000)
+    promoting(engine, answers=1_000_000, loses=loses)
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(below, "time", clock)

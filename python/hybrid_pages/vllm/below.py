@@ -56,6 +56,10 @@ class Below:
                 missing = (limit - max(hit.blocks, first)) * self.keys.grid.block_tokens
                 if self.asking.waits(tracked, missing if hit.asking else 0):
                     return None
+            if tracked.waits_until != -math.inf and self._is_losing(tracked, hit):
+                if self._may_wait(tracked, queued=False):
+                    return None
+                return self._give_up(tracked, hit)
             depths = hit.blocks, hit.host
             if hit.blocks <= max(hit.host, first) or tracked.not_worth == (first, *depths):
                 break
@@ -78,11 +82,27 @@ class Below:
             elif self._may_wait(tracked, queued=progress == "queued"):
                 return None
             else:
-                self.figures.count("failures", label="promotion")
-                tracked.waits_until = -math.inf
-                break
+                return self._give_up(tracked, hit)
         tracked.drop_restore()
         return hit
+
+    def _give_up(self, tracked: Tracked, hit: Hit) -> Hit:
+        """The request has waited long enough."""
+        self.figures.count("failures", label="promotion")
+        tracked.waits_until = -math.inf
+        tracked.drop_restore()
+        return hit
+
+    @staticmethod
+    def _is_losing(tracked: Tracked, hit: Hit) -> bool:
+        """Whether a part of what is being read was found damaged, and other parts are still read.
+
+        What is computed in their place could not be stored before their reads have ended.
+        """
+        restore = tracked.restore
+        return (
+            restore is not None and hit.blocks < restore.blocks and restore.progress() == "waiting"
+        )
 
     def _may_wait(self, tracked: Tracked, *, queued: bool) -> bool:
         now = time.monotonic()
