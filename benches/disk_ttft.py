@@ -19,7 +19,7 @@ from typing import Any
 from engine_overhead import engine_settings
 from overhead import again
 from overhead.again import Engines, drop_cached
-from overhead.driver import DECODE_TOKENS, Case, Progress, rotated
+from overhead.driver import DECODE_TOKENS, Progress, rotated
 from overhead.report import print_table
 from overhead.samples import COLD, LOCAL, NONE, OURS, paired, spread
 
