@@ -81,7 +81,14 @@ pub(crate) async fn write(
         let mut staged = path.clone().into_os_string();
         staged.push("#1");
         let staged = PathBuf::from(staged);
-        let written = write_parts(&shared, &staged, &head, &parts, stopped);
+        let written = create(&staged).and_then(|file| {
+            let wrong = write_parts(&shared, &file, &head, &parts, stopped)?;
+            if wrong.is_some() {
+                return Ok(wrong);
+            }
+            file.sync_all()?; // A share may say only now that it is full.
+            given_up(&shared, &parts, stopped)
+        });
         let done = match written {
             Ok(None) => fs::rename(&staged, &path).map(|()| None),
             other => other,
@@ -133,7 +140,7 @@ fn read_parts(
 
 fn write_parts(
     shared: &Shared,
-    path: &Path,
+    mut file: &File,
     head: &[u8],
     parts: &[Part],
     stopped: &Stopped,
@@ -141,7 +148,6 @@ fn write_parts(
     let Some(connection) = shared.connection.get() else {
         return Ok(Some(0));
     };
-    let mut file = create(path)?;
     file.write_all(head)?;
     for (at, part) in parts.iter().enumerate() {
         let shard = shared.classes[part.class].shard_bytes;
@@ -157,14 +163,19 @@ fn write_parts(
                     return Ok(Some(at));
                 }
                 let planes = &connection.planes;
-                planes.write(rank, &part.slots, from, length, &file)?;
+                planes.write(rank, &part.slots, from, length, file)?;
             }
             if part.sums.get(rank) != Some(&combine(digests.into_iter(), shard)) {
                 return Ok(Some(at));
             }
         }
     }
-    // What was written is what was hashed where nobody else could write the slots up to now.
+    Ok(None)
+}
+
+/// The first part whose slots are no longer the copy's. Where there is none, what was written is what was hashed: nobody
+/// else could write the slots up to now.
+fn given_up(shared: &Shared, parts: &[Part], stopped: &Stopped) -> io::Result<Option<usize>> {
     let _held = stopped.check()?;
     Ok(parts.iter().position(|part| !shared.has_slots(part.copy)))
 }
@@ -267,8 +278,16 @@ mod tests {
                 reader.read_to_end(&mut bytes).unwrap();
                 bytes
             });
-            let written = write_parts(&shared, &path, &[], &[part], &stopped);
-            (written, reading.join().unwrap())
+            let file = create(&path).unwrap();
+            let parts = [part];
+            let written = write_parts(&shared, &file, &[], &parts, &stopped);
+            drop(file);
+            let bytes = reading.join().unwrap();
+            let written = written.and_then(|wrong| {
+                assert_eq!(wrong, None);
+                given_up(&shared, &parts, &stopped)
+            });
+            (written, bytes)
         })
     }
 
@@ -283,6 +302,25 @@ mod tests {
         assert_eq!(written.unwrap(), Some(0));
         let (written, _) = write_while(|_, stopped| *lock(&stopped.0) = true);
         assert!(written.is_err());
+    }
+
+    #[test]
+    fn a_pack_that_the_file_system_did_not_keep_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let (shared, part) = writing(folder.path());
+        let shared = Arc::new(shared);
+        let path = folder.path().join("pack");
+        // A pipe takes every byte, and refuses to be synced.
+        mkfifoat(CWD, folder.path().join("pack#1"), Mode::RWXU).unwrap();
+        let staged = folder.path().join("pack#1");
+        let reading = std::thread::spawn(move || fs::read(staged).unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let written = runtime.block_on(write(&shared, path.clone(), Vec::new(), vec![part]));
+        assert_eq!(reading.join().unwrap(), vec![1; PIECE]);
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert!(!path.exists());
     }
 
     #[test]
