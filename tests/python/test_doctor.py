@@ -130,6 +130,8 @@ def test_a_good_command_line_has_no_findings(capsys, model):
     [
         (["--no-enable-prefix-caching"], "prefix-caching"),
         (["--enable_prefix_caching=false"], "prefix-caching"),
+        (["--disable-prefix-caching"], "prefix-caching"),
+        (["--enable-prefix-caching", "--disable-prefix-caching"], "prefix-caching"),
         (["--mamba-cache-mode", "none"], "mamba-cache-mode"),
         (["--max-num-batched-tokens=512"], "step-below-block"),
         (["--max-num-batched-tokens", "1k"], "step-below-two-blocks"),
@@ -138,6 +140,10 @@ def test_a_good_command_line_has_no_findings(capsys, model):
         (["-pp", "2"], "pipeline-parallel-size"),
         (["--disable-hybrid-kv-cache-manager"], "disable-hybrid-kv-cache-manager"),
         (["--weight-transfer-config", "{}"], "resets"),
+        (["--weight-transfer-config.backend", "nccl"], "resets"),
+        (["-n", "2"], "nnodes"),
+        (["--kv-offloading-size", "4"], "kv-offloading"),
+        (["--kv-transfer-config.kv_connector_extra_config.host_gb", "8"], "no-connector"),
     ],
 )
 def test_options_that_cost_are_found(capsys, model, words, name):
@@ -160,6 +166,54 @@ def test_options_that_cost_are_found(capsys, model, words, name):
 def test_settings_that_cost_are_found(capsys, model, extra, name):
     words = ["vllm", "serve", model, "--kv-transfer-config", ours(**extra)]
     assert names(examined(capsys, *words)) == [name]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--max-model-len", "auto"],
+        ["--max-model-len", "-1"],
+        ["--disable-prefix-caching", "--enable-prefix-caching"],
+        ["--disable-hybrid-kv-cache-manager", "--enable-hybrid-kv-cache-manager"],
+        ["--prefix-cache-retention-interval", "0"],
+        ["--kv-offloading-size", "None"],
+    ],
+)
+def test_options_that_cost_nothing_are_not_found(capsys, model, words):
+    found = examined(capsys, "vllm", "serve", model, "--kv-transfer-config", ours(), *words)
+    assert found == {"findings": [], "skipped": []}
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "said"),
+    [
+        ({"kv_role": None}, "kv-role", "found none"),
+        ({"kv_role": "both"}, "kv-role", "found 'both'"),
+        ({"kv_connector_extra_config": [1]}, "settings", "expected a JSON object, found [1]"),
+        ({"kv_connector": "hybridpagesconnector"}, "no-connector", "'hybridpagesconnector'"),
+    ],
+)
+def test_a_transfer_configuration_that_vllm_refuses_is_found(capsys, model, values, name, said):
+    config = json.dumps(json.loads(ours()) | values)
+    found = examined(capsys, "vllm", "serve", model, "--kv-transfer-config", config)
+    assert names(found) == [name]
+    assert said in found["findings"][0]["found"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'],
+        ["-sc", '{"num_speculative_tokens": 1}'],
+        ["--speculative-config.num_speculative_tokens", "1"],
+        ["--spec-tokens", "1"],
+    ],
+)
+def test_one_draft_is_found_where_kernels_export_states(capsys, tmp_path, words):
+    (tmp_path / "config.json").write_text(json.dumps(config_of("NemotronHForCausalLM")))
+    command = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours()]
+    assert names(examined(capsys, *command, *words)) == ["one-draft"]
+    assert names(examined(capsys, *command)) == []
 
 
 def test_the_cores_of_an_engine_share_the_machine(capsys, model):
@@ -192,6 +246,7 @@ def test_siblings_end_requests_unless_told_otherwise(capsys, model):
     children = [json.loads(ours()), {"kv_connector": "NixlConnector", "kv_role": "kv_both"}]
     outer = {
         "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
         "kv_connector_extra_config": {"connectors": children},
     }
     words = ["vllm", "serve", model, "--kv-transfer-config"]
@@ -271,8 +326,43 @@ def test_command_lines_are_read_as_vllm_reads_them():
     assert dotted.ours()["kv_connector_extra_config"] == {"host_gb": 8}
     assert dotted.number("max-num-batched-tokens") == 4096
     assert dotted.is_on("enforce-eager") and dotted.is_on("enable-prefix-caching") is None
+    merged = read_command(
+        [
+            "serve",
+            "m",
+            "--kv-transfer-config.a",
+            "1",
+            "--kv-transfer-config.a.b",
+            "x",
+            "-dpl",
+            "2",
+            "--max-num-batched-tokens",
+            "1.5k",
+        ]
+    )
+    assert merged.transfer == {"a": {"b": "x"}}
+    assert merged.number("data-parallel-size-local") == 2
+    assert merged.number("max-num-batched-tokens") == 1500
     module = read_command(["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
     assert module.model == "m"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vllm", "serve", "--trust-remote-code", "m"],
+        ["vllm", "serve", "-O3", "m", "-ep"],
+        ["vllm", "serve", "--enable-prefix-caching", "m", "--block-size", "16"],
+        ["uv", "run", "vllm", "serve", "m"],
+        ["docker", "run", "-e", "A=1", "--ipc=host", "vllm/vllm-openai", "serve", "m"],
+        ["vllm", "serve", "--model", "m", "--served-model-name", "a", "b"],
+        ["m", "--max-model-len", "1k"],
+    ],
+)
+def test_the_model_is_found_among_options(words):
+    command = read_command(words)
+    assert command.model == "m"
+    assert command.environment == ({"A": "1"} if words[0] == "docker" else {})
 
 
 @pytest.mark.parametrize(
@@ -282,6 +372,13 @@ def test_command_lines_are_read_as_vllm_reads_them():
         (["vllm", "serve", "m", "--kv-transfer-config", "{"], "expected JSON"),
         (["vllm", "serve", "m", "--kv-transfer-config", "[1]"], "expected a JSON object"),
         (["vllm", "serve", "m", "--max-model-len", "long"], "--max-model-len: expected a number"),
+        (["vllm", "serve", "m", "--max-model-len", "1e400"], "expected a number, found '1e400'"),
+        (["vllm", "serve", "m", "--max-num-batched-tokens", "1.5K"], "expected a number, found"),
+        (["vllm", "serve", "m", "-tp", "0"], "expected a number from 1 on, found '0'"),
+        (["vllm", "serve", "m", "--prefix-cache-retention-interval", "x"], "expected a number"),
+        (["vllm", "serve", "m", "--kv-transfer-config"], "expected a JSON object, found nothing"),
+        (["vllm", "chat"], "found 'vllm' without `serve`"),
+        (["docker", "run", "vllm/vllm-openai", "--model", "m"], "found 'docker' without `serve`"),
     ],
 )
 def test_a_command_line_that_is_none_is_an_error(capsys, words, reason):

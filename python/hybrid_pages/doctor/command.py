@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hybrid_pages import DiskTree, ForeignError, HybridPagesError
 from hybrid_pages.adapter.disk import require_directory
+from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, require_memory
 from hybrid_pages.adapter.pool import budget_of
 from hybrid_pages.checks.rules import findings
@@ -31,6 +33,7 @@ _REFUSED_SWITCHES = (
     "enable-dbo",
     "use-replayssm",
 )
+_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _FLAG = (
     '--kv-transfer-config \'{"kv_connector":"HybridPagesConnector","kv_role":"kv_both",'
     '"kv_connector_extra_config":{"host_gb":"auto"}}\''
@@ -51,14 +54,27 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
     planned = _planned(command, skipped)
     ours, settings = command.ours(), None
     if ours is None:
-        what = "no --kv-transfer-config" if command.transfer is None else "another connector"
+        what = "no --kv-transfer-config"
+        if command.transfer is not None:
+            name = command.transfer.get("kv_connector")
+            what = f"another connector, {name!r}"
+            if name is None:
+                what = (
+                    "no kv_connector in --kv-transfer-config, whose dotted form replaces its JSON"
+                )
         found.append(
             Finding("no-connector", "hits", f"{what}: hybrid-pages is not used", f"add {_FLAG}")
         )
     else:
-        extra = dict(ours.get("kv_connector_extra_config") or {})
-        cores = _engine_cores(command)
+        found += _roles(command, ours)
+        found += _offloading(command)
+        given, cores = ours.get("kv_connector_extra_config") or {}, _engine_cores(command)
         try:
+            if not isinstance(given, dict):
+                raise SettingsError(
+                    f"kv_connector_extra_config: expected a JSON object, found {given!r}"
+                )
+            extra = dict(given)
             if extra.get("host_gb") == "auto":
                 extra["host_gb"] = budget_of("auto", cores)
             settings = Settings.parse(extra)
@@ -86,7 +102,7 @@ def _refused(command: Command) -> Iterator[Finding]:
             "prefix-caching",
             "start",
             "prefix caching is off, and its hashes name the pages",
-            "drop --no-enable-prefix-caching",
+            "drop --no-enable-prefix-caching or --disable-prefix-caching",
         )
     mode = command.text("mamba-cache-mode", "align")
     if mode != "align":
@@ -98,8 +114,49 @@ def _refused(command: Command) -> Iterator[Finding]:
         )
 
 
+def _roles(command: Command, ours: dict[str, Any]) -> Iterator[Finding]:
+    for it in (command.transfer, ours)[: 1 if command.transfer is ours else 2]:
+        role = (it or {}).get("kv_role")
+        if role not in _ROLES:
+            yield Finding(
+                "kv-role",
+                "start",
+                f"kv_role: expected one of {', '.join(_ROLES)} beside each kv_connector, found "
+                f"{'none' if role is None else repr(role)}",
+                'put "kv_role": "kv_both" beside "kv_connector"',
+            )
+            return
+
+
+def _offloading(command: Command) -> Iterator[Finding]:
+    size = command.text("kv-offloading-size", "None")
+    if size != "None":
+        yield Finding(
+            "kv-offloading",
+            "hits",
+            f"--kv-offloading-size {size} puts a connector of vLLM's own in the place of the one "
+            "that --kv-transfer-config names: hybrid-pages is not used",
+            "drop --kv-offloading-size",
+        )
+
+
 def _engine_cores(command: Command) -> int:
-    return command.number("data-parallel-size-local") or command.number("data-parallel-size") or 1
+    local = command.number("data-parallel-size-local", least=0)
+    return local or command.number("data-parallel-size") or 1
+
+
+def _most_tokens(command: Command) -> int | None:
+    """``--max-model-len``; None where vLLM finds it itself."""
+    if command.text("max-model-len").lower() in ("auto", "-1"):
+        return None
+    return command.number("max-model-len")
+
+
+def _retention(command: Command) -> int | None:
+    name = "prefix-cache-retention-interval"
+    if command.text(name).lower() == "none":
+        return None
+    return command.number(name, 0, least=0)
 
 
 def _planned(command: Command, skipped: list[str]) -> Plan | None:
@@ -120,9 +177,11 @@ def _planned(command: Command, skipped: list[str]) -> Plan | None:
             ranks=choices.ranks,
             block_size=command.number("block-size"),
         )
-    except (ModelError, KeyError) as error:
+    except ModelError as error:
         skipped.append(f"the size of a block: {error}")
-        return None
+    except KeyError as error:
+        skipped.append(f"the size of a block: nothing is known here of the type {error}")
+    return None
 
 
 def _dtype(name: str) -> str:
@@ -204,7 +263,6 @@ def _disk(settings: Settings) -> Iterator[Finding]:
 def _situation(command: Command, planned: Plan | None, settings: Settings | None) -> Situation:
     environment = {**os.environ, **command.environment}
     ours = command.ours() or {}
-    retention = command.options.get("prefix-cache-retention-interval", "0")
     changes = ""
     if "weight-transfer-config" in command.options:
         changes = "--weight-transfer-config"
@@ -217,8 +275,9 @@ def _situation(command: Command, planned: Plan | None, settings: Settings | None
         exports_states=planned is not None and planned.exports,
         host_bytes=None if settings is None else int(settings.host_gb * GIB),
         max_batched_tokens=command.number("max-num-batched-tokens"),
-        max_model_len=command.number("max-model-len"),
-        retention=None if str(retention).lower() == "none" else int(str(retention)),
+        max_model_len=_most_tokens(command),
+        drafts=command.drafts(),
+        retention=_retention(command),
         hash_algorithm=command.text("prefix-caching-hash-algo", "sha256"),
         has_hash_seed=bool(environment.get("PYTHONHASHSEED")),
         has_disk=settings is not None and bool(settings.disk_path),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,64 @@ _SHORT = {
     "-dp": "data-parallel-size",
     "-dcp": "decode-context-parallel-size",
     "-pcp": "prefill-context-parallel-size",
+    "-dpl": "data-parallel-size-local",
+    "-n": "nnodes",
+    "-sc": "speculative-config",
+    "-ep": "enable-expert-parallel",
+    "-dph": "data-parallel-hybrid-lb",
+    "-dpe": "data-parallel-external-lb",
+    "-dpm": "data-parallel-multi-port-external-lb",
 }
+_SWITCHES = {
+    "aggregate-engine-logging",
+    "allow-credentials",
+    "allow-deprecated-quantization",
+    "async-scheduling",
+    "cohere-is-reasoning-model",
+    "cudagraph-metrics",
+    "data-parallel-external-lb",
+    "data-parallel-hybrid-lb",
+    "data-parallel-multi-port-external-lb",
+    "dcp-q-replicate",
+    "enforce-eager",
+    "exclude-tools-when-tool-choice-none",
+    "fail-on-environ-validation",
+    "fully-sharded-loras",
+    "grpc",
+    "headless",
+    "interleave-mm-strings",
+    "jit-monitor-verbose",
+    "kv-cache-metrics",
+    "kv-sharing-fast-prefill",
+    "language-model-only",
+    "log-error-stack",
+    "long-prefill-token-threshold-adaptive",
+    "mm-device-do-normalize",
+    "mm-encoder-only",
+    "monokernel",
+    "numa-bind",
+    "ray-workers-use-nsight",
+    "return-sampling-mask",
+    "return-tokens-as-token-ids",
+    "scheduler-reserve-full-isl",
+    "skip-mm-profiling",
+    "skip-tokenizer-init",
+    "sleep-mode-offload-cudagraph",
+    "specialize-active-lora",
+    "swa-bounded-replay",
+    "tokens-only",
+    "trust-remote-code",
+    "trust-request-chat-template",
+    "trust-request-mm-kwargs",
+    "use-fp64-gumbel",
+    "use-replayssm",
+    "use-tqdm-on-load",
+}
+"""Options that take no word, beside those that begin with ``enable-``, ``disable-`` and ``no-``."""
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NO_SERVER = {"docker", "podman", "nerdctl", "vllm"}
+"""What a command begins with that names its server with ``serve``, or not at all."""
 _CONNECTOR = "HybridPagesConnector"
 
 
@@ -31,35 +89,50 @@ class Command:
     environment: dict[str, str]
     transfer: dict[str, Any] | None
     """``--kv-transfer-config``."""
+    speculative: dict[str, Any] = field(default_factory=dict)
+    """``--speculative-config``."""
 
     def text(self, name: str, default: str = "") -> str:
         """An option as it stands there."""
         found = self.options.get(name, default)
         return found if isinstance(found, str) else default
 
-    def number(self, name: str, default: int | None = None) -> int | None:
+    def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         """A number of tokens or ranks; ``1k`` and ``1K`` as vLLM reads them.
 
         Raises:
-            WrongArgument: it is none.
+            WrongArgument: it is none, or less than ``least``.
         """
         found = self.options.get(name)
         if found is None:
             return default
         text = str(found)
-        scales = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
-        scale = scales.get(text[-1:], 1)
-        try:
-            return int(float(text[:-1] if scale > 1 else text) * scale)
-        except ValueError:
-            raise WrongArgument(f"--{name}: expected a number, found {text!r}") from None
+        match = re.fullmatch(r"(-?\d{1,18})([KMGT]?)|(\d{1,18}(?:\.\d{1,18})?)([kmgt])", text)
+        if match is None:
+            raise WrongArgument(f"--{name}: expected a number, found {text!r}")
+        if match[4]:
+            value = int(float(match[3]) * _SCALES[match[4]])
+        else:
+            value = int(match[1]) * _BINARY.get(match[2], 1)
+        if value < least:
+            raise WrongArgument(f"--{name}: expected a number from {least} on, found {text!r}")
+        return value
 
     def is_on(self, name: str) -> bool | None:
         """A switch; None if nobody said it."""
-        if f"no-{name}" in self.options:
-            return False
+        name, means = _switch(name)
         found = self.options.get(name)
-        return None if found is None else str(found).lower() not in ("false", "0")
+        return None if found is None else (str(found).lower() not in ("false", "0")) == means
+
+    def drafts(self) -> int:
+        """Tokens that each step guesses, at most; 0 for none, or where nothing says it.
+
+        Raises:
+            WrongArgument: a --speculative-config that is no JSON object.
+        """
+        given = self.number("spec-tokens", 0)
+        found = self.speculative.get("num_speculative_tokens", given)
+        return found if isinstance(found, int) else 0
 
     def connectors(self) -> list[dict[str, Any]]:
         """The outermost connector, or the children of a MultiConnector."""
@@ -82,41 +155,95 @@ def read_command(words: Sequence[str]) -> Command:
     Options of a ``--config`` file count as if they stood first, as in vLLM.
 
     Raises:
-        WrongArgument: a --kv-transfer-config that is no JSON object, a --config file that can't be
-            read, or no command at all.
+        WrongArgument: a --kv-transfer-config or a --speculative-config that is no JSON object, a
+            --config file that can't be read, or no command at all.
     """
-    rest, environment = list(words), {}
-    if rest[:1] == ["env"]:
-        rest.pop(0)
-    while rest and "=" in rest[0] and not rest[0].startswith("-"):
-        name, _, value = rest.pop(0).partition("=")
-        environment[name] = value
-    if "serve" in rest:
-        rest = rest[rest.index("serve") + 1 :]
-    elif rest[:1] and not rest[0].startswith("-") and "-m" in rest:
-        rest = rest[rest.index("-m") + 2 :]
+    head, rest = _parted(list(words))
+    environment = dict(
+        (name, value) for name, equals, value in (word.partition("=") for word in head) if equals
+    )
     if not rest:
         raise WrongArgument("expected a command such as `vllm serve MODEL ...`, found none")
-    model, options = None, dict[str, str | bool]()
-    nested: dict[str, Any] = {}
-    rest = _configured(rest) + rest
+    if Path(rest[0]).name in _NO_SERVER:
+        raise WrongArgument(
+            f"expected a command such as `vllm serve MODEL ...`, found {rest[0]!r} without "
+            "`serve`: for an image that starts the server by itself, say `vllm serve` instead of "
+            "everything up to the image's name"
+        )
+    options = dict[str, str | bool]()
+    nested: dict[str, dict[str, Any]] = {}
+    _read(_configured(rest), options, nested)
+    configured = options.pop("model", None)
+    named = _read(rest, options, nested)
+    model = options.get("model") or named or configured
+    return Command(
+        model if isinstance(model, str) else None,
+        options,
+        environment,
+        _object("kv-transfer-config", options, nested),
+        _object("speculative-config", options, nested) or {},
+    )
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the server's arguments, with variables for it, and these."""
+    start = 0
+    if "serve" in words:
+        start = words.index("serve") + 1
+    elif words[:1] and not words[0].startswith("-") and "-m" in words:
+        start = words.index("-m") + 2
+    else:
+        while start < len(words) and (_is_variable(words[start]) or words[start] == "env"):
+            start += 1
+    return [word for word in words[:start] if _is_variable(word)], words[start:]
+
+
+def _is_variable(word: str) -> bool:
+    return re.match(r"[A-Za-z_]\w*=", word) is not None
+
+
+def _read(
+    words: Sequence[str], options: dict[str, str | bool], nested: dict[str, dict[str, Any]]
+) -> str | None:
+    """Adds what stands there; the last one counts. Returns the first word of no option."""
+    rest, first = list(words), None
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            model = model or word
+            first = first or word
+            continue
+        if re.match(r"-O.", word):  # -O3
             continue
         name, equals, value = word.partition("=")
-        name = _SHORT.get(name, name.lstrip("-").replace("_", "-"))
+        option, *path = _SHORT.get(name, name.lstrip("-")).split(".")
+        option = option.replace("_", "-")
         given: str | bool = value if equals else True
-        if not equals and rest and not (rest[0].startswith("-") and not _is_number(rest[0])):
+        follows = rest and not (rest[0].startswith("-") and not _is_number(rest[0]))
+        if not equals and follows and (path or not _is_switch(option)):
             given = rest.pop(0)
-        if name.startswith("kv-transfer-config."):
-            _put(nested, word.partition("=")[0].lstrip("-").split(".")[1:], given)
+        if path:
+            options.setdefault(option, True)
+            _put(nested.setdefault(option, {}), path, given)
+        elif _is_switch(option):
+            option, means = _switch(option)
+            options[option] = (str(given).lower() not in ("false", "0")) == means
         else:
-            options[name] = given
-    if model is None and isinstance(options.get("model"), str):
-        model = str(options["model"])
-    return Command(model, options, environment, _transfer(options, nested))
+            options[option] = given
+    return first
+
+
+def _is_switch(option: str) -> bool:
+    return option in _SWITCHES or option.startswith(("enable-", "disable-", "no-"))
+
+
+def _switch(option: str) -> tuple[str, bool]:
+    """The name that a switch and its opposites have here, and which of both is meant."""
+    means = True
+    if option.startswith("no-"):
+        option, means = option.removeprefix("no-"), False
+    if option.startswith("disable-"):
+        option, means = f"enable-{option.removeprefix('disable-')}", not means
+    return option, means
 
 
 def _configured(words: Sequence[str]) -> list[str]:
@@ -155,24 +282,33 @@ def _is_number(word: str) -> bool:
 
 def _put(values: dict[str, Any], path: Sequence[str], given: str | bool) -> None:
     for step in path[:-1]:
-        values = values.setdefault(step, {})
+        inner = values.get(step)
+        if not isinstance(inner, dict):
+            inner = values[step] = {}
+        values = inner
     try:
         values[path[-1]] = json.loads(given) if isinstance(given, str) else given
     except ValueError:
         values[path[-1]] = given
 
 
-def _transfer(options: dict[str, str | bool], nested: dict[str, Any]) -> dict[str, Any] | None:
-    found = options.get("kv-transfer-config")
+def _object(
+    name: str, options: dict[str, str | bool], nested: dict[str, dict[str, Any]]
+) -> dict[str, Any] | None:
+    """An option in JSON. Its dotted form replaces all that stands elsewhere, as in vLLM."""
+    if name in nested:
+        return nested[name]
+    found = options.get(name)
     if found is None:
-        return nested or None
+        return None
     try:
         values = json.loads(found) if isinstance(found, str) else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongArgument(
-            f"--kv-transfer-config: expected JSON, found {found!r} ({error}): put it into single "
-            "quotes"
+            f"--{name}: expected JSON, found {found!r} ({error}): put it into single quotes"
         ) from None
     if not isinstance(values, dict):
-        raise WrongArgument(f"--kv-transfer-config: expected a JSON object, found {found!r}")
-    return {**values, **nested}
+        raise WrongArgument(
+            f"--{name}: expected a JSON object, found {'nothing' if found is True else repr(found)}"
+        )
+    return values

@@ -161,6 +161,9 @@ _BY_TYPE = {
 """For files that name no architecture."""
 
 
+_MOST_LAYERS = 10_000
+
+
 def layers_of(config: Config, choices: Choices) -> list[Layer]:
     """What each layer keeps on one rank, in the model's order.
 
@@ -179,4 +182,8 @@ def layers_of(config: Config, choices: Choices) -> list[Layer]:
             f"{', '.join(sorted(READERS))}. Sizes of another one are in the line that vLLM logs at "
             "start with the connector"
         )
-    return reader(config.over(DEFAULTS.get(name, {})), choices)
+    config = config.over(DEFAULTS.get(name, {}))
+    count = config.get("num_hidden_layers")
+    if isinstance(count, int) and count > _MOST_LAYERS:
+        raise config.error(f"num_hidden_layers: expected at most {_MOST_LAYERS}, found {count}")
+    return reader(config, choices)
