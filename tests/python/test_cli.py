@@ -35,6 +35,13 @@ def test_every_command_explains_itself_and_has_json(capsys, command):
     assert f"hybrid-pages {' '.join(command)}" in printed
 
 
+def test_the_package_runs_as_a_module():
+    words = [sys.executable, "-m", "hybrid_pages", "plan", "/nonexistent"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "hybrid-pages plan: /nonexistent: expected a model's folder" in done.stderr
+
+
 def test_no_command_is_left_out(capsys):
     assert cli.main(["--help"]) == 0
     printed = capsys.readouterr().out

@@ -104,6 +104,49 @@ def test_a_checkpoint_that_says_how_its_cache_is_quantised_is_believed():
             )
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_scheme_of_llm_compressor_for_the_cache_is_fp8(nested):
+    scheme = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
+    given = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    plain = {"quant_method": "compressed-tensors", "kv_cache_scheme": None}
+
+    def config(quantised):
+        if nested:
+            text = QWEN36_27B["text_config"] | {"quantization_config": quantised}
+            return QWEN36_27B | {"text_config": text}
+        return QWEN36_27B | {"quantization_config": quantised}
+
+    fp8 = planned(QWEN36_27B, kv_dtype="fp8")
+    assert planned(config(given)) == fp8
+    assert planned(config(given), kv_dtype="bfloat16") == planned(QWEN36_27B)
+    assert planned(config(plain)) == planned(QWEN36_27B)
+    # vLLM asks for no such scheme where latents are kept.
+    latent = config_of("DeepseekV3ForCausalLM")
+    assert planned(latent | {"quantization_config": given}) == planned(latent)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "value"),
+    [
+        ("Qwen3NextForCausalLM", "head_dim", "x"),
+        ("Qwen3NextForCausalLM", "head_dim", -1),
+        ("Qwen3NextForCausalLM", "head_dim", 1.5),
+        ("Qwen3NextForCausalLM", "dtype", ["bfloat16"]),
+        ("Qwen3NextForCausalLM", "num_hidden_layers", 1 << 31),
+        ("Qwen3_5ForCausalLM", "mamba_ssm_dtype", {}),
+        ("KimiLinearForCausalLM", "qk_rope_head_dim", "x"),
+        ("FalconH1ForCausalLM", "mamba_d_ssm", []),
+        ("JambaForCausalLM", "attn_layer_offset", "2"),
+        ("NemotronHForCausalLM", "sliding_window", "x"),
+        ("Gemma3nForCausalLM", "num_kv_shared_layers", 1.5),
+    ],
+)
+def test_a_value_that_is_none_of_its_kind_is_named(architecture, field, value):
+    named = "type of the recurrent states" if field == "mamba_ssm_dtype" else field
+    with pytest.raises(ModelError, match=f"config.json .*{architecture}.*: {named}: expected"):
+        planned(config_of(architecture) | {field: value})
+
+
 def test_windows_keep_only_what_they_see():
     found = planned(config_of("Gemma3ForCausalLM"))
     short, long = found.kept_bytes(512), found.kept_bytes(1 << 16)

@@ -36,7 +36,7 @@ def full(
     if heads is None:
         heads = config.number("num_key_value_heads", config.number("num_attention_heads"))
     if width == _HEAD_DIM:
-        width = config.get("head_dim")
+        width = config.amount("head_dim", least=1)
     if width is None:
         width = config.number("hidden_size") // config.number("num_attention_heads")
     ranks = choices.ranks
@@ -59,11 +59,11 @@ def latent(config: Config, choices: Choices) -> Attention:
     Raises:
         ModelError: a value is missing.
     """
-    rope = config.get("qk_rope_head_dim", 0)
+    rope = config.amount("qk_rope_head_dim", 0)
     return Attention(
         heads=1,
         elements=config.number("kv_lora_rank") + rope,
-        element_bytes=choices.kv_bytes(config),
+        element_bytes=choices.kv_bytes(config, latent=True),
         latent=True,
     )
 
@@ -120,7 +120,7 @@ def _windows(
             return [wide] * count
         window = config.number("sliding_window")
         narrow = full(config, choices, width=width, window=window + more)
-        shared = config.get("num_kv_shared_layers", 0)
+        shared = config.amount("num_kv_shared_layers", 0)
         return [narrow if kind == _SLIDING else wide for kind in kinds[: count - shared]]
 
     return read
@@ -150,7 +150,7 @@ def _gemma4(config: Config, choices: Choices) -> list[Layer]:
     if config.get("attention_k_eq_v", False) and config.get("num_global_key_value_heads"):
         wide["num_key_value_heads"] = config.number("num_global_key_value_heads")
     found: list[Layer] = []
-    for layer, kind in enumerate(kinds[: count - config.get("num_kv_shared_layers", 0)]):
+    for layer, kind in enumerate(kinds[: count - config.amount("num_kv_shared_layers", 0)]):
         by_kind = wide if kind == _FULL else {}
         here = by_kind if own is None else own.get(str(layer), {})
         found.append(

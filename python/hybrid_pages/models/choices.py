@@ -36,18 +36,19 @@ class Choices:
         """
         return config.dtype() if self.dtype == "auto" else self.dtype
 
-    def kv_bytes(self, config: Config) -> int:
+    def kv_bytes(self, config: Config, *, latent: bool = False) -> int:
         """Bytes of an element of a page.
 
         ``auto`` is the model's type, or what a ModelOpt checkpoint asks for
-        (``vllm/utils/torch_utils.py: resolve_kv_cache_dtype_string``).
+        (``vllm/utils/torch_utils.py: resolve_kv_cache_dtype_string``), or fp8 where a checkpoint of
+        llm-compressor has a scheme for it (``layers/attention/attention.py``; not for latents).
 
         Raises:
             ModelError: a checkpoint that asks for a format that is not known here.
         """
         found = self.kv_dtype
         if found == "auto":
-            found = _quantised(config) or self.model_dtype(config)
+            found = _quantised(config, latent) or self.model_dtype(config)
         return KV_DTYPES.get(found) or TYPE_BYTES[found]
 
     def conv_bytes(self, config: Config) -> int:
@@ -68,17 +69,19 @@ class Choices:
         found = auto if self.ssm_dtype == "auto" else self.ssm_dtype
         if found is None:
             return self.conv_bytes(config)
-        if found not in TYPE_BYTES:
+        if not isinstance(found, str) or found not in TYPE_BYTES:
             raise config.error(
                 f"type of the recurrent states: expected {', '.join(TYPE_BYTES)}, found {found!r}"
             )
         return TYPE_BYTES[found]
 
 
-def _quantised(config: Config) -> str | None:
-    quantised = config.outer.get("quantization_config")
+def _quantised(config: Config, latent: bool) -> str | None:
+    quantised = config.outer.get("quantization_config") or config.get("quantization_config")
     if not isinstance(quantised, dict):
         return None
+    if quantised.get("quant_method") == "compressed-tensors":
+        return "fp8" if quantised.get("kv_cache_scheme") and not latent else None
     if not str(quantised.get("quant_method", "")).startswith("modelopt"):
         return None
     inner = quantised.get("quantization", quantised)

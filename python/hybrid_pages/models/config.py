@@ -135,6 +135,19 @@ class Config:
             raise self.error(f"{field}: expected a positive integer, found {found!r}")
         return found
 
+    def amount(self, field: str, default: Any = None, least: int = 0) -> Any:
+        """An integer that may be left out: the default where it is missing or null.
+
+        Raises:
+            ModelError: it is none, or less than ``least``.
+        """
+        found = self.get(field)
+        if found is None:
+            return default
+        if type(found) is not int or not least <= found < 1 << 32:
+            raise self.error(f"{field}: expected an integer from {least} on, found {found!r}")
+        return found
+
     def text(self, field: str, default: str) -> str:
         """A string.
 
@@ -192,9 +205,9 @@ class Config:
             raise self.error(
                 "found no dtype, and vLLM would look at the weights: say it with --dtype"
             )
-        if found not in TYPE_BYTES:
+        if not isinstance(found, str) or found not in TYPE_BYTES:
             raise self.error(f"dtype: expected {', '.join(TYPE_BYTES)}, found {found!r}")
-        return "bfloat16" if found == "float32" else str(found)
+        return "bfloat16" if found == "float32" else found
 
     def error(self, found: str) -> ModelError:
         """An error with the file and the family before it."""

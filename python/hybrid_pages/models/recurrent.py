@@ -216,7 +216,7 @@ def _falcon_h1(config: Config, choices: Choices) -> list[Layer]:
     return mixed(
         config,
         ["hybrid"] * config.number("num_hidden_layers"),
-        lambda: _mamba2(config, choices, inner=config.get("mamba_d_ssm")),
+        lambda: _mamba2(config, choices, inner=config.amount("mamba_d_ssm", least=1)),
         lambda: full(config, choices),
     )
 
@@ -297,13 +297,13 @@ def _nemotron(config: Config, choices: Choices, auto: str | None) -> list[Layer]
             conv_bytes=choices.conv_bytes(config),
             state_bytes=choices.state_bytes(config, auto),
         ),
-        lambda: full(config, choices, window=config.get("sliding_window")),
+        lambda: full(config, choices, window=config.amount("sliding_window", least=1)),
     )
 
 
 def _jamba(config: Config, choices: Choices) -> list[Layer]:
     """``jamba.py``: Mamba-1 with full attention."""
-    period, offset = config.number("attn_layer_period"), config.get("attn_layer_offset")
+    period, offset = config.number("attn_layer_period"), config.amount("attn_layer_offset")
     return mixed(
         config,
         [
