@@ -110,7 +110,14 @@ def scrape(url: str) -> Samples:
     Raises:
         ScrapeError: it can't be reached, or serves none.
     """
-    return parse(get(f"{base_of(url)}/metrics"))
+    address = f"{base_of(url)}/metrics"
+    samples = parse(get(address))
+    if not samples.by_name:
+        raise ScrapeError(
+            f"{address}: expected metrics, found a text without any: name the address that "
+            "`vllm serve` listens on"
+        )
+    return samples
 
 
 def version_of(url: str) -> str | None:
@@ -133,10 +140,14 @@ def get(address: str) -> str:
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as reply:
             body: bytes = reply.read(_MOST_BYTES)
+            if len(body) < _MOST_BYTES and reply.length:
+                raise ScrapeError(f"it ends {reply.length} bytes early")
     except urllib.error.HTTPError as error:
+        fix = "name the address that `vllm serve` listens on"
+        if error.code in (401, 403, 407):
+            fix += " itself, whose metrics need no key"
         raise ScrapeError(
-            f"{address}: expected metrics, found status {error.code}: name the address that "
-            "`vllm serve` listens on"
+            f"{address}: expected metrics, found status {error.code}: {fix}"
         ) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error

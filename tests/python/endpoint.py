@@ -33,12 +33,14 @@ vllm:request_prompt_tokens_bucket{le="+Inf"} 10
 
 
 class Pages(BaseHTTPRequestHandler):
-    text, version = "", "0.33.0"
+    text, version, missing = "", "0.33.0", 0
 
     def do_GET(self) -> None:
         known = {"/metrics": self.text, "/version": json.dumps({"version": self.version})}
         body = known.get(self.path, "").encode()
         self.send_response(200 if body else 404)
+        if self.missing:
+            self.send_header("Content-Length", str(len(body) + self.missing))
         self.end_headers()
         self.wfile.write(body)
 
@@ -56,8 +58,8 @@ def server() -> Iterator[Any]:
     http = HTTPServer(("127.0.0.1", 0), Mine)
     Thread(target=http.serve_forever, daemon=True).start()
 
-    def serve(text: str, version: str = "0.33.0") -> str:
-        Mine.text, Mine.version = text, version
+    def serve(text: str, version: str = "0.33.0", missing: int = 0) -> str:
+        Mine.text, Mine.version, Mine.missing = text, version, missing
         return f"http://127.0.0.1:{http.server_port}"
 
     yield serve

@@ -505,6 +505,14 @@ def test_an_engine_without_the_connector_is_found(capsys, server):
     assert of_engine(capsys, server(text)) == ["no-connector"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [('le="500"', 'le="x"'), ("784", "9" * 5000), ("784", "\N{SUPERSCRIPT TWO}")]
+)
+def test_labels_that_are_no_numbers_are_left_out(capsys, server, old, new):
+    assert cli.main(["doctor", "--url", server(GOOD.replace(old, new))]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+
+
 def test_an_engine_of_another_version_is_found(capsys, server):
     assert of_engine(capsys, server(GOOD, "0.34.1")) == ["version"]
 

@@ -149,6 +149,23 @@ def test_an_endpoint_that_does_not_answer_is_an_error(capsys):
     assert "start the engine, or name the address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["top", "--once"], ["doctor"]])
+@pytest.mark.parametrize(
+    ("text", "missing", "reason"),
+    [
+        ("<html><body>Welcome</body></html>", 0, "expected metrics, found a text without any"),
+        (GOOD, 1000, "ends 1000 bytes early"),
+    ],
+)
+def test_what_is_no_metrics_or_not_all_of_them_is_an_error(
+    capsys, server, command, text, missing, reason
+):
+    assert cli.main([*command, "--url", server(text, missing=missing)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert reason in printed.err
+
+
 def test_each_interval_is_an_object(server):
     words = ["top", "--json", "--interval", "0.1", "--url", server(GOOD)]
     with subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from hybrid_pages.checks.rules import findings
@@ -41,7 +42,7 @@ def _info(samples: Samples) -> Mapping[str, str]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _situation(samples: Samples) -> Situation:
@@ -265,7 +266,10 @@ def _prompts(samples: Samples) -> Iterator[Finding]:
     n = _number(_info(samples).get("block_size"))
     buckets: dict[float, float] = {}
     for sample in samples.all("vllm:request_prompt_tokens_bucket"):
-        edge = float(sample.labels.get("le", "inf").replace("+Inf", "inf"))
+        try:
+            edge = float(sample.labels["le"])
+        except (KeyError, ValueError):
+            continue
         buckets[edge] = buckets.get(edge, 0.0) + sample.value
     total = buckets.get(float("inf"), 0.0)
     if not n or not total:
