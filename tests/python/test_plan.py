@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hybrid_pages import cli
+from hybrid_pages.plan.report import show
 from model_configs import QWEN35_08B, QWEN36_27B, config_of
 
 GIB = 1 << 30
@@ -68,6 +71,20 @@ def test_budgets_hold_what_fits(capsys, model):
     }
 
 
+def test_settings_are_whole_on_a_narrow_terminal(capsys, model):
+    found = planned(capsys, model(QWEN36_27B))
+    console = Console(width=40, file=io.StringIO())
+    show(found, console)
+    shown = "".join(line[:13].strip() for line in console.file.getvalue().splitlines())
+    assert "--max-num-batched-tokens" in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in console.file.getvalue()
+
+
+def test_a_step_may_be_short_where_there_are_no_states(capsys, model):
+    found = planned(capsys, model(config_of("LlamaForCausalLM")))
+    assert not any("max-num-batched" in row["setting"] for row in found["settings"])
+
+
 def test_restoring_pays_from_some_length_on(capsys, model):
     words = [model(QWEN36_27B), "--active-params", "27", "--tflops", "400"]
     assert planned(capsys, *words)["break_even"] is None
@@ -121,6 +138,7 @@ def test_a_picture_is_drawn(capsys, model, tmp_path, suffix):
         ({"architectures": ["MambaForCausalLM"]}, [], "without prefix caching"),
         ({"architectures": ["NewForCausalLM"]}, [], "expected a model class that is known here"),
         ({}, [], "expected a model class that is known here, found none"),
+        ({"model_type": ["x"]}, [], "(['x']): model_type: expected a string"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(capsys, model, config, words, reason):

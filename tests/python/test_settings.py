@@ -56,6 +56,9 @@ def test_every_setting_is_taken() -> None:
     ("given", "said"),
     [
         ({"hostgb": 4}, "unknown key 'hostgb': did you mean 'host_gb'?"),
+        ({"HOST_GB": 4}, "unknown key 'HOST_GB': did you mean 'host_gb'?"),
+        ({"checkpoint_mode": "ALL"}, "found 'ALL' (did you mean 'all'?)"),
+        ({"host_gb": 10**400}, "host_gb: expected a number of usual size"),
         (
             {"zzz": 4},
             "unknown key 'zzz': valid keys are checkpoint_interval, checkpoint_mode, checksum",

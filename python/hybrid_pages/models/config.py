@@ -111,7 +111,7 @@ class Config:
     @property
     def name(self) -> str:
         """What the file calls the model: its architecture, or else its type."""
-        return self.architecture or self.text("model_type", "unnamed")
+        return self.architecture or str(self.get("model_type", "unnamed"))
 
     @property
     def architecture(self) -> str | None:

@@ -144,12 +144,14 @@ def _settings(
     def row(setting: str, why: str, cost: str) -> None:
         rows.append({"setting": setting, "why": why, "cost": cost})
 
-    row(
-        f"--max-num-batched-tokens {2 * n - 1} or more",
-        "2N-1: a prefill still gets a whole block beside N-1 other tokens; with less it waits, or "
-        "states are made at fewer boundaries",
-        "longer steps, and activations for as many tokens; vLLM's default may be larger already",
-    )
+    if found.checkpoint_bytes:
+        row(
+            f"--max-num-batched-tokens {2 * n - 1} or more",
+            "2N-1: a prefill still gets a whole block beside N-1 other tokens; with less it waits, "
+            "or states are made at fewer boundaries",
+            "longer steps, and activations for as many tokens; vLLM's default may be larger "
+            "already",
+        )
     host = 4.0 if args.host_gb is None else args.host_gb
     row(
         f'"host_gb": {host:g}',

@@ -50,7 +50,11 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for at, column in enumerate(columns):
         left = column.startswith("<")
-        table.add_column(column.removeprefix("<"), justify="left" if left or not at else "right")
+        table.add_column(
+            column.removeprefix("<"),
+            justify="left" if left or not at else "right",
+            overflow="fold",
+        )
     return table
 
 

@@ -175,7 +175,7 @@ class Settings:
         known = {field.name for field in fields(cls)}
         for key in extra_config:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+                near = difflib.get_close_matches(str(key).lower(), known, n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise SettingsError(
                     f"kv_connector_extra_config has the unknown key {key!r}: {hint}"
@@ -224,7 +224,7 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     if choices:
         if value in choices and isinstance(value, str):
             return value
-        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.5)
         suggestion = f" (did you mean {near[0]!r}?)" if near else ""
         raise SettingsError(
             f"{name}: expected one of {', '.join(map(repr, choices))}, found {value!r}{suggestion}"
@@ -234,4 +234,7 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
         raise SettingsError(
             f"{name}: expected {hint.__name__}, found {value!r} of type {type(value).__name__}"
         )
-    return hint(value)
+    try:
+        return hint(value)
+    except OverflowError:
+        raise SettingsError(f"{name}: expected a number of usual size, found {value!r}") from None
