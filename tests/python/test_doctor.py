@@ -177,6 +177,7 @@ def test_settings_that_cost_are_found(capsys, model, extra, name):
         ["--disable-hybrid-kv-cache-manager", "--enable-hybrid-kv-cache-manager"],
         ["--prefix-cache-retention-interval", "0"],
         ["--kv-offloading-size", "None"],
+        ["--block-size", "None"],
     ],
 )
 def test_options_that_cost_nothing_are_not_found(capsys, model, words):

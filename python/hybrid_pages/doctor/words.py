@@ -104,7 +104,7 @@ class Command:
             WrongArgument: it is none, or less than ``least``.
         """
         found = self.options.get(name)
-        if found is None:
+        if found in (None, "", "None"):
             return default
         text = str(found)
         match = re.fullmatch(r"(-?\d{1,18})([KMGT]?)|(\d{1,18}(?:\.\d{1,18})?)([kmgt])", text)
