@@ -18,10 +18,11 @@ def servers(request, tmp_path_factory):
     model = tiny.save(request.param, folder / "model", tiny.THINKING)
     with (
         serving(model, folder / "stock.log", ours=False) as stock,
-        serving(model, folder / "ours.log", ours=True) as ours,
+        serving(model, folder / "ours.log", "--host-gb", "0.5", ours=True) as ours,
     ):
         yield stock, ours
         assert "could not" not in ours.logged()
+        assert "mlx-lm's own cache" not in ours.logged()
 
 
 @pytest.mark.parametrize("case", cases.CASES)
@@ -37,8 +38,8 @@ def test_forks_inside_a_message_are_reused(servers):
     """What mlx-lm's server computes again each time."""
     stock, ours = servers
     assert not any(reused for _, reused, _ in cases.document_and_questions(stock, document=250))
-    found = cases.document_and_questions(ours, document=250)
-    assert all(reused >= 224 for _, reused, _ in found[1:])
+    found = [reused for _, reused, _ in cases.document_and_questions(ours, document=250)]
+    assert min(found[1:]) >= 224, found
 
 
 def test_concurrent_requests(servers):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hybrid_pages._core import Cache, Geometry, LeaseEntry, ReadLease, Restore, TransferError
+
+_log = logging.getLogger(__name__)
 
 Checksums = list[list[int]]
 """Of each entry, in the lease's order, the checksum of each rank's shard."""
@@ -129,7 +132,8 @@ class Entries:
 
         try:
             copy(waves(), reach.blocks)
-        except TransferError:
+        except TransferError as error:
+            _log.warning("could not restore a prompt, which is computed instead: %s", error)
             self.moved.failed_loads += 1
             if copying is not None:
                 self.cache.invalidate(copying)
