@@ -47,9 +47,15 @@ class Probe:
         scheduler.update_from_output = self._timed_update(scheduler.update_from_output)
         if scheduler.connector is not None:
             self._wrap_connector(scheduler.connector)
-            from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            self._wrap_worker(get_kv_transfer_group())
+    def watch_worker(self) -> None:
+        """Times the worker half of this process, too, if there is a connector."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        if has_kv_transfer_group():
+            connector = get_kv_transfer_group()
+            for name in _methods(connector):
+                setattr(connector, name, self._timed_worker_call(name, getattr(connector, name)))
 
     def reset(self) -> None:
         self.steps, self.connector_s = [], 0.0
@@ -83,10 +89,6 @@ class Probe:
     def _wrap_connector(self, connector: Any) -> None:
         for name in _methods(connector):
             setattr(connector, name, self._timed_call(name, getattr(connector, name)))
-
-    def _wrap_worker(self, connector: Any) -> None:
-        for name in _methods(connector):
-            setattr(connector, name, self._timed_worker_call(name, getattr(connector, name)))
 
     def _timed_worker_call(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
@@ -151,6 +153,7 @@ class Engine:
         core = self._engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self._probe = Probe(core.scheduler)
+        self._probe.watch_worker()
         self._requests = 0
 
     def describe(self) -> dict[str, Any]:
