@@ -447,6 +447,10 @@ bench: ## Measure the Rust core (criterion)
 bench-engine: $(STAMPS)/package ## Measure scheduler time and time to first token against vLLM's own offloading
 	@$(BIN)/python benches/engine_overhead.py $(BENCH_ARGS)
 
+.PHONY: bench-scheduler
+bench-scheduler: $(STAMPS)/package ## Measure what a connector costs vLLM's scheduler, step by step, without a model
+	@$(BIN)/python benches/scheduler_steps.py $(BENCH_ARGS)
+
 .PHONY: bench-disk
 bench-disk: $(STAMPS)/package ## Measure time to first token from disk against vLLM's own fs tier
 	@$(BIN)/python benches/disk_ttft.py $(BENCH_ARGS)
