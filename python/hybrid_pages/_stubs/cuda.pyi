@@ -104,8 +104,9 @@ class CudaEngine(_Engine):
     transfers in flight fail and later ones raise.
 
     Raises CudaError without driver or device, or if the driver fails; ForeignError if the arena
-    belongs to another geometry; InvalidArgumentError and GeometryError for arguments, layers that
-    do not fit and memory that is not the device's.
+    belongs to another geometry; ArenaError if the system has no memory for its slots;
+    InvalidArgumentError and GeometryError for arguments, layers that do not fit and memory that is
+    not the device's.
     """
 
     def __new__(

@@ -6,11 +6,14 @@ mod mock_cuda;
 #[path = "../shared/transfer_support.rs"]
 mod transfer_support;
 
+use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Arc;
 
 use cuda_support::{Bench, Plain, Store, WAYS, Way, options, until};
+use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::SlotId;
-use hybrid_pages_cuda::engine::Options;
+use hybrid_pages::transfer::{Region, SlotMemory};
+use hybrid_pages_cuda::engine::{CudaEngine, Options};
 use hybrid_pages_cuda::{Pinning, driver};
 use mock_cuda::{Mock, Mode};
 use transfer_support::entry;
@@ -163,6 +166,55 @@ fn where_nothing_can_be_pinned_all_is_pageable() {
         assert_eq!(mock.count("registrations"), 0);
     }
     assert_eq!(mock.count("violations"), 0);
+}
+
+/// Slots that the system has no memory for: behind the end of their file.
+fn without_memory(geometry: &Geometry, slots: usize) -> SlotMemory {
+    unsafe extern "C" {
+        fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
+        fn mmap(at: *mut u8, bytes: usize, may: c_int, flags: c_int, file: c_int, from: i64)
+        -> *mut u8;
+    }
+    const READ_WRITE: c_int = 1 | 2;
+    const SHARED: c_int = 1;
+    let nbytes = slots * Plain::SLOT_BYTES;
+    // SAFETY: a new mapping, which stays for ever.
+    let region = unsafe {
+        let file = memfd_create(c"empty".as_ptr(), 0);
+        let first = mmap(std::ptr::null_mut(), nbytes, READ_WRITE, SHARED, file, 0);
+        Region::new(first, nbytes).unwrap()
+    };
+    SlotMemory::new(
+        region,
+        Plain::SLOT_BYTES,
+        slots,
+        *geometry.fingerprint(),
+        Arc::new(()),
+    )
+    .unwrap()
+}
+
+#[test]
+fn slots_without_memory_are_never_touched() {
+    let mock = Mock::new();
+    let bench = Bench::new(&mock);
+    let memory = without_memory(&bench.geometry, 24);
+    let pinning = Pinning::new(memory.clone(), 0, PAGE).unwrap();
+    assert!(pinning.wait(None));
+    assert_eq!((pinning.pinned_slots(), pinning.usable_slots()), (0, 0));
+    let why = pinning.error().unwrap();
+    assert!(
+        why.contains("the system has no memory") && why.contains("0 of 24 slots"),
+        "{why}"
+    );
+    // An engine that pins for itself has nothing to work with.
+    let layout = Plain::layout(&bench.geometry, &bench.memory);
+    let why = CudaEngine::new(layout, memory, &options(Way::Kernel))
+        .map(drop)
+        .unwrap_err()
+        .to_string();
+    assert!(why.contains("the system has no memory"), "{why}");
+    assert_eq!((mock.count("registrations"), mock.count("violations")), (0, 0));
 }
 
 #[test]

@@ -79,11 +79,18 @@ impl Pinning {
     }
 
     /// Pins all slots or none, and waits for it.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and [`CudaError::Core`] with [`Error::Arena`] if the system has no memory
+    /// for them.
     pub(crate) fn whole(memory: SlotMemory, device: &Arc<Device>) -> Result<Self> {
         let device = Arc::clone(device);
         let pinning = Self::begin(memory, device, Self::PIECE_BYTES, Failure::GivesBack)?;
         pinning.wait(None);
-        Ok(pinning)
+        match pinning.error() {
+            Some(why) if pinning.usable_slots() == 0 => Err(CudaError::Core(Error::Arena(why))),
+            _ => Ok(pinning),
+        }
     }
 
     fn begin(
