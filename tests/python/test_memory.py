@@ -24,6 +24,7 @@ class Machine:
             ("_MEMINFO", root / "meminfo"),
             ("_CGROUP", root / "self"),
             ("_MOUNT", self.mount),
+            ("_HUGE", root / "huge"),
         ):
             patch.setattr(memory, name, str(path))
         patch.setattr(memory, "memory_bytes", lambda: 64 * GIB)
@@ -47,6 +48,15 @@ class Machine:
         half = int(cached * GIB) // 2
         stat = f"anon 5\n{prefix}active_file {half}\n{prefix}inactive_file {half}\n"
         (at / "memory.stat").write_text(stat)
+
+    def slows_down_at(self, path: str, limit: str) -> None:
+        (self.mount / path / "memory.high").write_text(limit + "\n")
+
+    def huge_pages(self, total: int, free: int, reserved: int = 0) -> None:
+        names = {"nr": total, "free": free, "resv": reserved}
+        (self.root / "huge").mkdir()
+        for name, count in names.items():
+            (self.root / "huge" / f"{name}_hugepages").write_text(f"{count}\n")
 
     def free(self) -> float:
         return memory.free_memory().nbytes / GIB
@@ -90,6 +100,18 @@ def test_every_group_above_counts(machine: Machine) -> None:
     assert machine.free() == 5
 
 
+def test_a_group_that_slows_down_before_its_limit_is_full_there(machine: Machine) -> None:
+    """What is pinned can't be reclaimed: above it, everything would stand still."""
+    machine.belongs_to("0::/pod")
+    machine.group("pod", gib(16), used=2)
+    machine.slows_down_at("pod", "max")
+    assert machine.free() == 14
+    machine.slows_down_at("pod", gib(12))
+    assert machine.free() == 10
+    machine.group("pod", "max", used=2)
+    assert machine.free() == 10
+
+
 def test_a_group_of_the_first_version_counts(machine: Machine) -> None:
     machine.belongs_to("9:name=systemd:/", "4:cpu,memory:/docker/abc", "0::/")
     machine.group("docker/abc", gib(12), used=2, cached=1, v1=True)
@@ -129,3 +151,43 @@ def test_an_automatic_budget_is_half_of_what_is_free(machine: Machine) -> None:
 def test_other_words_are_no_budget(budget: object) -> None:
     with pytest.raises(SettingsError, match="host_gb: expected a number of GiB or 'auto', found"):
         budget_of(budget)
+
+
+def test_next_to_no_memory_is_no_automatic_budget(machine: Machine) -> None:
+    machine.available(0.07)
+    assert budget_of("auto", 2) == 0.01
+    with pytest.raises(BudgetError, match=r"'auto' .*MemAvailable\), 0\.1 GiB: free some, or name"):
+        budget_of("auto", 4)
+
+
+def test_budgets_of_huge_pages_need_a_page_more_for_each_plane(machine: Machine) -> None:
+    machine.huge_pages(total=5000, free=4104, reserved=4)
+    memory.require_huge_pages(8, ranks=4)
+    with pytest.raises(BudgetError) as refused:
+        memory.require_huge_pages(8, ranks=4, engine_cores=2)
+    assert str(refused.value).startswith(
+        "host_gb: expected 8200 free huge pages of 2 MiB for 16 GiB, found 4100: reserve them with "
+        "`sysctl -w vm.nr_hugepages=9100` on the machine"
+    )
+
+
+def test_a_machine_without_huge_pages_says_how_to_provide_them(machine: Machine) -> None:
+    with pytest.raises(BudgetError, match=r"found 0: .* vm\.nr_hugepages=513` "):
+        memory.require_huge_pages(1, ranks=1)
+
+
+@pytest.mark.parametrize("kind", ["hugetlb.2MB", "hugetlb.2MB.rsvd"])
+@pytest.mark.parametrize("first", [False, True])
+def test_the_limit_of_a_control_group_on_huge_pages_counts(
+    machine: Machine, kind: str, first: bool
+) -> None:
+    machine.huge_pages(total=5000, free=5000)
+    machine.belongs_to("5:hugetlb:/pod" if first else "0::/pod")
+    at = machine.mount / ("hugetlb/pod" if first else "pod")
+    at.mkdir(parents=True)
+    limit, usage = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+    (at / f"{kind}.{limit}").write_text(gib(4))
+    (at / f"{kind}.{usage}").write_text(gib(1))
+    memory.require_huge_pages(2.9, ranks=2)
+    with pytest.raises(BudgetError, match=r"pod \(4\.0 GiB\) leaves, 3\.0 GiB .* hugepages-2Mi"):
+        memory.require_huge_pages(3, ranks=2)

@@ -178,9 +178,19 @@ def test_an_automatic_budget_is_found_out_once_for_all_engine_cores(
     assert transfer.kv_connector_extra_config["host_gb"] == 2.5
 
 
-def test_huge_pages_are_no_free_memory(model: Path, ten_gib: None) -> None:
-    """They are reserved already: the worker counts those that nobody uses."""
-    assert configure(model, ours(host_gb=500, huge_pages="2M"))
+def test_huge_pages_are_no_free_memory(
+    model: Path, ten_gib: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are reserved already, for the planes of all ranks and engine cores together."""
+    monkeypatch.setattr(memory, "_HUGE", str(tmp_path))
+    monkeypatch.setattr(memory, "_MOUNT", str(tmp_path))
+    for name in ("nr_hugepages", "free_hugepages"):
+        (tmp_path / name).write_text(f"{500 * 512 + 2}")
+    assert configure(model, ours(host_gb=500, huge_pages="2M"), tensor_parallel_size=2)
+    assert configure(model, ours(host_gb=250, huge_pages="2M"), data_parallel_size=2)
+    for options in ({"tensor_parallel_size": 4}, {"data_parallel_size": 2}):
+        with pytest.raises(BudgetError, match=r"free huge pages of 2 MiB for .*nr_hugepages="):
+            configure(model, ours(host_gb=500, huge_pages="2M"), **options)
     with pytest.raises(SettingsError, match="host_gb: expected a number of GiB with huge_pages"):
         configure(model, ours(host_gb="auto", huge_pages="2M"))
 

@@ -1,7 +1,7 @@
 """The memory that this process may take: what is free, and what its control groups leave it.
 
 Sources: ``proc(5)`` for ``/proc/meminfo`` and ``/proc/self/cgroup``, the kernel's
-``admin-guide/cgroup-v2.rst`` and ``cgroup-v1/memory.rst``.
+``admin-guide/cgroup-v2.rst``, ``cgroup-v1/memory.rst`` and ``mm/hugetlbpage.rst``.
 """
 
 import math
@@ -12,11 +12,13 @@ from pathlib import Path
 
 from hybrid_pages._core import BudgetError
 
-GIB = 1 << 30
+GIB, HUGE_PAGE = 1 << 30, 2 << 20
 AUTO_SHARE = 0.5
 """The part of the free memory that ``"auto"`` takes; the rest is the engine's and others'."""
 
 _MEMINFO, _CGROUP, _MOUNT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
+_HUGE = "/sys/kernel/mm/hugepages/hugepages-2048kB"
+_COUNTS = ("nr_hugepages", "free_hugepages", "resv_hugepages")
 
 
 @dataclass(frozen=True)
@@ -74,48 +76,106 @@ def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None =
     raise BudgetError(f"host_gb: expected at most {free}, found {found}: {remedy}")
 
 
+def require_huge_pages(host_gb: float, ranks: int, engine_cores: int = 1) -> None:
+    """Rejects budgets that exceed the free huge pages of 2 MiB together.
+
+    Args:
+        host_gb: the budget of each engine core for all its ranks, in GiB.
+        ranks: of each engine core. Every plane has one page more than its slots.
+        engine_cores: how many of them this machine has.
+
+    Raises:
+        BudgetError: names ``host_gb``, what limits it, and how to provide more.
+    """
+    each = int(host_gb * GIB / ranks) // HUGE_PAGE + 1
+    needed = each * ranks * engine_cores
+    pages = {name: _number(Path(_HUGE) / name) or 0 for name in _COUNTS}
+    free = max(0, pages["free_hugepages"] - pages["resv_hugepages"])
+    if needed > free:
+        raise BudgetError(
+            f"host_gb: expected {needed} free huge pages of 2 MiB for {host_gb * engine_cores:g} "
+            f"GiB, found {free}: reserve them with `sysctl -w vm.nr_hugepages="
+            f"{pages['nr_hugepages'] + needed - free}` on the machine (soon after boot, while "
+            "memory is in one piece), lower host_gb, or leave huge_pages out"
+        )
+    for group in _huge_pages_left_by_groups():
+        if needed * HUGE_PAGE > group.nbytes:
+            raise BudgetError(
+                f"host_gb: expected at most {group} for huge pages of 2 MiB, found "
+                f"{needed * HUGE_PAGE / GIB:.1f} GiB: raise that limit (in Kubernetes hugepages-2Mi), "
+                "lower host_gb, or leave huge_pages out"
+            )
+
+
 def auto_host_gb(engine_cores: int = 1) -> float:
     """The budget that ``"auto"`` stands for: a share of the free memory for each engine core, in
-    GiB, rounded down to hundredths."""
-    share = free_memory().nbytes * AUTO_SHARE / max(1, engine_cores)
-    return math.floor(share / GIB * 100) / 100
+    GiB, rounded down to hundredths.
+
+    Raises:
+        BudgetError: there is next to nothing to share.
+    """
+    free = free_memory()
+    share = math.floor(free.nbytes * AUTO_SHARE / max(1, engine_cores) / GIB * 100) / 100
+    if not share:
+        raise BudgetError(
+            f"host_gb: expected free memory for 'auto' to take a share of, found {free}: free some, "
+            "or name a size"
+        )
+    return share
 
 
 def _left_by_groups() -> Iterator[Free]:
-    """What the limit of each control group of this process leaves."""
+    """What the limits of each control group of this process leave. Above ``memory.high`` nothing is
+    ended, but all that runs there is slowed down until it stands still."""
+    for at, first in _groups("memory"):
+        names = ("memory.limit_in_bytes",) if first else ("memory.max", "memory.high")
+        limits = [limit for name in names if (limit := _number(at / name)) is not None]
+        used = _number(at / ("memory.usage_in_bytes" if first else "memory.current"))
+        if not limits or used is None or min(limits) >= memory_bytes():
+            continue
+        stat, prefix = _fields(at / "memory.stat"), "total_" if first else ""
+        cached = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
+        yield _left(at, "memory", min(limits), max(0, used - cached))
+
+
+def _huge_pages_left_by_groups() -> Iterator[Free]:
+    """The same for huge pages: those that are used, and those that are reserved."""
+    for at, first in _groups("hugetlb"):
+        limit, usage = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        for kind in ("hugetlb.2MB", "hugetlb.2MB.rsvd"):
+            most, used = _number(at / f"{kind}.{limit}"), _number(at / f"{kind}.{usage}")
+            if most is not None and used is not None:
+                yield _left(at, kind, most, used)
+
+
+def _left(at: Path, what: str, most: int, used: int) -> Free:
+    return Free(
+        max(0, most - used),
+        f"what the {what} limit of the control group {at} ({most / GIB:.1f} GiB) leaves",
+    )
+
+
+def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """The control groups of this process, each before those above it, and whether they are of the
+    first version. In a container the path may name nothing below the mount: then the mount is the
+    container's own group."""
     try:
         lines = Path(_CGROUP).read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _left_along(Path(_MOUNT), path, "memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            mount = Path(_MOUNT) / "memory"
-            yield from _left_along(
-                mount, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-            )
-
-
-def _left_along(mount: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[Free]:
-    """What the group at a path and those above it leave. In a container the path may name nothing
-    below the mount: then the mount is the container's own group."""
-    group = mount / path.lstrip("/")
-    if ".." in group.parts or not group.is_dir():
-        group = mount
-    for at in (group, *group.parents):
-        if mount not in (at, *at.parents):
-            return
-        most, used = _number(at / limit), _number(at / usage)
-        if most is None or used is None or most >= memory_bytes():
+        first = bool(controllers)
+        if first and controller not in controllers.split(","):
             continue
-        stat = _fields(at / "memory.stat")
-        cached = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
-        yield Free(
-            max(0, most - max(0, used - cached)),
-            f"what the memory limit of the control group {at} ({most / GIB:.1f} GiB) leaves",
-        )
+        mount = Path(_MOUNT) / controller if first else Path(_MOUNT)
+        group = mount / path.lstrip("/")
+        if ".." in group.parts or not group.is_dir():
+            group = mount
+        for at in (group, *group.parents):
+            if mount not in (at, *at.parents):
+                break
+            yield at, first
 
 
 def _number(file: Path) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hybrid_pages.adapter.disk import require_directory
-from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.memory import require_huge_pages, require_memory
 from hybrid_pages.adapter.remote import require_place
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
@@ -47,7 +47,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         RemoteError: a store whose client cannot be made.
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
-    host_gb, cores = 0.0, EngineCores.started_by(config.parallel_config)
+    host_gb, huge_gb, cores = 0.0, 0.0, EngineCores.started_by(config.parallel_config)
     if config.kv_transfer_config is not None:
         given = list(versions.extra_configs(config.kv_transfer_config, connector))
         for extra in given:
@@ -57,7 +57,11 @@ def check(config: "VllmConfig", connector: str) -> None:
         require_reads()
         require_platform()
         settings = Settings.parse(transfer.kv_connector_extra_config)
-        if not settings.huge_pages:  # these are reserved already, and not free to others
+        if settings.huge_pages:  # these are reserved already, and not free to others
+            huge_gb += settings.host_gb
+            ranks = config.parallel_config.tensor_parallel_size
+            require_huge_pages(huge_gb, ranks, cores.here)
+        else:
             host_gb += settings.host_gb
             require_memory(host_gb, cores.here)
         beside = _without_hybrid_manager(config.kv_transfer_config)

@@ -16,18 +16,20 @@ pub(super) fn require(bytes: usize) -> Result<()> {
     if free >= needed {
         return Ok(());
     }
+    let all = count("nr_hugepages") + needed - free;
     Err(Error::Budget(format!(
         "huge pages: expected {needed} free ones of 2 MiB ({bytes} bytes), found {free}: reserve them with \
-         `sysctl -w vm.nr_hugepages={needed}` (more if others use some; soon after boot, while memory is in \
+         `sysctl -w vm.nr_hugepages={all}` (more if others use some; soon after boot, while memory is in \
          one piece), lower the budget, or leave the setting out"
     )))
 }
 
 /// Free huge pages that no mapping has a claim to.
 fn free() -> usize {
-    let count = |name: &str| {
-        let text = fs::read_to_string(format!("{COUNTS}/{name}")).unwrap_or_default();
-        text.trim().parse::<usize>().unwrap_or(0)
-    };
     count("free_hugepages").saturating_sub(count("resv_hugepages"))
+}
+
+fn count(name: &str) -> usize {
+    let text = fs::read_to_string(format!("{COUNTS}/{name}")).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
 }

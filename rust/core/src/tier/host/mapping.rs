@@ -61,7 +61,13 @@ impl Mapping {
         let (memory, file) = if options.private {
             (private::create(total)?, None)
         } else {
-            let (memory, file) = shared::create(total, options.huge_pages)?;
+            let (memory, file) = shared::create(total, options.huge_pages).or_else(|error| {
+                // Another plane may have taken them since.
+                if options.huge_pages {
+                    huge_pages::require(total)?;
+                }
+                Err(error)
+            })?;
             (memory, Some(file))
         };
         Ok(Self {
