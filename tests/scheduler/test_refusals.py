@@ -349,6 +349,19 @@ def test_a_plane_that_the_scheduler_cannot_open_is_refused() -> None:
         scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): report})
 
 
+def test_a_path_that_leads_to_the_plane_of_another_rank_is_refused() -> None:
+    """As where workers of several containers have equal process ids."""
+    config, plan = configuration()
+    object.__setattr__(config.parallel_config, "tensor_parallel_size", 2)
+    scheduler, worker = scheduler_of(config, plan), registered(config, plan)
+    second = replace(worker.report, rank=1)
+    with pytest.raises(
+        UnsupportedError, match=r"(?s)rank 1: .*found the plane of rank 0 at /proc/.*one container"
+    ):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.report, (0, 1): second})
+    worker.shutdown()
+
+
 def test_a_plane_of_another_budget_is_refused() -> None:
     config, plan = configuration()
     other, _ = configuration(host_gb=0.25)

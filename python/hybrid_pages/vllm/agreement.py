@@ -76,11 +76,9 @@ class Agreement:
             try:
                 plane = Arena.open(report.plane, self.plan)
             except HybridPagesError as error:
-                raise UnsupportedError(
-                    f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, "
-                    f"found {error}: run an engine's scheduler and workers in one container and as "
-                    "one user (containers of one pod: with a shared process namespace)"
-                ) from error
+                raise _invisible(rank, str(error)) from error
+            if plane.ranks != [rank]:  # the path means another process here
+                raise _invisible(rank, f"the plane of rank {plane.ranks[0]} at {report.plane}")
             if (plane.slots, plane.slot_bytes) != (slots.count, slots.slot_bytes):
                 raise UnsupportedError(
                     f"rank {rank}: expected a plane of {slots.count} slots of {slots.slot_bytes} "
@@ -99,3 +97,11 @@ class Agreement:
             return False
         self.geometry = found[0]
         return True
+
+
+def _invisible(rank: int, found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"rank {rank}: expected its host memory to be visible to vLLM's scheduler, found {found}: "
+        "run an engine's scheduler and workers in one container and as one user (containers of one "
+        "pod: with a shared process namespace)"
+    )
