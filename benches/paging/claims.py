@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,6 +78,13 @@ def _faster(way: str, other: str, rows: list[Row], of_size: Any) -> Claim:
     sizes = "from 28 KiB up" if way == "copy" else "below 28 KiB"
     worst = min(ratios) if ratios else (None, None)
     return Claim(f"speed of the {way} over the {other}, pieces {sizes}", 1.0, *worst)
+
+
+def summary(claims: Iterable[Claim], faults: Sequence[str]) -> str:
+    """One line: how many of each verdict, and the first fault."""
+    found = Counter(one.verdict for one in claims)
+    line = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.items()))
+    return f"claims: {line}" + (f"; {len(faults)} faults, the first: {faults[0]}" if faults else "")
 
 
 def table(claims: Iterable[Claim]) -> str:

@@ -18,10 +18,16 @@ from paging.cases import Case
 from paging.place import Place
 
 LIMIT = "one memcpy"
+KERNEL_ALONE = 1 << 40
+"""As ``kernel_below``: every transfer moves by a kernel."""
 
 
 class Missing(Exception):
     """This method is not to be had here."""
+
+
+class Fault(Exception):
+    """Our own: a transfer that failed, or bytes that differ."""
 
 
 class Method(ABC):
@@ -82,6 +88,8 @@ class Ours(Method):
                 owners=place.pool,
             )
             cls.check(place, cls.engines[key])
+        if cls.below == KERNEL_ALONE and not cls.engines[key].kernels:
+            raise Missing("no kernel could be loaded")
         return cls.engines[key]
 
     @staticmethod
@@ -98,7 +106,12 @@ class Ours(Method):
         run(engine, engine.load([(c, slots, [block], total) for c, slots, block, total in items]))
         place.machine.wait_all()
         if not torch.equal(place.pool[:, entries.blocks], before):
-            raise SystemExit(f"bytes differ after a round trip of {place.size}-byte pieces")
+            raise Fault(f"bytes differ after a round trip of {place.size}-byte pieces")
+
+    @classmethod
+    def warnings(cls) -> list[str]:
+        """What all engines that were made have to say."""
+        return sorted({said for engine in cls.engines.values() for said in engine.warnings})
 
     def store(self) -> None:
         self.tickets.append(self.engine.store(self.to_store, self.stream))
@@ -112,7 +125,7 @@ class Ours(Method):
         self.tickets.clear()
         for done in self.engine.poll():
             if not done.ok:
-                raise SystemExit(f"a transfer failed: {done.error}")
+                raise Fault(f"a transfer failed: {done.error}")
 
 
 class OursByCopies(Ours):
@@ -120,14 +133,14 @@ class OursByCopies(Ours):
 
 
 class OursByKernel(Ours):
-    below = 1 << 40
+    below = KERNEL_ALONE
 
 
 def run(engine: CudaEngine, ticket: int) -> Any:
     engine.wait(ticket)
     (done,) = engine.poll()
     if not done.ok:
-        raise SystemExit(f"a transfer failed: {done.error}")
+        raise Fault(f"a transfer failed: {done.error}")
     return done
 
 

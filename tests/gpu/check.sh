@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks that need a GPU, in less than nine minutes: tests, compute-sanitizer, benchmark.
 # From a bare checkout: python3 (PYTHON), torch and pytest are the machine's, nothing is fetched, and
-# the package is a wheel that was built elsewhere (WHEEL, or the newest in dist/). Wheels in
+# the package is a wheel that was built elsewhere (WHEEL, or this machine's newest in dist/). Wheels in
 # .cache/gpu-wheels/ are installed beside it.
 # With GPU_CHECK_DRY=1, everything runs on the mock that HYBRID_PAGES_LIBCUDA names, at tiny sizes and
 # with the package that python3 finds: it shows that the check itself works.
@@ -42,7 +42,7 @@ skip() { summary+=("$1: skipped: $2"); }
 
 dry=${GPU_CHECK_DRY:+1}
 if [ -z "$dry" ]; then
-    wheel=${WHEEL:-$(ls -t dist/hybrid_pages-*.whl 2>/dev/null | head -n 1)}
+    wheel=${WHEEL:-$(ls -t dist/hybrid_pages-*"_$(uname -m).whl" 2>/dev/null | head -n 1)}
     if [ ! -f "$wheel" ]; then
         echo "gpu-check: expected a wheel in dist/ (make wheel, on a machine with Rust) or WHEEL=, found" \
             "'${wheel:-none}'" >&2
@@ -61,6 +61,10 @@ unset VIRTUAL_ENV
 
 reason=$("$python" -c 'from hybrid_pages import cuda; print(cuda.reason() or "")') || exit 2
 if [ -n "$reason" ]; then
+    if compgen -G "${GPU_CHECK_DEVICES:-/dev/nvidia[0-9]*}" >/dev/null; then
+        say "GPU checks: FAILED: there is a GPU, and it can't be used: $reason"
+        exit 1
+    fi
     say "nothing to check: $reason"
     exit 0
 fi
@@ -78,7 +82,7 @@ fi
 
 if [ -n "$dry" ]; then
     stage "odd shapes" 60 "$python" tests/gpu/small.py
-elif command -v compute-sanitizer >/dev/null; then
+elif PATH=$PATH:/usr/local/cuda/bin && command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         stage "$tool" 90 compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$python" tests/gpu/small.py
