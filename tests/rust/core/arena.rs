@@ -358,7 +358,7 @@ fn private_memory_has_slots_and_no_path() {
         assert_eq!(plane.path(), None);
         assert_eq!(plane.warning(), None);
         assert_eq!(plane.region().nbytes(), 500);
-        prefault(plane.region(), 2).unwrap();
+        prefault(plane.region(), 2, Some(0)).unwrap();
     }
     assert_eq!(arena.read(SlotId(3)).unwrap(), data);
 }

@@ -13,7 +13,7 @@ use hybrid_pages::error::Error;
 use hybrid_pages::tier::prefault;
 use hybrid_pages::transfer::{Region, SlotMemory};
 
-use crate::driver::{Device, Driver, Registration};
+use crate::driver::{Device, Driver, Registration, numa_node};
 use crate::error::{CudaError, Result};
 
 pub(crate) use cuts::Cuts;
@@ -44,6 +44,8 @@ struct State {
     memory: SlotMemory,
     cuts: Cuts,
     failure: Failure,
+    /// Of the machine's memory: the device's.
+    node: Option<u32>,
     /// What to add to a host address for the device's, for each piece that is pinned.
     mapped: Vec<AtomicU64>,
     pinned: AtomicUsize,
@@ -114,8 +116,10 @@ impl Pinning {
             slot_bytes,
             piece_bytes as u64,
         );
+        let node = numa_node(device.driver(), device.description().ordinal)?;
         let state = Arc::new(State {
             device,
+            node: node.and_then(|node| u32::try_from(node).ok()),
             memory,
             failure,
             mapped: (0..cuts.count()).map(|_| AtomicU64::new(0)).collect(),
@@ -325,7 +329,7 @@ impl State {
     /// Takes the memory of a piece from the system.
     fn take(&self, index: usize) -> Result<()> {
         let threads = available_parallelism().map_or(1, usize::from).min(THREADS);
-        Ok(prefault(self.part(index)?, threads)?)
+        Ok(prefault(self.part(index)?, threads, self.node)?)
     }
 
     fn pin(&self, index: usize) -> Result<(Registration, u64)> {

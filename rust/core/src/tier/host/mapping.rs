@@ -36,7 +36,7 @@ impl Mapping {
         // Without memory for it, a limit on huge pages for one, the write itself would end the process.
         // SAFETY: the mapping is longer than a header, and lives longer than the call.
         let start = unsafe { Region::new(mapping.memory.as_mut_ptr(), encoded.len())? };
-        prefault(start, 1)?;
+        prefault(start, 1, options.numa_node)?;
         // SAFETY: the mapping is new, longer than a header, and nobody else has its path yet. A file of
         // huge pages can't be written otherwise.
         unsafe {
@@ -97,9 +97,13 @@ impl Mapping {
     #[cfg(target_os = "linux")]
     fn prefer(&self, node: u32) -> Option<String> {
         let error = numa::prefer(&self.memory, node).err()?;
-        Some(format!(
-            "memory is not taken near the device: mbind failed: {error}"
-        ))
+        (!numa::is_only(node)).then(|| {
+            format!(
+                "the system may not be told to take memory near the device, on node {node}: mbind failed: \
+                 {error} (a container needs the capability SYS_NICE for it). Threads that run there take \
+                 what is pinned, as far as they may run there"
+            )
+        })
     }
 
     #[cfg(not(target_os = "linux"))]

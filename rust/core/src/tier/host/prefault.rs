@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::error::{Error, Result};
 use crate::transfer::Region;
 
-/// Makes every page that a region touches present and writable. What it holds does not change, and
-/// others may use it meanwhile.
+/// Makes every page that a region touches present and writable, near a NUMA node if one is named and its
+/// processors may be used. What it holds does not change, and others may use it meanwhile.
 ///
 /// # Errors
 /// [`Error::Arena`] if the system has no memory for it.
-pub fn prefault(region: Region, threads: usize) -> Result<()> {
+pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()> {
     let page = rustix::param::page_size();
     let start = region.address().addr().get() / page * page;
     let end = (region.address().addr().get() + region.nbytes()).next_multiple_of(page);
@@ -23,7 +23,14 @@ pub fn prefault(region: Region, threads: usize) -> Result<()> {
         let populate = |from: usize| {
             let bytes = share.min(end - from);
             let first = Part(base.with_addr(from));
-            let populate = move || first.populate(bytes, page);
+            let populate = move || {
+                // A wish, as the node of a plane is.
+                #[cfg(target_os = "linux")]
+                let _ = node.map(super::numa::go_near);
+                #[cfg(not(target_os = "linux"))]
+                let _ = node;
+                first.populate(bytes, page)
+            };
             // Without a thread, which the system may refuse, the next ones do it.
             std::thread::Builder::new().spawn_scoped(scope, populate)
         };
@@ -89,8 +96,8 @@ mod tests {
         // SAFETY: the mapping outlives the call, and nobody else uses it.
         let region =
             unsafe { Region::new(memory.as_mut_ptr().wrapping_add(4096), 62 * 4096) }.unwrap();
-        for threads in [1, 3, 200] {
-            prefault(region, threads).unwrap();
+        for (threads, node) in [(1, None), (3, Some(0)), (200, Some(4095))] {
+            prefault(region, threads, node).unwrap();
         }
         assert!(present(&memory) >= 62, "pages that are present");
         assert_eq!(memory[5 * 4096 + 1], 7);
