@@ -84,7 +84,8 @@ def summary(claims: Iterable[Claim], faults: Sequence[str]) -> str:
     """One line: how many of each verdict, and the first fault."""
     found = Counter(one.verdict for one in claims)
     line = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.items()))
-    return f"claims: {line}" + (f"; {len(faults)} faults, the first: {faults[0]}" if faults else "")
+    first = f"; faults: {len(faults)}, the first: {faults[0]}" if faults else ""
+    return f"claims: {line}{first}"
 
 
 def table(claims: Iterable[Claim]) -> str:

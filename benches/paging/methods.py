@@ -88,9 +88,10 @@ class Ours(Method):
                 owners=place.pool,
             )
             cls.check(place, cls.engines[key])
-        if cls.below == KERNEL_ALONE and not cls.engines[key].kernels:
-            raise Missing("no kernel could be loaded")
-        return cls.engines[key]
+        engine = cls.engines[key]
+        if cls.below == KERNEL_ALONE and not (engine.kernels and engine.pinned):
+            raise Missing("kernels need an image that the driver loads, and pinned slots")
+        return engine
 
     @staticmethod
     def check(place: Place, engine: CudaEngine) -> None:

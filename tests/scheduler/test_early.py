@@ -188,9 +188,9 @@ def test_huge_pages_are_no_free_memory(
         (tmp_path / name).write_text(f"{500 * 512 + 2}")
     assert configure(model, ours(host_gb=500, huge_pages="2M"), tensor_parallel_size=2)
     assert configure(model, ours(host_gb=250, huge_pages="2M"), data_parallel_size=2)
-    for options in ({"tensor_parallel_size": 4}, {"data_parallel_size": 2}):
+    for more, options in ((500.1, {"tensor_parallel_size": 2}), (500, {"data_parallel_size": 2})):
         with pytest.raises(BudgetError, match=r"free huge pages of 2 MiB for .*nr_hugepages="):
-            configure(model, ours(host_gb=500, huge_pages="2M"), **options)
+            configure(model, ours(host_gb=more, huge_pages="2M"), **options)
     with pytest.raises(SettingsError, match="host_gb: expected a number of GiB with huge_pages"):
         configure(model, ours(host_gb="auto", huge_pages="2M"))
 

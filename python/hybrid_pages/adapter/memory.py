@@ -102,8 +102,8 @@ def require_huge_pages(host_gb: float, ranks: int, engine_cores: int = 1) -> Non
         if needed * HUGE_PAGE > group.nbytes:
             raise BudgetError(
                 f"host_gb: expected at most {group} for huge pages of 2 MiB, found "
-                f"{needed * HUGE_PAGE / GIB:.1f} GiB: raise that limit (in Kubernetes hugepages-2Mi), "
-                "lower host_gb, or leave huge_pages out"
+                f"{needed * HUGE_PAGE / GIB:.1f} GiB: raise that limit (in Kubernetes "
+                "hugepages-2Mi), lower host_gb, or leave huge_pages out"
             )
 
 
@@ -118,8 +118,8 @@ def auto_host_gb(engine_cores: int = 1) -> float:
     share = math.floor(free.nbytes * AUTO_SHARE / max(1, engine_cores) / GIB * 100) / 100
     if not share:
         raise BudgetError(
-            f"host_gb: expected free memory for 'auto' to take a share of, found {free}: free some, "
-            "or name a size"
+            f"host_gb: expected free memory for 'auto' to take a share of, found {free}: free "
+            "some, or name a size"
         )
     return share
 
