@@ -129,7 +129,7 @@ def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     ("cores", "headless", "arguments"),
     [
         (2, False, {"data_parallel_size": 2}),
-        (2, False, {"data_parallel_size": 2, "_api_process_count": 3, "_api_process_rank": 1}),
+        (2, False, {"data_parallel_size": 2, "_api_process_count": 3, "_api_process_rank": -1}),
         (2, False, OF_FOUR),
         (2, True, OF_FOUR | {"data_parallel_start_rank": 2}),
         (2, False, OF_FOUR | {"data_parallel_start_rank": 2}),
@@ -193,6 +193,17 @@ def test_huge_pages_are_no_free_memory(
             configure(model, ours(host_gb=more, huge_pages="2M"), **options)
     with pytest.raises(SettingsError, match="host_gb: expected a number of GiB with huge_pages"):
         configure(model, ours(host_gb="auto", huge_pages="2M"))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_one_of_several_api_servers_needs_no_memory(model: Path, ten_gib: None, cores: int) -> None:
+    """It starts beside the engine cores, which may have taken theirs by then. One that ends ends
+    all."""
+    servers = {"data_parallel_size": cores, "_api_process_count": 3, "_api_process_rank": 1}
+    assert configure(model, ours(host_gb=11), **servers)
+    assert configure(model, ours(host_gb="auto"), **servers)
+    with pytest.raises(BudgetError, match="expected at most"):
+        configure(model, ours(host_gb=11), **servers | {"_api_process_rank": -1})
 
 
 def test_a_machine_without_engine_cores_needs_no_memory(model: Path, ten_gib: None) -> None:

@@ -30,7 +30,8 @@ class EngineCores:
         """Those that a process with this configuration starts. None on this machine if it only
         serves requests."""
         total = parallel.data_parallel_size
-        return cls(0, total, parallel.data_parallel_size_local if total > 1 else 1)
+        here = parallel.data_parallel_size_local if total > 1 else 1
+        return cls(0, total, 0 if versions.only_serves(parallel) else here)
 
     @classmethod
     def of(cls, parallel: "ParallelConfig") -> "EngineCores":

@@ -46,6 +46,7 @@ READS: dict[str, str] = {
         "quantization_config revision"
     ),
     "vllm.config.ParallelConfig": (
+        "_api_process_count _api_process_rank "
         "data_parallel_index data_parallel_size data_parallel_size_local "
         "decode_context_parallel_size distributed_executor_backend enable_elastic_ep "
         "enable_expert_parallel nnodes "

@@ -58,6 +58,12 @@ def note_engine_cores(parallel: "ParallelConfig", total: int, here: int) -> None
     object.__setattr__(parallel, _ENGINE_CORES, (total, here))
 
 
+def only_serves(parallel: "ParallelConfig") -> bool:
+    """Whether this process is one of several API servers, which another process starts beside the
+    engine cores (``vllm/entrypoints/cli/serve.py``, ``run_multi_api_server``)."""
+    return parallel._api_process_count > 1 and parallel._api_process_rank >= 0
+
+
 def noted_engine_cores(parallel: "ParallelConfig") -> tuple[int, int] | None:
     """What :func:`note_engine_cores` has noted; None if nothing."""
     found: tuple[int, int] | None = vars(parallel).get(_ENGINE_CORES)

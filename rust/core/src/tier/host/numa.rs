@@ -3,7 +3,7 @@
 use std::{fs, io};
 
 use memmap2::MmapRaw;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const NODES: &str = "/sys/devices/system/node";
 
@@ -51,8 +51,9 @@ pub(super) fn is_only(node: u32) -> bool {
 /// is taken from that node, even where nobody may say so.
 pub(super) fn go_near(node: u32) -> io::Result<()> {
     let all = fs::read_to_string(format!("{NODES}/node{node}/cpulist"))?;
-    let mut processors = CpuSet::new();
-    for processor in list(&all).filter(|number| *number < CpuSet::MAX_CPU) {
+    let (allowed, mut processors) = (sched_getaffinity(None)?, CpuSet::new());
+    let may_run = |number: &usize| *number < CpuSet::MAX_CPU && allowed.is_set(*number);
+    for processor in list(&all).filter(may_run) {
         processors.set(processor);
     }
     Ok(sched_setaffinity(None, &processors)?)
@@ -70,7 +71,6 @@ fn list(text: &str) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::thread::sched_getaffinity;
 
     #[test]
     fn lists_of_processors_have_ranges_and_may_be_empty() {
@@ -91,7 +91,9 @@ mod tests {
                 go_near(0).unwrap();
                 let here = sched_getaffinity(None).unwrap();
                 let mut processors = (0..CpuSet::MAX_CPU).filter(|number| here.is_set(*number));
-                assert!(processors.all(|number| list(&all).any(|one| one == number)));
+                assert!(processors.all(|number| {
+                    allowed.is_set(number) && list(&all).any(|one| one == number)
+                }));
             }
         })
         .join()
