@@ -37,10 +37,11 @@ fn while_it_serves_nothing_is_allocated_freed_waited_for_or_asked() {
             plain.round_trip(&stream).unwrap();
             plain.fence(&stream).unwrap();
         }
-        // More at once than there are flights.
+        // More at once than there are flights: the stores of a hundred steps.
         let hold = stream.hold();
-        let tickets: Vec<_> = (0..Plain::BLOCKS)
+        let tickets: Vec<_> = (0..100)
             .map(|number| {
+                let number = number % Plain::BLOCKS;
                 let entry = vec![Plain::entry(number, number)];
                 plain.submit(Store, entry, &stream).unwrap()
             })

@@ -13,8 +13,9 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Transfers rarely wait in greater numbers.
-    const READY: usize = 32;
+    /// Transfers hardly wait in greater numbers: a step gives one store, and stores let sixteen flights of
+    /// loads pass at most.
+    const READY: usize = 256;
 
     pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>> {
         let events = (0..Self::READY).map(|_| Event::new(device));
