@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hybrid_pages import CudaError
-from hybrid_pages.vllm import engines
+from hybrid_pages.vllm import engines, progress
 from hybrid_pages.vllm.support import UnsupportedError
 from simulation.device import pretended
 from simulation.engine import Engine, StartEngine
@@ -29,6 +31,13 @@ STICKY = 1
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with pretended(monkeypatch) as driver:
         yield driver
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, f"waited a minute until {what}"
+        time.sleep(0.001)
 
 
 def failures(engine: Engine) -> dict[str, float]:
@@ -161,18 +170,50 @@ def test_a_broken_device_recomputes_what_waits_and_stores_nothing_more(
 
 
 def test_pinning_that_fails_is_said_once(
-    driver: Any, start: StartEngine, caplog: pytest.LogCaptureFixture
+    driver: Any,
+    start: StartEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.001)
     driver.fail("cuMemHostRegister_v2", 1, OUT_OF_MEMORY)
+
+    def said() -> int:
+        texts = [record.getMessage() for record in caplog.records]
+        return sum("of the arena's slots failed" in text for text in texts)
+
     with caplog.at_level(logging.WARNING, logger="vllm.hybrid_pages"):
         engine = start()
+        until("the log says so", lambda: said() > 0)
         engine.generate(PROMPT)
         assert engine.reset_prefix_cache()
         assert engine.generate(PROMPT).restored_tokens == 6 * N
-    said = [
-        record for record in caplog.records if "of the arena's slots failed" in record.getMessage()
-    ]
-    assert len(said) == 1
+    assert said() == 1
+
+
+def test_the_log_follows_what_is_pinned_without_a_step(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.001)
+    pinning = SimpleNamespace(usable_slots=0, slots=80, seconds=1.5, error=None)
+
+    def lines() -> list[str]:
+        return [record.getMessage().partition(": ")[2] for record in caplog.records]
+
+    with caplog.at_level(logging.INFO, logger="vllm.hybrid_pages"):
+        followed = progress.Progress(2, 8 << 30, pinning)
+        for number, slots in enumerate((10, 41), 1):
+            pinning.usable_slots = slots
+            until("it is in the log", lambda number=number: len(lines()) == number)
+        pinning.usable_slots = 49  # too little for a line of its own
+        pinning.error = "the rest failed"
+        until("it ended", lambda: len(lines()) == 4)
+    assert lines() == [
+        f"rank 2 has {gib} of 8.0 GiB of host memory ready after 1.5 s"
+        for gib in ("1.0", "4.1", "4.9")
+    ] + ["the rest failed"]
+    assert [followed.more(slots) for slots in (0, 49, 49)] == [None, 49, None]
+    followed.close()
 
 
 def test_an_engine_that_cannot_be_made_is_not_tried_in_every_step(

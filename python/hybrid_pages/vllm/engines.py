@@ -169,7 +169,8 @@ def make_engine(
         pinning=pinning,
     )
     for warning in engine.warnings:
-        logger.warning("rank %d: %s", rank, warning)
+        if pinning is None or warning != pinning.error:  # the log follows the pinning itself
+            logger.warning("rank %d: %s", rank, warning)
     return StreamEngine(engine, device)
 
 

@@ -143,7 +143,9 @@ class WorkerHalf:
         try:
             if self._pinning is None:
                 self._pinning = engines.pin(self._device, self._arena, self.rank)
-                self._progress = Progress(self.rank, self._arena.nbytes // self.plan.ranks)
+                if self._pinning is not None:
+                    nbytes = self._arena.nbytes // self.plan.ranks
+                    self._progress = Progress(self.rank, nbytes, self._pinning)
             self.engine = engines.make_engine(
                 self._device,
                 self.plan,
@@ -313,7 +315,7 @@ class WorkerHalf:
         """Everything that ended since the last call, for the scheduler half."""
         metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
         if self._pinning is not None and self._progress is not None:
-            ready = self._progress.of(self._pinning)
+            ready = self._progress.more(self._pinning.usable_slots)
             if ready is not None:
                 metadata.ready[self.rank] = ready
         news = metadata.stores or metadata.loads or metadata.reports or metadata.ready
@@ -349,5 +351,8 @@ class WorkerHalf:
         self.unregister()
         pinning, self._pinning, self._arena = self._pinning, None, None
         self._kv_caches = {}
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
         if pinning is not None:
             pinning.close()
