@@ -172,8 +172,14 @@ fn where_nothing_can_be_pinned_all_is_pageable() {
 fn without_memory(geometry: &Geometry, slots: usize) -> SlotMemory {
     unsafe extern "C" {
         fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
-        fn mmap(at: *mut u8, bytes: usize, may: c_int, flags: c_int, file: c_int, from: i64)
-        -> *mut u8;
+        fn mmap(
+            at: *mut u8,
+            bytes: usize,
+            may: c_int,
+            flags: c_int,
+            file: c_int,
+            from: i64,
+        ) -> *mut u8;
     }
     const READ_WRITE: c_int = 1 | 2;
     const SHARED: c_int = 1;
@@ -214,7 +220,10 @@ fn slots_without_memory_are_never_touched() {
         .unwrap_err()
         .to_string();
     assert!(why.contains("the system has no memory"), "{why}");
-    assert_eq!((mock.count("registrations"), mock.count("violations")), (0, 0));
+    assert_eq!(
+        (mock.count("registrations"), mock.count("violations")),
+        (0, 0)
+    );
 }
 
 #[test]
