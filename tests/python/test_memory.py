@@ -126,6 +126,23 @@ def test_in_a_container_the_mount_is_its_own_group(machine: Machine, path: str) 
     assert machine.free() == 5
 
 
+def test_the_groups_of_a_process_are_those_that_may_limit_it(machine: Machine) -> None:
+    machine.belongs_to("0::/pod/engine")
+    machine.group("pod/engine", gib(16), used=1)
+    machine.group("pod", gib(24), used=2)
+    limited = [free.group for free in memory.limits() if free.group]
+    assert limited == ["/pod/engine", "/pod"]
+    assert "/" in memory.groups_of("self") and memory.groups_of("0") == set()
+
+
+@pytest.mark.parametrize("path", ["/../../pod", "/docker/of/the/host"])
+def test_in_a_container_its_own_group_is_named_by_the_path(machine: Machine, path: str) -> None:
+    """Which processes of other containers that may be seen do not have."""
+    machine.belongs_to(f"0::{path}")
+    machine.group("", gib(6), used=1)
+    assert [free.group for free in memory.limits() if free.group] == [path]
+
+
 def test_a_group_over_its_limit_leaves_nothing(machine: Machine) -> None:
     machine.belongs_to("0::/")
     machine.group("", gib(6), used=7)

@@ -55,13 +55,27 @@ def plane(slots: int) -> Arena:
 
 def has(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
     free = Free(int(gib * GIB), "the free memory")
-    monkeypatch.setattr(planes, "free_memory", lambda: free)
+    monkeypatch.setattr(planes, "limits", lambda: [free])
 
 
 def test_ranks_whose_planes_fit_only_one_by_one_do_not_pass(another, monkeypatch) -> None:
     has(monkeypatch, 5.5)
     planes.require_plane(plane(4096), 2.0)
     with pytest.raises(BudgetError, match=r"host_gb: .* 3\.\d GiB that other planes .* 3 GiB"):
+        planes.require_plane(plane(6144), 3.0)
+
+
+def test_planes_of_other_control_groups_take_nothing_from_this_one(another, monkeypatch) -> None:
+    """As where two services of a machine start at once, each with a limit of its own."""
+    ours = "/services/ours"
+    found = [Free(9 * GIB, "the free memory"), Free(4 * GIB, "ours", ours)]
+    monkeypatch.setattr(planes, "limits", lambda: found)
+    monkeypatch.setattr(planes, "groups_of", lambda process: {"/services", "/"})
+    planes.require_plane(plane(6144), 3.0)
+    with pytest.raises(BudgetError, match=r"at most ours, 4\.0 GiB, found 5 GiB"):
+        planes.require_plane(plane(10240), 5.0)
+    monkeypatch.setattr(planes, "groups_of", lambda process: {ours, "/services", "/"})
+    with pytest.raises(BudgetError, match=r"ours, 4\.0 GiB, less 3\.0 GiB that other planes"):
         planes.require_plane(plane(6144), 3.0)
 
 

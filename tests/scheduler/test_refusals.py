@@ -496,7 +496,7 @@ def test_ranks_that_are_made_at_once_fit_together(
     gc.collect()  # planes of earlier engines in this process
     monkeypatch.setattr(planes, "_processes", lambda: [str(os.getpid())])
     free = int(share * host_gb * GIB) + planes.still_to_take(os.devnull)
-    monkeypatch.setattr(planes, "free_memory", lambda: Free(free, "the free memory"))
+    monkeypatch.setattr(planes, "limits", lambda: [Free(free, "the free memory")])
     expected = (
         contextlib.nullcontext()
         if fits

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hybrid_pages._core import BudgetError
 
@@ -27,6 +27,8 @@ class Free:
 
     nbytes: int
     limit: str
+    group: str = ""
+    """The control group that limits them, by its path; empty for the machine."""
 
     def __str__(self) -> str:
         return f"{self.limit}, {self.nbytes / GIB:.1f} GiB"
@@ -43,14 +45,25 @@ def the_machine() -> Free:
 
 
 def free_memory() -> Free:
-    """What can be taken now without the system ending a process: the least of what the machine has
-    free and of what each control group above this process leaves it. Page cache counts as free."""
+    """What can be taken now without the system ending a process: the least of :func:`limits`."""
+    return min(limits(), key=lambda free: free.nbytes)
+
+
+def limits() -> list[Free]:
+    """What the machine has free, and what each control group above this process leaves it. Page
+    cache counts as free."""
     found = [the_machine()]
     available = _fields(Path(_MEMINFO)).get("MemAvailable:")
     if available is not None:
         found.append(Free(available * 1024, "the machine's free memory (MemAvailable)"))
-    found += _left_by_groups()
-    return min(found, key=lambda free: free.nbytes)
+    return found + list(_left_by_groups())
+
+
+def groups_of(process: str) -> set[str]:
+    """Paths of the control groups that may limit the memory of another process; none if it has
+    ended."""
+    paths = (path for path, _ in _paths("memory", f"/proc/{process}/cgroup"))
+    return {str(at) for path in paths for at in (path, *path.parents)}
 
 
 def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None = None) -> None:
@@ -127,7 +140,7 @@ def auto_host_gb(engine_cores: int = 1) -> float:
 def _left_by_groups() -> Iterator[Free]:
     """What the limits of each control group of this process leave. Above ``memory.high`` nothing is
     ended, but all that runs there is slowed down until it stands still."""
-    for at, first in _groups("memory"):
+    for group, at, first in _groups("memory"):
         names = ("memory.limit_in_bytes",) if first else ("memory.max", "memory.high")
         limits = [limit for name in names if (limit := _number(at / name)) is not None]
         used = _number(at / ("memory.usage_in_bytes" if first else "memory.current"))
@@ -135,47 +148,50 @@ def _left_by_groups() -> Iterator[Free]:
             continue
         stat, prefix = _fields(at / "memory.stat"), "total_" if first else ""
         cached = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
-        yield _left(at, "memory", min(limits), max(0, used - cached))
+        yield _left(group, at, "memory", min(limits), max(0, used - cached))
 
 
 def _huge_pages_left_by_groups() -> Iterator[Free]:
     """The same for huge pages: those that are used, and those that are reserved."""
-    for at, first in _groups("hugetlb"):
+    for group, at, first in _groups("hugetlb"):
         limit, usage = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
         for kind in ("hugetlb.2MB", "hugetlb.2MB.rsvd"):
             most, used = _number(at / f"{kind}.{limit}"), _number(at / f"{kind}.{usage}")
             if most is not None and used is not None:
-                yield _left(at, kind, most, used)
+                yield _left(group, at, kind, most, used)
 
 
-def _left(at: Path, what: str, most: int, used: int) -> Free:
+def _left(group: PurePosixPath, at: Path, what: str, most: int, used: int) -> Free:
     return Free(
         max(0, most - used),
         f"what the {what} limit of the control group {at} ({most / GIB:.1f} GiB) leaves",
+        str(group),
     )
 
 
-def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
-    """The control groups of this process, each before those above it, and whether they are of the
-    first version. In a container the path may name nothing below the mount: then the mount is the
-    container's own group."""
+def _groups(controller: str) -> Iterator[tuple[PurePosixPath, Path, bool]]:
+    """The control groups of this process, each before those above it: path, where its files are,
+    and whether it is of the first version. In a container the path may name nothing below the
+    mount: then the mount is the container's own group."""
+    for path, first in _paths(controller, _CGROUP):
+        mount = Path(_MOUNT) / controller if first else Path(_MOUNT)
+        if ".." in path.parts or not (mount / path.relative_to("/")).is_dir():
+            yield path, mount, first
+            continue
+        for group in (path, *path.parents):
+            yield group, mount / group.relative_to("/"), first
+
+
+def _paths(controller: str, file: str) -> Iterator[tuple[PurePosixPath, bool]]:
+    """Paths of the control groups that a file names, and whether they are of the first version."""
     try:
-        lines = Path(_CGROUP).read_text().splitlines()
+        lines = Path(file).read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        first = bool(controllers)
-        if first and controller not in controllers.split(","):
-            continue
-        mount = Path(_MOUNT) / controller if first else Path(_MOUNT)
-        group = mount / path.lstrip("/")
-        if ".." in group.parts or not group.is_dir():
-            group = mount
-        for at in (group, *group.parents):
-            if mount not in (at, *at.parents):
-                break
-            yield at, first
+        if not controllers or controller in controllers.split(","):
+            yield PurePosixPath(path), bool(controllers)
 
 
 def _number(file: Path) -> int | None:

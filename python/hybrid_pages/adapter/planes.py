@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hybrid_pages._core import Arena
-from hybrid_pages.adapter.memory import GIB, free_memory, require_memory
+from hybrid_pages.adapter.memory import GIB, Free, groups_of, limits, require_memory
 
 _NAME = "/memfd:hybrid-pages"
 
@@ -26,21 +26,26 @@ def require_plane(arena: Arena, host_gb: float) -> None:
     Raises:
         BudgetError: names ``host_gb``, and what limits it.
     """
-    free, others = free_memory(), still_to_take(arena.path)
-    if others:
-        less = f"{free}, less {others / GIB:.1f} GiB that other planes are still to take"
-        free = replace(free, nbytes=max(0, free.nbytes - others), limit=f"{less}: what is left")
-    require_memory(host_gb, free=free)
+    left = [_less(free, still_to_take(arena.path, free.group)) for free in limits()]
+    require_memory(host_gb, free=min(left, key=lambda free: free.nbytes))
 
 
-def still_to_take(path: str) -> int:
+def _less(free: Free, others: int) -> Free:
+    if not others:
+        return free
+    less = f"{free}, less {others / GIB:.1f} GiB that other planes are still to take"
+    return replace(free, nbytes=max(0, free.nbytes - others), limit=f"{less}: what is left")
+
+
+def still_to_take(path: str, group: str = "") -> int:
     """Bytes that planes of other processes, as far as this one may look into them, are to take.
 
     path: of a plane that does not count.
+    group: only of processes in this control group, by its path.
     """
     own = os.stat(path)
     left = {(own.st_dev, own.st_ino): 0}
-    for file in _open_files():
+    for file in _open_files(group):
         try:
             if os.readlink(file).startswith(_NAME):
                 found = os.stat(file)
@@ -59,8 +64,10 @@ def _processes() -> Iterable[str]:
     return (name for name in os.listdir("/proc") if name.isdigit() and name != own)
 
 
-def _open_files() -> Iterator[str]:
+def _open_files(group: str) -> Iterator[str]:
     for process in _processes():
+        if group and group not in groups_of(process):
+            continue
         folder = f"/proc/{process}/fd"
         try:
             yield from (f"{folder}/{name}" for name in os.listdir(folder))
