@@ -324,6 +324,20 @@ fn huge_pages_are_used_or_refused_with_a_remedy() {
 }
 
 #[test]
+fn core_dumps_leave_planes_out() {
+    let ours = Arena::create(&geometry(8), 4096, 3).unwrap();
+    let opened = Arena::open(&[path_of(&ours)], &geometry(8)).unwrap();
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    for arena in [&ours, &opened] {
+        let plane = &arena.planes()[0];
+        let start = plane.region().address().addr().get() - plane.first_slot_at();
+        let (_, mapping) = maps.split_once(&format!("{start:x}-")).unwrap();
+        let flags = mapping.lines().find(|line| line.starts_with("VmFlags:"));
+        assert!(flags.unwrap().contains(" dd"), "{flags:?}");
+    }
+}
+
+#[test]
 fn memory_is_taken_from_a_node_that_exists() {
     let on = |node| {
         let options = PlaneOptions {

@@ -6,6 +6,7 @@
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -38,7 +39,7 @@ pub(super) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedF
     file.set_len(total as u64)
         .map_err(|error| failed("shared memory", error))?;
     rustix::fs::fcntl_add_seals(&file, seals()).map_err(|error| failed("sealing", error.into()))?;
-    let memory = MmapRaw::map_raw(&file).map_err(|error| failed("a mapping", error))?;
+    let memory = map(&file).map_err(|error| failed("a mapping", error))?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     Ok((memory, SharedFile { path, _file: file }))
 }
@@ -90,12 +91,26 @@ pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
             "{path}: expected memory sealed against resizing, found it unsealed"
         )));
     }
-    let memory = MmapRaw::map_raw(&file).map_err(failed)?;
+    let memory = map(&file).map_err(failed)?;
     let file = SharedFile {
         path: path.to_owned(),
         _file: file,
     };
     Ok((memory, file, header))
+}
+
+/// A core dump of a process leaves it out: it would take minutes, and a disk.
+fn map(file: &File) -> io::Result<MmapRaw> {
+    let memory = MmapRaw::map_raw(file)?;
+    // SAFETY: a new mapping, of which this changes no byte.
+    unsafe {
+        madvise(
+            memory.as_mut_ptr().cast(),
+            memory.len(),
+            Advice::LinuxDontDump,
+        )?
+    };
+    Ok(memory)
 }
 
 /// Never to be executed, where the kernel knows of that (6.3) and may insist on it.
