@@ -105,6 +105,8 @@ void enqueue(const std::shared_ptr<Stream>& stream, std::function<void(const Tur
         };
     }
     Operation operation{std::move(run), stream->context->breaks, {}};
+    // It may have broken since the call was let in: nothing runs on it any more.
+    if (stream->context->sticky != CUDA_SUCCESS) operation.breaks = UINT64_MAX;
     // The legacy stream and the blocking ones wait for each other.
     bool legacy = stream == stream->context->legacy;
     if (legacy) {
