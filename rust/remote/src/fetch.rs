@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
-use object_store::ObjectStoreExt as _;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout_at};
@@ -207,8 +206,7 @@ async fn read(
     let path = connection.folder.clone().join(name.to_string());
     let place = &shared.options.place;
     let Some(directory) = &place.directory else {
-        let bytes = place.store.get_range(&path, range).await;
-        return bytes.map(Got::Bytes);
+        return place.range(&path, range).await.map(Got::Bytes);
     };
     let part = |fetch: &Fetch| Part {
         copy: fetch.copy.id,

@@ -9,15 +9,22 @@ use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
+use tokio::sync::mpsc::{Sender, channel};
 
 use crate::lock;
 use crate::shared::Shared;
 
 /// Bytes that are read or written at a time.
 const PIECE: usize = 16 * TILE_BYTES;
+/// Names that a listing is ahead of who reads it.
+const LISTED: usize = 1024;
+/// What is said of a file that has left since its name was listed.
+const HAS_LEFT: [ErrorKind; 2] = [ErrorKind::NotFound, ErrorKind::StaleNetworkFileHandle];
 
 /// A part of a pack.
 #[derive(Debug, Clone)]
@@ -99,6 +106,57 @@ pub(crate) async fn write(
         done
     })
     .await
+}
+
+/// Makes an empty file.
+pub(crate) async fn mark(path: PathBuf) -> io::Result<()> {
+    in_a_thread(move |_| create(&path).map(drop)).await
+}
+
+/// The files of a folder whose names are wanted, with their bytes. Whatever else lies there is left alone.
+pub(crate) fn list(
+    folder: PathBuf,
+    is_wanted: impl Fn(&str) -> bool + Send + 'static,
+) -> BoxStream<'static, io::Result<(String, u64)>> {
+    let (sender, receiver) = channel(LISTED);
+    drop(tokio::task::spawn_blocking(move || {
+        if let Err(error) = list_into(&folder, is_wanted, &sender) {
+            drop(sender.blocking_send(Err(error)));
+        }
+    }));
+    stream::unfold(receiver, async |mut receiver| {
+        let next = receiver.recv().await;
+        next.map(|next| (next, receiver))
+    })
+    .boxed()
+}
+
+fn list_into(
+    folder: &Path,
+    is_wanted: impl Fn(&str) -> bool,
+    sender: &Sender<io::Result<(String, u64)>>,
+) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if !is_wanted(&name) {
+            continue;
+        }
+        let file = match entry.metadata() {
+            Err(error) if HAS_LEFT.contains(&error.kind()) => continue,
+            file => file?,
+        };
+        if file.is_file() && sender.blocking_send(Ok((name, file.len()))).is_err() {
+            return Ok(()); // Nobody waits any more.
+        }
+    }
+    Ok(())
 }
 
 async fn in_a_thread<T: Send + 'static>(

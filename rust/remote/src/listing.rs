@@ -1,22 +1,28 @@
 //! What others have written: the store is listed when a lookup finds the catalog old.
 
+use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
 use hashbrown::HashSet;
+use object_store::ObjectMeta;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStoreExt as _};
 use tokio::time::timeout;
 
-use crate::lock;
-use crate::pack::{MOST_TABLE_BYTES, PackId, PackName, Table, names_from, taken_back};
-use crate::place::plain;
+use crate::pack::{PackId, PackName, Table, is_a_length, names_from, taken_back};
+use crate::place::{of_a_file, plain};
 use crate::shared::{Connection, GONE, PANICKED, Shared, now};
 use crate::stats::Reason;
+use crate::{files, lock};
 
 /// A whole listing may miss what was made so few milliseconds before it began.
 const MARGIN: u64 = 60_000;
+
+/// A listing of more names, for each entry of the catalog, is believed to have no end.
+const MOST_LISTED: usize = 16;
 
 const LATE: &str = "expected to find packs and resets within seconds, found one by a listing of everything alone: the clocks \
                     of all engines must agree to half a minute";
@@ -92,31 +98,35 @@ fn forget(shared: &Shared, is_gone: impl Fn(PackId) -> bool) {
     }
 }
 
-/// The packs that there are, with the bytes of their objects. `None` if the store doesn't say. Signs from before
-/// `late` should have been listed earlier.
+/// The packs that there are, with the bytes of their objects, the newest ones if they are many. `None` if the store
+/// doesn't say. Signs from before `late` should have been listed earlier.
 async fn names(
     shared: &Shared,
     connection: &Connection,
     from: Option<u64>,
     late: u64,
 ) -> Option<Vec<(PackName, u64)>> {
-    let (store, folder) = (&shared.options.place.store, &connection.folder);
-    let mut listing = match from {
-        Some(from) => store.list_with_offset(Some(folder), &folder.clone().join(names_from(from))),
-        None => store.list(Some(folder)),
-    };
-    let mut names = Vec::new();
+    let most = shared.options.most_entries;
+    let mut listing = objects(shared, connection, from);
+    let mut names = BTreeMap::new();
     let begun = Instant::now();
-    let mut first = true;
-    loop {
+    for seen in 0_usize.. {
         let next = timeout(shared.options.deadline, listing.next()).await;
-        if std::mem::take(&mut first) && next.is_ok() {
+        if seen == 0 && next.is_ok() {
             lock(&shared.state).speed.answered(begun.elapsed());
         }
         let (reason, what) = match next {
             Ok(None) => break,
-            Ok(Some(Ok(meta))) => {
-                sort(shared, &meta, late, &mut names);
+            Ok(Some(Ok(_))) if seen / MOST_LISTED >= most => {
+                let most = most.saturating_mul(MOST_LISTED);
+                let what = format!("expected a listing of at most {most} names, found more");
+                (Reason::List, what)
+            }
+            Ok(Some(Ok((name, bytes)))) => {
+                sort(shared, &name, bytes, late, &mut names);
+                if names.len() > most {
+                    names.pop_first();
+                }
                 continue;
             }
             Ok(Some(Err(object_store::Error::NotFound { .. }))) => continue,
@@ -135,14 +145,51 @@ async fn names(
         return None;
     }
     shared.answered(true);
-    Some(names)
+    Some(names.into_values().collect())
+}
+
+/// Names of objects, with their bytes: all of them, or those from a time on.
+fn objects(
+    shared: &Shared,
+    connection: &Connection,
+    from: Option<u64>,
+) -> BoxStream<'static, object_store::Result<(String, u64)>> {
+    let (place, folder) = (&shared.options.place, connection.folder.clone());
+    let from = from.map(names_from);
+    if let Some(directory) = &place.directory {
+        let path = match directory.path_to_filesystem(&folder) {
+            Ok(path) => path,
+            Err(error) => return stream::once(ready(Err(error))).boxed(),
+        };
+        let is_wanted = move |name: &str| {
+            let is_ours = PackName::parse(name).is_some() || taken_back(name).is_some();
+            is_ours && from.as_deref().is_none_or(|from| name > from)
+        };
+        return files::list(path, is_wanted).map_err(of_a_file).boxed();
+    }
+    let listing = match from {
+        Some(from) => place
+            .store
+            .list_with_offset(Some(&folder), &folder.clone().join(from)),
+        None => place.store.list(Some(&folder)),
+    };
+    let named = move |meta: ObjectMeta| {
+        let mut below = meta.location.prefix_match(&folder)?;
+        let name = below.next()?.as_ref().to_owned();
+        below.next().is_none().then_some((name, meta.size))
+    };
+    let named = listing.try_filter_map(move |meta| ready(Ok(named(meta))));
+    named.boxed()
 }
 
 /// Takes note of an object.
-fn sort(shared: &Shared, meta: &ObjectMeta, late: u64, names: &mut Vec<(PackName, u64)>) {
-    let Some(name) = meta.location.filename() else {
-        return;
-    };
+fn sort(
+    shared: &Shared,
+    name: &str,
+    bytes: u64,
+    late: u64,
+    names: &mut BTreeMap<PackId, (PackName, u64)>,
+) {
     if let Some((made, writer)) = taken_back(name) {
         let is_new = lock(&shared.state).catalog.take_back(writer);
         if is_new {
@@ -152,7 +199,7 @@ fn sort(shared: &Shared, meta: &ObjectMeta, late: u64, names: &mut Vec<(PackName
             forget(shared, |id| id.writer == writer);
         }
     } else if let Some(name) = PackName::parse(name) {
-        names.push((name, meta.size));
+        names.insert(name.id, (name, bytes));
     }
 }
 
@@ -233,17 +280,13 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
     if !wanted {
         return Outcome::None;
     }
-    if name.table_bytes > MOST_TABLE_BYTES || name.table_bytes > bytes {
-        let what = format!("expected a table inside {bytes} bytes, found {name}");
+    if name.table_bytes > bytes || !is_a_length(name.table_bytes, shared.ranks) {
+        let what = format!("expected a table of whole entries inside {bytes} bytes, found {name}");
         shared.failed(Reason::Table, &what);
         return Outcome::Refused;
     }
     let path: Path = connection.folder.clone().join(name.to_string());
-    let reading = shared
-        .options
-        .place
-        .store
-        .get_range(&path, 0..name.table_bytes);
+    let reading = shared.options.place.range(&path, 0..name.table_bytes);
     let read = timeout(shared.options.deadline, reading).await;
     shared.count(|counts| counts.gets += 1);
     let (reason, what) = match read {

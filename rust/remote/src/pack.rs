@@ -15,8 +15,10 @@ const CHECK_BYTES: usize = 32;
 const RECORD_BYTES: usize = 48;
 const SUFFIX: &str = ".pack";
 
-/// Most bytes of a table: one that claims to be longer is not read.
-pub(crate) const MOST_TABLE_BYTES: u64 = 64 << 20;
+/// Most entries of a pack.
+pub(crate) const MOST_ENTRIES: usize = 4096;
+/// A table of more is not read.
+const MOST_RECORDS: usize = 16 * MOST_ENTRIES;
 
 /// Names a pack. Later ones are greater, as far as the clocks of their writers agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,6 +109,15 @@ pub(crate) struct Table {
     pub(crate) records: Vec<Record>,
     /// Bytes of the object.
     pub(crate) object_bytes: u64,
+}
+
+/// Whether a table can be so long.
+pub(crate) const fn is_a_length(bytes: u64, ranks: usize) -> bool {
+    let record = (RECORD_BYTES + 8 * ranks) as u64;
+    match bytes.checked_sub(table_bytes(0, ranks)) {
+        Some(records) => records.is_multiple_of(record) && records / record <= MOST_RECORDS as u64,
+        None => false,
+    }
 }
 
 /// Bytes of the table of so many entries.

@@ -1,16 +1,22 @@
 //! Where a remote store is: a URL, and the client that goes there.
 
+use std::future::ready;
+use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _};
 use hybrid_pages::error::{Error, Result};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use object_store::{
+    BackoffConfig, GetOptions, ObjectStore, ObjectStoreExt as _, RetryConfig, collect_bytes,
+};
 use url::Url;
 
 /// Where a store is, and what talks to it.
@@ -139,6 +145,27 @@ impl Place {
     #[must_use]
     pub const fn client(&self) -> &Arc<dyn ObjectStore> {
         &self.store
+    }
+
+    /// What an object has there. Of an answer that is longer, no more is taken than shows that it is.
+    pub(crate) async fn range(
+        &self,
+        path: &Path,
+        range: Range<u64>,
+    ) -> object_store::Result<Bytes> {
+        if self.directory.is_some() {
+            return self.store.get_range(path, range).await;
+        }
+        let length = range.end - range.start;
+        let options = GetOptions::new().with_range(Some(range));
+        let pieces = self.store.get_opts(path, options).await?.into_stream();
+        let mut taken = 0;
+        let pieces = pieces.try_take_while(move |piece| {
+            let goes_on = taken <= length;
+            taken += piece.len() as u64;
+            ready(Ok(goes_on))
+        });
+        collect_bytes(pieces.boxed(), Some(length)).await
     }
 
     /// Its name in logs, without credentials.

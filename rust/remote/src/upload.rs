@@ -18,8 +18,8 @@ use tokio::time::{sleep, timeout, timeout_at};
 use crate::files::{self, Part};
 use crate::lock;
 use crate::messages::{Entry, Upload};
-use crate::pack::{PackId, PackName, Table, sign_of};
-use crate::place::{of_a_file, plain};
+use crate::pack::{MOST_ENTRIES, PackId, PackName, Table, sign_of};
+use crate::place::{Place, of_a_file, plain};
 use crate::shared::{Connection, PANICKED, Shared, now};
 use crate::stats::Reason;
 
@@ -27,8 +27,6 @@ use crate::stats::Reason;
 const PACKS: usize = 4;
 /// Most packs that are removed one by one after a reset.
 const MOST_OWN: usize = 1 << 16;
-/// Most entries of a pack.
-const MOST_ENTRIES: usize = 4096;
 
 /// Runs until the store is closed.
 pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Upload>) {
@@ -258,9 +256,8 @@ async fn sign(shared: &Shared) {
             .folder
             .clone()
             .join(sign_of(now(), connection.writer));
-        let writing = shared.options.place.store.put(&sign, PutPayload::default());
-        match timeout(limit, writing).await {
-            Ok(Ok(_)) => break,
+        match timeout(limit, mark(&shared.options.place, &sign)).await {
+            Ok(Ok(())) => break,
             Ok(Err(error)) => shared.failed(Reason::Remove, &plain(&error)),
             Err(_) => shared.failed(Reason::Remove, "expected an answer, found none"),
         }
@@ -270,6 +267,16 @@ async fn sign(shared: &Shared) {
     for path in paths(connection, &own) {
         remove(shared, &path).await;
     }
+}
+
+/// Makes an empty object.
+async fn mark(place: &Place, path: &Path) -> object_store::Result<()> {
+    let Some(directory) = &place.directory else {
+        let put = place.store.put(path, PutPayload::default());
+        return put.await.map(drop);
+    };
+    let file = directory.path_to_filesystem(path)?;
+    files::mark(file).await.map_err(of_a_file)
 }
 
 fn paths(connection: &Connection, own: &[PackName]) -> Vec<Path> {
