@@ -1,10 +1,14 @@
-//! Several engines at once over a store where any request may lie, hang, fail or come late: every byte that is restored
-//! is the right one, every copy ends, and all is well again when the store is.
+//! Several engines at once over a store where any request may lie, hang, fail or come late, or over a directory that
+//! somebody spoils: every byte that is restored is the right one, every copy ends, and all is well again when the store is.
 
 mod support;
 mod wild;
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hybrid_pages_remote::Place;
@@ -14,9 +18,8 @@ use wild::{Random, Shared, Wild};
 
 const STEPS: usize = 250;
 
-fn setup(store: &Arc<Wild>) -> Setup {
-    let store = Arc::new(Shared(Arc::clone(store)));
-    let mut setup = Setup::at(Place::of(store, Path::from("wild"), "wild".into()));
+fn setup(place: Place) -> Setup {
+    let mut setup = Setup::at(place);
     let options = &mut setup.options;
     options.deadline = Duration::from_millis(60);
     options.write_limit = Duration::from_millis(60);
@@ -101,31 +104,107 @@ fn is_well(setup: &Setup, weights: u64, prompt: &str) {
     reader.until("found", |reader| reader.serve(prompt) == prompt.len());
 }
 
+/// Two engines of one identity and one of another at work, beside something else that goes on until they have ended.
+/// Returns how many entries they have read.
+fn all_work(ours: &Setup, others: &Setup, seed: u64, beside: impl Fn() + Sync) -> u64 {
+    let ended = AtomicBool::new(false);
+    let read: u64 = std::thread::scope(|scope| {
+        let engines = [(ours, 0), (ours, 0), (others, 7)];
+        let works = engines.into_iter().zip(1..).map(|((setup, weights), at)| {
+            let random = Random::new(seed + (at << 24));
+            scope.spawn(move || work(setup, weights, &random))
+        });
+        let works: Vec<_> = works.collect();
+        scope.spawn(|| {
+            while !ended.load(Ordering::SeqCst) {
+                beside();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let works: Vec<_> = works.into_iter().map(|work| work.join()).collect();
+        ended.store(true, Ordering::SeqCst);
+        works.into_iter().map(|read| read.unwrap()).sum()
+    });
+    println!("{read} entries were read");
+    read
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("HYBRID_PAGES_SEED").ok();
+    seed.and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
 #[test]
 fn whatever_a_store_does_the_bytes_are_right() {
-    let seed = std::env::var("HYBRID_PAGES_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let mut read = 0;
     for (round, percent) in [5, 20, 60].into_iter().enumerate() {
-        let seed = (seed + round as u64) << 32;
+        let seed = (seed() + round as u64) << 32;
         println!("seed {seed}, {percent} of 100 requests meet a fault");
         let store = Arc::new(Wild::new(seed));
         store.set(percent);
-        let ours = setup(&store);
+        let shared = Arc::new(Shared(Arc::clone(&store)));
+        let ours = setup(Place::of(shared, Path::from("wild"), "wild".into()));
         let mut others = ours.clone();
         others.identity = [9; 32];
-        let read: u64 = std::thread::scope(|scope| {
-            let engines = [(&ours, 0), (&ours, 0), (&others, 7)];
-            let works = engines.into_iter().zip(1..).map(|((setup, weights), at)| {
-                let random = Random::new(seed + (at << 24));
-                scope.spawn(move || work(setup, weights, &random))
-            });
-            let works: Vec<_> = works.collect();
-            works.into_iter().map(|work| work.join().unwrap()).sum()
-        });
-        println!("{read} entries were read");
-        assert!(read > 0);
+        read += all_work(&ours, &others, seed, || {});
         store.set(0);
         is_well(&ours, 0, "zyxw");
         is_well(&others, 7, "zyxw");
     }
+    assert!(read > 0);
+}
+
+/// Does something to a file, or to the whole directory.
+fn spoil(folder: &FilePath, random: &Random) -> std::io::Result<()> {
+    let versions = folder.join("hybrid-pages-v1");
+    let mut all = Vec::new();
+    for identity in std::fs::read_dir(&versions)? {
+        let identity = identity?.path();
+        if identity.is_dir() {
+            for file in std::fs::read_dir(identity)? {
+                all.push(file?.path());
+            }
+        }
+    }
+    if all.is_empty() {
+        return Ok(());
+    }
+    let [one, two] = [0; 2].map(|_| &all[random.below(all.len())]);
+    let length = std::fs::metadata(one)?.len();
+    let at = random.word() % length.max(1);
+    let open = || OpenOptions::new().write(true).open(one);
+    match random.below(300) {
+        0..8 => open()?.write_all_at(&[random.word() as u8], at),
+        8..10 => open()?.set_len(at),
+        10 | 11 => open()?.set_len(length + 1),
+        12..16 => std::fs::copy(two, one).map(drop),
+        16..20 => std::fs::rename(two, one),
+        20..26 => std::fs::remove_file(one),
+        26 if random.chance(30) => std::fs::write(one.with_extension("gone"), "x"),
+        27 if random.chance(30) => std::fs::remove_dir_all(&versions),
+        28 => {
+            let aside = folder.with_extension("aside");
+            std::fs::rename(folder, &aside)?;
+            std::thread::sleep(Duration::from_millis(10));
+            std::fs::rename(aside, folder)
+        }
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn whatever_happens_to_a_directory_the_bytes_are_right() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("shared");
+    let place = Place::of_url(&format!("file://{}", folder.display())).unwrap();
+    let ours = setup(place);
+    let mut others = ours.clone();
+    others.identity = [9; 32];
+    let random = Random::new(seed() << 32);
+    let read = all_work(&ours, &others, seed() << 33, || {
+        let _ = spoil(&folder, &random); // What it was about may have left.
+    });
+    assert!(read > 0);
+    is_well(&ours, 0, "zyxw");
+    is_well(&others, 7, "zyxw");
 }
