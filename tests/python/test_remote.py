@@ -393,6 +393,37 @@ def test_without_permission_for_http_nothing_is_sent(s3, monkeypatch):
     assert packs(s3) == []
 
 
+def test_a_server_that_cannot_be_reached_is_told_with_the_reason(s3, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    assert "Connection refused" in told(Engine("s3://prefixes"), "'list'")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    assert "set AWS_ALLOW_HTTP=true if" in told(Engine("s3://prefixes"), "'list'")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("AWS_ENDPOINT_URL", f"{SECRET}:9000", "https://HOST"),
+        ("AWS_ENDPOINT_URL", "", "https://HOST"),
+        ("AWS_ENDPOINT_URL_S3", "minio:9000", "https://HOST"),
+        ("AWS_REGION", "us east", "the name of a region"),
+        ("AWS_ACCESS_KEY_ID", f"{KEY}\n", "one line"),
+        ("AWS_SECRET_ACCESS_KEY", f"{SECRET}\n", "one line"),
+        ("AWS_SESSION_TOKEN", f"{SECRET}\r", "one line"),
+    ],
+)
+def test_an_environment_that_no_client_can_use_is_refused_at_once(
+    s3, monkeypatch, name, value, expected
+):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RemoteError, match=f"{name} in the environment: expected {expected}") as e:
+        Engine("s3://prefixes")
+    assert SECRET not in str(e.value) and KEY not in str(e.value)
+
+
 def test_a_directory_is_shared(tmp_path):
     url = f"file://{tmp_path}/shared"
     Engine(url).store("abc")
@@ -406,6 +437,7 @@ def test_a_directory_is_shared(tmp_path):
         ("s3://name:hidden@bucket", "credentials go into the environment"),
         ("s3://bucket?token=hidden", "settings go into the environment"),
         ("file://host/x", "file:///"),
+        ("s3://bucket//x", "'//' in the prefix"),
     ],
 )
 def test_urls_that_name_no_store_are_refused(url, said):

@@ -87,6 +87,13 @@ def test_a_directory_of_others_is_refused(tmp_path):
         remote.require_place(tmp_path.as_uri())
 
 
+@pytest.mark.parametrize("path", ["/b/../a", "//a", "/a/"])
+def test_a_directory_may_be_written_in_several_ways(tmp_path, path):
+    remote.require_place(f"file://{tmp_path}{path}")
+    remote.require_place(f"FILE://{tmp_path}{path}")
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
 def test_names_with_spaces_are_whole_paths(tmp_path):
     folder = tmp_path / "a b"
     remote.require_place(folder.as_uri())

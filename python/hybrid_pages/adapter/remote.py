@@ -151,7 +151,7 @@ def require_place(remote_url: str) -> str:
         return remote_url
     place = Remote.check(remote_url)
     if parts.scheme == "file":
-        path = url2pathname(parts.path)
+        path = url2pathname(urlsplit(place).path)
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             raise SettingsError(
                 f"remote_url: expected to read and write in {path!r}, found no permission to: make "

@@ -1,5 +1,6 @@
 //! Where a remote store is: a URL, and the client that goes there.
 
+use std::error::Error as _;
 use std::future::ready;
 use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
@@ -9,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use hybrid_pages::error::{Error, Result};
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -65,35 +66,46 @@ impl Place {
             max_retries: 4,
             retry_timeout: Duration::from_secs(10),
         };
-        let host = url.host_str().unwrap_or_default();
-        let prefix = Path::from_url_path(url.path());
-        let Ok(prefix) = prefix else {
-            return invalid("a path that is none");
-        };
-        let scheme = url.scheme();
-        if scheme != "file" && host.is_empty() {
+        let (scheme, host) = (url.scheme(), url.host_str().unwrap_or_default());
+        if scheme == "file" {
+            let text = text.trim_start().to_ascii_lowercase();
+            if !text.starts_with("file:///") {
+                return invalid("no whole path: write file:/// and all of it");
+            }
+            return Self::of_directory(&url);
+        }
+        if host.is_empty() {
             return invalid("no bucket");
         }
+        let Ok(prefix) = Path::from_url_path(url.path()) else {
+            return invalid("'//' in the prefix, or a character that no name may have");
+        };
         let store: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
-            "s3" => AmazonS3Builder::from_env()
-                .with_bucket_name(host)
-                .with_retry(retry)
-                .build()
-                .map(|store| Arc::new(store) as _),
+            "s3" => {
+                let builder = AmazonS3Builder::from_env();
+                check_s3(&builder)?;
+                builder
+                    .with_bucket_name(host)
+                    .with_retry(retry)
+                    .build()
+                    .map(|store| Arc::new(store) as _)
+            }
             "gs" => GoogleCloudStorageBuilder::from_env()
                 .with_bucket_name(host)
                 .with_retry(retry)
                 .build()
                 .map(|store| Arc::new(store) as _),
-            "az" => MicrosoftAzureBuilder::from_env()
-                .with_container_name(host)
-                .with_retry(retry)
-                .build()
-                .map(|store| Arc::new(store) as _),
-            "file" if !text.starts_with("file:///") => {
-                return invalid("no whole path: write file:/// and all of it");
+            "az" => {
+                let builder = MicrosoftAzureBuilder::from_env();
+                let server = builder.get_config_value(&AzureConfigKey::Endpoint);
+                check_server("AZURE_STORAGE_ENDPOINT", server)?;
+                check_secrets()?;
+                builder
+                    .with_container_name(host)
+                    .with_retry(retry)
+                    .build()
+                    .map(|store| Arc::new(store) as _)
             }
-            "file" => return Self::of_directory(&url),
             _ => return invalid("another kind of URL"),
         };
         let store = store.map_err(|error| {
@@ -175,6 +187,47 @@ impl Place {
     }
 }
 
+/// Rejects what the client would panic about.
+fn check_s3(builder: &AmazonS3Builder) -> Result<()> {
+    let value = |key| builder.get_config_value(&key);
+    check_server("AWS_ENDPOINT_URL", value(AmazonS3ConfigKey::Endpoint))?;
+    check_server("AWS_ENDPOINT_URL_S3", value(AmazonS3ConfigKey::S3Endpoint))?;
+    let is_one = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    match value(AmazonS3ConfigKey::Region) {
+        Some(region) if region.is_empty() || !region.chars().all(is_one) => {
+            Err(misses("AWS_REGION", "the name of a region"))
+        }
+        _ => check_secrets(),
+    }
+}
+
+fn check_server(name: &str, server: Option<String>) -> Result<()> {
+    let Some(server) = server else { return Ok(()) };
+    let is_one = Url::parse(&server).is_ok_and(|url| {
+        let known = ["http", "https"].contains(&url.scheme());
+        known && url.has_host()
+    });
+    if is_one {
+        return Ok(());
+    }
+    Err(misses(name, "https://HOST or http://HOST:PORT"))
+}
+
+fn check_secrets() -> Result<()> {
+    for (name, value) in secrets() {
+        if !name.starts_with("GOOGLE") && value.contains(|letter: char| letter.is_control()) {
+            return Err(misses(&name, "one line, without its end"));
+        }
+    }
+    Ok(())
+}
+
+fn misses(name: &str, expected: &str) -> Error {
+    Error::Remote(format!(
+        "{name} in the environment: expected {expected}, found something else"
+    ))
+}
+
 fn make_directory(path: &FilePath) -> std::io::Result<()> {
     match std::fs::create_dir(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -207,6 +260,10 @@ pub(crate) fn plain(error: &object_store::Error) -> String {
     let refused = matches!(error, PermissionDenied { .. } | Unauthenticated { .. });
     let advice = if refused || has(&REFUSALS) {
         "; give the client credentials that may list, read, write and delete below the prefix"
+    } else if has(&["scheme is not allowed"]) {
+        "; the server's URL has no TLS: set AWS_ALLOW_HTTP=true if that is meant"
+    } else if has(&["certificate"]) {
+        "; SSL_CERT_FILE may name a file with the certificates of who signed the server's"
     } else if has(&["NoSuchBucket"]) {
         "; make the bucket, or correct the URL"
     } else if has(&MACHINES) {
@@ -231,7 +288,16 @@ const REFUSALS: [&str; 6] = [
 const MACHINES: [&str; 3] = ["169.254.", "/latest/api/token", "metadata.google"];
 
 fn without_secrets(error: &object_store::Error) -> String {
-    let told = error.to_string();
+    let mut told = error.to_string();
+    let mut cause = error.source();
+    while let Some(known) = cause {
+        // Clients say that sending has failed, and leave it to their causes why.
+        let why = known.to_string();
+        if !told.contains(&why) {
+            told = format!("{told}: {why}");
+        }
+        cause = known.source();
+    }
     // A server's answer may repeat what it was sent: its code is enough.
     let (told, answer) = told.split_once('<').unwrap_or((&told, ""));
     let code = answer
@@ -247,23 +313,27 @@ fn without_secrets(error: &object_store::Error) -> String {
         }
     }
     text = without_users(&text);
-    let secret = |name: &str| {
+    for (_, value) in secrets() {
+        if value.len() >= LEAST_SECRET {
+            text = text.replace(&value, "(not told)");
+        }
+    }
+    text
+}
+
+/// What the environment has that may be secret.
+fn secrets() -> impl Iterator<Item = (String, String)> {
+    let is_secret = |name: &str| {
         let name = name.to_ascii_uppercase();
-        let known = SECRETS.iter().any(|prefix| name.starts_with(prefix));
-        known
+        SECRETS.iter().any(|prefix| name.starts_with(prefix))
             && ["KEY", "TOKEN", "SECRET", "CREDENTIAL", "ACCOUNT"]
                 .iter()
                 .any(|part| name.contains(part))
     };
-    for (name, value) in std::env::vars_os() {
-        let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else {
-            continue;
-        };
-        if secret(name) && value.len() >= LEAST_SECRET {
-            text = text.replace(value, "(not told)");
-        }
-    }
-    text
+    std::env::vars_os().filter_map(move |(name, value)| {
+        let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
+        is_secret(&name).then_some((name, value))
+    })
 }
 
 /// A text without the names and passwords of the URLs in it.
