@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -478,6 +479,17 @@ def test_a_closed_tier_ends_its_client_and_does_nothing_more(fake):
     first.store("b")
     assert len(fake.values()) == 2
     assert first.stats()["out"] == 1
+
+
+def test_a_close_waits_for_no_long_deadline(fake):
+    fake.fail("put", "hang")
+    first = fake.process(deadline_ms=3_600_000)
+    first.store("abc", settle=False)
+    wait("the call hangs", (fake.folder / "hangs").exists)
+    closing = threading.Thread(target=first.tier.close, daemon=True)
+    closing.start()
+    wait("it is closed", lambda: not closing.is_alive())
+    assert first.failures() == {"closed": 4}
 
 
 def test_what_the_end_has_cut_off_is_counted_and_told(fake):

@@ -26,6 +26,8 @@ const GATHERING: Duration = Duration::from_micros(300);
 const STARTING: Duration = Duration::from_secs(60);
 /// How long a helper whose socket has closed may take to end.
 const ENDING: Duration = Duration::from_millis(200);
+/// How long what runs may take to end when the tier is closed.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// The thread's own things.
 pub(crate) struct Link {
@@ -233,7 +235,8 @@ impl Link {
     fn finish(&mut self) {
         let shared = Arc::clone(&self.shared);
         let begun = Instant::now();
-        while begun.elapsed() < shared.options.deadline && !lock(&shared.state).running.is_empty() {
+        let limit = shared.options.deadline.min(LEAVING);
+        while begun.elapsed() < limit && !lock(&shared.state).running.is_empty() {
             if lock(&shared.state).lost {
                 break;
             }
