@@ -143,6 +143,20 @@ def test_producers_only_store_and_consumers_only_load(start: Start) -> None:
     consumer.check_idle()
 
 
+def test_a_consumer_writes_nothing_at_all(start: Start, shared: Path) -> None:
+    producer = start(role="kv_producer")
+    producer.generate(PROMPT)
+    shares(producer).close()
+    before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
+    consumer = start(role="kv_consumer")
+    consumer.generate(PROMPT)
+    shares(consumer)
+    assert consumer.reset_prefix_cache(reset_connector=True)
+    shares(consumer)
+    assert {path: path.stat().st_mtime_ns for path in shared.rglob("*")} == before
+    consumer.check_idle()
+
+
 def test_with_a_disk_between_hits_are_counted_by_place(start: Start, tmp_path: Path) -> None:
     extra = {"disk_path": str(tmp_path / "disk"), "disk_gb": 0.05}
     first = start(extra=extra)

@@ -31,17 +31,20 @@ _EXPECTED = (
 class RemoteShare:
     """What one cache has of a store: all of it, as others have.
 
-    url, deadline_ms, admit: as the user gave them.
+    url, deadline_ms, admit: as the user gave them. writes: whether this cache writes there.
     """
 
     url: str
     deadline_ms: int = DEADLINE_MS
     admit: Admit = "auto"
+    writes: bool = True
 
     @classmethod
-    def of(cls, url: str, deadline_ms: int, admit: Admit) -> RemoteShare | None:
+    def of(
+        cls, url: str, deadline_ms: int, admit: Admit, *, writes: bool = True
+    ) -> RemoteShare | None:
         """None without a URL."""
-        return cls(url, deadline_ms, admit) if url else None
+        return cls(url, deadline_ms, admit, writes) if url else None
 
     def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Remote | Mooncake:
         """The tier for a cache with such slots, which finds nothing before it is connected.
@@ -50,7 +53,7 @@ class RemoteShare:
             RemoteError: the client cannot be made, or the directory.
             SettingsError: the URL is none, or its directory cannot be used.
         """
-        require_place(self.url)
+        require_place(self.url, writes=self.writes)
         if urlsplit(self.url).scheme == "mooncake":
             return Mooncake(
                 geometry,
@@ -131,15 +134,16 @@ def require_remote(remote_url: str, remote_deadline_ms: int, remote_admit: str) 
         raise SettingsError(f"{_EXPECTED}, found no bucket")
 
 
-def require_place(remote_url: str) -> str:
-    """Rejects a store whose client cannot be made, and a directory where no files can be made.
+def require_place(remote_url: str, *, writes: bool = True) -> str:
+    """Rejects a store whose client cannot be made, and a directory that cannot be read, or, where
+    that is wanted, written.
 
     Returns:
         How the place is called in logs.
 
     Raises:
         RemoteError: what is missing in the environment, or the directory cannot be made.
-        SettingsError: the directory cannot be read and written.
+        SettingsError: the directory cannot be read or written.
     """
     parts = urlsplit(remote_url)
     if parts.scheme == "mooncake":
@@ -152,9 +156,10 @@ def require_place(remote_url: str) -> str:
     place = Remote.check(remote_url)
     if parts.scheme == "file":
         path = url2pathname(urlsplit(place).path)
-        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        needed = os.R_OK | os.X_OK | (os.W_OK if writes else 0)
+        if not os.access(path, needed):
             raise SettingsError(
-                f"remote_url: expected to read and write in {path!r}, found no permission to: make "
-                "this process's user its owner, or name another path"
+                f"remote_url: expected to read {'and write ' if writes else ''}in {path!r}, found "
+                "no permission to: make this process's user its owner, or name another path"
             )
     return place

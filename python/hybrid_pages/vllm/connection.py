@@ -128,7 +128,10 @@ class Connection:
             slot_bytes = self.slots.slot_bytes
             self.disk = share.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
         store = RemoteShare.of(
-            settings.remote_url, settings.remote_deadline_ms, settings.remote_admit
+            settings.remote_url,
+            settings.remote_deadline_ms,
+            settings.remote_admit,
+            writes=self.may_store,
         )
         if store is not None:
             slot_bytes = self.slots.slot_bytes
@@ -213,8 +216,8 @@ class Connection:
         identity, about = self.model.identity(self.geometry), self.model.about(self.geometry)
         for kind, tier, place in self._tiers():
             tier.connect(arena, identity)
-            if not isinstance(tier, Mooncake):  # Values are all that it keeps.
-                tier.describe(about)
+            if isinstance(tier, Disk) or isinstance(tier, Remote) and self.may_store:
+                tier.describe(about)  # Values are all that a Mooncake Store keeps.
             logger.info(
                 "hybrid-pages: the %s at %s serves identity %s (%s)",
                 kind,

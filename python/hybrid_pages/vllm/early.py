@@ -71,7 +71,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         if settings.disk_path:
             require_directory(settings.disk_path, settings.disk_gb)
         if settings.remote_url:
-            require_place(settings.remote_url)
+            require_place(settings.remote_url, writes=transfer.is_kv_producer)
         if settings.lasting:
             require_lasting(config, settings.lasting)
         cores.note(config.parallel_config)

@@ -316,12 +316,14 @@ impl Below for Remote {
         let Some(connection) = shared.connection.get() else {
             return;
         };
-        state.removing = true;
+        state.removing = state.writes_begun;
+        let own = state.removing.then(|| take_back(Arc::clone(shared)));
         drop(state);
-        let own = take_back(Arc::clone(shared));
         drop(connection.tasks.spawn(async move {
             drop(known); // It may be large.
-            own.await;
+            if let Some(own) = own {
+                own.await;
+            }
         }));
         shared.note("after a reset nothing is shared until the engine starts anew");
     }

@@ -70,6 +70,8 @@ pub(crate) struct State {
     pub(crate) suspects: HashMap<Name, Instant>,
     /// Packs of this process, for when they have to be taken back.
     pub(crate) own: Vec<PackName>,
+    /// This process has begun to write: others may have packs of it.
+    pub(crate) writes_begun: bool,
     /// Listings.
     pub(crate) answers: Breaker,
     /// Reads, also of tables.
@@ -132,6 +134,7 @@ impl Shared {
                 writing: HashMap::new(),
                 suspects: HashMap::new(),
                 own: Vec::new(),
+                writes_begun: false,
                 answers: Breaker::new(retry),
                 reads: Breaker::new(retry),
                 writes: Breaker::new(retry),

@@ -65,6 +65,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
     };
     let pauses = {
         let mut state = lock(&shared.state);
+        state.writes_begun |= !state.cleared;
         state.writes.is_open() && !state.writes.may_try()
     };
     if pauses {

@@ -259,7 +259,7 @@ fn whatever_else_lies_in_a_directory_is_left_alone() {
         Box::new(|| {
             let secret = packs.join("secret");
             std::fs::create_dir(&secret).unwrap();
-            std::fs::set_permissions(secret, std::fs::Permissions::from_mode(0)).unwrap();
+            std::fs::set_permissions(secret, std::fs::Permissions::from_mode(0o000)).unwrap();
         }),
         Box::new(|| {
             let socket = folder.path().join("socket");

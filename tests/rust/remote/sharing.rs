@@ -342,6 +342,21 @@ fn packs_that_could_not_be_removed_after_a_reset_are_not_found_all_the_same() {
 }
 
 #[test]
+fn a_reset_of_an_engine_that_wrote_nothing_writes_nothing() {
+    let store = Store::new();
+    let setup = Setup::small(&store);
+    setup.engine().keep("abc");
+    let before = store.objects();
+    let reader = setup.engine();
+    assert_eq!(reader.serve("abc"), 3);
+    reader.cache.clear();
+    reader.settle();
+    assert_eq!(reader.serve("abc"), 0);
+    assert_eq!(store.objects(), before);
+    assert_eq!(reader.stats().puts, 0);
+}
+
+#[test]
 fn a_reset_before_the_start_shares_nothing() {
     let store = Store::new();
     let setup = Setup::small(&store);
