@@ -112,8 +112,8 @@ class MooncakeDistributedStore:
                 codes.append([WRONG_LENGTH])
                 continue
             ctypes.memmove(buffers[0] + at, data, size)
-            codes.append(self.told([size]))
-        return [codes]
+            codes.append([size])
+        return [[[code] for code in self.told([code for (code,) in codes])]]
 
     def batch_get_into_multi_buffers(self, keys, pointers, sizes):
         fault = self.fault("get")
