@@ -1,5 +1,6 @@
-"""A Mooncake tier over a client that lies, dies and is slow at random: every byte that is loaded is right, every copy
-ends, and all is well again when the store is."""
+"""A Mooncake tier over a client that lies, dies and is slow at random.
+
+Every byte that is loaded is right, every copy ends, and all is well again when the store is."""
 
 from __future__ import annotations
 

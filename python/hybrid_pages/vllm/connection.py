@@ -216,7 +216,7 @@ class Connection:
         identity, about = self.model.identity(self.geometry), self.model.about(self.geometry)
         for kind, tier, place in self._tiers():
             tier.connect(arena, identity)
-            if isinstance(tier, Disk) or isinstance(tier, Remote) and self.may_store:
+            if isinstance(tier, Disk) or (isinstance(tier, Remote) and self.may_store):
                 tier.describe(about)  # Values are all that a Mooncake Store keeps.
             logger.info(
                 "hybrid-pages: the %s at %s serves identity %s (%s)",

@@ -2,8 +2,8 @@
 
 FAKE_MOONCAKE names the directory. A file `fault-CALL` in it makes that call misbehave: it holds a
 code that every key gets, or `hang`, `exit`, `raise`, `hold` (wait until the file has gone), `lose`
-(answer well, do nothing) or `short` (bring all bytes, say one less). While `fault-wild` is there, every
-key and every answer may meet a fault of its own.
+(answer well, do nothing) or `short` (bring all bytes, say one less). While `fault-wild` is there,
+every key and every answer may meet a fault of its own.
 """
 
 from __future__ import annotations
