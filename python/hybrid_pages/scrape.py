@@ -6,6 +6,7 @@ import http.client
 import json
 import math
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -129,6 +130,24 @@ def version_of(url: str) -> str | None:
     return str(said["version"]) if isinstance(said, dict) and "version" in said else None
 
 
+def _body(reply: http.client.HTTPResponse) -> bytes:
+    """All of it; the timeout of a socket is for each piece alone.
+
+    Raises:
+        OSError: it is too long, ends early, or takes too long.
+    """
+    body, until = bytearray(), time.monotonic() + _SECONDS
+    while piece := reply.read1(_MOST_BYTES):
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise OSError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        if time.monotonic() > until:
+            raise TimeoutError(f"it takes more than {_SECONDS} s")
+    if reply.length:
+        raise OSError(f"it ends {reply.length} bytes early")
+    return bytes(body)
+
+
 def get(address: str) -> str:
     """The text at an address.
 
@@ -139,9 +158,7 @@ def get(address: str) -> str:
         raise ScrapeError(f"{address}: expected an address that begins with http:// or https://")
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as reply:
-            body: bytes = reply.read(_MOST_BYTES)
-            if len(body) < _MOST_BYTES and reply.length:
-                raise ScrapeError(f"it ends {reply.length} bytes early")
+            body = _body(reply)
     except urllib.error.HTTPError as error:
         fix = "name the address that `vllm serve` listens on"
         if error.code in (401, 403, 407):

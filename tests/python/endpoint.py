@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -33,7 +34,7 @@ vllm:request_prompt_tokens_bucket{le="+Inf"} 10
 
 
 class Pages(BaseHTTPRequestHandler):
-    text, version, missing = "", "0.33.0", 0
+    text, version, missing, endless = "", "0.33.0", 0, False
 
     def do_GET(self) -> None:
         known = {"/metrics": self.text, "/version": json.dumps({"version": self.version})}
@@ -43,6 +44,12 @@ class Pages(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body) + self.missing))
         self.end_headers()
         self.wfile.write(body)
+        try:
+            while self.endless:
+                self.wfile.write(b"#\n")
+                time.sleep(0.01)
+        except OSError:
+            pass  # nobody listens any more
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -58,8 +65,8 @@ def server() -> Iterator[Any]:
     http = HTTPServer(("127.0.0.1", 0), Mine)
     Thread(target=http.serve_forever, daemon=True).start()
 
-    def serve(text: str, version: str = "0.33.0", missing: int = 0) -> str:
-        Mine.text, Mine.version, Mine.missing = text, version, missing
+    def serve(text: str, version: str = "0.33.0", missing: int = 0, endless: bool = False) -> str:
+        Mine.text, Mine.version, Mine.missing, Mine.endless = text, version, missing, endless
         return f"http://127.0.0.1:{http.server_port}"
 
     yield serve

@@ -60,6 +60,26 @@ def test_an_engine_that_began_again_counts_from_zero():
     )
 
 
+def test_an_engine_that_began_again_and_did_more_than_before_counts_from_zero():
+    """Some of its counters are beyond what they were, and the others are not."""
+    before = parse(
+        GOOD.replace("5.0e4", "900").replace(
+            'lookup_tokens_total{engine="0"} 100000', ('lookup_tokens_total{engine="0"} 1000')
+        )
+    )
+    now = parse(GOOD.replace("5.0e4", "800").replace("100000", "2000"))
+    found = figures(now, before, 1)
+    assert (found["prompt_tokens"], found["hit_rate"]) == (2000, 0.4)
+
+
+def test_an_engine_core_that_began_again_leaves_the_others_alone():
+    def both(first: str, second: str):
+        other = GOOD.replace('engine="0"', 'engine="1"')
+        return parse(GOOD.replace("100000", first) + other.replace("100000", second))
+
+    assert figures(both("40", "300"), both("1000", "100"), 1)["prompt_tokens"] == 40 + 200
+
+
 def test_engine_cores_add_up():
     found = figures(parse(GOOD + GOOD.replace('engine="0"', 'engine="1"')), None, 0)
     assert (found["engines"], found["prompt_tokens"]) == (2, 200_000)
@@ -164,6 +184,13 @@ def test_what_is_no_metrics_or_not_all_of_them_is_an_error(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert reason in printed.err
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["doctor"]])
+def test_an_endpoint_that_never_comes_to_an_end_is_an_error(capsys, server, monkeypatch, command):
+    monkeypatch.setattr("hybrid_pages.scrape._SECONDS", 0.5)
+    assert cli.main([*command, "--url", server(GOOD, endless=True)]) == 2
+    assert "it takes more than 0.5 s" in capsys.readouterr().err
 
 
 def test_each_interval_is_an_object(server):

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from hybrid_pages.models.config import ModelError
 from hybrid_pages.models.layers import Attention, Layer, State
 
-DEFAULT_BLOCK = 16
-"""``CacheConfig.DEFAULT_BLOCK_SIZE``."""
+DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
+"""Of vLLM without ``--block-size``: ``CacheConfig.DEFAULT_BLOCK_SIZE``, and what
+``vllm/platforms/cpu.py`` takes instead."""
 _LATENT_BLOCK = 128
 """Hybrid models with latent attention have blocks of a multiple of so many tokens."""
 _EXPORT_TOKENS = {"always": 1, "flashinfer": 64, "flashkda": 16}
@@ -174,7 +175,7 @@ def _plan(
         raise ModelError("expected layers of attention, found none: vLLM caches no prefixes then")
     latent = any(layer.latent for layer in attention)
     kernel = _CPU_LATENT if latent and device == "cpu" else KERNEL_TOKENS[device]
-    block = block_size or max(DEFAULT_BLOCK, kernel)
+    block = block_size or DEFAULT_BLOCK[device]
     exporting = bool(states) and all(
         state.export == "always" or (exports and state.export != "never") for state in states
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_pages.scrape import Samples
+from hybrid_pages.scrape import PREFIX, Sample, Samples
 
 SOURCES = ("local", "host", "disk", "remote", "other")
 """Of hit tokens, from the nearest."""
@@ -122,20 +122,50 @@ def _all_ours(samples: Samples) -> list[Any]:
     ]
 
 
+def _engine(sample: Sample) -> str:
+    return sample.labels.get("engine", "")
+
+
+def _key(sample: Sample) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return sample.name, tuple(sorted(sample.labels.items()))
+
+
+def _counters(samples: Samples) -> dict[tuple[str, tuple[tuple[str, str], ...]], Sample]:
+    return {
+        _key(sample): sample
+        for name, found in samples.by_name.items()
+        if name.startswith(PREFIX) and name.endswith("_total")
+        for sample in found
+    }
+
+
 def _speed(nbytes: float, seconds: float) -> float | None:
     return nbytes / seconds / 1e9 if seconds else None
 
 
 class _Span:
-    """Counters between two looks. One that is lower than before began again: the engine did."""
+    """Counters between two looks. An engine core of which one is lower than before began again, and
+    so did all others of it."""
 
     def __init__(self, now: Samples, before: Samples | None, seconds: float) -> None:
         self._now, self._before, self._seconds = now, before, seconds
+        earlier = {} if before is None else _counters(before)
+        began_again = {
+            _engine(sample)
+            for key, sample in _counters(now).items()
+            if key in earlier and sample.value < earlier[key].value
+        }
+        self._earlier = {
+            key: sample.value
+            for key, sample in earlier.items()
+            if _engine(sample) not in began_again
+        }
 
     def more(self, name: str, **labels: str) -> float:
-        value = self._now.ours(name, **labels)
-        earlier = 0.0 if self._before is None else self._before.ours(name, **labels)
-        return value if value < earlier else value - earlier
+        return sum(
+            sample.value - self._earlier.get(_key(sample), 0.0)
+            for sample in self._now.all(PREFIX + name, **labels)
+        )
 
     def rate(self, name: str) -> float | None:
         if self._before is None or self._seconds <= 0:
