@@ -271,6 +271,20 @@ def test_what_cannot_be_looked_at_is_said(capsys, tmp_path):
     assert [reason.partition(":")[0] for reason in found["skipped"]] == ["the size of a block"]
 
 
+def test_a_default_step_that_may_be_too_short_is_said(capsys, tmp_path):
+    config = config_of("FalconH1ForCausalLM") | {"num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["vllm", "serve", str(tmp_path), "--kv-transfer-config", ours()]
+    found = examined(capsys, *words)
+    assert names(found) == []
+    (reason,) = found["skipped"]
+    least = reason.partition("--max-num-batched-tokens ")[2].partition(" ")[0]
+    assert int(least) > 2048
+    words += ["--max-num-batched-tokens"]
+    assert examined(capsys, *words, least) == {"findings": [], "skipped": []}
+    assert names(examined(capsys, *words, "2048")) == ["step-below-two-blocks"]
+
+
 def test_options_in_a_file_count_before_those_of_the_command_line(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text(
@@ -367,6 +381,34 @@ def test_the_model_is_found_among_options(words):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["A=1 vllm serve m --max-model-len 1k"],
+        ["bash", "-lc", "exec env A=1 vllm serve m \\\n  --max-model-len 1k"],
+        [
+            "docker",
+            "run",
+            "-e",
+            "A=1",
+            "image",
+            "sh",
+            "-c",
+            "python -m x --model m --max-model-len 1k",
+        ],
+    ],
+)
+def test_a_command_may_be_quoted_as_a_whole(words):
+    command = read_command(words)
+    assert (command.model, command.number("max-model-len")) == ("m", 1000)
+    assert command.environment == {"A": "1"}
+
+
+def test_a_quoted_text_of_an_option_is_no_command():
+    command = read_command(["vllm", "serve", "m", "--chat-template", "we serve -m you"])
+    assert (command.model, command.text("chat-template")) == ("m", "we serve -m you")
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["vllm", "serve"], "expected a command such as `vllm serve MODEL"),
@@ -410,6 +452,15 @@ def of_engine(capsys, url: str) -> list[str]:
     found = names(json.loads(capsys.readouterr().out))
     assert status == int(bool(found))
     return found
+
+
+def test_prompts_are_compared_with_the_block_of_all_groups(capsys, server):
+    """vLLM tells the smallest block of its groups."""
+    text = GOOD.replace('block_size="784"', 'block_size="16"')
+    assert of_engine(capsys, server(text)) == []
+    text += 'vllm:hybrid_pages_block_tokens{engine="0"} 1500\n'
+    text = text.replace('le="1000"} 5', 'le="1000"} 9')
+    assert of_engine(capsys, server(text)) == ["short-prompts"]
 
 
 def test_a_good_engine_has_no_findings(capsys, server):

@@ -33,6 +33,8 @@ _REFUSED_SWITCHES = (
     "enable-dbo",
     "use-replayssm",
 )
+_LEAST_STEP = 2048
+"""The least default of ``--max-num-batched-tokens`` (``arg_utils.py: get_batch_defaults``)."""
 _ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _FLAG = (
     '--kv-transfer-config \'{"kv_connector":"HybridPagesConnector","kv_role":"kv_both",'
@@ -84,6 +86,7 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
             found += _machine(settings, cores)
             found += _disk(settings)
     found += findings(_situation(command, planned, settings))
+    _step(command, planned, skipped)
     return found, skipped
 
 
@@ -137,6 +140,17 @@ def _offloading(command: Command) -> Iterator[Finding]:
             f"--kv-offloading-size {size} puts a connector of vLLM's own in the place of the one "
             "that --kv-transfer-config names: hybrid-pages is not used",
             "drop --kv-offloading-size",
+        )
+
+
+def _step(command: Command, planned: Plan | None, skipped: list[str]) -> None:
+    if planned is None or not planned.checkpoint_bytes:
+        return
+    least = 2 * planned.block_tokens - 1
+    if command.number("max-num-batched-tokens") is None and least > _LEAST_STEP:
+        skipped.append(
+            f"the length of a step: this model needs --max-num-batched-tokens {least} or more, and "
+            f"vLLM's default is {_LEAST_STEP} to 16384, by the GPU"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
-from hybrid_pages.scrape import Samples
+from hybrid_pages.scrape import PREFIX, Samples
 from hybrid_pages.vllm.support import is_supported, supported_range
 
 _MANY_MISSES = 0.1
@@ -43,6 +43,12 @@ def _info(samples: Samples) -> Mapping[str, str]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def _block_tokens(samples: Samples) -> int | None:
+    """N: vLLM's own block size is that of the group with the smallest blocks."""
+    n = max((it.value for it in samples.all(f"{PREFIX}block_tokens")), default=0.0)
+    return int(n) if n else _number(_info(samples).get("block_size"))
 
 
 def _situation(samples: Samples) -> Situation:
@@ -121,7 +127,7 @@ def _ours(samples: Samples) -> Iterator[Finding]:
             fix,
         )
     if lookups and not hits:
-        n = _number(_info(samples).get("block_size"))
+        n = _block_tokens(samples)
         yield Finding(
             "no-hits",
             "hits",
@@ -263,7 +269,7 @@ def _slowest(samples: Samples) -> float:
 
 def _prompts(samples: Samples) -> Iterator[Finding]:
     """Prompts below a block, by vLLM's histogram."""
-    n = _number(_info(samples).get("block_size"))
+    n = _block_tokens(samples)
     buckets: dict[float, float] = {}
     for sample in samples.all("vllm:request_prompt_tokens_bucket"):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,13 +153,14 @@ class Command:
 def read_command(words: Sequence[str]) -> Command:
     """Reads ``[NAME=VALUE...] [python -m ...|vllm serve] [MODEL] [OPTIONS...]``.
 
+    It may also stand in one word, as behind ``bash -c``.
     Options of a ``--config`` file count as if they stood first, as in vLLM.
 
     Raises:
         WrongArgument: a --kv-transfer-config or a --speculative-config that is no JSON object, a
             --config file that can't be read, or no command at all.
     """
-    head, rest = _parted(list(words))
+    head, rest = _parted(_unquoted(words))
     environment = dict(
         (name, value) for name, equals, value in (word.partition("=") for word in head) if equals
     )
@@ -183,6 +185,20 @@ def read_command(words: Sequence[str]) -> Command:
         _object("kv-transfer-config", options, nested),
         _object("speculative-config", options, nested) or {},
     )
+
+
+def _unquoted(words: Sequence[str]) -> list[str]:
+    """The words of a command that is quoted as a whole, behind those that stand before it."""
+    for at, word in enumerate(words):
+        if word in ("serve", "-m"):
+            break
+        try:
+            inside = shlex.split(word.replace("\\\n", " "))
+        except ValueError:
+            continue
+        if len(inside) > 1 and ("serve" in inside or "-m" in inside):
+            return [*words[:at], *inside]
+    return list(words)
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
