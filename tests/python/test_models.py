@@ -88,6 +88,9 @@ def test_ranks_have_their_parts_and_repeat_heads_that_are_too_few():
     assert planned(QWEN36_27B, ranks=8).bytes_per_token == 2 * one.bytes_per_token
     with pytest.raises(ModelError, match="--tp: expected a divisor"):
         planned(QWEN36_27B, ranks=3)
+    # 24 heads of queries can't be put on 16 ranks, though those of keys and values can.
+    with pytest.raises(ModelError, match="--tp: expected a divisor of num_attention_heads, which"):
+        planned(QWEN36_27B, ranks=16)
 
 
 def test_a_checkpoint_that_says_how_its_cache_is_quantised_is_believed():

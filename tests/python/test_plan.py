@@ -98,6 +98,18 @@ def test_restoring_pays_from_some_length_on(capsys, model):
     assert never["break_even"]["tokens"] is None
 
 
+def test_windows_are_copied_once_and_not_for_each_token(capsys, model):
+    config = config_of("Gemma3ForCausalLM")  # 2 of 8 layers see everything, 6 see 512 tokens
+    words = [model(config), "--active-params", "12", "--tflops", "400", "--gb-per-s", "0.15"]
+    found = planned(capsys, *words)
+    # 60 us a token to compute; 8 KiB of it to copy, 55 us, and once 512 times 24 KiB of windows.
+    per_token = 2 * 12e9 / 400e12 - (8 << 10) / 0.15e9
+    expected = 512 * (24 << 10) / 0.15e9 / per_token
+    n = found["block_tokens"]
+    assert expected < found["break_even"]["tokens"] <= expected + 2 * n
+    assert found["break_even"]["tokens"] % n == 0
+
+
 def test_memory_grows_with_attention_alone(capsys, model):
     rows = planned(capsys, model(QWEN36_27B))["memory"]
     assert [row["tokens"] for row in rows] == [4096 << power for power in range(9)]

@@ -9,7 +9,7 @@ from typing import Any
 from hybrid_pages.models.attention import ATTENTION
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config
-from hybrid_pages.models.layers import Layer
+from hybrid_pages.models.layers import Layer, divided
 from hybrid_pages.models.recurrent import RECURRENT
 
 READERS = {**RECURRENT, **ATTENTION}
@@ -170,7 +170,8 @@ def layers_of(config: Config, choices: Choices) -> list[Layer]:
     Layers that keep nothing are left out, and those that share another one's pages.
 
     Raises:
-        ModelError: a family that is not known, or a configuration that lacks something.
+        ModelError: a family that is not known, a configuration that lacks something, or heads that
+            can't be put on the ranks (``config/model.py: verify_with_parallel_config``).
     """
     name = config.architecture or _BY_TYPE.get(config.text("model_type", ""), "")
     if name in REFUSED:
@@ -186,4 +187,7 @@ def layers_of(config: Config, choices: Choices) -> list[Layer]:
     count = config.get("num_hidden_layers")
     if isinstance(count, int) and count > _MOST_LAYERS:
         raise config.error(f"num_hidden_layers: expected at most {_MOST_LAYERS}, found {count}")
+    heads = config.amount("num_attention_heads", least=1)
+    if heads is not None:
+        divided("num_attention_heads", heads, choices.ranks)
     return reader(config, choices)

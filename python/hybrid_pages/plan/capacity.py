@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from hybrid_pages.models.blocks import Plan
@@ -10,6 +10,7 @@ from hybrid_pages.models.layers import Attention, State
 
 CONTEXTS = tuple(1 << power for power in range(12, 21))
 """4k to 1M tokens."""
+_MOST_TOKENS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def break_even(plan: Plan, *, active_params: float, tflops: float, gb_per_s: flo
     """Tokens from which on a restore takes less time than computing them; None for never.
 
     A token costs ``2 * active_params`` operations (attention's own, which grow with the length, are
-    left out, so the real length is shorter), a restore its pages and one checkpoint.
+    left out, so the real length is shorter), a restore what it copies: pages, of windows those that
+    are still seen, and one checkpoint.
 
     Args:
         plan: of the model.
@@ -91,8 +93,14 @@ def break_even(plan: Plan, *, active_params: float, tflops: float, gb_per_s: flo
         gb_per_s: from host memory to all ranks together, in 1e9 bytes per second.
     """
     compute = 2 * active_params / (tflops * 1e12)
-    transfer = plan.page_bytes / plan.block_tokens / (gb_per_s * 1e9)
-    if compute <= transfer:
+    n = plan.block_tokens
+
+    def pays(blocks: int) -> bool:
+        tokens = blocks * n
+        return compute * tokens > plan.kept_bytes(tokens) / (gb_per_s * 1e9)
+
+    # What a token adds to a restore never grows with the length, so once it pays, it always does.
+    most = max(1, _MOST_TOKENS // n)
+    if not pays(most):
         return None
-    least = plan.checkpoint_bytes / (gb_per_s * 1e9) / (compute - transfer)
-    return max(1, math.ceil(least / plan.block_tokens)) * plan.block_tokens
+    return (1 + bisect_left(range(1, most), True, key=pays)) * n
