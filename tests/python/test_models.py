@@ -93,6 +93,16 @@ def test_ranks_have_their_parts_and_repeat_heads_that_are_too_few():
         planned(QWEN36_27B, ranks=16)
 
 
+def test_groups_of_mamba2_are_one_or_a_multiple_of_the_ranks():
+    config = config_of("FalconH1ForCausalLM")
+    one, two = planned(config), planned(config, ranks=2)
+    # A single group is there on both ranks: 2 times 128 values in 3 columns of 8 layers.
+    assert two.checkpoint_bytes - one.checkpoint_bytes == 8 * 3 * 2 * 128 * 2
+    assert planned(config | {"mamba_n_groups": 2}, ranks=2)
+    with pytest.raises(ModelError, match="--tp: expected a divisor of the groups of Mamba-2"):
+        planned(config | {"mamba_n_groups": 2}, ranks=4)
+
+
 def test_a_checkpoint_that_says_how_its_cache_is_quantised_is_believed():
     config = config_of("LlamaForCausalLM")
     fp8 = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}

@@ -50,9 +50,12 @@ def test_the_cpu_of_the_tests_has_other_blocks(capsys, model):
     assert planned(capsys, *words)["block_tokens"] == 896
     assert planned(capsys, *words, "--block-size", "32")["block_tokens"] == 800
     assert planned(capsys, *words, "--block-size", "64")["block_tokens"] == 832
-    # There, states are float32 whatever the model says.
+    # There, states are float32 where the model does not say it.
     found = planned(capsys, model(config_of("GraniteMoeHybridForCausalLM")), "--device", "cpu")
     assert found["layers"][0]["state_bytes"] == (4096 + 256) * 3 * 2 + 64 * 64 * 128 * 4
+    text = QWEN36_27B["text_config"] | {"mamba_ssm_dtype": "bfloat16"}
+    found = planned(capsys, model(QWEN36_27B | {"text_config": text}), "--device", "cpu")
+    assert found["checkpoint_bytes"] == 48 * (61_440 + 3_145_728 // 2)
 
 
 def test_budgets_hold_what_fits(capsys, model):

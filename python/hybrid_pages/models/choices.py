@@ -27,6 +27,9 @@ class Choices:
     kv_dtype: str = "auto"
     conv_dtype: str = "auto"
     ssm_dtype: str = "auto"
+    state_dtype: str | None = None
+    """Of recurrent states of which neither ``ssm_dtype`` nor the family says a type; None for that
+    of the convolution's state."""
 
     def model_dtype(self, config: Config) -> str:
         """What the model is computed in.
@@ -66,7 +69,9 @@ class Choices:
         Raises:
             ModelError: no such type.
         """
-        found = auto if self.ssm_dtype == "auto" else self.ssm_dtype
+        found = self.state_dtype if auto is None else auto
+        if self.ssm_dtype != "auto":
+            found = self.ssm_dtype
         if found is None:
             return self.conv_bytes(config)
         if not isinstance(found, str) or found not in TYPE_BYTES:

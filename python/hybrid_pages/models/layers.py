@@ -146,10 +146,9 @@ def mamba2(
     conv_bytes: int,
     state_bytes: int,
 ) -> State:
-    """Mamba-2: ``mamba2_state_shape``. Groups that can't be cut are repeated on the ranks
-    (``extra_groups_for_head_shards``)."""
-    if groups % ranks:
-        groups = ranks
+    """Mamba-2: ``mamba2_state_shape``. A single group is repeated on the ranks
+    (``extra_groups_for_head_shards``); of several, each rank has its part (``mamba_mixer2.py``)."""
+    groups = ranks if groups == 1 else ranks * divided("the groups of Mamba-2", groups, ranks)
     conv = divided("the convolution's width", inner + 2 * groups * states, ranks)
     own = divided("the heads of Mamba-2", heads, ranks)
     return State(

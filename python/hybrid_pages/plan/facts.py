@@ -92,11 +92,14 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
 
 def choices_of(args: SimpleNamespace) -> Choices:
     """What the command line chooses, as vLLM would."""
-    ssm = args.ssm_dtype
-    if args.device == "cpu" and ssm == "auto":
+    return Choices(
+        ranks=args.tp,
+        dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
+        ssm_dtype=args.ssm_dtype,
         # vllm/platforms/cpu.py, on processors with AVX-512 BF16.
-        ssm = "float32"
-    return Choices(ranks=args.tp, dtype=args.dtype, kv_dtype=args.kv_dtype, ssm_dtype=ssm)
+        state_dtype="float32" if args.device == "cpu" else None,
+    )
 
 
 def _planned(config: Config, choices: Choices, args: SimpleNamespace) -> Plan:
