@@ -186,12 +186,20 @@ def test_wide_heads_of_full_attention_have_smaller_blocks():
         ({"layer_types": ["other"] * 8}, "layers of an unknown kind: other"),
         ({"layer_types": "x"}, "layer_types: expected a list of strings"),
         ({"linear_num_value_heads": None}, "linear_num_value_heads: expected a positive"),
+        ({"head_dim": None, "hidden_size": 8}, "heads that have a positive width, found 8 of 0"),
         ({"text_config": 5}, "text_config: expected a JSON object"),
     ],
 )
 def test_a_configuration_that_says_too_little_is_refused(change, reason):
     with pytest.raises(ModelError, match=reason):
         planned(config_of("Qwen3NextForCausalLM") | change)
+
+
+@pytest.mark.parametrize("value", [[1], {"head_dim": "x"}, {"num_key_value_heads": 0}])
+def test_a_layer_of_its_own_that_is_none_is_refused(value):
+    config = config_of("Gemma4ForCausalLM") | {"per_layer_config": {"0": value}}
+    with pytest.raises(ModelError, match=r"per_layer_config: expected|a positive width, found"):
+        planned(config)
 
 
 def test_sparse_indexers_and_unknown_windows_are_not_guessed():

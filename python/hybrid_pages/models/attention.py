@@ -39,6 +39,11 @@ def full(
         width = config.amount("head_dim", least=1)
     if width is None:
         width = config.number("hidden_size") // config.number("num_attention_heads")
+    for found in (heads, width):
+        if type(found) is not int or found < 1:
+            raise config.error(
+                f"expected heads that have a positive width, found {heads!r} of {width!r} values"
+            )
     ranks = choices.ranks
     if heads % ranks and ranks % heads:
         raise config.error(
@@ -145,6 +150,8 @@ def _gemma4(config: Config, choices: Choices) -> list[Layer]:
         raise config.error(f"layer_types: expected one for each of {count} layers, found {kinds}")
     own = config.get("per_layer_config")
     own = own if isinstance(own, dict) else None
+    if own and not all(isinstance(it, dict) for it in own.values()):
+        raise config.error("per_layer_config: expected an object for each layer")
     heads, width = config.number("num_key_value_heads"), config.number("head_dim")
     wide = {"head_dim": config.number("global_head_dim")}
     if config.get("attention_k_eq_v", False) and config.get("num_global_key_value_heads"):
