@@ -217,6 +217,13 @@ def test_one_draft_is_found_where_kernels_export_states(capsys, tmp_path, words)
     assert names(examined(capsys, *command)) == []
 
 
+def test_drafts_make_blocks_longer(capsys, model):
+    words = ["vllm", "serve", model, "--kv-transfer-config", ours(), "--spec-tokens", "2"]
+    (found,) = examined(capsys, *words, "--max-num-batched-tokens", "1567")["findings"]
+    assert found["name"] == "step-below-two-blocks"
+    assert found["fix"].startswith("--max-num-batched-tokens 1599 ")
+
+
 def test_the_cores_of_an_engine_share_the_machine(capsys, model):
     words = ["vllm", "serve", model, "--kv-transfer-config", ours(host_gb=600)]
     assert names(examined(capsys, *words)) == []

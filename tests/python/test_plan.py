@@ -101,6 +101,12 @@ def test_restoring_pays_from_some_length_on(capsys, model):
     assert never["break_even"]["tokens"] is None
 
 
+def test_drafts_make_states_wider(capsys, model):
+    found = planned(capsys, model(QWEN36_27B), "--drafts", "2")
+    assert found["checkpoint_bytes"] == 48 * (10240 * 5 * 2 + 3_145_728)
+    assert found["block_tokens"] == 800
+
+
 def test_windows_are_copied_once_and_not_for_each_token(capsys, model):
     config = config_of("Gemma3ForCausalLM")  # 2 of 8 layers see everything, 6 see 512 tokens
     words = [model(config), "--active-params", "12", "--tflops", "400", "--gb-per-s", "0.15"]

@@ -83,13 +83,16 @@ def kept(spec: Any) -> tuple[int, int | None]:
     return spec.real_page_size_bytes // spec.block_size, getattr(spec, "sliding_window", None)
 
 
-def planned(folder: Path, ranks: int, options: dict[str, Any], device: str) -> Plan:
+def planned(
+    folder: Path, ranks: int, options: dict[str, Any], device: str, drafts: int = 0
+) -> Plan:
     choices = Choices(
         ranks=ranks,
         kv_dtype=options["kv_cache_dtype"],
         ssm_dtype=options["mamba_ssm_cache_dtype"],
         dtype=options["dtype"],
         state_dtype="float32",
+        drafts=drafts,
     )
     layers = layers_of(Config.read(folder / "config.json"), choices)
     return plan(layers, ranks=ranks, device=device, block_size=options.get("block_size"))
@@ -115,10 +118,14 @@ def test_the_plan_is_what_vllm_makes_of_a_model(monkeypatch, tmp_path, family, s
         options.setdefault("block_size", 16)
         sizes = staticmethod(lambda *_: [MultipleOf(16)])
         monkeypatch.setattr(CPUAttentionBackend, "get_supported_kernel_block_sizes", sizes)
-    elif family == "deepseek":
-        device, options["block_size"] = "cpu", block or 32
+    if family == "deepseek":  # on CPUs, vLLM keeps latents in one type and one kind of block
+        options |= dict(kv_cache_dtype="auto", block_size=block or 32)
+        device = "cpu"
+    drafts = random.choice([0, 0, 2])
+    guess = dict(method="ngram", num_speculative_tokens=drafts, prompt_lookup_max=3)
     config = EngineArgs(
         model=str(tmp_path),
+        speculative_config=guess if drafts else None,
         skip_tokenizer_init=True,
         load_format="dummy",
         enforce_eager=True,
@@ -131,7 +138,7 @@ def test_the_plan_is_what_vllm_makes_of_a_model(monkeypatch, tmp_path, family, s
     config.cache_config.kv_cache_layout = config.cache_config.kv_cache_layout or "LBNHC"
     specs = specs_of(config)
     groups = planning.get_kv_cache_groups(config, dict(specs))
-    found = planned(tmp_path, ranks, options, device)
+    found = planned(tmp_path, ranks, options, device, drafts)
     assert Counter(
         (layer.nbytes, None) if isinstance(layer, State) else (layer.token_bytes, layer.window)
         for layer in found.layers

@@ -58,6 +58,14 @@ def plan(
         Optional[int],  # noqa: UP045
         typer.Option(parser=_TOKENS, metavar="TOKENS", help="--block-size; default vLLM's."),
     ] = None,
+    drafts: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            parser=read(whole(1024)),
+            metavar="N",
+            help="num_speculative_tokens of --speculative-config: states get wider.",
+        ),
+    ] = None,
     exports: Annotated[
         bool,
         typer.Option(

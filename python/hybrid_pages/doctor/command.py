@@ -183,6 +183,7 @@ def _planned(command: Command, skipped: list[str]) -> Plan | None:
         kv_dtype=command.text("kv-cache-dtype", "auto"),
         conv_dtype=command.text("mamba-cache-dtype", "auto"),
         ssm_dtype=command.text("mamba-ssm-cache-dtype", "auto"),
+        drafts=command.drafts(),
     )
     try:
         config = Config.read(find(command.model, command.text("revision", "main")))

@@ -30,6 +30,8 @@ class Choices:
     state_dtype: str | None = None
     """Of recurrent states of which neither ``ssm_dtype`` nor the family says a type; None for that
     of the convolution's state."""
+    drafts: int = 0
+    """Tokens that are guessed in each step: convolutions keep one more column for each."""
 
     def model_dtype(self, config: Config) -> str:
         """What the model is computed in.

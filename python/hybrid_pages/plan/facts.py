@@ -47,6 +47,7 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
         "architecture": config.name,
         "tp": args.tp,
         "device": args.device,
+        "drafts": choices.drafts,
         "dtype": choices.model_dtype(config),
         "layers": _counted(found),
         "groups": [
@@ -99,6 +100,7 @@ def choices_of(args: SimpleNamespace) -> Choices:
         ssm_dtype=args.ssm_dtype,
         # vllm/platforms/cpu.py, on processors with AVX-512 BF16.
         state_dtype="float32" if args.device == "cpu" else None,
+        drafts=args.drafts or 0,
     )
 
 
