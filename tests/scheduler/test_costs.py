@@ -81,6 +81,12 @@ def test_no_checkpoints(warnings: Any) -> None:
     assert warnings(connector(checkpoint_mode="none")) == ["checkpoint-mode"]
 
 
+def test_weights_that_may_change(warnings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    assert warnings() == ["resets"]
+    assert warnings(connector(follow_engine_resets=True)) == []
+
+
 @pytest.mark.parametrize(("policy", "said"), [("fail", 1), ("recompute", 0)])
 def test_a_sibling_whose_failed_loads_end_requests(
     caplog: pytest.LogCaptureFixture, policy: str, said: int

@@ -76,12 +76,16 @@ def _situation(
         has_remote=bool(settings.remote_url),
         publishes_events=versions.publishes_events(config),
         kv_role=_role(own.is_kv_producer, own.is_kv_consumer),
-        changes_weights="weight_transfer_config"
-        if config.weight_transfer_config is not None
-        else "",
+        changes_weights=_changes_weights(config),
         follows_resets=settings.follow_engine_resets,
         checkpoint_mode=settings.checkpoint_mode,
     )
+
+
+def _changes_weights(config: "VllmConfig") -> str:
+    if config.weight_transfer_config is not None:
+        return "weight_transfer_config"
+    return "VLLM_SERVER_DEV_MODE=1" if os.environ.get("VLLM_SERVER_DEV_MODE") == "1" else ""
 
 
 def _role(stores: bool, loads: bool) -> str:
