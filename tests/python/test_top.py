@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,11 +12,13 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from endpoint import GOOD
 from hybrid_pages import cli
 from hybrid_pages.scrape import base_of, parse
 from hybrid_pages.top.figures import figures
+from hybrid_pages.top.view import view
 
 # What runs in the background ignores interrupts, and so do its children.
 CALL = (
@@ -157,6 +160,22 @@ def test_once_shows_everything_since_the_start(capsys, server):
     assert found["hit_rates"]["host"] == 0.5
     assert found["disk"]["quota_bytes"] == 1000
     assert found["since"] == "start"
+
+
+def test_nothing_is_lost_on_a_narrow_or_low_terminal():
+    text = GOOD.replace("100000", "123456789012").replace("5.0e4", "61728394506")
+    found = figures(parse(text + REMOTE), None, 0)
+    console = Console(width=45, file=io.StringIO())
+    console.print(view("http://localhost:8000", found, found))
+    lines = console.file.getvalue().splitlines()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    at = next(at for at, line in enumerate(lines) if line.startswith("looked up"))
+    shown = [line[len("looked up") :].split() for line in lines[at : at + 2]]
+    assert {"".join(pieces) for pieces in zip(*shown, strict=True)} == {"123,456,789,012"}
+    # A bar that is cut would show another share.
+    (host,) = [line.split()[-1] for line in lines if line.startswith("host")]
+    assert host.count("\N{FULL BLOCK}") == round(0.6 * len(host))
+    assert any("failures: 3 remote: deadline" in line for line in lines[:6])
 
 
 def test_without_the_connector_it_says_so(capsys, server):

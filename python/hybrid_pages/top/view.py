@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +46,8 @@ def view(
     parts: list[RenderableType] = [head]
     if note:
         parts.append(Text(note, style="bold red"))
+    if failed := _failed(totals):  # also here: a low terminal cuts the end off
+        parts.append(Text(f"failures: {failed}", style="bold red"))
     parts += [Text(), _hits(figures, totals, since), Text(), _room(figures), Text()]
     parts.append(_copies(figures, totals))
     parts += [Text(), *_counts(figures, totals)]
@@ -53,7 +57,8 @@ def view(
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if not at or not column else "right")
+        left = not at or not column
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
     return table
 
 
@@ -72,7 +77,7 @@ def _hits(figures: dict[str, Any], totals: dict[str, Any], since: Any) -> Table:
             f"hit: {source}",
             _share(rate),
             _share(totals["hit_rates"][source]),
-            _bar([(_COLOURS[source], totals["hit_rates"][source] or 0.0)]),
+            _Bar([(_COLOURS[source], totals["hit_rates"][source] or 0.0)]),
         )
     table.add_row("hit: all", _share(figures["hit_rate"]), _share(totals["hit_rate"]), "")
     reasons = ", ".join(f"{n:,.0f} {reason}" for reason, n in totals["missing_states"].items())
@@ -85,14 +90,24 @@ def _hits(figures: dict[str, Any], totals: dict[str, Any], since: Any) -> Table:
     return table
 
 
-def _bar(parts: list[tuple[str, float]]) -> Text:
-    bar, drawn = Text(), 0
-    for colour, share in parts:
-        width = min(round(share * _BAR), _BAR - drawn)
-        bar.append("█" * width, style=colour)
-        drawn += width
-    bar.append("·" * (_BAR - drawn), style="dim")
-    return bar
+class _Bar:
+    """Shares of a whole, as wide as there is room."""
+
+    def __init__(self, parts: list[tuple[str, float]], said: str = "") -> None:
+        self._parts, self._said = parts, said
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, _BAR + cell_len(self._said))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bar, drawn = Text(), 0
+        whole = min(_BAR, options.max_width)
+        for colour, share in self._parts:
+            width = min(round(share * whole), whole - drawn)
+            bar.append("█" * width, style=colour)
+            drawn += width
+        bar.append("·" * (whole - drawn), style="dim")
+        yield bar.append(self._said, style="bold red")
 
 
 def _room(figures: dict[str, Any]) -> Table:
@@ -104,7 +119,7 @@ def _room(figures: dict[str, Any]) -> Table:
         "host",
         size(used),
         size(total),
-        _bar([(_COLOURS[kind], nbytes / total) for kind, nbytes in host["bytes"].items()]),
+        _Bar([(_COLOURS[kind], nbytes / total) for kind, nbytes in host["bytes"].items()]),
     )
     for kind, nbytes in host["bytes"].items():
         if nbytes:
@@ -113,8 +128,7 @@ def _room(figures: dict[str, Any]) -> Table:
     if disk is not None:
         here, quota = sum(disk["used_bytes"].values()), disk["quota_bytes"]
         state = "out: it hung" if disk["out"] else "" if disk["lasting"] else "ends with the engine"
-        bar = _bar([("blue", here / quota)])
-        bar.append(f" {state}", style="bold red")
+        bar = _Bar([("blue", here / quota)], f" {state}" if state else "")
         table.add_row("disk", size(here), size(quota), bar)
     if (remote := figures["remote"]) is not None:
         state = "out: it failed or hung" if remote["out"] else ""
@@ -187,10 +201,13 @@ def _counts(figures: dict[str, Any], totals: dict[str, Any]) -> list[Text]:
         said = ", ".join(f"{n:,.0f} {name}" for name, n in totals[key].items())
         lines.append(Text(f"{label:<12}{said or 'nothing'}"))
     lines += _remote(totals)
-    failed = dict(totals["failures"])
-    for tier in ("disk", "remote"):
-        failed |= {f"{tier}: {key}": n for key, n in totals[f"{tier}_failures"].items()}
-    failed = {name: n for name, n in failed.items() if n}
-    said = ", ".join(f"{n:,.0f} {name}" for name, n in failed.items())
-    lines.append(Text(f"{'failures':<12}{said or 'none'}", style="bold red" if failed else ""))
+    failed = _failed(totals)
+    lines.append(Text(f"{'failures':<12}{failed or 'none'}", style="bold red" if failed else ""))
     return lines
+
+
+def _failed(totals: dict[str, Any]) -> str:
+    found = dict(totals["failures"])
+    for tier in ("disk", "remote"):
+        found |= {f"{tier}: {key}": n for key, n in totals[f"{tier}_failures"].items()}
+    return ", ".join(f"{n:,.0f} {name}" for name, n in found.items() if n)
