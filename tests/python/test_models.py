@@ -117,6 +117,25 @@ def test_a_checkpoint_that_says_how_its_cache_is_quantised_is_believed():
             )
 
 
+def test_old_checkpoints_say_how_they_are_quantised_in_a_file_beside(tmp_path: Path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config_of("LlamaForCausalLM")))
+
+    def token_bytes() -> int:
+        return layers_of(Config.read(file), Choices())[0].token_bytes
+
+    plain, beside = token_bytes(), tmp_path / "hf_quant_config.json"
+    says = {"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}
+    beside.write_text(json.dumps(says))
+    assert token_bytes() == plain // 2
+    file.rename(file := tmp_path / "other.json")
+    assert token_bytes() == plain
+    file.rename(file := tmp_path / "config.json")
+    beside.write_text("{")
+    with pytest.raises(ModelError, match=r"hf_quant_config.json: expected JSON"):
+        token_bytes()
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_scheme_of_llm_compressor_for_the_cache_is_fp8(nested):
     scheme = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}

@@ -89,7 +89,9 @@ def _quantised(config: Config, latent: bool) -> str | None:
         return None
     if quantised.get("quant_method") == "compressed-tensors":
         return "fp8" if quantised.get("kv_cache_scheme") and not latent else None
-    if not str(quantised.get("quant_method", "")).startswith("modelopt"):
+    producer = quantised.get("producer")
+    old = isinstance(producer, dict) and producer.get("name") == "modelopt"
+    if not old and not str(quantised.get("quant_method", "")).startswith("modelopt"):
         return None
     inner = quantised.get("quantization", quantised)
     for values in (inner, quantised):

@@ -62,6 +62,18 @@ def _hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file}: expected a readable file: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: expected JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{file}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
 class Config:
     """The values of a configuration; those of the language model shadow the outer ones.
 
@@ -87,21 +99,16 @@ class Config:
 
     @classmethod
     def read(cls, file: Path) -> Config:
-        """Reads a JSON file.
+        """Reads a JSON file, and beside a ``config.json`` what old ModelOpt writes of quantisation
+        (``transformers_utils/config.py: get_config``).
 
         Raises:
-            ModelError: it can't be read or is no JSON object.
+            ModelError: one can't be read or is no JSON object.
         """
-        try:
-            values = json.loads(file.read_bytes())
-        except OSError as error:
-            raise ModelError(
-                f"{file}: expected a readable file: {error.strerror or error}"
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{file}: expected JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ModelError(f"{file}: expected a JSON object, found {type(values).__name__}")
+        values = _object(file)
+        beside = file.with_name("hf_quant_config.json")
+        if file.name == "config.json" and "quantization_config" not in values and beside.is_file():
+            values["quantization_config"] = _object(beside)
         return cls(str(file), values)
 
     def over(self, defaults: Mapping[str, Any]) -> Config:
