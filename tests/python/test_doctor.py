@@ -142,6 +142,11 @@ def test_a_good_command_line_has_no_findings(capsys, model):
         (["--weight-transfer-config", "{}"], "resets"),
         (["--weight-transfer-config.backend", "nccl"], "resets"),
         (["-n", "2"], "nnodes"),
+        (["--ubatch-size", "2"], "ubatch-size"),
+        (["--ec-transfer-config", "{}"], "ec-transfer-config"),
+        (["-sc", '{"method": "suffix", "num_speculative_tokens": 2}'], "drafts"),
+        (["--spec-method", "dflash", "--spec-tokens", "2"], "drafts"),
+        (["-sc", '{"method": "qwen3_next_mtp", "num_speculative_tokens": 8}'], "drafts"),
         (["--kv-offloading-size", "4"], "kv-offloading"),
         (["--kv-transfer-config.kv_connector_extra_config.host_gb", "8"], "no-connector"),
     ],
@@ -178,6 +183,8 @@ def test_settings_that_cost_are_found(capsys, model, extra, name):
         ["--prefix-cache-retention-interval", "0"],
         ["--kv-offloading-size", "None"],
         ["--block-size", "None"],
+        ["-sc", '{"method": "qwen3_next_mtp", "num_speculative_tokens": 3}'],
+        ["--ubatch-size", "0"],
     ],
 )
 def test_options_that_cost_nothing_are_not_found(capsys, model, words):

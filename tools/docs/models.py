@@ -22,6 +22,7 @@ _DEFAULTS = dict(
     dtype="auto",
     kv_dtype="auto",
     ssm_dtype="auto",
+    drafts=None,
     device="cuda",
     block_size=None,
     exports=False,

@@ -20,6 +20,7 @@ from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError, find
 from hybrid_pages.models.families import layers_of
 from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.speculation import MOST_DRAFTS, WITH_LAYERS, WITHOUT_LAYERS
 
 _REFUSED = {
     "pipeline-parallel-size": "1",
@@ -68,6 +69,7 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
             Finding("no-connector", "hits", f"{what}: hybrid-pages is not used", f"add {_FLAG}")
         )
     else:
+        found += _drafts(command)
         found += _roles(command, ours)
         found += _offloading(command)
         given, cores = ours.get("kv_connector_extra_config") or {}, _engine_cores(command)
@@ -100,6 +102,17 @@ def _refused(command: Command) -> Iterator[Finding]:
     for name in _REFUSED_SWITCHES:
         if command.is_on(name):
             yield Finding(name, "start", f"--{name} is not supported", f"drop --{name}")
+    if (command.number("ubatch-size", 0, least=0) or 0) > 1:
+        yield Finding(
+            "ubatch-size", "start", "microbatches are not supported", "drop --ubatch-size"
+        )
+    if "ec-transfer-config" in command.options:
+        yield Finding(
+            "ec-transfer-config",
+            "start",
+            "encoder cache transfer is not supported",
+            "drop --ec-transfer-config",
+        )
     if command.is_on("enable-prefix-caching") is False:
         yield Finding(
             "prefix-caching",
@@ -114,6 +127,25 @@ def _refused(command: Command) -> Iterator[Finding]:
             "start",
             f"--mamba-cache-mode {mode}: states are kept nowhere",
             "use --mamba-cache-mode align, the default with prefix caching",
+        )
+
+
+def _drafts(command: Command) -> Iterator[Finding]:
+    method = command.speculative.get("method") or command.text("spec-method")
+    known = (*WITHOUT_LAYERS, *WITH_LAYERS)
+    if method and method not in known and not str(method).endswith("_mtp"):
+        yield Finding(
+            "drafts",
+            "start",
+            f"drafts by {method} are not supported",
+            f"use one of {', '.join(known)}, or no drafts",
+        )
+    if (drafts := command.drafts()) > MOST_DRAFTS:
+        yield Finding(
+            "drafts",
+            "start",
+            f"{drafts} drafts in each step are not supported",
+            f"take at most {MOST_DRAFTS}",
         )
 
 
