@@ -16,6 +16,7 @@ from hybrid_pages import HybridPagesError
 
 PREFIX = "vllm:hybrid_pages_"
 """Of our metrics."""
+_ENGINE = "vllm:"
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -117,6 +118,11 @@ def scrape(url: str) -> Samples:
         raise ScrapeError(
             f"{address}: expected metrics, found a text without any: name the address that "
             "`vllm serve` listens on"
+        )
+    if not any(name.startswith(_ENGINE) for name in samples.by_name):
+        raise ScrapeError(
+            f"{address}: expected vLLM's metrics, found those of another program: name the address "
+            "that `vllm serve` listens on, and start it without --disable-log-stats"
         )
     return samples
 

@@ -194,6 +194,7 @@ def test_an_endpoint_that_does_not_answer_is_an_error(capsys):
     [
         ("<html><body>Welcome</body></html>", 0, "expected metrics, found a text without any"),
         (GOOD, 1000, "ends 1000 bytes early"),
+        ("process_cpu_seconds_total 5\n", 0, "expected vLLM's metrics, found those of another"),
     ],
 )
 def test_what_is_no_metrics_or_not_all_of_them_is_an_error(
