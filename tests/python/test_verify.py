@@ -127,6 +127,7 @@ def test_prompts_are_read_from_lines_and_objects(tmp_path):
         ('{"prompt_token_ids": [1, true]}', "a.jsonl:2: "),
         ('{"prompt_token_ids": [-1]}', "a.jsonl:2: "),
         ("[" * 100_000, "a.jsonl:2: expected a JSON object"),
+        (r'{"prompt": "half of a character: \ud83d"}', "a.jsonl:2: expected a JSON object"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, line, said):
@@ -330,11 +331,21 @@ def test_our_settings_are_found_beside_others():
     assert children[1]["kv_connector_extra_config"] == ALL
 
 
+def test_a_disk_that_cannot_be_made_is_told(tmp_path):
+    disk = str(tmp_path / "none" / "cache.verify-run")
+    with pytest.raises(SettingsError, match="disk_path: expected a directory .*/none$"):
+        list(main._folders({"disk": disk, "remote": ""}))
+
+
 @pytest.mark.parametrize(
     ("transfer", "said"),
     [
         ({"kv_connector": "LMCacheConnectorV1"}, "found 'LMCacheConnectorV1'"),
         ({"kv_role": "kv_producer"}, "kv_role: expected 'kv_both', found 'kv_producer'"),
+        (
+            {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [1]}},
+            "connectors: expected a list of configurations, found [1]",
+        ),
     ],
 )
 def test_an_engine_that_restores_nothing_of_its_own_is_refused(transfer, said):
@@ -669,6 +680,7 @@ def test_a_log_stays_where_it_tells_more(tmp_path, monkeypatch):
     [
         (["m", "--json", "-", "--markdown", "-"], "found two"),
         (["m", "--json", "/none/at/all.json"], "--json: expected a directory to write in"),
+        (["m", "--json", "a", "--markdown", "a"], "found one for both: a"),
         (["m", "--markdown", "/"], "--markdown: expected a file that can be written"),
         (["m", "--scratch", "/none/at/all"], "--scratch: expected a directory"),
         (["m", "--prompts", "/none"], "/none: expected a text file"),

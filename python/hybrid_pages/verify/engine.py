@@ -213,6 +213,12 @@ def _arrange(
         SettingsError: flags that vLLM does not take or that verify can't use.
     """
     arguments = versions.serve_arguments(model, flags)
+    size = arguments.kv_offloading_size
+    if size is not None:
+        raise SettingsError(
+            f"--kv-offloading-size: expected none, found {size:g}: with it vLLM takes a connector "
+            "of its own instead of HybridPagesConnector: drop the flag"
+        )
     arranged = arrange(_plain(arguments.kv_transfer_config), Start(**start))
     told = {
         "tiers": arranged.tiers,

@@ -60,7 +60,7 @@ def run(args: SimpleNamespace) -> int:
         )
         for path, text in ((args.json, as_json(found)), (args.markdown, markdown(found))):
             if path is not None and str(path) != "-":
-                path.write_text(text if text.endswith("\n") else f"{text}\n")
+                path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
     except KeyboardInterrupt:
         print("hybrid-pages verify: interrupted", file=sys.stderr)
         return 130
@@ -93,6 +93,8 @@ def _check(args: SimpleNamespace) -> None:
         path = getattr(args, name)
         if path is not None and str(path) != "-":
             _require_writable(f"--{name}", path.absolute())
+    if args.json is not None and args.json == args.markdown:
+        raise SettingsError(f"expected a file for each report, found one for both: {args.json}")
     if args.scratch is not None and not args.scratch.is_dir():
         raise SettingsError(f"--scratch: expected a directory, found none: {args.scratch}")
 
@@ -204,6 +206,10 @@ def _folders(arranged: dict[str, Any]) -> Iterator[Path]:
     """
     if arranged["disk"]:
         disk = Path(arranged["disk"])
+        if not disk.parent.is_dir():
+            raise SettingsError(
+                f"disk_path: expected a directory that it can be made in, found none: {disk.parent}"
+            )
         if not os.access(disk.parent, os.R_OK | os.W_OK | os.X_OK):
             raise SettingsError(
                 f"--scratch: expected a directory for the disk tier's files, found no permission "

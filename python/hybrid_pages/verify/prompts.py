@@ -62,6 +62,8 @@ def object_of(path: Path, number: int, line: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(line)
+        # JSON can name halves of a character, which no tokenizer takes.
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}:{number}: expected a JSON object, found {error}") from None
     if not isinstance(found, dict):

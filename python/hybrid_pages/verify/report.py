@@ -214,7 +214,7 @@ def _ending(found: Mapping[str, Any]) -> str:
         if all(row["verdict"] == EQUAL for row in restored)
         else "equal but for the engine's own noise"
     )
-    rest = f" ({less} had nothing to restore)" if less else ""
+    rest = f" ({less} had nothing restored)" if less else ""
     return f"Verified: {len(restored)} restored answers, {how}{rest}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,12 @@ def arrange(transfer: Mapping[str, Any] | None, start: Start) -> Arranged:
     outer = {**transfer}
     extra = {**(outer.get("kv_connector_extra_config") or {})}
     if outer.get("kv_connector") == "MultiConnector":
-        children = [{**child} for child in extra.get("connectors") or ()]
+        given = extra.get("connectors") or []
+        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            raise SettingsError(
+                f"connectors: expected a list of configurations, found {reprlib.repr(given)}"
+            )
+        children = [{**child} for child in given]
         ours = next((each for each in children if each.get("kv_connector") == _CONNECTOR), None)
         outer["kv_connector_extra_config"] = {**extra, "connectors": children}
         notes.append("other connectors run beside; what they load counts as `other`")

@@ -18,7 +18,7 @@ def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
     """The engine's arguments of ``vllm serve MODEL FLAGS``; what only the server reads is dropped.
 
     Raises:
-        SettingsError: vLLM does not take the flags; with its own words.
+        SettingsError: vLLM does not take the flags; with its own words. Or they name a model.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -33,6 +33,12 @@ def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
         _, _, reason = said.getvalue().partition("error: ")
         words = " ".join(reason.split()) or "it ended instead of reading them"
         raise SettingsError(f"flags of vLLM: {words}") from None
+    other = getattr(found, "model_tag", None) or (found.model if found.model != model else None)
+    if other is not None:
+        raise SettingsError(
+            f"flags of vLLM: expected no other model than {model}, found {other!r}: name it once, "
+            "before `--`"
+        )
     return AsyncEngineArgs.from_cli_args(found)
 
 
