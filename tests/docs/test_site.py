@@ -102,6 +102,19 @@ def test_the_search_knows_every_page(site):
     assert any("host_gb" in text for at, text in texts.items() if at.startswith("vllm.html"))
 
 
+def test_the_search_puts_settings_first_and_the_reference_behind_guides(site):
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    weights = {
+        urldefrag(entry["location"])[0]: entry["boost"]
+        for entry in index["docs"]
+        if entry.get("boost", 1) != 1
+    }
+    assert [page for page, weight in weights.items() if weight > 1] == ["vllm.html"]
+    assert "changelog.html" in weights
+    references = {str(path.relative_to(site)) for path in (site / "reference").glob("*.html")}
+    assert references < set(weights)
+
+
 def test_the_reference_has_every_public_name(pages, site):
     names = [name for name in hybrid_pages.__all__ if not name.startswith("__")]
     anchors = {

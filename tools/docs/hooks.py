@@ -31,6 +31,11 @@ OUTER = {
 """Documents outside of `docs/`, and the pages that they become."""
 README = "index.md"
 """What a link to the README leads to."""
+WEIGHTS = {
+    "vllm.md": 4.0,
+    **dict.fromkeys(("reference/", "architecture.md", "changelog.md", "contributing.md"), 0.1),
+}
+"""How much pages count in the search: the settings come first, what holds most words last."""
 
 _LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 _COMMANDS = "<!-- commands -->"
@@ -57,6 +62,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links through the repository into links within the site, and lists the commands."""
     at = page.file.src_uri
+    for start, weight in WEIGHTS.items():
+        if at.startswith(start):
+            page.meta["search"] = {"boost": weight}
 
     def link(found: re.Match[str]) -> str:
         path = _in_repository(at, found[2])
