@@ -161,15 +161,16 @@ def test_built_in_prompts_lie_around_boundaries_and_fit():
 
 
 class Tokenizer:
-    """An engine that only reads texts: a token a character."""
+    """An engine that only reads texts: a token a character, and no more than so many."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self.asked: list[str] = []
+        self.most = most
 
     def ask(self, command: str, texts: list[str]) -> dict[str, Any]:
         assert command == "encode"
         self.asked += texts
-        return {"tokens": [[ord(letter) % 128 for letter in text] for text in texts]}
+        return {"tokens": [[ord(letter) % 128 for letter in text[: self.most]] for text in texts]}
 
 
 FACTS = {"block_tokens": N, "vocab": 128, "longest": 4096, "has_tokenizer": True}
@@ -186,6 +187,14 @@ def test_prompts_are_text_where_there_is_a_tokenizer_and_ids_where_not():
     assert "random tokens" in made({**FACTS, "has_tokenizer": False})[0].name
     text, ids = made(given=[Given("a", "word"), Given("b", tokens=(1, 2))])
     assert (len(text.tokens), ids.tokens) == (4, (1, 2))
+
+
+@pytest.mark.parametrize("most", [0, 100])
+def test_prompts_are_ids_where_the_tokenizer_knows_no_word_or_cuts_texts(most):
+    args = SimpleNamespace(seed=1, tokens=8, answer_tokens=64)
+    engine = Tokenizer(most)
+    assert "random tokens" in main.made(args, None, [], engine, FACTS)[0].name
+    assert len(engine.asked) <= 2
 
 
 @pytest.mark.parametrize(
@@ -579,6 +588,22 @@ def test_prompts_go_together_when_asked_to():
     made = [Prompt("a", (1,) * 40, 4)] * 3
     collect(engines, lambda engine, facts: made, Start("r"), at_once=2, step=lambda *_: None)
     assert [len(each) for each in told if isinstance(each, list)] == [2] * 5 + [1] * 5
+
+
+def test_prompts_that_an_engine_dies_of_are_named():
+    class Dead:
+        def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+            raise EngineFailed("the engine's process ended with status -9", by_log=True)
+
+    @contextmanager
+    def engines(start: Start) -> Any:
+        yield Dead(), {"tiers": ["host"], "block_tokens": N, "longest": 99}
+
+    made = [Prompt("line 1", (1,), 4), Prompt("line 2", (1,) * 40, 4)]
+    with pytest.raises(EngineFailed) as error:
+        collect(engines, lambda *_: made, Start("r"), at_once=2, step=lambda *_: None)
+    assert str(error.value).startswith("cold, line 1 (1 tokens), line 2 (40 tokens): the engine's")
+    assert error.value.by_log
 
 
 # ---- the report

@@ -36,6 +36,10 @@ class Engine:
     def __init__(self, engine: Any, logprobs: int) -> None:
         self._engine, self._logprobs = engine, logprobs
         self._asked = 0
+        tokenizer = engine.tokenizer
+        # Of a folder without one, transformers makes one that knows no word.
+        knows = tokenizer is not None and tokenizer.encode("one word", add_special_tokens=False)
+        self._tokenizer = tokenizer if knows else None
 
     @classmethod
     def start(cls, arguments: Any, arranged: Arranged) -> Engine:
@@ -63,10 +67,6 @@ class Engine:
             "vllm": versions.installed(),
             "platform": versions.platform(),
         }
-
-    @property
-    def _tokenizer(self) -> Any:
-        return self._engine.tokenizer
 
     async def ask(self, prompts: list[Mapping[str, Any]]) -> dict[str, Any]:
         """Answers of prompts that are sent at once, and the tokens that they hit by source."""

@@ -264,8 +264,11 @@ def _built_in(seed: int, answer: int, engine: Engine, facts: dict[str, Any]) -> 
     lines, needed = 8 + n // 2, 2 * sum(prompts.lengths(n, longest))
     tokens: list[int] = []
     while len(tokens) < needed:
-        (tokens,) = engine.ask("encode", texts=[prompts.ledger(lines, seed)])["tokens"]
-        lines *= 2
+        (more,) = engine.ask("encode", texts=[prompts.ledger(lines, seed)])["tokens"]
+        # It knows no word, or cuts texts.
+        if len(more) <= len(tokens):
+            return prompts.ids(n, facts["vocab"], longest, seed)
+        tokens, lines = more, 2 * lines
     return prompts.cut(tokens, n, longest)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hybrid_pages.verify.answers import Answer
+from hybrid_pages.verify.process import EngineFailed
 from hybrid_pages.verify.prompts import Prompt
 from hybrid_pages.verify.tiers import HOST, Start
 
@@ -115,5 +116,12 @@ def _ask(engine: Engine, runs: Runs, batch: Sequence[int], phase: str, salt: str
         }
         for index in batch
     ]
-    found = engine.ask("ask", prompts=asked)
+    try:
+        found = engine.ask("ask", prompts=asked)
+    except EngineFailed as error:
+        names = ", ".join(
+            f"{runs.prompts[index].name} ({len(runs.prompts[index].tokens)} tokens)"
+            for index in batch
+        )
+        raise EngineFailed(f"{phase}, {names}: {error}", by_log=error.by_log) from None
     runs.phase(phase).extend(Answer.read(answer, found["hits"]) for answer in found["answers"])
