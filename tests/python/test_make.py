@@ -72,3 +72,25 @@ def test_every_suite_is_run():
     assert "tests/gpu" in commands(ELSEWHERE["gpu"])
     assert "tests/mooncake" in commands(ELSEWHERE["mooncake"])
     assert "cargo nextest run" in everything
+
+
+def test_an_environment_that_was_not_finished_is_made_again(tmp_path):
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    for name in ("Makefile", "requirements/uv.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / "python"
+    # As Debian's without the package python3-venv: a folder without pip, and an error.
+    python.write_text(
+        '#!/bin/sh\n[ "$2" = venv ] || exit 0\nmkdir -p "$3/bin"\n'
+        'printf "#!/bin/sh\\n[ -x $3/bin/pip ]" > "$3/bin/python"\nchmod +x "$3/bin/python"\n'
+        "[ -e ensurepip ] || exit 1\n"
+        'cp "$3/bin/python" "$3/bin/pip"\n'
+    )
+    python.chmod(0o755)
+    words = ["make", ".venv-light/.stamps/uv", f"PYTHON={python}"]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60).returncode
+    (tmp_path / "ensurepip").touch()
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, (tmp_path / words[1]).exists()) == (0, True), done.stderr
