@@ -627,6 +627,7 @@ def test_the_reports_tell_the_same():
             assert ("NOT VERIFIED" in printed) is not good
             assert "a note" in printed and "Noise" in printed
             assert ("First difference, host, a: at token 97" in printed) is not good
+            assert ("local hit and restored both have" in " ".join(printed.split())) is not good
     assert data["prompts"][0]["tiers"]["host"]["first_difference"]["own"]["logprob"] == -2.125
 
 
@@ -652,6 +653,8 @@ def test_of_many_rows_those_that_are_not_equal_are_shown():
 def test_a_planted_fault_that_does_not_show_is_told():
     _, text, terminal = shown(found(), plant="swap-pages")
     assert "DID NOT SHOW" in text and "DID NOT SHOW" in terminal
+    _, text, _ = shown(found(answer(-1.0, -5.0, cached=64)), plant="swap-pages")
+    assert "NOT VERIFIED: the planted fault swap-pages shows." in text
 
 
 # ---- the engine's process

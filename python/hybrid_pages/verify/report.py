@@ -169,10 +169,14 @@ def _differences(found: Mapping[str, Any]) -> list[str]:
             at = row["first_difference"]
             if row["verdict"] != DIFFERS or at is None:
                 continue
+            own, restored, against = at["own"], at["restored"], row["compared_with"]
+            if own["token"] == restored["token"]:
+                what = f"{against} and restored both have {_token(own)}"
+            else:
+                what = f"{against} has {_token(own)}, restored has {_token(restored)}"
             lines.append(
                 f"First difference, {tier}, {prompt['name']}: at token {at['position']} (answer "
-                f"token {at['answer_position']}) {row['compared_with']} has "
-                f"{_token(at['own'])}, restored has {_token(at['restored'])}."
+                f"token {at['answer_position']}) {what}."
             )
             break
     return lines
@@ -203,7 +207,8 @@ def _scores(found: Mapping[str, Any]) -> list[str]:
 
 def _ending(found: Mapping[str, Any]) -> str:
     if not found["good"]:
-        return "NOT VERIFIED."
+        plant = found["plant"]
+        return f"NOT VERIFIED: the planted fault {plant} shows." if plant else "NOT VERIFIED."
     if found["plant"]:
         return f"The planted fault {found['plant']} DID NOT SHOW: this comparison can't see it."
     rows = [row for prompt in found["prompts"] for row in prompt["tiers"].values()]
