@@ -142,6 +142,11 @@ def test_the_reference_has_every_command_and_option(site):
             assert all(word in text for word in option.opts if word.startswith("--")), option.opts
 
 
+def test_no_summary_of_a_command_is_cut_short(site):
+    page = (site / "reference" / "commands.html").read_text()
+    assert re.findall(r"<li><code>[a-z-]+</code>: [^<]+\.\.\.</li>", page) == []
+
+
 def test_docstrings_show_no_markup_of_another_tool(site):
     for path in (site / "reference").glob("*.html"):
         text = re.sub(r"<[^>]+>", "", path.read_text())

@@ -101,5 +101,12 @@ def _commands() -> str:
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="hybrid-pages")
     text = get_docs_for_click(obj=command, ctx=context, name="hybrid-pages")
+    # Click cuts summaries short: the description of each command begins with the whole one.
+    for heading, whole in re.findall(r"^#+ `([^`]+)`\n\n([^\n]+)", text, re.MULTILINE):
+        name = heading.rpartition(" ")[2]
+        cut = rf"^\* `{re.escape(name)}`: (.+?)\.\.\.$"
+        for short in set(re.findall(cut, text, re.MULTILINE)):
+            if whole.startswith(short):
+                text = text.replace(f"* `{name}`: {short}...", f"* `{name}`: {whole}")
     # The page has a title of its own.
     return text.partition("\n")[2]
