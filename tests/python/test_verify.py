@@ -602,7 +602,7 @@ def test_prompts_that_an_engine_dies_of_are_named():
     made = [Prompt("line 1", (1,), 4), Prompt("line 2", (1,) * 40, 4)]
     with pytest.raises(EngineFailed) as error:
         collect(engines, lambda *_: made, Start("r"), at_once=2, step=lambda *_: None)
-    assert str(error.value).startswith("cold, line 1 (1 tokens), line 2 (40 tokens): the engine's")
+    assert str(error.value).startswith("cold, line 1 (1 token), line 2 (40 tokens): the engine's")
     assert error.value.by_log
 
 

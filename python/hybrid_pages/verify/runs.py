@@ -119,9 +119,9 @@ def _ask(engine: Engine, runs: Runs, batch: Sequence[int], phase: str, salt: str
     try:
         found = engine.ask("ask", prompts=asked)
     except EngineFailed as error:
+        lengths = ((runs.prompts[index].name, len(runs.prompts[index].tokens)) for index in batch)
         names = ", ".join(
-            f"{runs.prompts[index].name} ({len(runs.prompts[index].tokens)} tokens)"
-            for index in batch
+            f"{name} ({count} token{'s' if count != 1 else ''})" for name, count in lengths
         )
         raise EngineFailed(f"{phase}, {names}: {error}", by_log=error.by_log) from None
     runs.phase(phase).extend(Answer.read(answer, found["hits"]) for answer in found["answers"])
