@@ -7,6 +7,8 @@ its machine. Needs Python 3.11 and no package.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -32,11 +34,23 @@ def requirements(dist: Path, version: str) -> str:
     return " \\\n".join(lines) + "\n"
 
 
+def shown(text: str, version: str, repository: str) -> str:
+    """The changes as a page of GitHub shows them: it breaks lines where the text does, and links
+    lead nowhere but from the repository's address, which may be empty."""
+    text = re.sub(r"(?<=\S)\n *(?=[^\s#|-])", " ", text)
+    if not repository:
+        return text
+    return re.sub(r"\]\((?![a-z]+:|#)", f"]({repository}/blob/v{version}/", text)
+
+
 def main() -> None:
-    dist = ROOT / "dist"
-    text = requirements(dist, versions(ROOT)["Cargo.toml [package]"])
+    dist, version = ROOT / "dist", versions(ROOT)["Cargo.toml [package]"]
+    text = requirements(dist, version)
     (dist / "requirements.txt").write_text(text)
-    (dist / "notes.md").write_text(notes() + "\n")
+    name = os.environ.get("GITHUB_REPOSITORY", "")
+    server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+    written = shown(notes(), version, name and f"{server}/{name}")
+    (dist / "notes.md").write_text(written + "\n")
     print(text, end="")
 
 

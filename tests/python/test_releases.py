@@ -124,6 +124,18 @@ def test_the_page_pins_the_hash_of_every_distribution(tmp_path):
         page.requirements(tmp_path / "empty", "1.2.3")
 
 
+def test_the_page_shows_whole_paragraphs_and_links_that_lead_somewhere():
+    text = (
+        "### Added\n\n- **One** ([how](docs/a.md#b)),\n  and [that](https://x.y).\n- Two:\n  `c`."
+    )
+    at = "https://github.com/o/n"
+    assert page.shown(text, "1.2.3", at) == (
+        f"### Added\n\n- **One** ([how]({at}/blob/v1.2.3/docs/a.md#b)), and [that](https://x.y).\n"
+        "- Two: `c`."
+    )
+    assert "](docs/a.md#b)" in page.shown(text, "1.2.3", "")
+
+
 needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
 
 
