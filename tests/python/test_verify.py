@@ -704,6 +704,19 @@ def test_a_log_stays_where_it_tells_more(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ("--api-key K1 K2 --port 1", "--api-key '***' '***' --port 1"),
+        ("--api_key=K1 --hf-token K2 --seed 3", "'--api_key=***' --hf-token '***' --seed 3"),
+        ("--api-k K1 -tp 2 --api-server-count 2", "--api-k '***' -tp 2 --api-server-count 2"),
+        ("--hf-overrides {} -- x", "--hf-overrides '{}' -- x"),
+    ],
+)
+def test_reports_hold_no_keys(flags, shown):
+    assert main.told(flags.split()) == shown
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["m", "--json", "-", "--markdown", "-"], "found two"),

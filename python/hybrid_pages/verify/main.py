@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ from hybrid_pages.verify.tiers import Start, folder_of
 from hybrid_pages.verify.verdict import Verdict, judge, unfit_for
 
 _LEAST_COLUMNS = 120
+_SECRET = ("--api-key", "--hf-token")
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,7 +52,7 @@ def run(args: SimpleNamespace) -> int:
             verdict,
             {
                 "model": args.model,
-                "flags": shlex.join(args.vllm),
+                "flags": told(args.vllm),
                 "hybrid_pages": hybrid_pages.__version__,
                 "concurrency": args.concurrency,
                 "plant": args.plant,
@@ -77,6 +78,20 @@ def run(args: SimpleNamespace) -> int:
         wide = console if console.is_terminal else Console(width=_LEAST_COLUMNS, highlight=False)
         show(found, wide)
     return 0 if verdict.good else 1
+
+
+def told(flags: Sequence[str]) -> str:
+    """The flags as a report may show them: without keys. vLLM takes beginnings of names, too."""
+    words, hidden = [], False
+    for word in flags:
+        name, equals, _ = word.partition("=")
+        if name.startswith("-"):
+            spelt = name.replace("_", "-")
+            hidden = len(spelt) > 2 and any(each.startswith(spelt) for each in _SECRET)
+            words.append(f"{name}=***" if hidden and equals else word)
+        else:
+            words.append("***" if hidden else word)
+    return shlex.join(words)
 
 
 def _check(args: SimpleNamespace) -> None:
