@@ -631,6 +631,18 @@ def test_the_reports_tell_the_same():
     assert data["prompts"][0]["tiers"]["host"]["first_difference"]["own"]["logprob"] == -2.125
 
 
+def test_what_a_tier_has_lost_is_told_from_what_is_too_short():
+    runs = found()
+    for local in (0, 64):
+        more = found(answer(-1.0, -2.0), local=answer(-1.0, -2.0, cached=local, source="local"))
+        runs.prompts += more.prompts
+        for phase, answers in more.answers.items():
+            runs.phase(phase).extend(answers)
+    _, text, _ = shown(runs)
+    assert "Verified: 1 restored answers, equal, bit for bit (1 had nothing to restore; " in text
+    assert "1 were not found, though vLLM's own cache had them)" in text
+
+
 def test_json_has_no_numbers_that_parsers_refuse():
     nan = answer(math.nan, -1.0, cached=2 * N, source="host")
     data, text, _ = shown(found(nan))

@@ -211,15 +211,22 @@ def _ending(found: Mapping[str, Any]) -> str:
         return f"NOT VERIFIED: the planted fault {plant} shows." if plant else "NOT VERIFIED."
     if found["plant"]:
         return f"The planted fault {found['plant']} DID NOT SHOW: this comparison can't see it."
-    rows = [row for prompt in found["prompts"] for row in prompt["tiers"].values()]
-    restored = [row for row in rows if row["restored_tokens"]]
-    less = len(rows) - len(restored)
+    rows = [
+        (row, prompt["local_hit_tokens"])
+        for prompt in found["prompts"]
+        for row in prompt["tiers"].values()
+    ]
+    restored = [row for row, _ in rows if row["restored_tokens"]]
+    missed = sum(own > 0 for row, own in rows if not row["restored_tokens"])
+    short = len(rows) - len(restored) - missed
     how = (
         "equal, bit for bit"
         if all(row["verdict"] == EQUAL for row in restored)
         else "equal but for the engine's own noise"
     )
-    rest = f" ({less} had nothing restored)" if less else ""
+    parts = [f"{short} had nothing to restore"] if short else []
+    parts += [f"{missed} were not found, though vLLM's own cache had them"] if missed else []
+    rest = f" ({'; '.join(parts)})" if parts else ""
     return f"Verified: {len(restored)} restored answers, {how}{rest}."
 
 
