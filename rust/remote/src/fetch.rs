@@ -170,13 +170,18 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
                 ),
                 Got::Bytes(_) | Got::Short => None,
             };
-            shared.read_answered(true);
             let Some(sums) = sums else {
                 let what = format!("expected {} bytes of a pack, found others", end - start);
+                shared.read_lied(pack);
                 lose(shared, name);
                 fail(shared, &run, Reason::Short, &what);
                 return Outcome::Failed;
             };
+            if std::iter::zip(&run, &sums).any(|(fetch, sums)| **sums == *fetch.spot.sums) {
+                shared.read_answered(true);
+            } else {
+                shared.read_lied(pack);
+            }
             for (fetch, sums) in run.iter().zip(sums) {
                 take(shared, fetch, sums);
             }

@@ -85,6 +85,8 @@ pub(crate) struct State {
     pub(crate) closed: bool,
     /// When the store last answered.
     last_answer: Option<Instant>,
+    /// The pack whose read last brought nothing that was written.
+    liar: Option<PackId>,
 }
 
 impl State {
@@ -143,6 +145,7 @@ impl Shared {
                 removing: false,
                 closed: false,
                 last_answer: None,
+                liar: None,
             }),
             ended: Mutex::default(),
             unread: Mutex::default(),
@@ -238,6 +241,19 @@ impl Shared {
         self.heard(works, |state| &mut state.reads);
     }
 
+    /// A read came, and brought nothing of what was written. A pack counts once in a row: a damaged one says
+    /// nothing of the store.
+    pub(crate) fn read_lied(&self, pack: PackId) {
+        let known = {
+            let mut state = lock(&self.state);
+            state.last_answer = Some(Instant::now());
+            state.liar.replace(pack) == Some(pack)
+        };
+        if !known {
+            self.heard(false, |state| &mut state.reads);
+        }
+    }
+
     fn heard(&self, works: bool, of: impl FnOnce(&mut State) -> &mut Breaker) {
         let mut state = lock(&self.state);
         let was_out = state.is_out();
@@ -247,7 +263,8 @@ impl Shared {
         } else if breaker.failed() && !was_out {
             drop(state);
             self.count(|counts| counts.outages += 1);
-            self.note("it is left alone for a while since it does not answer; requests are computed meanwhile");
+            self.note("it is left alone for a while since it does not answer, or not with what was written; requests are computed \
+                 meanwhile");
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use hybrid_pages_remote::{Place, Reason, RemoteStats};
-use support::{Engine, Fault, LIMIT, Setup, Store};
+use support::{Engine, Fault, LIMIT, Setup, Store, geometry};
 
 const DEADLINE: Duration = Duration::from_millis(150);
 
@@ -56,6 +56,55 @@ fn wrong_bytes_are_never_loaded() {
             other.ask("abcdef") == 6 && other.serve("abcdef") == 6
         });
     }
+}
+
+#[test]
+fn a_store_that_lies_is_left_alone_and_heard_again() {
+    let prompts = ["abc", "def", "ghi", "xyz"];
+    for fault in [Fault::Swaps, Fault::Short] {
+        let store = Store::new();
+        let setup = Setup::small(&store);
+        for prompt in prompts {
+            setup.engine().keep(prompt);
+        }
+        let engine = setup.engine();
+        engine.until("known", |engine| {
+            prompts.into_iter().all(|prompt| engine.ask(prompt) == 3)
+        });
+        *store.other.lock().unwrap() = vec![7; 1 << 20].into();
+        store.set(|faults| faults.gets = fault);
+        for (lies, prompt) in prompts[..3].iter().enumerate() {
+            assert!(!engine.stats().out, "{fault:?}: after {lies} lies");
+            engine.restore(prompt);
+            engine.until("ended", |engine| engine.stats().reading == 0);
+        }
+        assert_eq!(engine.stats().outages, 1, "{fault:?}");
+        // The fourth is whole, and found once the store is heard again.
+        store.set(|faults| faults.gets = Fault::None);
+        engine.until("heard", |engine| engine.serve("xyz") == 3);
+        assert!(!engine.stats().out, "{fault:?}");
+    }
+}
+
+#[test]
+fn one_damaged_pack_is_no_outage() {
+    let store = Store::new();
+    let mut setup = Setup::small(&store);
+    // Its entries take more than three requests.
+    (setup.geometry, setup.slot_bytes, setup.slots) = (geometry(2 << 20, 9_001, 2), 1 << 20, 60);
+    setup.engine().keep("abcdef");
+    let engine = setup.engine();
+    engine.until("known", |engine| engine.ask("abcdef") == 6);
+    assert_eq!(store.packs().len(), 1);
+    *store.other.lock().unwrap() = vec![7; 64 << 20].into();
+    store.set(|faults| faults.gets = Fault::Swaps);
+    let before = engine.stats().gets;
+    assert_eq!(engine.restore("abcdef"), 0);
+    engine.until("ended", |engine| engine.stats().reading == 0);
+    let stats = engine.stats();
+    assert!(stats.gets >= before + 3, "{stats:?}");
+    assert!(stats.failed(Reason::Checksum) >= 3, "{stats:?}");
+    assert_eq!(stats.outages, 0);
 }
 
 #[test]
