@@ -140,17 +140,17 @@ def _body(reply: http.client.HTTPResponse) -> bytes:
     """All of it; the timeout of a socket is for each piece alone.
 
     Raises:
-        OSError: it is too long, ends early, or takes too long.
+        ScrapeError: it is too long, ends early, or takes too long.
     """
     body, until = bytearray(), time.monotonic() + _SECONDS
     while piece := reply.read1(_MOST_BYTES):
         body += piece
         if len(body) > _MOST_BYTES:
-            raise OSError(f"it has more than {_MOST_BYTES >> 20} MiB")
+            raise ScrapeError(f"it has more than {_MOST_BYTES >> 20} MiB")
         if time.monotonic() > until:
-            raise TimeoutError(f"it takes more than {_SECONDS} s")
+            raise ScrapeError(f"it takes more than {_SECONDS} s")
     if reply.length:
-        raise OSError(f"it ends {reply.length} bytes early")
+        raise ScrapeError(f"it ends {reply.length} bytes early")
     return bytes(body)
 
 
@@ -172,7 +172,7 @@ def get(address: str) -> str:
         raise ScrapeError(
             f"{address}: expected metrics, found status {error.code}: {fix}"
         ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (ScrapeError, OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise ScrapeError(
             f"{address}: cannot be read ({reason}): start the engine, or name the address that "

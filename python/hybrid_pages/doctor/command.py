@@ -10,7 +10,7 @@ from typing import Any
 from hybrid_pages import DiskTree, ForeignError, HybridPagesError
 from hybrid_pages.adapter.disk import require_directory
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.adapter.memory import GIB, require_memory
+from hybrid_pages.adapter.memory import GIB, require_huge_pages, require_memory
 from hybrid_pages.adapter.pool import budget_of
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
@@ -85,7 +85,8 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         except HybridPagesError as error:
             found.append(Finding("settings", "start", str(error), "correct the setting"))
         if settings is not None:
-            found += _machine(settings, cores)
+            ranks = command.number("tensor-parallel-size") or 1
+            found += _machine(settings, ranks, cores)
             found += _disk(settings)
     found += findings(_situation(command, planned, settings))
     _step(command, planned, skipped)
@@ -235,23 +236,18 @@ def _dtype(name: str) -> str:
     return {"half": "float16", "float": "float32"}.get(name, name)
 
 
-def _machine(settings: Settings, cores: int) -> Iterator[Finding]:
+def _machine(settings: Settings, ranks: int, cores: int) -> Iterator[Finding]:
     try:
-        if not settings.huge_pages:
+        if settings.huge_pages:
+            require_huge_pages(settings.host_gb, ranks, cores)
+        else:
             require_memory(settings.host_gb, cores)
     except HybridPagesError as error:
-        yield Finding("memory", "start", str(error), 'lower host_gb, or set it to "auto"')
-    if settings.huge_pages:
-        wanted = int(settings.host_gb * GIB * cores)
-        free = _huge_bytes()
-        if free < wanted:
-            yield Finding(
-                "huge-pages",
-                "start",
-                f"huge_pages: {free / GIB:.1f} GiB are reserved and free, expected "
-                f"{wanted / GIB:.1f}",
-                f"sysctl -w vm.nr_hugepages={-(-wanted // (2 << 20))}",
-            )
+        if settings.huge_pages:
+            found, _, fix = str(error).rpartition(": ")  # it ends with what to do
+            yield Finding("huge-pages", "start", found, fix)
+        else:
+            yield Finding("memory", "start", str(error), 'lower host_gb, or set it to "auto"')
     if "microsoft" in _read("/proc/version").lower():
         yield Finding(
             "unpinned",
@@ -259,13 +255,6 @@ def _machine(settings: Settings, cores: int) -> Iterator[Finding]:
             "this is WSL, where memory can't be pinned: copies to a GPU are slower",
             "run on Linux itself",
         )
-
-
-def _huge_bytes() -> int:
-    try:
-        return int(_read("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")) * (2 << 20)
-    except ValueError:
-        return 0
 
 
 def _read(path: str) -> str:
