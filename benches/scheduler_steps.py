@@ -48,8 +48,10 @@ STEP_BLOCKS = 32
 DECODE_TOKENS = 16
 BLOCKS = 1200
 """Of the engine's cache, which holds a few prompts."""
-WARM_UP = 12
-"""Prompts before the measured ones: they fill that cache, so that the others evict."""
+IN_A_ROW = 4
+"""Measured prompts of an engine before the next one's turn, behind one that is not."""
+WARM_UP = 3
+"""Rounds before the measured ones: they fill that cache, so that the others evict."""
 LARGER_THAN_CACHES = 64 << 20
 
 simulation.config.MAX_MODEL_LEN = 2 * PROMPT_BLOCKS * BLOCK_TOKENS
@@ -153,21 +155,23 @@ def kinds(steps: list[Step]) -> Iterator[tuple[str, Step]]:
 Samples = dict[tuple[str, bool, str], list[Step]]
 
 
-def measure(variants: Iterable[str], prompts: int, host_mib: int) -> Samples:
-    """Every prompt on every engine in turn; another one begins each time."""
+def measure(variants: Iterable[str], rounds: int, host_mib: int) -> Samples:
+    """Runs new prompts on every engine in turn; another one begins each time."""
     engines = {variant: start(variant, host_mib) for variant in variants}
     rng, samples = random.Random(0), defaultdict(list)
-    for number in range(-WARM_UP, prompts):
+    for number in range(-WARM_UP, rounds):
         for emptied in (False, True):
             names = list(engines)
             turn = number % len(names)
             for variant in names[turn:] + names[:turn]:
-                prompt = [rng.randrange(3, 500) for _ in range(PROMPT_BLOCKS * BLOCK_TOKENS)]
-                steps = run(*engines[variant], prompt, emptied=emptied)
-                for kind, step in kinds(steps) if number >= 0 else ():
-                    samples[variant, emptied, kind].append(step)
+                for place in range(1 + IN_A_ROW):
+                    prompt = [rng.randrange(3, 500) for _ in range(PROMPT_BLOCKS * BLOCK_TOKENS)]
+                    steps = run(*engines[variant], prompt, emptied=emptied)
+                    # The first one finds another engine's bytes in the caches.
+                    for kind, step in kinds(steps) if number >= 0 and place else ():
+                        samples[variant, emptied, kind].append(step)
     for variant, (engine, _) in engines.items():
-        check(variant, engine, 2 * (WARM_UP + prompts))
+        check(variant, engine, 2 * (WARM_UP + rounds) * (1 + IN_A_ROW))
         engine.close()
     return samples
 
@@ -199,10 +203,10 @@ def rows(samples: Samples) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--prompts", type=int, default=200, help="measured prompts of each engine, each way (200)")
+    add("--rounds", type=int, default=25, help="measured rounds of four prompts, each way (25)")
     add("--host-mib", type=int, default=32, help="budget of each connector (32)")
     given = parser.parse_args()
-    samples = measure((NONE, OURS, RIVAL), given.prompts, given.host_mib)
+    samples = measure((NONE, OURS, RIVAL), given.rounds, given.host_mib)
     print_table("scheduler: schedule + update_from_output, us per step", rows(samples))
 
 
