@@ -85,8 +85,7 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         except HybridPagesError as error:
             found.append(Finding("settings", "start", str(error), "correct the setting"))
         if settings is not None:
-            ranks = command.number("tensor-parallel-size") or 1
-            found += _machine(settings, ranks, cores)
+            found += _machine(settings, _ranks(command), cores)
             found += _disk(settings)
     found += findings(_situation(command, planned, settings))
     _step(command, planned, skipped)
@@ -187,6 +186,10 @@ def _step(command: Command, planned: Plan | None, skipped: list[str]) -> None:
         )
 
 
+def _ranks(command: Command) -> int:
+    return command.number("tensor-parallel-size") or 1
+
+
 def _engine_cores(command: Command) -> int:
     local = command.number("data-parallel-size-local", least=0)
     return local or command.number("data-parallel-size") or 1
@@ -211,7 +214,7 @@ def _planned(command: Command, skipped: list[str]) -> Plan | None:
         skipped.append("the size of a block: no model is named")
         return None
     choices = Choices(
-        ranks=command.number("tensor-parallel-size") or 1,
+        ranks=_ranks(command),
         dtype=_dtype(command.text("dtype", "auto")),
         kv_dtype=command.text("kv-cache-dtype", "auto"),
         conv_dtype=command.text("mamba-cache-dtype", "auto"),
