@@ -81,7 +81,9 @@ impl State {
         if !entry.members.without(page.members).is_empty() {
             return wrong("is in a tier that lacks the page before it");
         }
-        if entry.members.in_host() && entry.holds > 0 && page.holds == 0 {
+        // A write lease may hold a page alone, and stand on those before it.
+        let alone = self.host.room().is_stood_on();
+        if entry.members.in_host() && entry.holds > 0 && page.holds == 0 && !alone {
             return wrong("is held, the page before it is not");
         }
         None

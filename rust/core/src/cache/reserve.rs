@@ -7,10 +7,11 @@ use super::plan::{Wanted, units};
 use super::state::State;
 use super::tenants::Full;
 use crate::error::{Error, Result};
-use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::Hints;
 use crate::prefix::{Cell, boundary_name};
 use crate::slot::Places;
+use crate::tier::Tier;
 
 /// The entries that a write lease writes and holds.
 #[derive(Default)]
@@ -20,7 +21,29 @@ pub(super) struct Reservation {
     pub(super) ids: Vec<EntryId>,
     /// These and the prefix that they extend, in the order in which they are let go: deepest first.
     pub(super) held: Vec<EntryId>,
+    /// Slots of that prefix, at most, that are not held since the policy protects them.
+    pub(super) stands_on: u64,
     pub(super) skipped: Skipped,
+}
+
+/// The end of a prefix: its boundaries from `first` on, `None` where one isn't known.
+struct Path {
+    first: usize,
+    nodes: Vec<Option<NodeId>>,
+}
+
+impl Path {
+    fn at(&self, block: usize) -> Option<NodeId> {
+        self.nodes[block - self.first]
+    }
+
+    fn set(&mut self, block: usize, node: NodeId) {
+        self.nodes[block - self.first] = Some(node);
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (usize, Option<NodeId>)> {
+        (self.first..).zip(self.nodes.iter().copied())
+    }
 }
 
 /// Entries of a prefix with where they are.
@@ -40,8 +63,14 @@ impl State {
             return Ok(Reservation::default());
         };
         let keys = &keys[..=last];
-        let path = self.index.path(namespace, keys)?;
+        let tip = self.tip(namespace, keys, entries, hints);
+        let path = Path {
+            first: tip.map_or(0, |node| self.index.boundary_block(node)),
+            nodes: self.index.path(namespace, keys, tip)?,
+        };
         // Nothing fails from here on.
+        let stands_on = self.slots_of(path.first);
+        self.host.room_mut().stand_on(stands_on);
         let mut skipped = Skipped::default();
         let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);
         placed.extend(self.chain(&path));
@@ -76,8 +105,42 @@ impl State {
                 .collect(),
             ids: written.into_iter().map(|(_, id)| id).collect(),
             held,
+            stands_on,
             skipped,
         })
+    }
+
+    /// The boundary before the first of these entries, if holding its page alone keeps the whole prefix: then a
+    /// store costs as much as it stores, however long the prompt is.
+    fn tip(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        entries: &[(usize, usize)],
+        hints: &Hints,
+    ) -> Option<NodeId> {
+        let page = self.index.roles().attention?;
+        // Each page of the prefix is offered to tiers below, kept as hints say, and counts for its tenant.
+        let alike = self.below.is_empty() && !self.tenants.is_counted() && !hints.keep();
+        let first = entries.iter().map(|&(_, block)| block).min()?;
+        let node = alike.then(|| self.index.end(namespace, &keys[..first]))??;
+        let room = self.host.room();
+        let protected = room.protects(self.member(node, page)?);
+        let wanted = entries
+            .iter()
+            .map(|&(class, _)| u64::from(self.classes[class].slots));
+        let needed = self.slots_of(first).saturating_add(wanted.sum());
+        (protected && room.can_hold(needed)).then_some(node)
+    }
+
+    /// Slots of the pages of so many blocks, at most.
+    fn slots_of(&self, blocks: usize) -> u64 {
+        let pages = self
+            .classes
+            .iter()
+            .filter(|class| class.kind != ClassKind::Recurrent);
+        let slots: u64 = pages.map(|class| u64::from(class.slots)).sum();
+        slots.saturating_mul(blocks as u64)
     }
 
     fn check_wanted(&self, keys: usize, entries: &[(usize, usize)]) -> Result<()> {
@@ -110,7 +173,7 @@ impl State {
     /// from what could never be reached, and counts those two.
     fn sort_out(
         &self,
-        path: &[Option<NodeId>],
+        path: &Path,
         entries: &[(usize, usize)],
         skipped: &mut Skipped,
     ) -> (Vec<Wanted>, Placed) {
@@ -118,7 +181,7 @@ impl State {
         let mut present = Vec::new();
         for &(class, block) in entries {
             let at = Wanted { block, class };
-            let cell = path[block].map(|node| self.index.cell(node, class));
+            let cell = path.at(block).map(|node| self.index.cell(node, class));
             let Some(id) = cell.and_then(Cell::entry) else {
                 wanted.push(at);
                 continue;
@@ -141,9 +204,10 @@ impl State {
         wanted.dedup();
         skipped.in_writing += offered - wanted.len();
         if let Some(page) = self.index.roles().attention {
-            let there =
-                |node: &&Option<NodeId>| node.is_some_and(|node| self.member(node, page).is_some());
-            let mut reach = path.iter().take_while(there).count();
+            let there = |&(_, node): &(usize, Option<NodeId>)| {
+                node.is_some_and(|node| self.member(node, page).is_some())
+            };
+            let mut reach = path.first + path.iter().take_while(there).count();
             for at in wanted.iter().filter(|at| at.class == page) {
                 reach += usize::from(at.block == reach);
             }
@@ -161,14 +225,15 @@ impl State {
         cell.entry().filter(there)
     }
 
-    /// The entries without which the end of this prefix can't be resumed, as far as the host has them or
-    /// will have them.
-    fn chain(&self, path: &[Option<NodeId>]) -> Placed {
+    /// The entries of this path without which its end can't be resumed, as far as the host has them or will have
+    /// them.
+    fn chain(&self, path: &Path) -> Placed {
         let roles = self.index.roles();
-        let mut chain = Vec::with_capacity(path.len());
-        for (block, node) in path.iter().enumerate() {
-            let Some(node) = *node else { continue };
-            let windows = roles.windows_over(block, path.len() - 1);
+        let last = path.first + path.nodes.len() - 1;
+        let mut chain = Vec::with_capacity(path.nodes.len());
+        for (block, node) in path.iter() {
+            let Some(node) = node else { continue };
+            let windows = roles.windows_over(block, last);
             for class in roles.attention.into_iter().chain(windows) {
                 let entry = self.member(node, class);
                 chain.extend(entry.map(|id| (Wanted { block, class }, id)));
@@ -183,7 +248,7 @@ impl State {
         namespace: NamespaceId,
         seed: u64,
         keys: &[PrefixKey],
-        mut path: Vec<Option<NodeId>>,
+        mut path: Path,
         wanted: &mut [Wanted],
     ) -> (Placed, Option<Full>) {
         let roles = self.index.roles().clone();
@@ -201,13 +266,14 @@ impl State {
                     .block
                     .checked_sub(1)
                     .filter(|_| roles.attention.is_some());
-                let parent = before.and_then(|block| path[block]);
+                let parent = before.and_then(|block| path.at(block));
                 let key = &keys[at.block];
-                let known =
-                    path[at.block].and_then(|_| self.index.child(parent, at.block, namespace, key));
+                let known = path
+                    .at(at.block)
+                    .and_then(|_| self.index.child(parent, at.block, namespace, key));
                 let node =
                     known.unwrap_or_else(|| self.index.add(parent, at.block, namespace, key));
-                path[at.block] = Some(node);
+                path.set(at.block, node);
                 let id = match self.index.cell(node, at.class).entry() {
                     Some(id) => id, // Only below.
                     None => self.introduce(node, at.class),

@@ -423,6 +423,11 @@ impl State {
         }
     }
 
+    /// A write lease no longer stands on what it does not hold.
+    pub(super) fn step_off(&mut self, slots: u64) {
+        self.host.room_mut().step_off(slots);
+    }
+
     /// Lets lookups see entries that were being written, unless they left meanwhile.
     pub(super) fn publish<'a>(
         &mut self,

@@ -124,7 +124,7 @@ impl State {
 
     /// Finds room for the next wave and starts its reads; `None` while there is no room.
     fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
-        let path = self.index.path(course.namespace, &course.keys);
+        let path = self.index.path(course.namespace, &course.keys, None);
         let path = path.map_err(|_| Broken)?;
         if course.whole {
             self.begin_whole(course, &path)

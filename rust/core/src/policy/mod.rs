@@ -143,6 +143,12 @@ pub trait Policy: Send {
     /// The entry may not be evicted until its release.
     fn hold(&mut self, id: EntryId);
 
+    /// Whether whatever a page stands on stays as long as the page does, so that holding the page holds all of it.
+    fn protects(&self, page: EntryId) -> bool {
+        let _ = page;
+        false
+    }
+
     /// The entry is gone; one that the policy doesn't know is ignored.
     fn leave(&mut self, id: EntryId);
 

@@ -162,6 +162,11 @@ impl<P: Policy> Policy for Retaining<P> {
         self.kept.insert(id, Kept { turn: 0, ..kept });
     }
 
+    fn protects(&self, page: EntryId) -> bool {
+        // A retained page leaves in an order of its own.
+        self.kept.is_empty() && self.policy.protects(page)
+    }
+
     fn leave(&mut self, id: EntryId) {
         if let Some(kept) = self.kept.remove(&id) {
             self.unlist(id, &kept);

@@ -165,7 +165,20 @@ impl Index {
             .map(NodeId)
     }
 
-    /// The boundaries of a prefix, `None` where one isn't known.
+    /// The boundary that ends a prefix, if it is known there. Chained keys vouch for those before them, so of
+    /// these only the last is looked at.
+    pub(crate) fn end(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Option<NodeId> {
+        let (last, before) = keys.split_last()?;
+        let at = self.find(None, namespace, last)?;
+        let node = self.nodes.get(at);
+        let follows = match before.last() {
+            Some(key) => node.parent != NIL && self.nodes.get(node.parent).key == *key,
+            None => node.parent == NIL,
+        };
+        (follows && node.block as usize == before.len()).then_some(NodeId(at))
+    }
+
+    /// The boundaries of a prefix, `None` where one isn't known: from `tip` on, which is one of them, or all.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if a key stands for another prefix already, here or in the index:
@@ -174,12 +187,15 @@ impl Index {
         &self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
+        tip: Option<NodeId>,
     ) -> Result<Vec<Option<NodeId>>> {
         let chained = self.roles.attention.is_some();
+        let first = tip.map_or(0, |node| self.boundary_block(node) + 1);
         let mut fresh = hashbrown::HashSet::new();
-        let mut path = Vec::with_capacity(keys.len());
-        let mut parent = None;
-        for (block, key) in keys.iter().enumerate() {
+        let mut path = Vec::with_capacity(1 + keys.len() - first);
+        path.extend(tip.map(Some));
+        let mut parent = tip;
+        for (block, key) in keys.iter().enumerate().skip(first) {
             let known = self.find(parent, namespace, key);
             let fits = match known {
                 Some(at) => self.follows(at, parent, block),
@@ -196,7 +212,7 @@ impl Index {
             }
             path.push(known.map(NodeId));
             if chained {
-                parent = path[block];
+                parent = known.map(NodeId);
             }
         }
         Ok(path)
@@ -308,7 +324,7 @@ impl Index {
         (node.namespace, node.key)
     }
 
-    pub(super) fn boundary_block(&self, node: NodeId) -> usize {
+    pub(crate) fn boundary_block(&self, node: NodeId) -> usize {
         self.nodes.get(node.0).block as usize
     }
 

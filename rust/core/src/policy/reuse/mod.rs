@@ -191,6 +191,10 @@ impl Policy for Reuse {
         }
     }
 
+    fn protects(&self, page: EntryId) -> bool {
+        self.tree.get(page).needs_parent()
+    }
+
     fn leave(&mut self, id: EntryId) {
         if !self.tree.known(id) {
             return;

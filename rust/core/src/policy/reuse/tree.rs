@@ -191,6 +191,11 @@ impl Node {
         self.needed_by > 0
     }
 
+    /// Of a page: whether it counts among what needs its parent, as then does each page that it stands on.
+    pub(super) const fn needs_parent(&self) -> bool {
+        self.counts
+    }
+
     pub(super) const fn boundary(&self) -> u64 {
         self.boundary
     }
