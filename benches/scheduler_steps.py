@@ -69,10 +69,10 @@ class Instant(Engine):
         self.stores = 0
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        report = self._report(output.kv_connector_metadata)
-        names = list(output.num_scheduled_tokens)
         if self.empties_caches:
             self._bytes += 1
+        report = self._report(output.kv_connector_metadata)
+        names = list(output.num_scheduled_tokens)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},

@@ -151,12 +151,10 @@ class Checkpoints:
         """
         if self.mode == "none":
             return False
+        if state.boundary in tracked.wanted:
+            return True
         in_answer = state.boundary * self.grid.block_tokens > tracked.request.num_prompt_tokens
-        wanted = (
-            self.mode == "all"
-            or state.boundary in tracked.wanted
-            or ((self.mode == "align" or in_answer) and state.kept())
-        )
+        wanted = self.mode == "all" or ((self.mode == "align" or in_answer) and state.kept())
         if wanted:
             tracked.want((state.boundary,))
         return wanted

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SpeculativeStates(States):
     """Finds states behind tokens that are accepted, and no others."""
 
-    def advance(self, tracked: Tracked, start: int, end: int) -> None:
+    def advance(self, tracked: Tracked, start: int, end: int) -> int:
         """Notes a step of a request over the tokens [start, end), some of which may be drafts."""
         known = tracked.request.num_tokens
         if tracked.position is None:
@@ -36,6 +36,7 @@ class SpeculativeStates(States):
             tracked.prefilled = tracked.position
         if self._ends_at_boundary(tracked, end):
             tracked.ends.add(end // self.grid.block_tokens)
+        return tracked.position
 
     def due(self, tracked: Tracked, end: int, offers: Sequence[Offer], *, may_want: bool) -> bool:
         """As in the base class, for a state that may be wanted or not."""

@@ -8,7 +8,7 @@ and given to others, meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid_pages import Geometry
 from hybrid_pages.vllm import versions
@@ -19,6 +19,8 @@ from hybrid_pages.vllm.tracking import Late, Tracked
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
+
+_NOTHING: dict[int, Any] = {}
 
 Offer = tuple[int, int, int]
 """(vLLM's group, block, tokens): a state that vLLM hands over."""
@@ -51,8 +53,8 @@ class States:
         """Of each recurrent group: table, and columns of a block, whose last one has the state."""
         self._of_table = {table: group for group, table, _ in self._places}
 
-    def advance(self, tracked: Tracked, start: int, end: int) -> None:
-        """Notes a step of a request over the tokens [start, end)."""
+    def advance(self, tracked: Tracked, start: int, end: int) -> int:
+        """Notes a step of a request over the tokens [start, end); how many are filled then."""
         n = self.grid.block_tokens
         if start != tracked.position:
             tracked.ends.clear()
@@ -60,6 +62,7 @@ class States:
         tracked.position = end
         if end > start and end % n == 0:
             tracked.ends.add(end // n)
+        return end
 
     def due(self, tracked: Tracked, end: int, offers: Sequence[Offer], *, may_want: bool) -> bool:
         """Whether :meth:`find` may find something that is wanted; after most steps there is
@@ -91,28 +94,37 @@ class States:
     ) -> list[State]:
         """The proven states of this step, which are whole once its forward pass is over."""
         request = tracked.request
-        offered = self._handed_over(offers, request, pool) if offers else {}
         columns = self._columns(tracked, end, tables)
-        found = []
-        for boundary in sorted({*offered, *columns}):
-            if self._proven(tracked, boundary, start, end):
-                theirs, ours = offered.get(boundary, {}), columns.get(boundary, {})
-                found.append(self._state(boundary, theirs, ours, request, pool))
-        return found
+        offered = self._handed_over(offers, columns, request, pool) if offers else _NOTHING
+        boundaries = sorted({*offered, *columns}) if offered else columns
+        return [
+            self._state(
+                boundary,
+                offered.get(boundary, _NOTHING),
+                columns.get(boundary, _NOTHING),
+                request,
+                pool,
+            )
+            for boundary in boundaries
+            if self._proven(tracked, boundary, start, end)
+        ]
 
     def _handed_over(
-        self, offers: Iterable[Offer], request: "Request", pool: "BlockPool"
+        self,
+        offers: Iterable[Offer],
+        columns: Mapping[int, Mapping[int, int]],
+        request: "Request",
+        pool: "BlockPool",
     ) -> dict[int, dict[int, int]]:
-        """What vLLM hands over and still has under its hash: the block by boundary and group."""
+        """What vLLM hands over and still has under its hash: the block by boundary and group.
+        Without those that ``columns`` have: they prove no more."""
         found: dict[int, dict[int, int]] = {}
         for table, block, tokens in offers:
             boundary, rest = divmod(tokens, self.grid.block_tokens)
             group = self._of_table.get(table)
-            if (
-                group is not None
-                and not rest
-                and self._carries(pool, group, block, request, boundary)
-            ):
+            if group is None or rest or columns.get(boundary, _NOTHING).get(group) == block:
+                continue
+            if self._carries(pool, group, block, request, boundary):
                 found.setdefault(boundary, {})[group] = block
         return found
 
@@ -136,11 +148,12 @@ class States:
 
     def _proven(self, tracked: Tracked, boundary: int, start: int, end: int) -> bool:
         """Whether the step over the tokens [start, end), or an earlier one, made a state there."""
+        if boundary in tracked.ends:
+            return True
         n = self.grid.block_tokens
         furthest = n * (2 if self.grid.drops_last_block else 1)
         tokens = boundary * n
-        exported = self.grid.exports_states and start + n <= tokens < end <= tokens + furthest
-        return boundary in tracked.ends or exported
+        return self.grid.exports_states and start + n <= tokens < end <= tokens + furthest
 
     def _columns(self, tracked: Tracked, end: int, tables: Tables) -> dict[int, Mapping[int, int]]:
         """Blocks by boundary and group where steps ended: the last step, and an earlier one whose
@@ -171,8 +184,8 @@ class States:
     ) -> State:
         blocks = {}
         for group in self.groups:
-            theirs, ours = offered.get(group, 0), here.get(group, 0)
-            block = theirs or ours
+            ours = here.get(group, 0)
+            block = offered.get(group, ours) if offered else ours
             if block and (not ours or ours == block):  # two different blocks prove nothing
                 blocks[group] = block
 

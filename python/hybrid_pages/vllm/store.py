@@ -57,7 +57,10 @@ class Stores:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.checkpoints = checkpoints
         self.states = (SpeculativeStates if self.grid.drafts else States)(geometry, keys)
-        self.classes, self.ranks = geometry.classes, geometry.ranks
+        self.ranks = geometry.ranks
+        self._recurrent = [
+            (item.index, item.groups) for item in geometry.classes if item.kind == "recurrent"
+        ]
         self.columns = self.grid.columns(geometry)
         self._narrow = any(each.is_narrow for each in self.grid.groups)
         self.pool: BlockPool | None = None
@@ -87,11 +90,10 @@ class Stores:
         request = tracked.request
         start = request.num_computed_tokens
         end = start + new_tokens
-        self.states.advance(tracked, start, end)
+        filled = self.states.advance(tracked, start, end)
         tracked.quiet_until = 0
         may_want = self.checkpoints.may_want(tracked, end)
         states_due = self.states.due(tracked, end, offers, may_want=may_want)
-        filled = tracked.position or 0
         reach = self._reach(tracked, filled)
         if not states_due and reach <= tracked.offered_blocks:
             if end >= request.num_tokens:
@@ -163,18 +165,19 @@ class Stores:
 
     def _reach(self, tracked: Tracked, end: int) -> int:
         """Leading blocks that are filled after ``end`` tokens, have a key, and are worth a page."""
-        blocks = min(end // self.grid.block_tokens, self.keys.known(tracked.request))
-        return blocks if self.checkpoints.all_pages else min(blocks, tracked.furthest)
+        blocks, known = end // self.grid.block_tokens, self.keys.known(tracked.request)
+        if not self.checkpoints.all_pages:
+            known = min(known, tracked.furthest)
+        return min(blocks, known)
 
     def _checkpoint(self, state: State) -> Iterable[_Source]:
         """Source blocks of a state, if every group's is known."""
-        for item in self.classes:
-            if item.kind == "recurrent":
-                if all(group in state.blocks for group in item.groups):
-                    ids = [state.blocks[group] for group in item.groups]
-                    yield item.index, state.boundary - 1, ids
-                else:
-                    self.figures.count("skipped_entries", label="partial_state")
+        for index, groups in self._recurrent:
+            ids = [state.blocks[group] for group in groups if group in state.blocks]
+            if len(ids) == len(groups):
+                yield index, state.boundary - 1, ids
+            else:
+                self.figures.count("skipped_entries", label="partial_state")
 
     def _offer(
         self, tracked: Tracked, tables: Tables, first: int, end: int, states: list[_Source]

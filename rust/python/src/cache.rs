@@ -437,12 +437,12 @@ impl PyCache {
         notes: &Bound<'_, PyDict>,
         stride: Whole,
     ) -> PyResult<()> {
-        let keys = block_keys(keys, stride, None)?;
         let note = |(block, note): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
             let bytes: Box<[u8]> = note.cast::<PyBytes>()?.as_bytes().into();
             Ok((block.extract::<Whole>()?.0, bytes))
         };
         let notes: Vec<_> = notes.iter().map(note).collect::<PyResult<_>>()?;
+        let keys = block_keys(keys, stride, None)?;
         self.inner
             .note(namespace_id(namespace)?, &keys, notes)
             .map_err(to_py)

@@ -1,5 +1,6 @@
 //! The keys of a prefix: as a sequence of hashes, or as what was read of one before.
 
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hybrid_pages::error::Error;
@@ -83,12 +84,29 @@ fn key(hash: &Bound<'_, PyAny>) -> PyResult<PrefixKey> {
     PrefixKey::new(hash.cast::<PyBytes>()?.as_bytes()).map_err(to_py)
 }
 
-/// The key of each block up to `limit`.
-pub fn block_keys(
-    keys: &Bound<'_, PyAny>,
+/// The keys of leading blocks: those that were read before stay where they are.
+pub enum BlockKeys<'a> {
+    Read(MutexGuard<'a, Vec<PrefixKey>>, usize),
+    Own(Vec<PrefixKey>),
+}
+
+impl Deref for BlockKeys<'_> {
+    type Target = [PrefixKey];
+
+    fn deref(&self) -> &[PrefixKey] {
+        match self {
+            Self::Read(keys, limit) => &keys[..*limit],
+            Self::Own(keys) => keys,
+        }
+    }
+}
+
+/// The key of each block up to `limit`. No Python code may run while they last.
+pub fn block_keys<'a>(
+    keys: &'a Bound<'_, PyAny>,
     stride: Whole,
     limit: Option<Whole>,
-) -> PyResult<Vec<PrefixKey>> {
+) -> PyResult<BlockKeys<'a>> {
     let limit = limit.map_or(usize::MAX, |Whole(limit)| limit);
     if let Ok(read) = keys.cast::<PyPrefixKeys>() {
         if stride.0 != 1 {
@@ -98,8 +116,13 @@ pub fn block_keys(
             ))));
         }
         let keys = read.get().lock();
-        return Ok(keys[..limit.min(keys.len())].to_vec());
+        let limit = limit.min(keys.len());
+        return Ok(BlockKeys::Read(keys, limit));
     }
+    read_keys(keys, stride, limit).map(BlockKeys::Own)
+}
+
+fn read_keys(keys: &Bound<'_, PyAny>, stride: Whole, limit: usize) -> PyResult<Vec<PrefixKey>> {
     let ends = |len| Ok::<_, PyErr>(boundaries(len, stride.0).map_err(to_py)?.take(limit));
     if let Ok(list) = keys.cast::<PyList>() {
         return ends(list.len())?

@@ -58,12 +58,11 @@ impl PyStoreEntries {
     }
 
     fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
-        let items: Vec<_> = self
-            .blocks
-            .iter()
-            .map(|&id| blocks.get_item(id as usize))
-            .collect::<PyResult<_>>()?;
-        PyList::new(blocks.py(), items)
+        let sources = PyList::empty(blocks.py());
+        for &id in &self.blocks {
+            sources.append(blocks.get_item(id as usize)?)?;
+        }
+        Ok(sources)
     }
 }
 

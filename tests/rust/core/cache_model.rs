@@ -422,7 +422,7 @@ impl Both {
                 (entry.class_index, entry.block_index + 1),
                 (known.place.0, known.place.1.len())
             );
-            assert_eq!(entry.slots, known.slots);
+            assert_eq!(entry.slots[..], known.slots);
             assert_eq!(entry.checksums, Vec::from_iter(known.checksum));
         }
     }
@@ -468,7 +468,7 @@ impl Both {
                         .get_mut(id)
                         .unwrap()
                         .slots
-                        .clone_from(&entry.slots);
+                        .clone_from(&entry.slots.to_vec());
                 }
                 self.check_lease(lease.entries(), &ids);
                 self.writes.push(Write { lease, ids, held });

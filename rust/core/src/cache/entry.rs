@@ -1,6 +1,11 @@
 //! Entries as a lease shows them.
 
+use smallvec::SmallVec;
+
 use crate::ids::SlotId;
+
+/// Slots of an entry; a few take no memory of their own.
+pub type Slots = SmallVec<[SlotId; 4]>;
 
 /// One page or checkpoint under a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,7 +15,7 @@ pub struct LeaseEntry {
     /// Index of the block.
     pub block_index: usize,
     /// Where the payload lies, in payload order.
-    pub slots: Vec<SlotId>,
+    pub slots: Slots,
     /// Checksums of the shards, one per rank; empty while the entry is being written, and if it was published
     /// without them.
     pub checksums: Vec<u64>,

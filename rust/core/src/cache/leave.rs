@@ -1,6 +1,8 @@
 //! How entries leave tiers: evicted to make room, dropped, or because the page that they hang from
 //! leaves.
 
+use smallvec::SmallVec;
+
 use super::proven::Proven;
 use super::state::State;
 use crate::ids::{EntryId, EntryKey};
@@ -97,7 +99,7 @@ impl State {
         from: Places,
         tell: impl Fn(&mut dyn Below, &EntryKey),
     ) -> u64 {
-        let mut left = Vec::new();
+        let mut left: SmallVec<[Left; 2]> = SmallVec::new();
         let mut keys: Vec<(Places, EntryKey)> = Vec::new();
         let Self {
             index,

@@ -32,7 +32,7 @@ mod write_behind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use config::{Admission, Arrival, CacheConfig, ClassConfig};
-pub use entry::{LeaseEntry, Skipped};
+pub use entry::{LeaseEntry, Skipped, Slots};
 pub use lease::{ReadLease, WriteLease};
 pub use restore::{Progress, Restore};
 pub use stats::{RestoreStats, Stats, TierStats};

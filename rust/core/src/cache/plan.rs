@@ -9,9 +9,14 @@ pub(super) struct Wanted {
     pub(super) class: usize,
 }
 
-/// Splits entries into the order in which they get room: each unit gets it whole or ends the call. A
-/// checkpoint is in one unit with the pages up to it and its window pages, since each is useless
-/// without the others; what no checkpoint needs follows block by block.
+/// A block's page first: the others are reached through it.
+pub(super) fn write_order(roles: &Roles, at: Wanted) -> (usize, bool, usize) {
+    (at.block, Some(at.class) != roles.attention, at.class)
+}
+
+/// Splits entries, which are in [`write_order`], into the order in which they get room: each unit gets it whole
+/// or ends the call. A checkpoint is in one unit with the pages up to it and its window pages, since each is
+/// useless without the others; what no checkpoint needs follows block by block.
 pub(super) fn units<'a>(
     roles: &'a Roles,
     wanted: &'a mut [Wanted],
@@ -22,6 +27,7 @@ pub(super) fn units<'a>(
         .map(|entry| entry.block)
         .collect();
     targets.sort_unstable();
+    let any_target = !targets.is_empty();
     let unit_of = move |entry: &Wanted| -> (bool, usize) {
         let target = targets.get(targets.partition_point(|&target| target < entry.block));
         let needed_by = target.filter(|&&target| {
@@ -33,14 +39,9 @@ pub(super) fn units<'a>(
         });
         needed_by.map_or((true, entry.block), |&target| (false, target))
     };
-    // A block's page first: the others are reached through it.
-    wanted.sort_by_key(|entry| {
-        (
-            unit_of(entry),
-            entry.block,
-            Some(entry.class) != roles.attention,
-            entry.class,
-        )
-    });
+    // Without a checkpoint they are in that order.
+    if any_target {
+        wanted.sort_by_cached_key(|entry| (unit_of(entry), write_order(roles, *entry)));
+    }
     wanted.chunk_by(move |a, b| unit_of(a) == unit_of(b))
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::entry::{LeaseEntry, Skipped};
-use super::plan::{Wanted, units};
+use super::plan::{Wanted, units, write_order};
 use super::state::State;
 use super::tenants::Full;
 use crate::error::{Error, Result};
@@ -91,8 +91,9 @@ impl State {
         self.writing += written.len() as u64;
         placed.extend_from_slice(&written);
         // The mirror image of the order of writing, so that what hangs from a page goes before it.
-        placed.sort_unstable_by_key(|&(at, _)| Reverse(self.write_order(at)));
-        written.sort_unstable_by_key(|&(at, _)| self.write_order(at));
+        let roles = self.index.roles();
+        placed.sort_unstable_by_key(|&(at, _)| Reverse(write_order(roles, at)));
+        written.sort_unstable_by_key(|&(at, _)| write_order(roles, at));
         let held: Vec<EntryId> = placed.into_iter().map(|(_, id)| id).collect();
         self.keep(&held, hints);
         if hints.retain > 0 {
@@ -160,15 +161,6 @@ impl State {
         Ok(())
     }
 
-    /// A block's page first: the others are reached through it.
-    fn write_order(&self, at: Wanted) -> (usize, bool, usize) {
-        (
-            at.block,
-            Some(at.class) != self.index.roles().attention,
-            at.class,
-        )
-    }
-
     /// Separates what can be written to the host from what is there or on its way (returned with its id) and
     /// from what could never be reached, and counts those two.
     fn sort_out(
@@ -199,7 +191,7 @@ impl State {
                 present.push((at, id));
             }
         }
-        wanted.sort_unstable_by_key(|&at| self.write_order(at));
+        wanted.sort_unstable_by_key(|&at| write_order(self.index.roles(), at));
         let offered = wanted.len();
         wanted.dedup();
         skipped.in_writing += offered - wanted.len();

@@ -6,14 +6,14 @@
 
 use super::config::{Admission, Arrival, CacheConfig};
 use super::copies::{Copies, Level};
-use super::entry::LeaseEntry;
+use super::entry::{LeaseEntry, Slots};
 use super::kept::Kept;
 use super::passing::Passing;
 use super::proven::Proven;
 use super::stats::{Class, RestoreStats, Stats, TierStats};
 use super::tenants::Tenants;
 use crate::error::{Error, Result};
-use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, SlotId, TenantId};
+use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, TenantId};
 use crate::policy::{self, EntryKind, Hints, NewEntry, Request, Seen};
 use crate::prefix::{Cell, Hit, Index, boundary_name};
 use crate::slot::{EntryTable, HOST, Places};
@@ -245,9 +245,9 @@ impl State {
     }
 
     /// Slots of the host that an entry owns, in payload order.
-    pub(super) fn slots(&self, id: EntryId) -> Vec<SlotId> {
+    pub(super) fn slots(&self, id: EntryId) -> Slots {
         let slots = self.entries.get(id).slots.as_ref();
-        slots.map_or_else(Vec::new, |set| self.host.slots_of(set))
+        slots.map_or_else(Slots::new, |set| self.host.slots_of(set).collect())
     }
 
     /// Which boundaries of a request deserve a checkpoint.

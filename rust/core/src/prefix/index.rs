@@ -3,6 +3,7 @@
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use smallvec::{SmallVec, smallvec};
 
 use super::announced::Announced;
 use super::{Namespaces, Roles, boundary_name};
@@ -383,7 +384,7 @@ impl Index {
     /// Asks every entry of a boundary and of those below.
     fn ask_below(&mut self, top: NodeId, leave: &mut impl FnMut(&Self, NodeId, EntryId) -> Fate) {
         // Boundaries to ask, and whether the one before was forgotten.
-        let mut pending = vec![(top.0, false)];
+        let mut pending: SmallVec<[_; 4]> = smallvec![(top.0, false)];
         while let Some((at, orphan)) = pending.pop() {
             let mut elsewhere = true;
             for class in self.roles.pages_first() {

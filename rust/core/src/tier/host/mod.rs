@@ -99,8 +99,8 @@ impl Host {
 
     /// The slots of an entry, in payload order.
     #[inline]
-    pub(crate) fn slots_of(&self, set: &SlotSet) -> Vec<SlotId> {
-        self.pool.slots(set).collect()
+    pub(crate) fn slots_of(&self, set: &SlotSet) -> impl Iterator<Item = SlotId> {
+        self.pool.slots(set)
     }
 
     /// Bytes of memory held.
