@@ -358,7 +358,7 @@ impl PyCache {
             .inner
             .reserve_hinted(namespace_id(namespace)?, &keys, &entries, &given(hints))
             .map_err(to_py)?;
-        Ok(PyWriteLease::new(lease))
+        Ok(PyWriteLease::new(lease, 0))
     }
 
     #[pyo3(
@@ -378,7 +378,16 @@ impl PyCache {
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<Option<(PyWriteLease, PyStoreEntries)>> {
-        let (mut sources, mut blocks) = columns.pages(tables, first.0..end.0)?;
+        let namespace = namespace_id(namespace)?;
+        let unwritten = if hints.is_some() {
+            first.0
+        } else {
+            let keys = block_keys(keys, stride, Some(end))?;
+            self.inner
+                .unwritten(namespace, &keys, first.0)
+                .map_err(to_py)?
+        };
+        let (mut sources, mut blocks) = columns.pages(tables, unwritten..end.0)?;
         for (class, block, of_state) in states {
             let from = blocks.len();
             blocks.extend(engine_blocks(of_state)?);
@@ -395,7 +404,7 @@ impl PyCache {
             .collect();
         let lease = self
             .inner
-            .reserve_hinted(namespace_id(namespace)?, &keys, &wanted, &given(hints))
+            .reserve_hinted(namespace, &keys, &wanted, &given(hints))
             .map_err(to_py)?;
         let mut entries = PyStoreEntries::with_capacity(lease.entries().len());
         for entry in lease.entries() {
@@ -403,7 +412,10 @@ impl PyCache {
             let sources = found.map_or(0..0, |index| sources[index].2.clone());
             entries.push(entry.class_index, &entry.slots, &blocks[sources]);
         }
-        Ok(Some((PyWriteLease::new(lease), entries)))
+        Ok(Some((
+            PyWriteLease::new(lease, unwritten - first.0),
+            entries,
+        )))
     }
 
     fn follow(&self) -> PyResult<()> {

@@ -132,11 +132,14 @@ impl PyReadLease {
 #[pyclass(frozen, name = "WriteLease", module = "hybrid_pages._core")]
 pub struct PyWriteLease {
     inner: Mutex<WriteLease>,
+    /// Wanted entries, besides those that the lease counts, that were there already.
+    resident: usize,
 }
 
 impl PyWriteLease {
-    pub const fn new(lease: WriteLease) -> Self {
+    pub const fn new(lease: WriteLease, resident: usize) -> Self {
         Self {
+            resident,
             inner: Mutex::new(lease),
         }
     }
@@ -158,7 +161,7 @@ impl PyWriteLease {
         let skipped = self.lock().skipped();
         let dict = PyDict::new(py);
         let counts = [
-            ("resident", skipped.resident),
+            ("resident", self.resident + skipped.resident),
             ("in_writing", skipped.in_writing),
             ("no_room", skipped.no_room),
             ("not_ready", skipped.not_ready),

@@ -2,7 +2,8 @@
 //!
 //! One lock guards everything behind the door and is held for microseconds, never while bytes
 //! move. A lease holds the entries that it names and those that they can't be reached without, so
-//! whatever may be evicted has nothing below it that somebody uses.
+//! whatever may be evicted has nothing below it that somebody uses. Where the policy evicts no page before
+//! what hangs from it, a write lease holds only the last page of the prefix that it extends.
 //!
 //! Leases are about the host: only there do the engine's workers copy. Tiers below it are filled when
 //! entries are published, and read when [`Cache::promote`] asks for what only they have.
@@ -221,7 +222,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, a class or block out of range, and keys
-    /// that are in use for another prefix. Nothing has changed then.
+    /// that are in use for another prefix; those before the first entry may go unread, as chained keys vouch for
+    /// them. Nothing has changed then.
     pub fn reserve(
         &self,
         namespace: NamespaceId,
@@ -229,6 +231,20 @@ impl Cache {
         entries: &[(usize, usize)],
     ) -> Result<WriteLease> {
         self.reserve_hinted(namespace, keys, entries, &Hints::NONE)
+    }
+
+    /// The first block from `first` on whose page [`reserve`](Self::reserve) may have to write: for those before it
+    /// there is nothing to do. It takes no longer for a longer prefix.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    pub fn unwritten(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<usize> {
+        self.shared.lock().unwritten(namespace, keys, first)
     }
 
     /// The same for a request with hints: they say how the entries are kept, and those that they stand on.

@@ -121,8 +121,7 @@ impl State {
         hints: &Hints,
     ) -> Option<NodeId> {
         let page = self.index.roles().attention?;
-        // Each page of the prefix is offered to tiers below, kept as hints say, and counts for its tenant.
-        let alike = self.below.is_empty() && !self.tenants.is_counted() && !hints.keep();
+        let alike = self.is_alike() && !hints.keep();
         let first = entries.iter().map(|&(_, block)| block).min()?;
         let node = alike.then(|| self.index.end(namespace, &keys[..first]))??;
         let room = self.host.room();
@@ -134,6 +133,12 @@ impl State {
         (protected && room.can_hold(needed)).then_some(node)
     }
 
+    /// Whether a store does nothing with the pages of a prefix that the host has: it offers them to no tier below,
+    /// and they count for no tenant.
+    fn is_alike(&self) -> bool {
+        self.below.is_empty() && !self.tenants.is_counted()
+    }
+
     /// Slots of the pages of so many blocks, at most.
     fn slots_of(&self, blocks: usize) -> u64 {
         let pages = self
@@ -142,6 +147,47 @@ impl State {
             .filter(|class| class.kind != ClassKind::Recurrent);
         let slots: u64 = pages.map(|class| u64::from(class.slots)).sum();
         slots.saturating_mul(blocks as u64)
+    }
+
+    /// Of the blocks of a prefix from `first` on, the last one that the host has a page of, if whatever is before it
+    /// need not be looked at; `first` otherwise.
+    pub(super) fn unwritten(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<usize> {
+        self.index.namespaces.check(namespace)?;
+        let roles = self.index.roles();
+        let (Some(page), true) = (roles.attention, roles.windows.is_empty()) else {
+            return Ok(first); // Windows leave holes.
+        };
+        // A page is in the host only with those before it.
+        let has = |block: usize| {
+            let node = self.index.end(namespace, &keys[..=block])?;
+            self.index
+                .cell(node, page)
+                .entry()
+                .filter(|&id| self.entries.get(id).members.in_host())
+        };
+        let (mut low, mut high) = (first, keys.len());
+        if low >= high || has(low).is_none() {
+            return Ok(first);
+        }
+        let mut middle = high - 1; // Most often the host has all of them, or none.
+        while low + 1 < high {
+            match has(middle) {
+                Some(_) => low = middle,
+                None => high = middle,
+            }
+            middle = low.midpoint(high);
+        }
+        let protected = has(low).is_some_and(|id| self.host.room().protects(id));
+        Ok(if protected && self.is_alike() {
+            low
+        } else {
+            first
+        })
     }
 
     fn check_wanted(&self, keys: usize, entries: &[(usize, usize)]) -> Result<()> {
