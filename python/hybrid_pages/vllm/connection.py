@@ -4,7 +4,7 @@ Nothing is published before every rank has reported the same plan and equal tens
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,10 @@ class EngineFacts:
     """Steps that the engine plans before it waits for the first of them."""
 
 
+def _no_manager(request_id: str) -> Tables:
+    raise EngineError("expected vLLM's cache manager at start, found none")
+
+
 class Connection:
     """One engine's cache, made for the planned geometry, and what vLLM has bound to it.
 
@@ -105,8 +109,13 @@ class Connection:
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None
         self.connected = self.stopped = False
+        self.serving = False
+        """Whether there is a cache, and the workers are as planned, as far as known."""
         self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
+        self.tables: Callable[[str], Tables] = _no_manager
+        """Gives all blocks that vLLM holds for a request, including those not reported as computed;
+        for this step only."""
         self.pool: BlockPool | None = None
         if engine.plan is not None:
             self._connect(engine.plan)
@@ -159,6 +168,7 @@ class Connection:
         self.stores.pool = self.pool
         self._follow_cache(plan)
         self.connected = True
+        self.serving = not self.stopped
         logger.info("%s", self.describe())
 
     def _wait_seconds(self) -> float:
@@ -242,11 +252,6 @@ class Connection:
         if self.connected and len(self._ready) == self.ranks:
             self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
 
-    @property
-    def serving(self) -> bool:
-        """Whether there is a cache, and the workers are as planned, as far as known."""
-        return self.connected and not self.stopped
-
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
         return describe(
@@ -264,19 +269,13 @@ class Connection:
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
         self.manager = manager
+        self.tables = versions.tables_of(manager)
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
         self.pool = pool
         if self.connected:
             self.stores.pool = pool
-
-    def tables(self, request_id: str) -> Tables:
-        """All blocks that vLLM holds for a request, including those not reported as computed; for
-        this step only."""
-        if self.manager is None:
-            raise EngineError("expected vLLM's cache manager at start, found none")
-        return versions.blocks_of(self.manager, request_id)
 
     def ids(self, request_id: str) -> Sequence[Sequence[int]]:
         """The ids of these blocks."""

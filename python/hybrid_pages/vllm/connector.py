@@ -294,8 +294,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         scheduler = self.scheduler or self._scheduler()
         if connector_output.invalid_block_ids:
             scheduler.invalid(connector_output.invalid_block_ids)
-        scheduler.updated()
-        scheduler.finished(
+        scheduler.updated(
             connector_output.kv_connector_worker_meta, connector_output.finished_recving or ()
         )
 

@@ -170,23 +170,27 @@ class SchedulerHalf(Connection):
         tables = {request_id: self.ids(request_id) for request_id in self._requests}
         self._invalid.follow(blocks, self._requests, tables, self.pool, self.stores)
 
-    def updated(self) -> None:
-        """The report of a step has come."""
+    def updated(self, metadata: Any, received: Iterable[str]) -> None:
+        """The report of a step has come, with what the workers say and requests that got loads."""
         if self._invalid.follows:
             self._invalid.updated()
         if self.grid.drafts and self.serving and self.may_store:
             self._steps.reported()
+        if metadata is not None:
+            self._ended(metadata)
+        if received and self.connected:
+            for request_id in received:
+                if self.loads.released(request_id):
+                    self._recompute(request_id)
 
     def _keys(self, tracked: Tracked) -> int | None:
         """How many keys a request has of what it has computed in this run."""
         n = self.grid.block_tokens
         return None if tracked.position is None else tracked.position // n * self.grid.stride
 
-    def finished(self, metadata: Any, received: Iterable[str]) -> None:
+    def _ended(self, metadata: Any) -> None:
         """Publishes stores and ends loads that the workers report as ended."""
-        if metadata is None:
-            pass
-        elif isinstance(metadata, WorkerMetadata):
+        if isinstance(metadata, WorkerMetadata):
             if metadata.reports and not self.stopped:
                 try:
                     self.confirm(metadata.reports)
@@ -206,14 +210,10 @@ class SchedulerHalf(Connection):
         else:
             logger.error("expected WorkerMetadata, found %s", type(metadata).__name__)
             self.figures.count("failures", label="worker_metadata")
-        if self.connected:
-            for request_id in received:
-                if self.loads.released(request_id):
-                    self._recompute(request_id)
 
     def _stop(self, error: Exception) -> None:
         """Stores and loads nothing from now on: the workers are not as planned."""
-        self.stopped = True
+        self.stopped, self.serving = True, False
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
         self.figures.count("failures", label="geometry")
         if self.connected:
@@ -289,7 +289,7 @@ class SchedulerHalf(Connection):
         try:
             unsent, self.stores.unsent = self.stores.unsent, []
             step = StepMetadata(half=self.name, stores=unsent)
-            self.finished(worker.end_stores(step), ())
+            self._ended(worker.end_stores(step))
         except Exception:
             logger.exception("the stores of an idle engine could not be ended")
             self.figures.count("failures", label="settle")

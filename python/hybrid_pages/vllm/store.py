@@ -103,9 +103,11 @@ class Stores:
         blocks = tables(request.request_id)
         states: list[_Source] = []
         if states_due:
+            furthest = tracked.furthest
             found = self.states.find(tracked, start, end, blocks, offers, self._bound())
             states = self._wanted(tracked, found)
-            reach = self._reach(tracked, filled)
+            if tracked.furthest != furthest:
+                reach = self._reach(tracked, filled)
         return self._job(tracked, reach, blocks, states)
 
     def reported(self, tracked: Tracked, tables: Callable[[str], Tables]) -> bool:
@@ -142,11 +144,18 @@ class Stores:
             self.unsent.append(job)
 
     def _wanted(self, tracked: Tracked, found: Iterable[State]) -> list[_Source]:
-        """Source blocks of the states that are to be stored, which may make more pages worth it."""
+        """Source blocks of the states that are to be stored, if every group's is known; they may
+        make more pages worth it."""
         states: list[_Source] = []
         for state in found:
-            if self.checkpoints.wants(tracked, state):
-                states.extend(self._checkpoint(state))
+            if not self.checkpoints.wants(tracked, state):
+                continue
+            for index, groups in self._recurrent:
+                ids = [state.blocks[group] for group in groups if group in state.blocks]
+                if len(ids) == len(groups):
+                    states.append((index, state.boundary - 1, ids))
+                else:
+                    self.figures.count("skipped_entries", label="partial_state")
         return states
 
     def _job(
@@ -169,15 +178,6 @@ class Stores:
         if not self.checkpoints.all_pages:
             known = min(known, tracked.furthest)
         return min(blocks, known)
-
-    def _checkpoint(self, state: State) -> Iterable[_Source]:
-        """Source blocks of a state, if every group's is known."""
-        for index, groups in self._recurrent:
-            ids = [state.blocks[group] for group in groups if group in state.blocks]
-            if len(ids) == len(groups):
-                yield index, state.boundary - 1, ids
-            else:
-                self.figures.count("skipped_entries", label="partial_state")
 
     def _offer(
         self, tracked: Tracked, tables: Tables, first: int, end: int, states: list[_Source]

@@ -10,12 +10,12 @@ Importing this module imports neither torch nor vLLM.
 """
 
 from hybrid_pages.vllm.versions.blocks import (
-    blocks_of,
     cached_keys,
     carries,
     forget_blocks,
     pin,
     prefix_cache_of,
+    tables_of,
     unpin,
 )
 from hybrid_pages.vllm.versions.command import serve_arguments
@@ -103,7 +103,6 @@ __all__ = [
     "adapter_layout",
     "block_removed",
     "block_stored",
-    "blocks_of",
     "cached_keys",
     "carries",
     "check_configurations",
@@ -147,6 +146,7 @@ __all__ = [
     "restore_block_size",
     "serve_arguments",
     "steps_ahead",
+    "tables_of",
     "token_at",
     "unpin",
     "window_tokens",

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,10 +11,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
-def blocks_of(manager: "KVCacheManager", request_id: str) -> "Sequence[Sequence[KVCacheBlock]]":
-    """All blocks that vLLM holds for a request, by group; not to be changed, and for this step
+def tables_of(manager: "KVCacheManager") -> "Callable[[str], Sequence[Sequence[KVCacheBlock]]]":
+    """Gives all blocks that vLLM holds for a request, by group; not to be changed, and for one step
     only. Other than ``get_block_ids``, it takes no longer for a longer request."""
-    blocks: Sequence[Sequence[KVCacheBlock]] = manager.coordinator.get_blocks(request_id)
+    blocks: Callable[[str], Sequence[Sequence[KVCacheBlock]]] = manager.coordinator.get_blocks
     return blocks
 
 
@@ -39,12 +40,11 @@ def cached_keys(pool: "BlockPool") -> frozenset[bytes]:
     return frozenset(get_block_hash(each) for each in hashes if each is not None)
 
 
-def prefix_cache_of(pool: "BlockPool") -> object:
-    """vLLM's own prefix cache, as an identity: another object after it was emptied.
+prefix_cache_of: "Callable[[BlockPool], object]" = attrgetter("cached_block_hash_to_block")
+"""vLLM's own prefix cache, as an identity: another object after it was emptied.
 
-    ``BlockPool.reset_prefix_cache`` replaces the map, and only when no request holds a block.
-    """
-    return pool.cached_block_hash_to_block
+``BlockPool.reset_prefix_cache`` replaces the map, and only when no request holds a block.
+"""
 
 
 def forget_blocks(pool: "BlockPool", blocks: set[int]) -> None:
