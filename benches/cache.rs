@@ -1,8 +1,9 @@
 //! The cost of a store and of a load to a scheduler, and the cost of a full cache.
 //!
 //! `store`: reserve, commit and release a prompt of 164 pages and a checkpoint, evicting as much.
-//! `extend`: one more block of such a prompt. `load`: acquire and release it. `churn`: one page in
-//! and one out of 1,000,000 slots.
+//! `extend`: one more block of such a prompt. `load`: acquire and release it. `next`: room for one
+//! more block of a prompt of 2,000, given back, by policy. `churn`: one page in and one out of
+//! 1,000,000 slots.
 
 use std::hint::black_box;
 
@@ -11,8 +12,9 @@ use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 
 const BLOCKS: usize = 164;
+const LONG: usize = 2_000;
 
-fn cache(slots: usize) -> (Cache, NamespaceId) {
+fn cache(policy: &str, slots: usize) -> (Cache, NamespaceId) {
     let class = |kind, slots_per_entry| ClassConfig {
         kind,
         window_blocks: 0,
@@ -26,7 +28,7 @@ fn cache(slots: usize) -> (Cache, NamespaceId) {
         ranks: 1,
         slots,
         slot_bytes: 1 << 20,
-        policy: "lru".into(),
+        policy: policy.into(),
         tenant_slots: None,
     };
     let cache = Cache::new(&config).expect("the configuration is valid");
@@ -65,7 +67,7 @@ fn whole_prompt() -> Vec<(usize, usize)> {
 fn prompts(c: &mut Criterion) {
     let mut group = c.benchmark_group("cache");
     // Twenty prompts fit, a hundred come round and round.
-    let (cache, namespace) = cache(20 * (BLOCKS + 3));
+    let (cache, namespace) = cache("lru", 20 * (BLOCKS + 3));
     let entries = whole_prompt();
     let prompts: Vec<_> = (0..100).map(|number| prompt(number, BLOCKS)).collect();
     let mut next = prompts.iter().cycle();
@@ -104,12 +106,25 @@ fn prompts(c: &mut Criterion) {
                 .map(drop)
         });
     });
+    for policy in ["lru", "reuse"] {
+        let (cache, namespace) = self::cache(policy, 2 * LONG);
+        let keys = prompt(0, LONG + 1);
+        let pages: Vec<_> = (0..LONG).map(|block| (0, block)).collect();
+        store(&cache, namespace, &keys[..LONG], &pages);
+        group.bench_function(format!("next/{policy}"), |b| {
+            b.iter(|| {
+                cache
+                    .reserve(namespace, black_box(&keys), &[(0, LONG)])
+                    .map(drop)
+            });
+        });
+    }
     group.finish();
 }
 
 fn churn(c: &mut Criterion) {
     const SLOTS: usize = 1_000_000;
-    let (cache, namespace) = cache(SLOTS);
+    let (cache, namespace) = cache("lru", SLOTS);
     let mut number = 0;
     let mut page = || {
         store(&cache, namespace, &prompt(number, 1), &[(0, 0)]);
