@@ -218,6 +218,75 @@ fn what_a_store_stands_on_counts_as_taken() {
 }
 
 #[test]
+fn what_several_stores_stand_on_counts_once() {
+    let prompt = letters(20);
+    for others in [20, 0] {
+        let (cache, namespace) = stored("reuse", 60, &prompt);
+        let rest = "z".repeat(others);
+        commit(
+            &mut cache
+                .reserve(namespace, &keys(&rest), &pages(0..others))
+                .unwrap(),
+        );
+        let leases: Vec<_> = ('i'..'u')
+            .map(|fork| {
+                let fork = format!("{prompt}{fork}");
+                let lease = cache.reserve(namespace, &keys(&fork), &[(0, 20)]).unwrap();
+                assert_eq!(lease.entries().len(), 1, "{fork}");
+                assert_eq!(cache.audit(), None);
+                lease
+            })
+            .collect();
+        let last = keys("yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy");
+        let lease = cache.reserve(namespace, &last, &pages(0..40)).unwrap();
+        assert_eq!((lease.entries().len(), lease.skipped().no_room), (28, 12));
+        drop((leases, lease));
+        assert_eq!(cache.lookup(namespace, &keys(&prompt)).unwrap().pages, 20);
+        assert_eq!(cache.stats().leased_slots, 0);
+    }
+}
+
+#[test]
+fn what_a_store_stands_on_stays_though_it_is_retained_meanwhile() {
+    let config = CacheConfig {
+        policy: "reuse".into(),
+        ..config(&[PAGE, CHECKPOINT], 24)
+    };
+    let cache = Cache::new(&config).unwrap();
+    let namespace = cache.namespace(b"engine").unwrap();
+    let retain = |prompt: &str, retain| {
+        let hints = Hints {
+            retain,
+            ..Hints::NONE
+        };
+        let arrival = Arrival {
+            now: 0,
+            tokens: 1_000,
+            limit: prompt.len(),
+            hints,
+        };
+        cache.admit(namespace, &keys(prompt), arrival).unwrap();
+    };
+    for prompt in ["abcdefgh", "rstuvwxy"] {
+        let mut entries = pages(0..8);
+        entries.extend([(1, 3), (1, 7)]);
+        commit(&mut cache.reserve(namespace, &keys(prompt), &entries).unwrap());
+    }
+    let longer = keys("abcdefghij");
+    let mut lease = cache
+        .reserve(namespace, &longer, &[(0, 8), (0, 9), (1, 9)])
+        .unwrap();
+    retain("abcd", 1_000);
+    retain("rstuvwxy", 9_000);
+    let other = keys("zzzzzz");
+    let second = cache.reserve(namespace, &other, &pages(0..6)).unwrap();
+    assert_eq!(second.entries().len(), 6);
+    assert_eq!(cache.audit(), None);
+    commit(&mut lease);
+    assert_eq!(cache.lookup(namespace, &longer).unwrap().blocks, 10);
+}
+
+#[test]
 fn a_foreign_key_before_the_last_page_is_refused() {
     let prompt = letters(5);
     let (cache, namespace) = stored("reuse", 64, &prompt[..4]);
@@ -239,6 +308,13 @@ fn the_first_block_to_write_is_found_without_a_walk() {
         assert_eq!(cache.unwritten(namespace, &[], 0), Ok(0));
         assert!(cache.unwritten(NamespaceId(9), &all, 0).is_err());
     }
+    // What is still being written is the store's to count.
+    let (cache, namespace) = stored("reuse", 64, &prompt[..10]);
+    let lease = cache
+        .reserve(namespace, &all[..20], &pages(10..20))
+        .unwrap();
+    assert_eq!(cache.unwritten(namespace, &all, 0), Ok(9));
+    drop(lease);
     // A store that only holds or refreshes what is there would be missed by policies that look at it.
     let (cache, namespace) = stored("lru", 64, &prompt);
     assert_eq!(cache.unwritten(namespace, &all, 0), Ok(0));

@@ -82,7 +82,7 @@ impl State {
             return wrong("is in a tier that lacks the page before it");
         }
         // A write lease may hold a page alone, and stand on those before it.
-        let alone = self.host.room().is_stood_on();
+        let alone = self.tips.any();
         if entry.members.in_host() && entry.holds > 0 && page.holds == 0 && !alone {
             return wrong("is held, the page before it is not");
         }

@@ -177,7 +177,7 @@ impl WriteLease {
         let mut state = self.shared.lock();
         let ids = self.reservation.ids.iter().copied();
         let published = state.publish(ids.zip(checksums.iter().copied()));
-        state.step_off(self.reservation.stands_on);
+        state.tips.let_go(self.reservation.tip);
         state.write_behind(std::mem::take(&mut self.reservation.held));
         published
     }
@@ -187,7 +187,7 @@ impl WriteLease {
         if !std::mem::replace(&mut self.ended, true) {
             let mut state = self.shared.lock();
             state.abandon(&self.reservation.ids);
-            state.step_off(self.reservation.stands_on);
+            state.tips.let_go(self.reservation.tip);
             state.release(&self.reservation.held);
         }
     }

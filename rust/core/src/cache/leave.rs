@@ -21,7 +21,7 @@ struct Left {
 impl State {
     /// Evicts from a tier until so many slots are free there; changes nothing if that can't be.
     pub(super) fn make_room(&mut self, tier: usize, slots: u64) -> bool {
-        if !self.room(tier).can_hold(slots) {
+        if !self.can_hold(tier, slots) {
             return false;
         }
         while self.room(tier).free() < slots {

@@ -26,6 +26,7 @@ mod restore;
 mod state;
 mod stats;
 mod tenants;
+mod tips;
 mod waves;
 mod weigh;
 mod write_behind;

@@ -21,8 +21,9 @@ pub(super) struct Reservation {
     pub(super) ids: Vec<EntryId>,
     /// These and the prefix that they extend, in the order in which they are let go: deepest first.
     pub(super) held: Vec<EntryId>,
-    /// Slots of that prefix, at most, that are not held since the policy protects them.
-    pub(super) stands_on: u64,
+    /// The page that is held instead of the prefix that it ends, if the policy protects that, and a bound on the
+    /// prefix's slots.
+    pub(super) tip: Option<(EntryId, u64)>,
     pub(super) skipped: Skipped,
 }
 
@@ -65,12 +66,14 @@ impl State {
         let keys = &keys[..=last];
         let tip = self.tip(namespace, keys, entries, hints);
         let path = Path {
-            first: tip.map_or(0, |node| self.index.boundary_block(node)),
-            nodes: self.index.path(namespace, keys, tip)?,
+            first: tip.map_or(0, |(node, _)| self.index.boundary_block(node)),
+            nodes: self
+                .index
+                .path(namespace, keys, tip.map(|(node, _)| node))?,
         };
         // Nothing fails from here on.
-        let stands_on = self.slots_of(path.first);
-        self.host.room_mut().stand_on(stands_on);
+        let tip = tip.map(|(_, page)| (page, self.slots_of(path.first)));
+        self.tips.hold(tip);
         let mut skipped = Skipped::default();
         let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);
         placed.extend(self.chain(&path));
@@ -106,7 +109,7 @@ impl State {
                 .collect(),
             ids: written.into_iter().map(|(_, id)| id).collect(),
             held,
-            stands_on,
+            tip,
             skipped,
         })
     }
@@ -119,18 +122,18 @@ impl State {
         keys: &[PrefixKey],
         entries: &[(usize, usize)],
         hints: &Hints,
-    ) -> Option<NodeId> {
+    ) -> Option<(NodeId, EntryId)> {
         let page = self.index.roles().attention?;
         let alike = self.is_alike() && !hints.keep();
         let first = entries.iter().map(|&(_, block)| block).min()?;
         let node = alike.then(|| self.index.end(namespace, &keys[..first]))??;
-        let room = self.host.room();
-        let protected = room.protects(self.member(node, page)?);
+        let page = self.member(node, page)?;
+        let protected = self.host.room().protects(page);
         let wanted = entries
             .iter()
             .map(|&(class, _)| u64::from(self.classes[class].slots));
         let needed = self.slots_of(first).saturating_add(wanted.sum());
-        (protected && room.can_hold(needed)).then_some(node)
+        (protected && self.can_surely_hold(needed)).then_some((node, page))
     }
 
     /// Whether a store does nothing with the pages of a prefix that the host has: it offers them to no tier below,
@@ -149,8 +152,8 @@ impl State {
         slots.saturating_mul(blocks as u64)
     }
 
-    /// Of the blocks of a prefix from `first` on, the last one that the host has a page of, if whatever is before it
-    /// need not be looked at; `first` otherwise.
+    /// Of the blocks of a prefix from `first` on, the last one that the host has a whole page of, if whatever is
+    /// before it need not be looked at; `first` otherwise.
     pub(super) fn unwritten(
         &self,
         namespace: NamespaceId,
@@ -162,13 +165,11 @@ impl State {
         let (Some(page), true) = (roles.attention, roles.windows.is_empty()) else {
             return Ok(first); // Windows leave holes.
         };
-        // A page is in the host only with those before it.
+        // A page is in the host only with those before it, whole or in writing.
         let has = |block: usize| {
             let node = self.index.end(namespace, &keys[..=block])?;
-            self.index
-                .cell(node, page)
-                .entry()
-                .filter(|&id| self.entries.get(id).members.in_host())
+            let cell = self.index.cell(node, page);
+            cell.entry().filter(|_| cell.is_in_host())
         };
         let (mut low, mut high) = (first, keys.len());
         if low >= high || has(low).is_none() {

@@ -12,6 +12,7 @@ use super::passing::Passing;
 use super::proven::Proven;
 use super::stats::{Class, RestoreStats, Stats, TierStats};
 use super::tenants::Tenants;
+use super::tips::Tips;
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey, TenantId};
 use crate::policy::{self, EntryKind, Hints, NewEntry, Request, Seen};
@@ -43,6 +44,7 @@ pub(super) struct State {
     /// Blocks a second.
     pub(super) compute_rate: Option<f64>,
     pub(super) tenants: Tenants,
+    pub(super) tips: Tips,
     pub(super) writing: u64,
     pub(super) reclaimed: u64,
 }
@@ -105,6 +107,7 @@ impl State {
             proven: Proven::new(waiting, remembered),
             compute_rate: None,
             tenants: Tenants::new(config.share()),
+            tips: Tips::default(),
             writing: 0,
             reclaimed: 0,
         })
@@ -423,11 +426,6 @@ impl State {
         }
     }
 
-    /// A write lease no longer stands on what it does not hold.
-    pub(super) fn step_off(&mut self, slots: u64) {
-        self.host.room_mut().step_off(slots);
-    }
-
     /// Lets lookups see entries that were being written, unless they left meanwhile.
     pub(super) fn publish<'a>(
         &mut self,
@@ -499,6 +497,7 @@ impl State {
             + self.seen.bytes()
             + self.proven.as_ref().map_or(0, Proven::bytes)
             + self.tenants.bytes()
+            + self.tips.bytes()
             + self.copies.bytes()
             + self.kept.bytes()
             + self.passing.bytes()

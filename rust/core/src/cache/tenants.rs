@@ -157,7 +157,7 @@ impl State {
     /// Evicts from the host until so many slots are free there for a namespace, within the share of its
     /// tenant. If that can't be, nothing was evicted, or only of that tenant.
     pub(super) fn make_room_for(&mut self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
-        if !self.room(HOST).can_hold(slots) {
+        if !self.can_hold(HOST, slots) {
             return Err(Full::Host);
         }
         if self.tenants.is_counted() {

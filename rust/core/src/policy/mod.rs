@@ -149,6 +149,13 @@ pub trait Policy: Send {
         false
     }
 
+    /// Whether something needs an entry and so leaves before it. Asked when nothing is evictable, as far as the
+    /// policy knows.
+    fn is_stood_on(&self, id: EntryId) -> bool {
+        let _ = id;
+        false
+    }
+
     /// The entry is gone; one that the policy doesn't know is ignored.
     fn leave(&mut self, id: EntryId);
 

@@ -175,7 +175,11 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        let retained = |this: &Self| this.order.first().map(|&(.., id)| EntryId(id));
+        // A page that was protected before it was retained may be evictable under one that is held.
+        let retained = |this: &Self| {
+            let mut ids = this.order.iter().map(|&(.., id)| EntryId(id));
+            ids.find(|&id| !this.policy.is_stood_on(id))
+        };
         self.policy.victim().or_else(|| retained(self))
     }
 

@@ -298,7 +298,7 @@ impl Index {
     }
 
     /// The boundary before, if the tree has one.
-    pub(super) fn parent(&self, node: NodeId) -> Option<NodeId> {
+    pub(crate) fn parent(&self, node: NodeId) -> Option<NodeId> {
         let parent = self.nodes.get(node.0).parent;
         (parent != NIL).then_some(NodeId(parent))
     }

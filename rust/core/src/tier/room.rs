@@ -11,8 +11,6 @@ pub struct Room {
     capacity: u64,
     free: u64,
     evictable: u64,
-    /// Slots of evictable entries, at most, on which held ones stand: they can't leave before those.
-    stood_on: u64,
     entries: u64,
     evicted: u64,
     policy: Box<dyn Policy>,
@@ -41,7 +39,6 @@ impl Room {
             capacity,
             free: capacity,
             evictable: 0,
-            stood_on: 0,
             entries: 0,
             evicted: 0,
             policy,
@@ -76,31 +73,16 @@ impl Room {
         self.free
     }
 
-    /// Whether so many slots are free, or would be if everything left that can.
+    /// Whether so many slots are free, or would be if everything evictable left.
     #[inline]
     pub(crate) const fn can_hold(&self, size: u64) -> bool {
-        size.saturating_add(self.stood_on) <= self.free + self.evictable
+        size <= self.free + self.evictable
     }
 
     /// Whether the policy lets nothing leave that a page stands on before the page.
     #[inline]
     pub(crate) fn protects(&self, page: EntryId) -> bool {
         self.policy.protects(page)
-    }
-
-    /// Whether held pages stand on others that aren't held.
-    pub(crate) const fn is_stood_on(&self) -> bool {
-        self.stood_on > 0
-    }
-
-    /// A page is held that stands on so many evictable slots, at most, until [`step_off`](Self::step_off).
-    pub(crate) fn stand_on(&mut self, slots: u64) {
-        self.stood_on += slots;
-    }
-
-    /// That page is let go.
-    pub(crate) fn step_off(&mut self, slots: u64) {
-        self.stood_on -= slots;
     }
 
     /// Whether an entry that is offered is worth writing: all are while there is room, then those that the policy

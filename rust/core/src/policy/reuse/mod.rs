@@ -195,6 +195,10 @@ impl Policy for Reuse {
         self.tree.get(page).needs_parent()
     }
 
+    fn is_stood_on(&self, id: EntryId) -> bool {
+        self.tree.is_stood_on(id)
+    }
+
     fn leave(&mut self, id: EntryId) {
         if !self.tree.known(id) {
             return;

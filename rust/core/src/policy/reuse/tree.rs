@@ -159,6 +159,17 @@ impl Tree {
         None
     }
 
+    /// Whether anything needs a page, or the page of a window entry.
+    pub(super) fn is_stood_on(&self, id: EntryId) -> bool {
+        let node = self.get(id);
+        match node.kind {
+            EntryKind::Page => node.is_needed(),
+            EntryKind::Checkpoint => false,
+            EntryKind::Window if node.parent == NONE => false,
+            EntryKind::Window => self.nodes[node.parent].is_needed(),
+        }
+    }
+
     /// Of a checkpoint.
     pub(super) fn weigh(&self, checkpoint: EntryId) -> Weight {
         let own = self.nodes[checkpoint.0];
