@@ -8,7 +8,6 @@ use hybrid_pages::ids::{ClassKind, NamespaceId};
 use hybrid_pages::policy::Hints;
 use proptest::prelude::*;
 
-const SLOTS: usize = 90;
 const LONGEST: usize = 8;
 
 struct Twin {
@@ -42,8 +41,8 @@ fn reuse(slots: usize) -> CacheConfig {
 }
 
 impl Twin {
-    fn new(whole: bool) -> Self {
-        let cache = Cache::new(&reuse(SLOTS)).unwrap();
+    fn new(whole: bool, slots: usize) -> Self {
+        let cache = Cache::new(&reuse(slots)).unwrap();
         let namespace = cache.namespace(b"engine").unwrap();
         Self {
             cache,
@@ -68,7 +67,7 @@ impl Twin {
                 };
                 self.cache.admit(self.namespace, &keys, arrival).unwrap();
             }
-            Call::Reserve(prompt, first, states) if self.writes.len() < 2 => {
+            Call::Reserve(prompt, first, states) if self.writes.len() < 10 => {
                 let first = first % prompt.len();
                 let mut entries = pages(first..prompt.len());
                 entries.extend(states.iter().map(|block| (1, block % prompt.len())));
@@ -139,9 +138,10 @@ proptest! {
 
     #[test]
     fn holding_the_last_page_is_as_good_as_holding_all(
+        slots in 30..90usize,
         calls in prop::collection::vec(calls(), 1..250),
     ) {
-        let (mut alone, mut whole) = (Twin::new(false), Twin::new(true));
+        let (mut alone, mut whole) = (Twin::new(false, slots), Twin::new(true, slots));
         for call in &calls {
             alone.run(call);
             whole.run(call);
