@@ -185,7 +185,7 @@ class States:
         blocks = {}
         for group in self.groups:
             ours = here.get(group, 0)
-            block = offered.get(group, ours) if offered else ours
+            block = offered.get(group, ours)
             if block and (not ours or ours == block):  # two different blocks prove nothing
                 blocks[group] = block
 

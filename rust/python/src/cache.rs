@@ -380,7 +380,7 @@ impl PyCache {
     ) -> PyResult<Option<(PyWriteLease, PyStoreEntries)>> {
         let namespace = namespace_id(namespace)?;
         let unwritten = if hints.is_some() {
-            first.0
+            first.0 // They say how all of it is kept.
         } else {
             let keys = block_keys(keys, stride, Some(end))?;
             self.inner

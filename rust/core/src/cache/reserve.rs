@@ -162,8 +162,10 @@ impl State {
     ) -> Result<usize> {
         self.index.namespaces.check(namespace)?;
         let roles = self.index.roles();
-        let (Some(page), true) = (roles.attention, roles.windows.is_empty()) else {
-            return Ok(first); // Windows leave holes.
+        // Windows leave holes.
+        let skips = roles.windows.is_empty() && self.is_alike();
+        let Some(page) = roles.attention.filter(|_| skips) else {
+            return Ok(first);
         };
         // A page is in the host only with those before it, whole or in writing.
         let has = |block: usize| {
@@ -184,11 +186,7 @@ impl State {
             middle = low.midpoint(high);
         }
         let protected = has(low).is_some_and(|id| self.host.room().protects(id));
-        Ok(if protected && self.is_alike() {
-            low
-        } else {
-            first
-        })
+        Ok(if protected { low } else { first })
     }
 
     fn check_wanted(&self, keys: usize, entries: &[(usize, usize)]) -> Result<()> {
