@@ -8,13 +8,14 @@
 //! | L3 | [`prefix`]: which boundaries can be resumed; [`tier`]: where whole entries live |
 //! | L2 | [`slot`]: slots of an arena, and the entries that own them; [`transfer`]: copies and what executes them |
 //! | L1 | [`geometry`]: what a page and a checkpoint are made of; [`policy`]: which entries stay |
-//! | L0 | [`columns`]: entries in an engine's block tables; [`error`], [`ids`] |
+//! | L0 | [`columns`]: entries in block tables; [`run`]: what a request's steps fill; [`error`], [`ids`] |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod columns;
 pub mod error;
 pub mod ids;
+pub mod run;
 mod slab;
 
 pub mod geometry;

@@ -1,0 +1,87 @@
+//! Which states are wanted.
+
+use super::states::Found;
+use super::{Request, Rules, Run};
+
+/// Which boundaries get a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// None.
+    None,
+    /// Those that were chosen, and in an answer those that the engine keeps itself.
+    Adaptive,
+    /// Those that the engine keeps itself.
+    Align,
+    /// Each that there is.
+    All,
+}
+
+impl Rules {
+    /// Whether any page is worth storing; if not, those up to the last checkpoint are.
+    pub(super) fn stores_all_pages(&self) -> bool {
+        self.groups.is_empty() || matches!(self.mode, Mode::Align | Mode::All)
+    }
+}
+
+impl Run {
+    /// Adds boundaries, in blocks, that get a checkpoint.
+    pub fn want(&mut self, boundaries: impl IntoIterator<Item = usize>) {
+        self.wanted.extend(boundaries);
+    }
+
+    /// The boundaries that get a checkpoint.
+    pub fn wanted(&self) -> impl Iterator<Item = usize> {
+        self.wanted.iter().copied()
+    }
+
+    /// The last of them, or 0.
+    #[must_use]
+    pub fn furthest(&self) -> usize {
+        self.wanted.last().copied().unwrap_or(0)
+    }
+
+    /// Whether a state at a boundary after `end` tokens may be wanted.
+    pub(super) fn may_want<R: Request>(
+        &self,
+        rules: &Rules,
+        end: usize,
+        request: &R,
+    ) -> Result<bool, R::Error> {
+        Ok(match rules.mode {
+            Mode::None => false,
+            Mode::Align | Mode::All => true,
+            Mode::Adaptive => {
+                self.wanted.contains(&(end / rules.block_tokens))
+                    || end > request.prompt_tokens()?
+            }
+        })
+    }
+
+    /// Whether a state is to be stored; if so, so are the pages up to it.
+    ///
+    /// An answer gets the checkpoints that the engine keeps itself, so that a next turn resumes no earlier than
+    /// from the engine's own cache.
+    pub(super) fn wants<R: Request>(
+        &mut self,
+        rules: &Rules,
+        found: &Found,
+        request: &R,
+    ) -> Result<bool, R::Error> {
+        let boundary = found.state.boundary;
+        if rules.mode == Mode::None {
+            return Ok(false);
+        }
+        if self.wanted.contains(&boundary) {
+            return Ok(true);
+        }
+        let wanted = match rules.mode {
+            Mode::All => true,
+            Mode::Adaptive if boundary * rules.block_tokens <= request.prompt_tokens()? => false,
+            _ => found.is_kept(rules, request)?,
+        };
+        if wanted {
+            self.wanted.insert(boundary);
+        }
+        Ok(wanted)
+    }
+}

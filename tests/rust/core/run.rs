@@ -1,0 +1,284 @@
+//! Runs of requests over an engine that is told, step by step, what its request and its tables are.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+
+use hybrid_pages::run::{Blocks, Mode, Offer, Plan, Request, Rules, Run, State, StateGroup};
+
+const N: usize = 8;
+
+/// A request whose tables hold, in column `c` of table `t`, block `100 t + c + 1`, unless that was freed.
+#[derive(Default)]
+struct Engine {
+    prompt: usize,
+    tokens: usize,
+    computed: usize,
+    in_flight: usize,
+    /// Blocks that are gone from the tables.
+    freed: BTreeSet<u32>,
+    /// Blocks that carry the hash of a boundary.
+    carry: BTreeSet<(u32, usize)>,
+    /// Columns that were looked at.
+    looked: RefCell<Vec<usize>>,
+}
+
+impl Request for Engine {
+    type Error = Infallible;
+
+    fn prompt_tokens(&self) -> Result<usize, Infallible> {
+        Ok(self.prompt)
+    }
+
+    fn tokens(&self) -> Result<usize, Infallible> {
+        Ok(self.tokens)
+    }
+
+    fn computed(&self) -> Result<usize, Infallible> {
+        Ok(self.computed)
+    }
+
+    fn processed(&self) -> Result<usize, Infallible> {
+        Ok(self.computed - self.in_flight)
+    }
+
+    fn keys(&self) -> Result<usize, Infallible> {
+        Ok(self.tokens / N)
+    }
+
+    fn block(&self, table: usize, column: usize) -> Result<u32, Infallible> {
+        self.looked.borrow_mut().push(column);
+        let block = (100 * table + column + 1) as u32;
+        Ok(if self.freed.contains(&block) {
+            0
+        } else {
+            block
+        })
+    }
+
+    fn carries(&self, _: usize, block: u32, boundary: usize) -> Result<bool, Infallible> {
+        Ok(self.carry.contains(&(block, boundary)))
+    }
+}
+
+fn rules(mode: Mode) -> Rules {
+    let group = |table| StateGroup {
+        table,
+        per_block: 1,
+    };
+    Rules {
+        block_tokens: N,
+        groups: vec![group(1), group(2)],
+        exports_states: false,
+        drops_last_block: false,
+        drafts: false,
+        narrow: false,
+        mode,
+    }
+}
+
+fn drafting() -> Rules {
+    Rules {
+        drafts: true,
+        ..rules(Mode::All)
+    }
+}
+
+fn state(boundary: usize, blocks: [u32; 2]) -> State {
+    State {
+        boundary,
+        blocks: Blocks::from_slice(&blocks),
+    }
+}
+
+fn own(boundary: usize) -> State {
+    let column = boundary as u32;
+    state(boundary, [100 + column, 200 + column])
+}
+
+fn step(run: &mut Run, rules: &Rules, engine: &Engine, end: usize) -> Option<Plan> {
+    let start = engine.computed;
+    let Ok(plan) = run.step(rules, (start, end), &[], engine);
+    plan
+}
+
+/// Steps that end at these tokens, and what they complete.
+fn steps(run: &mut Run, rules: &Rules, engine: &mut Engine, ends: &[usize]) -> Vec<Option<Plan>> {
+    let plan = |&end: &usize| {
+        let plan = step(run, rules, engine, end);
+        engine.computed = end;
+        if let Some(plan) = &plan {
+            run.offered = run.offered.max(plan.reach);
+        }
+        plan
+    };
+    ends.iter().map(plan).collect()
+}
+
+fn prompt(tokens: usize) -> Engine {
+    Engine {
+        prompt: tokens,
+        tokens,
+        ..Engine::default()
+    }
+}
+
+#[test]
+fn a_state_is_taken_where_a_step_ended_and_nowhere_else() {
+    let mut engine = prompt(5 * N + 3);
+    let found = steps(
+        &mut Run::default(),
+        &rules(Mode::All),
+        &mut engine,
+        &[2 * N, 4 * N + 1, 5 * N],
+    );
+    let plan = |reach, states: &[State]| {
+        Some(Plan {
+            reach,
+            states: states.to_vec(),
+        })
+    };
+    assert_eq!(
+        found,
+        [plan(2, &[own(2)]), plan(4, &[]), plan(5, &[own(5)])]
+    );
+}
+
+#[test]
+fn a_decode_step_inside_a_block_looks_at_nothing() {
+    let (mut run, rules) = (Run::default(), rules(Mode::All));
+    let mut engine = prompt(2 * N + 1);
+    steps(&mut run, &rules, &mut engine, &[2 * N + 1]);
+    engine.looked.borrow_mut().clear();
+    for end in 2 * N + 2..3 * N {
+        engine.tokens = end;
+        assert_eq!(steps(&mut run, &rules, &mut engine, &[end]), [None]);
+    }
+    assert!(engine.looked.borrow().is_empty());
+}
+
+#[test]
+fn a_boundary_without_a_key_is_taken_when_it_has_one_unless_its_blocks_are_gone() {
+    for freed in [false, true] {
+        let (mut run, rules) = (Run::default(), rules(Mode::All));
+        let mut engine = prompt(2 * N);
+        engine.tokens = 2 * N - 1; // The token that fills the block is not known yet.
+        steps(&mut run, &rules, &mut engine, &[2 * N]);
+        engine.tokens = 2 * N + 1;
+        if freed {
+            engine.freed.insert(102);
+        }
+        let plan = step(&mut run, &rules, &engine, 2 * N + 1);
+        let states = plan.map(|plan| plan.states).unwrap_or_default();
+        let expected = if freed { vec![] } else { vec![own(2)] };
+        assert_eq!(states, expected);
+    }
+}
+
+#[test]
+fn what_is_handed_over_counts_only_under_its_hash_and_where_a_step_may_export_it() {
+    let mut rules = rules(Mode::All);
+    rules.exports_states = true;
+    let offer = |table, block, tokens| Offer {
+        table,
+        block,
+        tokens,
+    };
+    let offers = [offer(1, 7, 2 * N), offer(2, 8, 2 * N), offer(3, 9, 2 * N)];
+    let find = |carry: &[(u32, usize)], end: usize, rules: &Rules| {
+        let engine = Engine {
+            carry: carry.iter().copied().collect(),
+            ..prompt(4 * N)
+        };
+        let Ok(plan) = Run::default().step(rules, (0, end), &offers, &engine);
+        plan.expect("there were offers").states
+    };
+    let both = [(7, 2), (8, 2)];
+    assert_eq!(find(&both, 2 * N + 3, &rules), [state(2, [7, 8])]);
+    assert_eq!(find(&both[..1], 2 * N + 3, &rules), [state(2, [7, 0])]);
+    assert_eq!(find(&[(7, 1), (8, 3)], 2 * N + 3, &rules), []);
+    assert_eq!(find(&both, 3 * N + 1, &rules), [], "too far behind");
+    let dropping = Rules {
+        drops_last_block: true,
+        ..rules.clone()
+    };
+    assert_eq!(find(&both, 3 * N + 1, &dropping), [state(2, [7, 8])]);
+    rules.exports_states = false;
+    assert_eq!(find(&both, 2 * N + 3, &rules), []);
+    // Where the step ended itself, another block proves nothing.
+    assert_eq!(find(&both, 2 * N, &rules), [state(2, [0, 0])]);
+}
+
+#[test]
+fn an_answer_gets_the_checkpoints_that_the_engine_keeps_itself() {
+    let (mut run, rules) = (Run::default(), rules(Mode::Adaptive));
+    let mut engine = prompt(2 * N);
+    run.want([1]);
+    engine.carry = [(102, 2), (202, 2), (103, 3), (203, 3), (104, 4)].into();
+    engine.tokens = 4 * N + 1;
+    let found = steps(&mut run, &rules, &mut engine, &[N, 2 * N, 3 * N, 4 * N]);
+    let states: Vec<_> = found
+        .into_iter()
+        .flatten()
+        .flat_map(|plan| plan.states)
+        .collect();
+    assert_eq!(states, [own(1), own(3)]);
+    assert_eq!(run.wanted().collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(run.offered, 3, "pages up to the last checkpoint");
+}
+
+#[test]
+fn drafts_fill_nothing() {
+    let (mut run, rules) = (Run::default(), drafting());
+    let mut engine = prompt(N);
+    engine.tokens = 2 * N - 2;
+    steps(&mut run, &rules, &mut engine, &[2 * N - 3]);
+    engine.in_flight = 6;
+    // Two known tokens and four drafts.
+    let plan = step(&mut run, &rules, &engine, 2 * N + 1);
+    let plan = plan.expect("a boundary may be reached");
+    assert_eq!((plan.reach, plan.states), (1, vec![]));
+    assert_eq!(run.position, Some(2 * N - 2));
+}
+
+#[test]
+fn a_state_is_taken_when_accepted_tokens_reach_its_boundary() {
+    let (mut run, rules) = (Run::default(), drafting());
+    let mut engine = prompt(N);
+    engine.tokens = N + 1;
+    steps(&mut run, &rules, &mut engine, &[N]);
+    for (accepted, expected) in [(2 * N - 1, vec![]), (2 * N, vec![own(2)]), (2 * N, vec![])] {
+        let end = engine.computed + 4;
+        step(&mut run, &rules, &engine, end);
+        (engine.computed, engine.tokens) = (accepted, accepted + 1);
+        let Ok(plan) = run.report(&rules, &engine);
+        let states = plan.map(|plan| plan.states).unwrap_or_default();
+        assert_eq!(states, expected);
+    }
+}
+
+#[test]
+fn columns_that_a_prefill_has_passed_are_not_taken() {
+    let (mut run, rules) = (Run::default(), drafting());
+    let mut engine = prompt(3 * N + 3);
+    steps(&mut run, &rules, &mut engine, &[N + 2, 3 * N + 3]);
+    engine.tokens += 1;
+    let Ok(plan) = run.report(&rules, &engine);
+    assert_eq!(plan, None);
+    // What it would take if it thought that the prompt was an answer.
+    (run.prefilled, run.reports_from) = (1, 0);
+    let Ok(plan) = run.report(&rules, &engine);
+    assert_eq!(plan.expect("a boundary").states, [own(3)]);
+}
+
+#[test]
+fn what_was_taken_back_or_preempted_proves_nothing() {
+    for (rules, computed) in [(rules(Mode::All), 2 * N - 1), (drafting(), N)] {
+        let mut run = Run::default();
+        let mut engine = prompt(2 * N);
+        steps(&mut run, &rules, &mut engine, &[2 * N]);
+        engine.computed = computed;
+        let Ok(plan) = run.finish(&rules, &engine);
+        assert_eq!(plan, None);
+    }
+}
