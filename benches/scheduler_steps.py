@@ -36,7 +36,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 import simulation.config
-from hybrid_pages.vllm.messages import Outcome, StepMetadata, WorkerMetadata
+from hybrid_pages.vllm.messages import Outcome, StepMetadata, WorkerMetadata, packed
 from overhead.engine import Probe, Step
 from overhead.report import print_table
 from overhead.samples import NONE, OURS, RIVAL
@@ -90,7 +90,7 @@ class Instant(Engine):
             self.stores += len(metadata.stores)
             done: Any = WorkerMetadata(
                 {
-                    job.job: [Outcome(0, checksums=list(range(len(job.entries))))]
+                    job.job: [Outcome(0, checksums=packed(range(len(job.entries))))]
                     for job in metadata.stores
                 }
             )

@@ -80,6 +80,11 @@ from hybrid_pages._stubs.mooncake import (
 from hybrid_pages._stubs.remote import (
     Remote,
 )
+from hybrid_pages._stubs.steps import (
+    Run,
+    RunRules,
+    Stores,
+)
 from hybrid_pages._stubs.transfer import (
     Completion,
     HostEngine,
@@ -134,10 +139,13 @@ __all__ = [
     "ReplayRow",
     "Restore",
     "RouteRow",
+    "Run",
+    "RunRules",
     "Segment",
     "Span",
     "StoreEntries",
     "StoreLoad",
+    "Stores",
     "TableColumns",
     "Trace",
     "TraceError",

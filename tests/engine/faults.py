@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,19 +45,27 @@ def _broken(owner: Callable[[Engine], Any], attribute: str, *methods: str) -> An
 
 
 @contextmanager
-def lease_that_cannot_commit(engine: Engine) -> Iterator[None]:
-    """Publishing raises after every rank has copied."""
-    cache = engine.half.stores.cache
+def checksums_that_are_missing(engine: Engine) -> Iterator[None]:
+    """Publishing raises after every rank has copied: a worker reports too few checksums."""
+    ended = engine.half.stores.ended
 
-    class Leases:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(cache, name)
+    def short(outcomes: dict[int, list[Outcome]], *, trusted: bool) -> None:
+        ended(
+            {
+                job: [replace(each, checksums=b"short") for each in of_ranks]
+                for job, of_ranks in outcomes.items()
+            },
+            trusted=trusted,
+        )
 
-        def offer(self, *args: Any, **kwargs: Any) -> Any:
-            offered = cache.offer(*args, **kwargs)
-            return offered and (Breaking(offered[0], "commit_shards"), offered[1])
+    with patched(engine.half.stores, "ended", short):
+        yield
 
-    with patched(engine.half.stores, "cache", Leases()):
+
+@contextmanager
+def no_tables(engine: Engine) -> Iterator[None]:
+    """vLLM names no blocks."""
+    with patched(engine.half.stores, "tables", fail):
         yield
 
 
@@ -110,12 +119,12 @@ LOOKUP = {
     "acquire raises": (_broken(lambda e: e.half.loads, "cache", "acquire"), "lookup"),
 }
 STORE = {
-    "offer raises": (_broken(lambda e: e.half.stores, "cache", "offer"), "store_plan"),
+    "reading the block tables raises": (no_tables, "store_plan"),
     "pinning raises": (_broken(lambda e: e.half.stores, "pool", "touch"), "store_plan"),
     "there is no engine": (no_engine, "store_start"),
     "submitting raises": (_broken(lambda e: e.worker, "engine", "store"), "store_start"),
     "the copy fails": (copies_that_fail, "store"),
-    "commit raises": (lease_that_cannot_commit, "publish"),
+    "checksums are missing": (checksums_that_are_missing, "publish"),
     "a worker reports nonsense": (foreign_worker_metadata, "worker_metadata"),
 }
 LOAD = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cache_support import SLOT_BYTES, hybrid, keys, whole
@@ -140,5 +141,8 @@ class Process:
 
 def children() -> set[int]:
     """The processes that threads of this one have started."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found

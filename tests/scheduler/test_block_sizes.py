@@ -137,23 +137,25 @@ def shifted(tables: Sequence[Sequence[Any]], table: int, by: int) -> list[list[A
     return shown
 
 
+def see_shifted_tables(
+    engine: Engine, table: int, by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Makes the connector see one block table off by a column, wherever it stores from it."""
+    stores = engine.half.stores
+    tables, finish = stores.tables, stores.finish
+    monkeypatch.setattr(stores, "tables", lambda name: shifted(tables(name), table, by))
+    monkeypatch.setattr(
+        stores, "finish", lambda tracked, ended: finish(tracked, shifted(ended, table, by))
+    )
+
+
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize(("name", "group"), [("gemma4-31b", 1), ("gemma4-e4b", 0)])
 def test_a_page_from_a_column_off_by_one_is_found(
     name: str, group: int, by: int, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(SHAPES[name])
-    half, table = engine.half, engine.half.grid.groups[group].table
-
-    class Cache:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(half.cache, name)
-
-        def offer(self, *args: Any, **options: Any) -> Any:
-            *given, tables = args
-            return half.cache.offer(*given, shifted(tables, table, by), **options)
-
-    monkeypatch.setattr(half.stores, "cache", Cache())
+    see_shifted_tables(engine, engine.half.grid.groups[group].table, by, monkeypatch)
     engine.generate(tokens(5 * N + 1), 3)
     with pytest.raises(WrongEntry):
         engine.check_idle()
@@ -170,11 +172,9 @@ def test_a_state_from_a_column_off_by_one_is_lost_and_never_wrong(
     assert engine.depths(prompt) == [1, 2, 3, 4, 5]
     engine.half.reset()
     assert engine.reset_prefix_cache()
-    states, table = engine.half.stores.states, engine.half.grid.groups[0].table
-    here = states._here
-    monkeypatch.setattr(
-        states, "_here", lambda tables, boundary: here(shifted(tables, table, by), boundary)
-    )
+    groups = [item.groups for item in engine.half.geometry.classes if item.kind == "recurrent"]
+    table = engine.half.grid.groups[groups[0][0]].table
+    see_shifted_tables(engine, table, by, monkeypatch)
     engine.generate(prompt, 3)
     assert engine.depths(prompt) != [1, 2, 3, 4, 5]
     engine.check_idle()

@@ -105,10 +105,9 @@ def test_steering_keeps_a_fork_of_vllm_inside_a_block(start: StartEngine) -> Non
     request = engine._request(tokens(8 * N))
     inside = 3 * N + 8
     versions.end_step_at(request, inside)
-    tracked = Tracked(request, engine.cache.namespace(b""), engine.half.keys.none_yet())
+    tracked = Tracked.of(request, engine.cache.namespace(b""), engine.half.keys.none_yet())
     tracked.lookup = Lookup(local=0, restorable=0, paged=5 * N)
-    tracked.want({2})
-    tracked.stops = {2}
+    tracked.steer({2})
     visited = []
     engine.half.checkpoints.looked_up(tracked)
     for _ in range(3):
@@ -146,7 +145,7 @@ def test_a_namespace_stays_while_a_request_uses_it(start: StartEngine) -> None:
     for _ in range(6):
         engine.step()
     assert engine.connector.reset_cache()
-    number = engine.half._requests[result.request.request_id].namespace
+    number = engine.half._requests[result.request.request_id].run.namespace
     assert engine.cache.lookup(number, result.request.block_hashes).blocks == 0
     engine.run()
     result.check()

@@ -84,7 +84,7 @@ def test_keys_follow_a_token_that_was_replaced(start: StartEngine) -> None:
     engine = start(speculation=Speculation("mtp", 3), extra=ALL)
     request = engine._request(tokens(2 * N + 1))
     keys = engine.half.keys
-    tracked = Tracked(request, 0, keys.none_yet())
+    tracked = Tracked.of(request, 0, keys.none_yet())
     before = [keys.of(tracked)[block] for block in range(2)]
     request._all_token_ids[2 * N] += 1
     tracked.restart()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hybrid_pages.vllm.messages import Outcome
 from simulation.copies import Fault, Script
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Mismatch
@@ -212,20 +215,23 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.check_idle()
 
 
-@pytest.mark.parametrize("method", ["offer", "touch", "commit_shards"])
+@pytest.mark.parametrize("fault", ["tables", "touch", "checksums"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_store_that_raises_costs_only_the_store(
-    method: str,
+    fault: str,
     ranks: int,
     start: StartEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = start(ranks=ranks, batched_tokens=200)
     stores = engine.connector.scheduler.stores
-    if method == "touch":
-        monkeypatch.setattr(stores, "pool", Broken(stores.pool, method))
+    if fault == "touch":
+        monkeypatch.setattr(stores, "pool", Broken(stores.pool, fault))
+    elif fault == "tables":
+        broken = Broken(SimpleNamespace(tables=stores.tables), fault)
+        monkeypatch.setattr(stores, "tables", lambda name: broken.tables(name))
     else:
-        monkeypatch.setattr(stores, "cache", CacheOfBrokenLeases(stores.cache, method))
+        monkeypatch.setattr(stores, "ended", without_a_checksum(stores.ended))
     engine.generate(PROMPT)
     assert sum(failures(engine).values()) == 1
     monkeypatch.undo()
@@ -237,21 +243,21 @@ def test_a_store_that_raises_costs_only_the_store(
     engine.check_idle()
 
 
-class CacheOfBrokenLeases:
-    """A cache whose first offer raises, or gives a lease whose commit raises."""
+def without_a_checksum(ended: Any) -> Any:
+    """The first outcomes of a job lack the checksum of an entry, so committing them raises."""
+    first = True
 
-    def __init__(self, cache: Any, method: str) -> None:
-        self._cache, self._method = cache, method
+    def wrong(outcomes: dict[int, list[Outcome]], *, trusted: bool) -> None:
+        nonlocal first
+        if first:
+            first = False
+            outcomes = {
+                job: [replace(each, checksums=each.checksums[8:]) for each in of_ranks]
+                for job, of_ranks in outcomes.items()
+            }
+        ended(outcomes, trusted=trusted)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
-
-    def offer(self, *args: Any, **kwargs: Any) -> Any:
-        method, self._method = self._method, ""
-        if method == "offer":
-            raise RuntimeError("injected: offer raised")
-        lease, entries = self._cache.offer(*args, **kwargs)
-        return (Broken(lease, method) if method else lease), entries
+    return wrong
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages.vllm.store import Stores
 from simulation.copies import Script
 from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N
@@ -42,14 +43,22 @@ def test_a_producer_only_stores(start_as: Any, script: Script, name: str) -> Non
     engine.check_idle()
 
 
+def fill(engine: Engine, prompt: list[int]) -> None:
+    """Stores a prompt as if another engine had: with the stores that a producer would have."""
+    half = engine.half
+    own, half.may_store = half.stores, True
+    half.stores = Stores(half.geometry, half.cache, half.keys, "adaptive", half.figures)
+    half.stores.pool, half.stores.tables = own.pool, own.tables
+    half.checkpoints.mode = "adaptive"
+    engine.generate(prompt)
+    half.stores, half.may_store = own, False
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_consumer_only_loads(start_as: Any, script: Script, name: str) -> None:
     engine = start_as("kv_consumer", name)
     prompt, other = tokens(4 * N + 3), tokens(4 * N + 3, 1)
-    engine.half.may_store = True  # as if another engine had filled it
-    engine.half.checkpoints.mode = "adaptive"
-    engine.generate(prompt)
-    engine.half.may_store = False
+    fill(engine, prompt)
     stored = len(script.of("store"))
     for _ in range(3):
         engine.forget_local()

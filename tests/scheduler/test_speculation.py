@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +11,7 @@ import pytest
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.keys import Keys
-from hybrid_pages.vllm.speculative_states import SpeculativeStates
 from hybrid_pages.vllm.steps import Steps
-from hybrid_pages.vllm.store import Stores
 from simulation.audit import WrongEntry
 from simulation.config import MAX_MODEL_LEN
 from simulation.engine import Engine, StartEngine
@@ -215,36 +214,58 @@ def test_what_the_broken_rules_are_tried_on_is_right(method: str, start: StartEn
     everything(start, method, "mamba2", match_unit=4)
 
 
-def shifted(rule: str, columns: int) -> Any:
-    """A rule of the connector that sees every table so many columns further on."""
-    right = getattr(SpeculativeStates, rule)
+def see_shifted_states(engine: Engine, calls: set[str], columns: int) -> None:
+    """Makes the connector see the tables of states so many columns further on, in some calls."""
+    half = engine.half
+    stores, tables = half.stores, half.stores.tables
+    recurrent = {
+        half.grid.groups[group].table
+        for item in half.geometry.classes
+        if item.kind == "recurrent"
+        for group in item.groups
+    }
+    now = ""
 
-    def moved(ids: list[int]) -> list[int]:
+    def moved(ids: Sequence[Any]) -> list[Any]:
         return [*ids[columns:], 0] if columns > 0 else [0, *ids]
 
-    def wrong(self: Any, tracked: Any, *arguments: Any) -> Any:
-        tracked.late = None  # nor has it noted the right one
-        tables = (list(map(moved, a)) if isinstance(a, list | tuple) else a for a in arguments)
-        return right(self, tracked, *tables)
+    def seen(name: str) -> list[Any]:
+        shifts = now in calls
+        found = enumerate(tables(name))
+        return [moved(ids) if shifts and table in recurrent else ids for table, ids in found]
 
-    return wrong
+    def within(owner: Any, call: str) -> None:
+        right = getattr(owner, call)
+
+        def wrong(*given: Any) -> Any:
+            nonlocal now
+            now = call
+            return right(*given)
+
+        setattr(owner, call, wrong)
+
+    stores.tables = seen
+    within(half._steps, "reported")
+    within(half._steps, "stores")
 
 
-@pytest.mark.parametrize("rule", ["find_late", "_columns"])
+@pytest.mark.parametrize("call", ["reported", "stores"])
 def test_a_state_from_a_running_or_a_scratch_column_is_noticed(
-    rule: str, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+    call: str, start: StartEngine
 ) -> None:
-    monkeypatch.setattr(SpeculativeStates, rule, shifted(rule, 1))
+    def begin(*given: Any, **settings: Any) -> Engine:
+        engine = start(*given, **settings)
+        see_shifted_states(engine, {call}, 1)
+        return engine
+
     with pytest.raises(AssertionError):
-        everything(start, "ngram")
-        everything(start, "ngram", "kda-latent")
+        everything(begin, "ngram")
+        everything(begin, "ngram", "kda-latent")
 
 
-def test_a_column_too_early_has_no_state(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SpeculativeStates, "find_late", shifted("find_late", -1))
+def test_a_column_too_early_has_no_state(start: StartEngine) -> None:
     engine = start(speculation=Speculation("mtp", 3), extra=ALL)
+    see_shifted_states(engine, {"reported", "stores"}, -1)
     assert boundaries_of_an_answer(engine) == []
     assert engine.half.stats()["counters"]["skipped_entries:partial_state"] >= 6
 
@@ -253,29 +274,18 @@ def test_a_step_too_late_most_states_are_gone(
     start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the next step is planned, vLLM has freed the column."""
-    report, plan = Stores.reported, Stores.plan
-
-    def late(self: Any, tracked: Any, new_tokens: int, offers: Any, tables: Any) -> Any:
-        job = plan(self, tracked, new_tokens, offers, tables)
-        report(self, tracked, tables)
-        return job
-
-    monkeypatch.setattr(Stores, "reported", lambda *_: None)
-    monkeypatch.setattr(Stores, "plan", late)
     engine = start(speculation=Speculation("mtp", 7), extra=ALL)
+    steps = engine.half._steps
+    report, plan = steps.reported, steps.stores
+
+    def late(output: Any) -> Any:
+        jobs = plan(output)
+        report()
+        return jobs
+
+    monkeypatch.setattr(steps, "reported", lambda: None)
+    monkeypatch.setattr(steps, "stores", late)
     assert len(boundaries_of_an_answer(engine)) < 6
-
-
-def test_drafts_have_no_keys(start: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connector that counts drafts as computed would have to store pages without a key."""
-    monkeypatch.setattr(Keys, "known", lambda self, request: request.num_computed_tokens // N)
-    monkeypatch.setattr(
-        SpeculativeStates,
-        "advance",
-        lambda self, tracked, first, end: setattr(tracked, "position", end),
-    )
-    with pytest.raises(AssertionError):
-        everything(start, "ngram", "attention-only")
 
 
 def test_stores_before_drafting_are_noticed(
@@ -321,27 +331,11 @@ def test_stores_of_vllms_own_hits_are_noticed(
 
     def forgetful(tracked: Any, first: int) -> None:
         scheduled(tracked, first)
-        tracked.offered_blocks = 0
+        tracked.run.offered_blocks = 0
 
     monkeypatch.setattr(engine.half._steps, "_scheduled", forgetful)
     with pytest.raises(AssertionError):
         go_on_from_a_block_of_another(engine)
-
-
-def test_columns_that_a_prefill_has_passed_are_not_taken(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels that export states use a column for whatever boundary they export."""
-    advance = SpeculativeStates.advance
-
-    def careless(self: Any, tracked: Any, first: int, end: int) -> None:
-        advance(self, tracked, first, end)
-        tracked.prefilled = 1
-
-    monkeypatch.setattr(SpeculativeStates, "advance", careless)
-    with pytest.raises(AssertionError):
-        everything(start, "ngram", "mamba2", match_unit=4)
-        everything(start, "mtp", "mamba2")
 
 
 # draft layers that vLLM leaves out
@@ -380,6 +374,6 @@ def test_what_draft_layers_have_left_out_is_not_stored(
     assert all(0 < less <= all_of_it for less, all_of_it in zip(found, whole, strict=True))
     assert sum(found) < sum(whole)
     assert engine.half.stats()["counters"]["skipped_entries:stale"]
-    monkeypatch.setattr(Steps, "_drafted", lambda *_: True)
+    monkeypatch.setattr(Steps, "_is_drafted", lambda *_: True)
     with pytest.raises((WrongEntry, Mismatch)):
         beside_the_longest(start(runner_version=1, **options))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages.vllm.speculative_states import SpeculativeStates
+from hybrid_pages.vllm.steps import Steps
 from simulation.audit import WrongEntry
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Mismatch
@@ -116,7 +116,7 @@ def test_beside_this_connector_nothing_of_that_step_is_stored(
 def test_what_it_would_store_is_wrong(
     name: str, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SpeculativeStates, "overwritten", lambda *_: False)
+    monkeypatch.setattr(Steps, "_is_overwritten", lambda *_: False)
     with pytest.raises(WrongEntry):
         overwritten_and_aborted(start, name, "mtp").check_idle()
 

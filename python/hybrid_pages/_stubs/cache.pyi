@@ -304,9 +304,6 @@ class WriteLease:
         shape, and then the lease goes on.
         """
 
-    def commit_shards(self, ranks: Sequence[Sequence[int]]) -> None:
-        """As :meth:`commit`, with the checksums of all entries' shards from each rank in turn."""
-
     def abort(self) -> None:
         """Give the room back. Does nothing after the end."""
 

@@ -47,7 +47,7 @@ class Below:
         None if vLLM is to ask again. If what the request can have is larger than what the host has,
         ``tracked.restore`` brings it, and its first wave is ready.
         """
-        keys, namespace = self.keys.of(tracked), tracked.namespace
+        keys, namespace = self.keys.of(tracked), tracked.run.namespace
         for _ in range(_RETRIES):
             hit = self.cache.lookup(namespace, keys, limit=limit)
             if tracked.skips_loads:

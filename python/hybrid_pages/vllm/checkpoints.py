@@ -14,7 +14,6 @@ from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import Settings
-from hybrid_pages.vllm.states import State
 from hybrid_pages.vllm.tracking import Tracked
 
 
@@ -35,8 +34,6 @@ class Checkpoints:
         self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
         self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
-        self.all_pages = not self.recurrent or self.mode in ("align", "all")
-        """Whether any page is worth storing; if not, those up to the last checkpoint are."""
 
     # ---- a request
 
@@ -49,7 +46,7 @@ class Checkpoints:
             last = max(tokens // n - 1, 0)
         self._read_hints(tracked)
         admission = self._admissions.admit(
-            tracked.namespace, self.keys.of(tracked), tokens, tracked.for_policy
+            tracked.run.namespace, self.keys.of(tracked), tokens, tracked.run.hints
         )
         if not self._steers(tracked):
             return
@@ -60,16 +57,16 @@ class Checkpoints:
         if self.mode == "adaptive":
             if admission.fork is not None:
                 stops.add(admission.fork)
-            tracked.wanted.update(admission.boundaries, (last,))
-        tracked.stops = stops - {0}
-        tracked.want(tracked.stops)
+            tracked.run.want([*admission.boundaries, last])
+        tracked.steer(stops - {0})
 
     def _read_hints(self, tracked: Tracked) -> None:
         request = tracked.request
         if not request.kv_transfer_params:
             return
         hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
-        tracked.hints, tracked.for_policy = hints, hints.for_policy(request.cache_salt)
+        tracked.hints = hints
+        tracked.run.hints, tracked.run.stores = hints.for_policy(request.cache_salt), hints.store
         if not hints.errors:
             return
         self.figures.count("refused_hints", len(hints.errors))
@@ -100,9 +97,7 @@ class Checkpoints:
             forks = lookup.paged, fork
         elif tracked.stops:
             forks = (fork,)
-        stops = {tokens // n for tokens in forks if tokens > resumed and tokens % n == 0}
-        tracked.stops |= stops
-        tracked.want(stops)
+        tracked.steer({tokens // n for tokens in forks if tokens > resumed and tokens % n == 0})
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:
@@ -128,33 +123,8 @@ class Checkpoints:
             return
         request = tracked.request
         self._admissions.finish(
-            tracked.namespace,
+            tracked.run.namespace,
             self.keys.of(tracked),
             request.num_prompt_tokens,
             request.num_output_tokens,
         )
-
-    # ---- a step
-
-    def may_want(self, tracked: Tracked, end: int) -> bool:
-        """Whether a state at a boundary after ``end`` tokens may be wanted; see :meth:`wants`."""
-        if self.mode != "adaptive":
-            return self.mode != "none"
-        wanted = end // self.grid.block_tokens in tracked.wanted
-        return wanted or end > tracked.request.num_prompt_tokens
-
-    def wants(self, tracked: Tracked, state: State) -> bool:
-        """Whether a state is to be stored; if so, so are the pages up to it.
-
-        An answer gets the checkpoints that vLLM keeps itself, so that a next turn resumes no
-        earlier than from vLLM's own cache.
-        """
-        if self.mode == "none":
-            return False
-        if state.boundary in tracked.wanted:
-            return True
-        in_answer = state.boundary * self.grid.block_tokens > tracked.request.num_prompt_tokens
-        wanted = self.mode == "all" or ((self.mode == "align" or in_answer) and state.kept())
-        if wanted:
-            tracked.want((state.boundary,))
-        return wanted

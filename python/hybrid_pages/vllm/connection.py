@@ -4,13 +4,12 @@ Nothing is published before every rank has reported the same plan and equal tens
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Disk, Geometry, Mooncake, Remote
 from hybrid_pages.adapter.disk import DiskShare
-from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.adapter.remote import RemoteShare
 from hybrid_pages.vllm import versions
@@ -20,7 +19,7 @@ from hybrid_pages.vllm.checkpoints import Checkpoints
 from hybrid_pages.vllm.describe import describe
 from hybrid_pages.vllm.engine_cores import ONLY_ONE, EngineCores
 from hybrid_pages.vllm.events import EventGroup, Events
-from hybrid_pages.vllm.grid import BlockGrid, Tables
+from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.identity import ModelFacts
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.load import Loads
@@ -64,10 +63,6 @@ class EngineFacts:
     """Steps that the engine plans before it waits for the first of them."""
 
 
-def _no_manager(request_id: str) -> Tables:
-    raise EngineError("expected vLLM's cache manager at start, found none")
-
-
 class Connection:
     """One engine's cache, made for the planned geometry, and what vLLM has bound to it.
 
@@ -109,11 +104,10 @@ class Connection:
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None
         self.connected = self.stopped = False
+        self.serving = False
+        """Whether there is a cache, and the workers are as planned, as far as known."""
         self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
-        self.tables: Callable[[str], Tables] = _no_manager
-        """Gives all blocks that vLLM holds for a request, including those not reported as computed;
-        for this step only."""
         self.pool: BlockPool | None = None
         if engine.plan is not None:
             self._connect(engine.plan)
@@ -154,7 +148,14 @@ class Connection:
         if self._ready is not None:
             self.cache.set_ready_slots(0)
         self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)
-        self.stores = Stores(plan, self.cache, self.keys, self.checkpoints, self.figures)
+        self.stores = Stores(
+            plan,
+            self.cache,
+            self.keys,
+            settings.checkpoint_mode,
+            self.figures,
+            writes=self.may_store,
+        )
         self.loads = Loads(
             plan,
             self.cache,
@@ -164,8 +165,10 @@ class Connection:
             asking=Asking(settings.remote_deadline_ms / 1000, self.pace, self.figures),
         )
         self.stores.pool = self.pool
+        if self.manager is not None:
+            self.stores.tables = versions.tables_of(self.manager)
         self._follow_cache(plan)
-        self.connected = True
+        self.connected, self.serving = True, not self.stopped
         logger.info("%s", self.describe())
 
     def _wait_seconds(self) -> float:
@@ -249,11 +252,6 @@ class Connection:
         if self.connected and len(self._ready) == self.ranks:
             self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
 
-    @property
-    def serving(self) -> bool:
-        """Whether there is a cache, and the workers are as planned, as far as known."""
-        return self.connected and not self.stopped
-
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""
         return describe(
@@ -271,7 +269,8 @@ class Connection:
     def bind_manager(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager, which knows a request's blocks."""
         self.manager = manager
-        self.tables = versions.tables_of(manager)
+        if self.connected:
+            self.stores.tables = versions.tables_of(manager)
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""

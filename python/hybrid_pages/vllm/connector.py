@@ -114,7 +114,13 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
                 model=ModelFacts(vllm_config, settings.lasting) if settings.lasting else None,
                 ahead=versions.steps_ahead(vllm_config),
             )
-            self.scheduler = SchedulerHalf(settings, engine)
+            self.scheduler = half = SchedulerHalf(settings, engine)
+            if type(self) is HybridPagesConnector:
+                # Each step calls these, and a detour costs more than one would think: the forward
+                # pass leaves little in the processor's caches.
+                self.build_connector_meta = half.step  # type: ignore[method-assign]
+                self.update_connector_output = half.reported  # type: ignore[method-assign]
+                self.take_events = half.take_events  # type: ignore[method-assign]
         else:
             alone = versions.is_outermost(transfer)
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)
@@ -291,12 +297,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Publishes what every rank has copied, unless it was copied from invalid blocks."""
-        scheduler = self.scheduler or self._scheduler()
-        if connector_output.invalid_block_ids:
-            scheduler.invalid(connector_output.invalid_block_ids)
-        scheduler.updated(
-            connector_output.kv_connector_worker_meta, connector_output.finished_recving or ()
-        )
+        (self.scheduler or self._scheduler()).reported(connector_output)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]

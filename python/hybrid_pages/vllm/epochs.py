@@ -122,7 +122,7 @@ class Epochs:
             first: of its keys, the first one whose block may hold wrong bytes.
         """
         tracked.wrong_from = min(first, tracked.wrong_from) if tracked.stale else first
-        tracked.stale = True
+        tracked.run.stale = True
         self._old.makers[tracked.request.request_id] = tracked
 
     def restarted(self, tracked: Tracked, position: int | None) -> None:

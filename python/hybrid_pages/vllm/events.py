@@ -110,10 +110,10 @@ class Events:
         tenant = tenant_of(tracked.request.cache_salt, self.share)
         name = namespace_identity(tracked.request), tenant
         before = self._namespaces.pop(name, None)
-        self._namespaces[name] = tracked.namespace
+        self._namespaces[name] = tracked.run.namespace
         if len(self._namespaces) > _MOST_ADAPTERS:
             del self._namespaces[next(iter(self._namespaces))]
-        if before is not None and before != tracked.namespace:
+        if before is not None and before != tracked.run.namespace:
             try:
                 self.cache.retire(before)
             except InvalidArgumentError:
@@ -125,10 +125,10 @@ class Events:
         request = tracked.request
         try:
             keys = self.keys.of(tracked)
-            blocks = self.cache.unnoted(tracked.namespace, keys)
+            blocks = self.cache.unnoted(tracked.run.namespace, keys)
             if blocks:
                 notes = {block: pickle.dumps(self._describe(request, block)) for block in blocks}
-                self.cache.note(tracked.namespace, keys, notes)
+                self.cache.note(tracked.run.namespace, keys, notes)
         except Exception:
             logger.exception("the blocks of request %s are not announced", request.request_id)
             self.figures.count("failures", label="event")

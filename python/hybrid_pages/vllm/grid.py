@@ -1,12 +1,13 @@
 """How vLLM cuts token sequences into blocks, and where an entry's blocks are in its tables."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Geometry, TableColumns
+from hybrid_pages import Geometry, RunRules, TableColumns
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.settings import CheckpointMode
 from hybrid_pages.vllm.speculation import draft_layers
 from hybrid_pages.vllm.support import UnsupportedError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.request import Request
 
 Tables = Sequence[Sequence["int | KVCacheBlock"]]
 """Blocks of a request, or their ids, by vLLM's group."""
@@ -67,7 +69,7 @@ class BlockGrid:
     resumes no prompt with drafts from its last matching block."""
     overwritten: int = 0
     """Tokens of a state's block, if vLLM exports states over running ones; 0 if it does not. See
-    :meth:`SpeculativeStates.overwritten`."""
+    :class:`~hybrid_pages.vllm.steps.Steps`."""
     drafter_tokens: int | None = None
     """The longest that a request may be after a step with draft layers; None for any length."""
 
@@ -84,6 +86,37 @@ class BlockGrid:
                 (each.table, each.tokens, each.per_block, each.count, each.window_tokens)
                 for each in self.groups
             ],
+        )
+
+    def rules(
+        self,
+        geometry: Geometry,
+        mode: CheckpointMode,
+        known: "Callable[[Request], int] | None",
+    ) -> RunRules:
+        """What the core is told of an engine's steps.
+
+        Args:
+            geometry: says which groups are recurrent.
+            mode: which checkpoints are wanted.
+            known: says how many keys a request has; None if its hashes do.
+        """
+        recurrent = [item for item in geometry.classes if item.kind == "recurrent"]
+        places = [self.groups[group] for item in recurrent for group in item.groups]
+        return RunRules(
+            self.block_tokens,
+            self.stride,
+            [(place.table, place.per_block) for place in places],
+            mode,
+            carries=versions.carries,
+            processed=versions.processed,
+            pin=versions.pin,
+            unpin=versions.unpin,
+            known=known,
+            exports_states=self.exports_states,
+            drops_last_block=self.drops_last_block,
+            drafts=self.drafts > 0,
+            narrow=any(each.is_narrow for each in self.groups),
         )
 
 

@@ -23,8 +23,8 @@ class Keys:
 
     def __init__(self, grid: BlockGrid) -> None:
         self.grid = grid
-        self._names_next = grid.lookahead > 0
-        self.stride = 1 if self._names_next else grid.stride
+        self.names_next = grid.lookahead > 0
+        self.stride = 1 if self.names_next else grid.stride
 
     def none_yet(self) -> PrefixKeys:
         """The keys of a new request."""
@@ -33,7 +33,7 @@ class Keys:
     def of(self, tracked: Tracked) -> PrefixKeys:
         """The keys of a request that are known by now; they become more."""
         request, keys = tracked.request, tracked.keys
-        if not self._names_next:
+        if not self.names_next:
             keys.read(request.block_hashes)
             return keys
         for block in range(len(keys) + 1, self.known(request) + 1):
@@ -45,7 +45,7 @@ class Keys:
     def known(self, request: "Request") -> int:
         """Boundaries, in blocks, whose keys are known."""
         blocks = len(request.block_hashes) // self.grid.stride
-        if not self._names_next:
+        if not self.names_next:
             return blocks
         if request.prompt_embeds is not None:
             return 0  # the next token has no id
@@ -54,6 +54,6 @@ class Keys:
     def changed(self, tracked: Tracked) -> bool:
         """Whether a session that streams its input has gone on since its last step, where draft
         layers have computed K/V from the token that its new input replaced."""
-        if not self._names_next:
+        if not self.names_next:
             return False
         return tracked.prompt_tokens != tracked.request.num_prompt_tokens

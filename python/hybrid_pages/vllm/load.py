@@ -121,7 +121,7 @@ class Loads:
         if tracked.skips_loads or hit.host * n <= local_tokens:
             return 0
         tracked.lease = self.cache.acquire(
-            tracked.namespace, tracked.keys, first=first, limit=limit
+            tracked.run.namespace, tracked.keys, first=first, limit=limit
         )
         return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
 

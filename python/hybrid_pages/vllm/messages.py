@@ -1,5 +1,7 @@
 """Messages between the scheduler half and the worker halves; all of them pickle."""
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,7 +79,14 @@ class Outcome:
     reason: str = ""
     nbytes: int = 0
     seconds: float = 0.0
-    checksums: list[int] = field(default_factory=list)
+    checksums: bytes = b""
+    """Of each entry's shard, in the order of the job: eight bytes each, as :func:`packed` makes
+    them; empty if there are none."""
+
+
+def packed(checksums: Iterable[int]) -> bytes:
+    """Checksums as an :class:`Outcome` has them."""
+    return array("Q", checksums).tobytes()
 
 
 @dataclass

@@ -71,7 +71,7 @@ class Recording:
                     "timestamp": round((tracked.arrival - self._start) * 1000, 3),
                     "input_length": request.num_prompt_tokens,
                     "output_length": request.num_output_tokens,
-                    "hash_ids": [self._hash(tracked.namespace, key) for key in keys],
+                    "hash_ids": [self._hash(tracked.run.namespace, key) for key in keys],
                     **self._hints(tracked),
                 }
             )

@@ -27,6 +27,7 @@ from hybrid_pages.vllm.tracking import Reload, Tracked
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 
@@ -44,6 +45,7 @@ class SchedulerHalf(Connection):
         super().__init__(settings, engine)
         self.name = uuid.uuid4().hex
         """By which a worker in the same process is found."""
+        self._no_copies = StepMetadata(self.name)
         self._tiers_by: float | None = None
         """When requests stop waiting for the tiers below to be opened."""
         self.epochs = Epochs(lasting=engine.model is not None)
@@ -51,6 +53,7 @@ class SchedulerHalf(Connection):
         self._arrived: set[str] = set()
         self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self, self._requests, self.epochs, self._invalid)
+        self._speculates = engine.grid.drafts > 0 and engine.stores
         self._stats_from = 0.0
         """When figures go out again, on the monotonic clock, if the engine is busy until then."""
         self._recording: Recording | None = None
@@ -81,13 +84,8 @@ class SchedulerHalf(Connection):
         waited = tracked is not None and tracked.waits
         if tracked is None:
             namespace, reload = self._namespace(request, None)
-            tracked = Tracked(
-                request,
-                namespace,
-                self.keys.none_yet(),
-                reload=reload,
-                skips_loads=not self.may_load,
-            )
+            tracked = Tracked.of(request, namespace, self.keys.none_yet())
+            tracked.reload, tracked.skips_loads = reload, not self.may_load
             self._requests[request.request_id] = tracked
             if self._recording is not None:
                 self._recording.arrived(tracked)
@@ -122,11 +120,11 @@ class SchedulerHalf(Connection):
     def _name_again(self, tracked: Tracked) -> bool:
         """Finds the namespace of a request anew; says whether it is another one."""
         namespace, reload = self._namespace(tracked.request, tracked.reload)
-        changed = namespace != tracked.namespace
+        changed = namespace != tracked.run.namespace
         if changed:
             tracked.drop_restore()
-        self.namespaces.release(tracked.namespace)
-        tracked.namespace, tracked.reload = namespace, reload
+        self.namespaces.release(tracked.run.namespace)
+        tracked.run.namespace, tracked.reload = namespace, reload
         return changed
 
     def _awaits_tiers(self) -> bool:
@@ -144,7 +142,7 @@ class SchedulerHalf(Connection):
             tracked = self._requests.get(request.request_id)
             self.loads.allocated(request, tracked, tables, external_tokens)
 
-    def step(self, output: "SchedulerOutput") -> StepMetadata:
+    def step(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions."""
         if not self.serving:
             # Of a cache that was stopped: loads between two waves end as failed.
@@ -153,10 +151,14 @@ class SchedulerHalf(Connection):
         if self.epochs.engine_was_reset():
             self._engine_was_reset()
         if self.pace is not None:
-            self._note_pace(output, self.pace)
-        stores, self.stores.unsent = self._steps.stores(output) + self.stores.unsent, []
-        loads = self.loads.take_planned()
-        return StepMetadata(self.name, stores, loads, not output.total_num_scheduled_tokens)
+            self._note_pace(scheduler_output, self.pace)
+        stores, loads = self._steps.stores(scheduler_output), self.loads.take_planned()
+        if self.stores.unsent:
+            stores, self.stores.unsent = stores + self.stores.unsent, []
+        idle = not scheduler_output.total_num_scheduled_tokens
+        if not (stores or loads or idle):
+            return self._no_copies
+        return StepMetadata(self.name, stores, loads, idle)
 
     def _note_pace(self, output: "SchedulerOutput", pace: Pace) -> None:
         known = pace.planned(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
@@ -170,23 +172,27 @@ class SchedulerHalf(Connection):
         tables = {request_id: self.ids(request_id) for request_id in self._requests}
         self._invalid.follow(blocks, self._requests, tables, self.pool, self.stores)
 
-    def updated(self, metadata: Any, received: Iterable[str]) -> None:
-        """The report of a step has come, with what the workers say and requests that got loads."""
+    def reported(self, connector_output: "KVConnectorOutput") -> None:
+        """The report of a step has come, with what the workers say, and requests that got loads."""
+        if connector_output.invalid_block_ids:
+            self.invalid(connector_output.invalid_block_ids)
         if self._invalid.follows:
             self._invalid.updated()
-        if self.grid.drafts and self.serving and self.may_store:
+        if self._speculates and self.serving:
             self._steps.reported()
-        if metadata is not None:
-            self._ended(metadata)
-        if received and self.connected:
-            for request_id in received:
+        if connector_output.kv_connector_worker_meta is not None:
+            self._ended(connector_output.kv_connector_worker_meta)
+        if connector_output.finished_recving and self.connected:
+            for request_id in connector_output.finished_recving:
                 if self.loads.released(request_id):
                     self._recompute(request_id)
 
     def _keys(self, tracked: Tracked) -> int | None:
         """How many keys a request has of what it has computed in this run."""
         n = self.grid.block_tokens
-        return None if tracked.position is None else tracked.position // n * self.grid.stride
+        tracked.wake()
+        position = tracked.run.position
+        return None if position is None else position // n * self.grid.stride
 
     def _ended(self, metadata: Any) -> None:
         """Publishes stores and ends loads that the workers report as ended."""
@@ -199,8 +205,8 @@ class SchedulerHalf(Connection):
             if metadata.ready:
                 self.got_ready(metadata.ready)
             trusted = self.agreement.geometry is not None and not self.stopped
-            for job, outcomes in metadata.stores.items():
-                self.stores.ended(job, outcomes, trusted=trusted)
+            if metadata.stores:
+                self.stores.ended(metadata.stores, trusted=trusted)
             for request_id, outcomes in metadata.loads.items():
                 try:
                     self.loads.ended(request_id, self._requests.get(request_id), outcomes)
@@ -213,7 +219,7 @@ class SchedulerHalf(Connection):
 
     def _stop(self, error: Exception) -> None:
         """Stores and loads nothing from now on: the workers are not as planned."""
-        self.stopped = True
+        self.stopped, self.serving = True, False
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
         self.figures.count("failures", label="geometry")
         if self.connected:
@@ -273,7 +279,7 @@ class SchedulerHalf(Connection):
         except Exception:
             logger.exception("the policy was not told the end of %s", name)
             self.figures.count("failures", label="finish")
-        self.namespaces.release(tracked.namespace)
+        self.namespaces.release(tracked.run.namespace)
 
     def _settle(self) -> None:
         """Ends every store if the worker is in this process.

@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybrid_pages import Hints, PrefixKeys, ReadLease, Restore
+from hybrid_pages import PrefixKeys, ReadLease, Restore, Run
 from hybrid_pages.vllm.hints import NOTHING, RequestHints
 
 if TYPE_CHECKING:
@@ -26,15 +26,6 @@ class Lookup(NamedTuple):
     """Why pages reach deeper than the joint hit."""
 
 
-class Late(NamedTuple):
-    """A state whose boundary a step has reached before the boundary's key was known."""
-
-    boundary: int
-    """In blocks."""
-    blocks: Mapping[int, int]
-    """The state block of each recurrent group."""
-
-
 class Reload(NamedTuple):
     """A request's adapter will be loaded again in place when the request is scheduled."""
 
@@ -51,12 +42,16 @@ class Tracked:
     when the request ends or is preempted.
     """
 
+    run: Run
+    """What its steps fill, and which states they leave behind."""
     request: "Request"
-    namespace: int
     keys: PrefixKeys
     """Those that were read: see :mod:`hybrid_pages.vllm.keys`."""
-    offered_blocks: int = 0
-    """Leading blocks whose pages were offered to the cache."""
+    quiet_from: int = 0
+    """Where the last step ended of a request that only decodes; see :attr:`quiet_until`."""
+    quiet_until: int = 0
+    """Steps that go on from ``quiet_from`` and end before this many tokens complete nothing, and
+    its run is not told of them; 0 if it is told of each."""
     lease: ReadLease | None = None
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     restore: Restore | None = None
@@ -65,15 +60,9 @@ class Tracked:
     """The last lookup, until the request is scheduled."""
     counted: bool = False
     """Whether a lookup of this request was counted; one that was preempted is looked up again."""
-    wanted: set[int] = field(default_factory=set)
-    """Boundaries, in blocks, that get a checkpoint if there is a state; see :meth:`want`."""
-    furthest: int = 0
-    """The last of them."""
     stops: set[int] = field(default_factory=set)
-    """Those of them at which the engine is asked to end a step."""
+    """Boundaries, in blocks, at which the engine is asked to end a step."""
     hints: RequestHints = NOTHING
-    for_policy: Hints | None = None
-    """The same, as the cache takes them."""
     arrival: float = 0.0
     """When it came, on the monotonic clock, if requests are recorded."""
     skips_loads: bool = False
@@ -94,27 +83,10 @@ class Tracked:
     engine had, the joint hit, and that of the host."""
     loaded: int = 0
     """Tokens that this run has from the cache."""
-    position: int | None = None
-    """Tokens after the last step planned in this run; None before the first."""
-    quiet_until: int = 0
-    """Steps of this run that go on from ``position`` and end before this many tokens only decode,
-    and complete nothing."""
-    ends: set[int] = field(default_factory=set)
-    """Boundaries, in blocks, at which a step of this run ended."""
-    late: Late | None = None
     prompt_tokens: int = 0
     """Tokens of its prompt, which grows if it is a session that streams its input."""
-    prefilled: int = 0
-    """Tokens after the last step of this run that computed several known tokens; with drafts."""
-    reports_from: int = 0
-    """A report of fewer accepted tokens completes nothing; with drafts."""
-    reached: int = 0
-    """The last boundary, in blocks, whose state was looked for; with drafts."""
-    stale: bool = False
-    """This run goes on from bytes that a reset has declared old, or that are not those of its
-    tokens any more: none of it is published."""
     wrong_from: int = 0
-    """The first block, in a stale one, that may hold such bytes."""
+    """The first block, in a run that is stale, that may hold wrong bytes."""
     spoiled: bool = False
     """It has gone on from blocks that another connector could not load."""
     others: int = 0
@@ -125,19 +97,35 @@ class Tracked:
     engine_fork: int = 0
     """The fork that vLLM itself found, in tokens; it may lie inside a block."""
 
-    def want(self, boundaries: Iterable[int]) -> None:
-        """Adds boundaries that get a checkpoint."""
-        self.wanted.update(boundaries)
-        self.furthest = max(self.wanted, default=0)
+    @classmethod
+    def of(cls, request: "Request", namespace: int, keys: PrefixKeys) -> "Tracked":
+        """A new request."""
+        return cls(Run(request, keys, namespace), request, keys)
+
+    @property
+    def stale(self) -> bool:
+        """This run goes on from bytes that a reset has declared old, or that are not those of its
+        tokens any more: none of it is published."""
+        return self.run.stale
+
+    def steer(self, stops: set[int]) -> None:
+        """Adds boundaries, in blocks, that get a checkpoint, and at which the engine is asked to
+        end a step."""
+        if stops:
+            self.stops |= stops
+            self.run.want(stops)
+            self.run.steered = True
+
+    def wake(self) -> None:
+        """Tells its run of the steps that it was not told of."""
+        if self.quiet_until:
+            self.quiet_until, self.run.position = 0, self.quiet_from
 
     def restart(self) -> None:
         """Forgets all that was known of the request's blocks: the engine has freed them."""
-        self.offered_blocks = self.loaded = self.quiet_until = 0
-        self.position = self.late = None
-        self.prefilled = self.reached = self.reports_from = 0
-        self.ends.clear()
-        self.keys.clear()
-        self.stale = self.spoiled = False
+        self.run.restart()
+        self.loaded = self.quiet_until = 0
+        self.spoiled = False
 
     def drop_lease(self) -> None:
         """Releases the lease of the last lookup."""

@@ -37,6 +37,7 @@ from hybrid_pages.vllm.messages import (
     StepMetadata,
     StoreJob,
     WorkerMetadata,
+    packed,
 )
 from hybrid_pages.vllm.plant import Plant
 from hybrid_pages.vllm.progress import Progress
@@ -335,7 +336,7 @@ class WorkerHalf:
 
     def _outcome(self, done: Completion, reason: str) -> Outcome:
         if done.ok:
-            return Outcome(self.rank, None, "", done.bytes, done.seconds, list(done.checksums))
+            return Outcome(self.rank, None, "", done.bytes, done.seconds, packed(done.checksums))
         return Outcome(self.rank, done.error or "no reason given", reason)
 
     def _end_load(self, job: LoadJob, outcome: Outcome) -> None:

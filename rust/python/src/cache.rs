@@ -1,6 +1,8 @@
 //! The cache.
 
-use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, ClassConfig, Medium, TierStats};
+use hybrid_pages::cache::{
+    Admission, Arrival, Cache, CacheConfig, ClassConfig, Medium, TierStats, WriteLease,
+};
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::{Geometry, PageClass};
 use hybrid_pages::ids::NamespaceId;
@@ -15,7 +17,7 @@ use crate::disk::PyDisk;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::hints::{PyHints, given};
-use crate::keys::block_keys;
+use crate::keys::{BlockKeys, block_keys};
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::mooncake::PyMooncake;
 use crate::number::Whole;
@@ -118,7 +120,7 @@ fn engine_blocks(ids: Vec<Whole>) -> PyResult<Vec<u32>> {
     ids.into_iter().map(engine_block).collect()
 }
 
-fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
+pub fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
     u32::try_from(number).map(NamespaceId).map_err(|_| {
         to_py(Error::InvalidArgument(format!(
             "namespace: expected a number that namespace() returned, found {number}"
@@ -142,6 +144,69 @@ pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<Class
 #[pyclass(frozen, name = "Cache", module = "hybrid_pages._core")]
 pub struct PyCache {
     inner: Cache,
+}
+
+/// What a store asks room for: the pages of the blocks [first, end) that the tables have.
+pub struct Room<'a, 'py> {
+    pub namespace: NamespaceId,
+    pub columns: &'a PyTableColumns,
+    pub tables: &'a Bound<'py, PyAny>,
+    pub first: usize,
+    pub end: usize,
+    pub hints: Option<&'a Bound<'py, PyHints>>,
+}
+
+/// Class, block and engine blocks of a state.
+pub type StateSource = (usize, usize, Vec<u32>);
+
+impl PyCache {
+    /// Room for states and for what the host lacks of the pages, and how many it had; none where there is nothing
+    /// to store. `keys` gives those of leading blocks.
+    pub fn make_room<'k>(
+        &self,
+        room: &Room<'_, '_>,
+        keys: impl Fn(usize) -> PyResult<BlockKeys<'k>>,
+        states: &[StateSource],
+    ) -> PyResult<Option<(WriteLease, PyStoreEntries, usize)>> {
+        let unwritten = if room.hints.is_some() {
+            room.first // They say how all of it is kept.
+        } else {
+            let unwritten = self
+                .inner
+                .unwritten(room.namespace, &keys(room.end)?, room.first);
+            unwritten.map_err(to_py)?
+        };
+        let (mut sources, mut blocks) = room.columns.pages(room.tables, unwritten..room.end)?;
+        for (class, block, of_state) in states {
+            let from = blocks.len();
+            blocks.extend(of_state);
+            sources.push((*class, *block, from..blocks.len()));
+        }
+        let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
+            return Ok(None);
+        };
+        sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
+        let wanted: Vec<_> = sources
+            .iter()
+            .map(|&(class, block, _)| (class, block))
+            .collect();
+        let lease = self
+            .inner
+            .reserve_hinted(
+                room.namespace,
+                &keys(last.saturating_add(1))?,
+                &wanted,
+                &given(room.hints),
+            )
+            .map_err(to_py)?;
+        let mut entries = PyStoreEntries::with_capacity(lease.entries().len());
+        for entry in lease.entries() {
+            let found = wanted.binary_search(&(entry.class_index, entry.block_index));
+            let sources = found.map_or(0..0, |index| sources[index].2.clone());
+            entries.push(entry.class_index, &entry.slots, &blocks[sources]);
+        }
+        Ok(Some((lease, entries, unwritten - room.first)))
+    }
 }
 
 #[pymethods]
@@ -378,44 +443,24 @@ impl PyCache {
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<Option<(PyWriteLease, PyStoreEntries)>> {
-        let namespace = namespace_id(namespace)?;
-        let unwritten = if hints.is_some() {
-            first.0 // They say how all of it is kept.
-        } else {
-            let keys = block_keys(keys, stride, Some(end))?;
-            self.inner
-                .unwritten(namespace, &keys, first.0)
-                .map_err(to_py)?
-        };
-        let (mut sources, mut blocks) = columns.pages(tables, unwritten..end.0)?;
-        for (class, block, of_state) in states {
-            let from = blocks.len();
-            blocks.extend(engine_blocks(of_state)?);
-            sources.push((class.0, block.0, from..blocks.len()));
+        let mut of_states = Vec::with_capacity(states.len());
+        for (class, block, blocks) in states {
+            of_states.push((class.0, block.0, engine_blocks(blocks)?));
         }
-        let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
-            return Ok(None);
+        let room = Room {
+            namespace: namespace_id(namespace)?,
+            columns,
+            tables,
+            first: first.0,
+            end: end.0,
+            hints,
         };
-        sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
-        let keys = block_keys(keys, stride, Some(Whole(last.saturating_add(1))))?;
-        let wanted: Vec<_> = sources
-            .iter()
-            .map(|&(class, block, _)| (class, block))
-            .collect();
-        let lease = self
-            .inner
-            .reserve_hinted(namespace, &keys, &wanted, &given(hints))
-            .map_err(to_py)?;
-        let mut entries = PyStoreEntries::with_capacity(lease.entries().len());
-        for entry in lease.entries() {
-            let found = wanted.binary_search(&(entry.class_index, entry.block_index));
-            let sources = found.map_or(0..0, |index| sources[index].2.clone());
-            entries.push(entry.class_index, &entry.slots, &blocks[sources]);
-        }
-        Ok(Some((
-            PyWriteLease::new(lease, unwritten - first.0),
-            entries,
-        )))
+        let offered = self.make_room(
+            &room,
+            |limit| block_keys(keys, stride, Some(Whole(limit))),
+            &of_states,
+        )?;
+        Ok(offered.map(|(lease, entries, resident)| (PyWriteLease::new(lease, resident), entries)))
     }
 
     fn follow(&self) -> PyResult<()> {

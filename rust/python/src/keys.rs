@@ -21,7 +21,7 @@ pub struct PyPrefixKeys {
 }
 
 impl PyPrefixKeys {
-    fn lock(&self) -> MutexGuard<'_, Vec<PrefixKey>> {
+    pub fn lock(&self) -> MutexGuard<'_, Vec<PrefixKey>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -54,7 +54,7 @@ impl PyPrefixKeys {
         Ok(PyBytes::new(py, key.as_bytes()))
     }
 
-    fn read(&self, hashes: &Bound<'_, PyList>) -> PyResult<()> {
+    pub fn read(&self, hashes: &Bound<'_, PyList>) -> PyResult<()> {
         let mut keys = self.lock();
         let blocks = hashes.len() / self.stride;
         let hash = |block: usize| key(&hashes.get_item((block + 1) * self.stride - 1)?);
@@ -75,7 +75,7 @@ impl PyPrefixKeys {
         Ok(())
     }
 
-    fn clear(&self) {
+    pub fn clear(&self) {
         self.lock().clear();
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hybrid_pages::cache::{LeaseEntry, ReadLease, WriteLease};
-use hybrid_pages::error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -187,21 +186,6 @@ impl PyWriteLease {
         let sums = |sums: Vec<Whole>| sums.into_iter().map(|Whole(sum)| sum as u64).collect();
         let checksums: Vec<Vec<u64>> = checksums.into_iter().map(sums).collect();
         self.lock().commit(&checksums).map(|_| ()).map_err(to_py)
-    }
-
-    fn commit_shards(&self, ranks: Vec<Vec<Whole>>) -> PyResult<()> {
-        let mut lease = self.lock();
-        let entries = lease.entries().len();
-        if let Some(found) = ranks.iter().find(|sums| sums.len() != entries) {
-            return Err(to_py(Error::InvalidArgument(format!(
-                "checksums: expected one for each of {entries} entries from each rank, found {}",
-                found.len()
-            ))));
-        }
-        let of_entry = |at: usize| ranks.iter().map(move |sums| sums[at].0 as u64);
-        let checksums: Vec<u64> = (0..entries).flat_map(of_entry).collect();
-        let checksums: Vec<&[u64]> = checksums.chunks(ranks.len().max(1)).collect();
-        lease.commit(&checksums).map(|_| ()).map_err(to_py)
     }
 
     fn abort(&self) {

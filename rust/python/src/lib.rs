@@ -1,4 +1,4 @@
-//! `hybrid_pages._core`: the core for Python. Conversion, the error table and the GIL; no logic.
+//! `hybrid_pages._core`: the core for Python. Conversion, the error table, the GIL, and steps over an engine's objects.
 
 mod arena;
 mod arrays;
@@ -23,7 +23,9 @@ mod number;
 mod remote;
 mod replay;
 mod restore;
+mod run;
 mod running;
+mod steps;
 mod stores;
 mod tables;
 mod tier;
@@ -62,6 +64,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     stores::register(m)?;
     tables::register(m)?;
     cache::register(m)?;
+    run::register(m)?;
+    steps::register(m)?;
     changes::register(m)?;
     replay::register(m)?;
     fleet::register(m)?;

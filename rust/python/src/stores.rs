@@ -45,7 +45,8 @@ impl PyStoreEntries {
         Ok(made)
     }
 
-    fn __len__(&self) -> usize {
+    #[pyo3(name = "__len__")]
+    pub fn len(&self) -> usize {
         self.entries.len()
     }
 
@@ -57,7 +58,7 @@ impl PyStoreEntries {
         Ok((self.listed(py)?,))
     }
 
-    fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
+    pub fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
         let sources = PyList::empty(blocks.py());
         for &id in &self.blocks {
             sources.append(blocks.get_item(id as usize)?)?;
@@ -67,6 +68,10 @@ impl PyStoreEntries {
 }
 
 impl PyStoreEntries {
+    pub const fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Nothing yet, with room for so many entries of one slot and one engine block.
     pub fn with_capacity(entries: usize) -> Self {
         Self {

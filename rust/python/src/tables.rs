@@ -162,13 +162,13 @@ fn part(tables: &Bound<'_, PyAny>, table: usize, columns: Range<usize>) -> PyRes
     let ids = if let Ok(list) = table.cast::<PyList>() {
         let columns = columns.start..columns.end.min(list.len());
         columns
-            .map(|column| id(&list.get_item(column)?))
+            .map(|column| block_id(&list.get_item(column)?))
             .collect::<PyResult<_>>()?
     } else {
         let sequence = table.cast::<PySequence>()?;
         let columns = columns.start..columns.end.min(sequence.len()?);
         columns
-            .map(|column| id(&sequence.get_item(column)?))
+            .map(|column| block_id(&sequence.get_item(column)?))
             .collect::<PyResult<_>>()?
     };
     Ok(Part {
@@ -178,7 +178,7 @@ fn part(tables: &Bound<'_, PyAny>, table: usize, columns: Range<usize>) -> PyRes
 }
 
 /// The number of an engine block: an integer, or what its attribute `block_id` says.
-fn id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
+pub fn block_id(block: &Bound<'_, PyAny>) -> PyResult<u32> {
     if block.is_instance_of::<PyInt>() {
         return engine_block(block.extract()?);
     }

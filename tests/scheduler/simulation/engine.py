@@ -390,7 +390,7 @@ class Engine:
     def keys_of(self, request: Request) -> PrefixKeys:
         """A request's keys, as the connector names them."""
         keys = self.half.keys
-        return keys.of(Tracked(request, 0, keys.none_yet()))
+        return keys.of(Tracked.of(request, 0, keys.none_yet()))
 
     def abort(self, result: Result) -> None:
         """The client went away."""

@@ -1,0 +1,544 @@
+//! Stores, from what the steps of an engine fill to published entries: a call a step, and a call a report.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hybrid_pages::cache::WriteLease;
+use hybrid_pages::error::Error;
+use hybrid_pages::ids::ClassKind;
+use hybrid_pages::run::{Plan, Request, State};
+use pyo3::exceptions::PyException;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+
+use crate::cache::{PyCache, Room, StateSource, namespace_id};
+use crate::error::to_py;
+use crate::geometry::PyGeometry;
+use crate::keys::BlockKeys;
+use crate::number::{Whole, whole};
+use crate::run::{Asked, PyRules, PyRun, offers};
+use crate::stores::PyStoreEntries;
+use crate::tables::PyTableColumns;
+
+/// Whose it is, its number, and what it copies.
+type Job = (Py<PyAny>, usize, Py<PyStoreEntries>);
+
+/// Entries on their way out of the engine.
+struct Store {
+    lease: WriteLease,
+    /// Whose they are.
+    request: Py<PyAny>,
+    /// The engine's blocks that are copied, which it gives to nobody else meanwhile.
+    pins: Py<PyList>,
+    entries: usize,
+    /// The source blocks turned out to hold something else.
+    void: bool,
+    /// By rank.
+    outcomes: Vec<Option<Py<PyAny>>>,
+}
+
+/// Plans stores and publishes what every rank has copied.
+#[pyclass(frozen, name = "Stores", module = "hybrid_pages._core")]
+pub struct PyStores {
+    cache: Py<PyCache>,
+    columns: Py<PyTableColumns>,
+    rules: Py<PyRules>,
+    /// Each recurrent class, and its groups among the recurrent ones.
+    recurrent: Vec<(usize, Range<usize>)>,
+    ranks: usize,
+    /// Whether this engine stores at all.
+    writes: bool,
+    in_flight: Mutex<InFlight>,
+}
+
+#[derive(Default)]
+struct InFlight {
+    stores: BTreeMap<usize, Store>,
+    next: usize,
+}
+
+#[pymethods]
+impl PyStores {
+    #[new]
+    #[pyo3(
+        signature = (geometry, cache, columns, rules, *, writes = true),
+        text_signature = "(geometry, cache, columns, rules, *, writes=True)"
+    )]
+    fn new(
+        geometry: &PyGeometry,
+        cache: Py<PyCache>,
+        columns: Py<PyTableColumns>,
+        rules: Py<PyRules>,
+        writes: bool,
+    ) -> PyResult<Self> {
+        let (mut recurrent, mut first) = (Vec::new(), 0);
+        for (index, class) in geometry.inner.classes().iter().enumerate() {
+            if class.kind == ClassKind::Recurrent {
+                recurrent.push((index, first..first + class.groups.len()));
+                first += class.groups.len();
+            }
+        }
+        let found = rules.get().inner.groups.len();
+        if found != first {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "rules: expected the geometry's {first} recurrent groups, found {found}"
+            ))));
+        }
+        Ok(Self {
+            cache,
+            columns,
+            rules,
+            recurrent,
+            ranks: geometry.inner.ranks(),
+            writes,
+            in_flight: Mutex::default(),
+        })
+    }
+
+    fn __len__(&self) -> usize {
+        self.lock().stores.len()
+    }
+
+    /// What a step completes of each request.
+    fn step<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        begins: &Bound<'py, PyAny>,
+        requests: &Bound<'py, PyDict>,
+        scheduled: &Bound<'py, PyDict>,
+        offered: &Bound<'py, PyDict>,
+    ) -> PyResult<Vec<Job>> {
+        let mut jobs = Vec::new();
+        let planned = self.plan_all(engine, begins, requests, (scheduled, offered), &mut jobs);
+        if planned.is_err() {
+            // Nobody will hear of them.
+            let numbers = jobs.iter().map(|&(_, job, _)| Whole(job)).collect();
+            self.drop_jobs(engine, numbers)?;
+        }
+        planned.map(|()| jobs)
+    }
+
+    /// What accepted drafts have completed.
+    fn report(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        tracked: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Job>> {
+        let run = run_of(tracked)?;
+        let mut run = run.try_borrow_mut()?;
+        let asked = self.asked(engine, &run);
+        let plan = run.inner.report(&self.rules.get().inner, &asked)?;
+        self.planned(engine, tracked, &mut run, &asked, plan)
+    }
+
+    /// What is left of a request that has ended.
+    fn finish<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        tracked: &Bound<'py, PyAny>,
+        tables: Bound<'py, PyAny>,
+    ) -> PyResult<Option<Job>> {
+        let run = run_of(tracked)?;
+        let mut run = run.try_borrow_mut()?;
+        let asked = self.asked(engine, &run).with(tables);
+        let plan = run.inner.finish(&self.rules.get().inner, &asked)?;
+        self.planned(engine, tracked, &mut run, &asked, plan)
+    }
+
+    /// Publishes nothing of the stores under way of which this says so, given their request and blocks.
+    fn void(&self, py: Python<'_>, wrong: &Bound<'_, PyAny>) -> PyResult<()> {
+        let under_way: Vec<_> = {
+            let in_flight = self.lock();
+            let each = in_flight.stores.iter();
+            each.map(|(&job, store)| (job, store.request.clone_ref(py), store.pins.clone_ref(py)))
+                .collect()
+        };
+        for (job, request, pins) in under_way {
+            if wrong.call1((request, pins))?.is_truthy()?
+                && let Some(store) = self.lock().stores.get_mut(&job)
+            {
+                store.void = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up stores that no worker was told of.
+    fn drop_jobs(&self, engine: &Bound<'_, PyAny>, jobs: Vec<Whole>) -> PyResult<()> {
+        for Whole(job) in jobs {
+            let store = self.lock().stores.remove(&job);
+            if let Some(mut store) = store {
+                store.lease.abort();
+                self.unpin(engine, &store.pins)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes ranks' outcomes, by job, and publishes what all of them have copied. Returns the jobs that are not in
+    /// flight, and the bytes and seconds of what was published.
+    fn ended(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        outcomes: &Bound<'_, PyDict>,
+        trusted: bool,
+    ) -> PyResult<(Vec<usize>, usize, f64)> {
+        let py = engine.py();
+        let (mut unknown, mut bytes, mut seconds) = (Vec::new(), 0, 0.0);
+        for (job, outcomes) in outcomes {
+            let job = whole(&job)?;
+            if !self.lock().stores.contains_key(&job) {
+                unknown.push(job);
+                continue;
+            }
+            let ended = match self.note(job, &outcomes) {
+                Ok(Some(mut store)) => self.end(engine, &mut store, trusted),
+                Ok(None) => Ok((0, 0.0)),
+                Err(error) => {
+                    self.drop_jobs(engine, vec![Whole(job)])?;
+                    Err(error)
+                }
+            };
+            match ended {
+                Ok(copied) => {
+                    bytes += copied.0;
+                    seconds += copied.1;
+                }
+                Err(error) if error.is_instance_of::<PyException>(py) => {
+                    engine.call_method1(intern!(py, "not_published"), (job, error))?;
+                }
+                Err(error) => return Err(error), // Somebody wants the engine to end.
+            }
+        }
+        Ok((unknown, bytes, seconds))
+    }
+}
+
+impl PyStores {
+    fn lock(&self) -> MutexGuard<'_, InFlight> {
+        self.in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes ranks' outcomes of a job, which ends with the last one.
+    fn note(&self, job: usize, outcomes: &Bound<'_, PyAny>) -> PyResult<Option<Store>> {
+        let py = outcomes.py();
+        let mut by_rank = Vec::with_capacity(self.ranks);
+        for outcome in outcomes.try_iter()? {
+            let outcome = outcome?;
+            let rank = whole(&outcome.getattr(intern!(py, "rank"))?)?;
+            if rank >= self.ranks {
+                return Err(to_py(Error::InvalidArgument(format!(
+                    "rank: expected one below {}, found {rank}",
+                    self.ranks
+                ))));
+            }
+            by_rank.push((rank, outcome.unbind()));
+        }
+        let mut in_flight = self.lock();
+        let Some(store) = in_flight.stores.get_mut(&job) else {
+            return Ok(None);
+        };
+        for (rank, outcome) in by_rank {
+            store.outcomes[rank] = Some(outcome);
+        }
+        let all = store.outcomes.iter().all(Option::is_some);
+        Ok(all.then(|| in_flight.stores.remove(&job)).flatten())
+    }
+
+    /// Publishes what every rank has copied, and lets go of its source blocks.
+    fn end(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        store: &mut Store,
+        trusted: bool,
+    ) -> PyResult<(usize, f64)> {
+        let published = if store.void {
+            skip(engine, "invalid", store.entries).map(|()| (0, 0.0))
+        } else if trusted {
+            publish(engine, store)
+        } else {
+            skip(engine, "unconfirmed", store.entries).map(|()| (0, 0.0))
+        };
+        store.lease.abort(); // Does nothing after a commit.
+        self.unpin(engine, &store.pins)?;
+        published
+    }
+
+    fn unpin(&self, engine: &Bound<'_, PyAny>, pins: &Py<PyList>) -> PyResult<()> {
+        let pool = engine.getattr(intern!(engine.py(), "bound_pool"))?;
+        let unpin = &self.rules.get().unpin;
+        unpin.call1(engine.py(), (pool, pins)).map(|_| ())
+    }
+
+    fn asked<'a, 'py>(&'a self, engine: &'a Bound<'py, PyAny>, run: &PyRun) -> Asked<'a, 'py> {
+        let request = run.request.bind(engine.py()).clone();
+        Asked::new(request, self.rules.get(), engine)
+    }
+
+    fn plan_all<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        begins: &Bound<'py, PyAny>,
+        requests: &Bound<'py, PyDict>,
+        (scheduled, offered): (&Bound<'py, PyDict>, &Bound<'py, PyDict>),
+        jobs: &mut Vec<Job>,
+    ) -> PyResult<()> {
+        for (name, new_tokens) in scheduled {
+            if let Some(tracked) = requests.get_item(&name)? {
+                let offers = if offered.is_empty() {
+                    None
+                } else {
+                    offered.get_item(&name)?
+                };
+                let new_tokens = whole(&new_tokens)?;
+                jobs.extend(self.follow(engine, begins, &tracked, new_tokens, offers.as_ref())?);
+            }
+        }
+        for (name, offers) in offered {
+            // A hand-over may come for a request that isn't scheduled in this step. Without a position it waits,
+            // and what is handed over was loaded.
+            if !scheduled.contains(&name)?
+                && let Some(tracked) = requests.get_item(&name)?
+                && run_of(&tracked)?.try_borrow()?.inner.position.is_some()
+            {
+                jobs.extend(self.follow(engine, begins, &tracked, 0, Some(&offers))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The store of what a step over so many tokens completes. An error costs that store alone.
+    fn follow<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        begins: &Bound<'py, PyAny>,
+        tracked: &Bound<'py, PyAny>,
+        new_tokens: usize,
+        offered: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Job>> {
+        let planned = self.try_follow(engine, begins, tracked, new_tokens, offered);
+        planned.or_else(|error| {
+            if !error.is_instance_of::<PyException>(engine.py()) {
+                return Err(error); // Somebody wants the engine to end.
+            }
+            engine.call_method1(intern!(engine.py(), "not_planned"), (tracked, error))?;
+            Ok(None)
+        })
+    }
+
+    fn try_follow<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        begins: &Bound<'py, PyAny>,
+        tracked: &Bound<'py, PyAny>,
+        new_tokens: usize,
+        offered: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Job>> {
+        let (rules, cell) = (&self.rules.get().inner, run_of(tracked)?);
+        let run = cell.try_borrow()?;
+        let asked = self.asked(engine, &run);
+        let start = asked.computed()?;
+        let goes_on = run.inner.position.is_some_and(|position| start >= position);
+        let unusual = !goes_on || run.steered || rules.drafts;
+        drop(run);
+        if unusual {
+            begins.call1((tracked, start, new_tokens))?;
+        }
+        let mut run = cell.try_borrow_mut()?;
+        let step = (start, start + new_tokens);
+        if !self.writes {
+            run.inner.advance(rules, step.0, step.1, &asked)?;
+            return Ok(None);
+        }
+        let offers = match offers(offered) {
+            Ok(offers) => offers,
+            Err(error) => {
+                run.inner.advance(rules, step.0, step.1, &asked)?;
+                return Err(error);
+            }
+        };
+        let plan = run.inner.step(rules, step, &offers, &asked)?;
+        if plan.is_none()
+            && let Some(until) = run.inner.quiet_until(rules, step.1, &asked)?
+        {
+            tracked.setattr(intern!(engine.py(), "quiet_from"), step.1)?;
+            tracked.setattr(intern!(engine.py(), "quiet_until"), until)?;
+        }
+        self.planned(engine, tracked, &mut run, &asked, plan)
+    }
+
+    /// Makes a job of a plan.
+    fn planned(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        tracked: &Bound<'_, PyAny>,
+        run: &mut PyRun,
+        asked: &Asked<'_, '_>,
+        plan: Option<Plan>,
+    ) -> PyResult<Option<Job>> {
+        let Some(Plan { reach, states }) = plan else {
+            return Ok(None);
+        };
+        let first = run.inner.offered;
+        let (end, states) = (first.max(reach), self.sources(engine, states)?);
+        if states.is_empty() && first == end {
+            return Ok(None);
+        }
+        let job = if run.stores && !run.stale {
+            self.offer(engine, tracked, run, asked, first..end, &states)?
+        } else {
+            let tables = asked.tables()?;
+            let (pages, _) = self.columns.get().pages(tables, first..end)?;
+            let reason = if run.stores { "stale" } else { "hint" };
+            skip(engine, reason, states.len() + pages.len())?;
+            None
+        };
+        run.inner.offered = end;
+        Ok(job)
+    }
+
+    /// The states all of whose groups' blocks are known.
+    fn sources(&self, engine: &Bound<'_, PyAny>, states: Vec<State>) -> PyResult<Vec<StateSource>> {
+        let mut sources = Vec::with_capacity(states.len() * self.recurrent.len());
+        for state in states {
+            for (class, groups) in &self.recurrent {
+                let blocks = state.blocks[groups.clone()].to_vec();
+                if blocks.contains(&0) {
+                    skip(engine, "partial_state", 1)?;
+                } else {
+                    sources.push((*class, state.boundary - 1, blocks));
+                }
+            }
+        }
+        Ok(sources)
+    }
+
+    /// Reserves states and pages, and pins their blocks. Nothing stays reserved or pinned if it fails.
+    fn offer(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        tracked: &Bound<'_, PyAny>,
+        run: &PyRun,
+        asked: &Asked<'_, '_>,
+        blocks: Range<usize>,
+        states: &[StateSource],
+    ) -> PyResult<Option<Job>> {
+        let py = engine.py();
+        let keys = run.keys.get();
+        if self.rules.get().known.is_none() {
+            keys.read(asked.hashes()?)?;
+        } else {
+            engine.call_method1(intern!(py, "read_keys"), (tracked,))?;
+        }
+        let room = Room {
+            namespace: namespace_id(Whole(run.namespace))?,
+            columns: self.columns.get(),
+            tables: asked.tables()?,
+            first: blocks.start,
+            end: blocks.end,
+            hints: run.hints.as_ref().map(|hints| hints.bind(py)),
+        };
+        let leading = |limit: usize| {
+            let keys = keys.lock();
+            let limit = limit.min(keys.len());
+            Ok(BlockKeys::Read(keys, limit))
+        };
+        let offered = self.cache.get().make_room(&room, leading, states)?;
+        let Some((lease, entries, _)) = offered else {
+            return Ok(None);
+        };
+        let skipped = lease.skipped();
+        for (reason, count) in [
+            ("in_writing", skipped.in_writing),
+            ("no_room", skipped.no_room),
+            ("not_ready", skipped.not_ready),
+            ("tenant_share", skipped.tenant_share),
+            ("orphan", skipped.orphan),
+        ] {
+            if count > 0 {
+                skip(engine, reason, count)?;
+            }
+        }
+        if entries.is_empty() {
+            return Ok(None);
+        }
+        let pool = engine.getattr(intern!(py, "bound_pool"))?;
+        let known = pool.getattr(intern!(py, "blocks"))?;
+        let pins = entries.sources(known.cast::<PyList>()?)?;
+        self.rules.get().pin.call1(py, (pool, &pins))?;
+        let store = Store {
+            lease,
+            request: asked.name()?.unbind(),
+            pins: pins.unbind(),
+            entries: entries.len(),
+            void: false,
+            outcomes: (0..self.ranks).map(|_| None).collect(),
+        };
+        let mut in_flight = self.lock();
+        let job = in_flight.next;
+        in_flight.next += 1;
+        in_flight.stores.insert(job, store);
+        drop(in_flight);
+        Ok(Some((tracked.clone().unbind(), job, Py::new(py, entries)?)))
+    }
+}
+
+fn run_of<'py>(tracked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRun>> {
+    let run = tracked.getattr(intern!(tracked.py(), "run"))?;
+    Ok(run.cast_into::<PyRun>()?)
+}
+
+fn skip(engine: &Bound<'_, PyAny>, reason: &str, entries: usize) -> PyResult<()> {
+    let given = (reason, entries);
+    engine
+        .call_method1(intern!(engine.py(), "skipped"), given)
+        .map(|_| ())
+}
+
+/// Commits what every rank has copied: bytes and seconds.
+fn publish(engine: &Bound<'_, PyAny>, store: &mut Store) -> PyResult<(usize, f64)> {
+    let py = engine.py();
+    let (mut bytes, mut seconds, mut failed) = (0, 0.0, false);
+    let mut shards = Vec::with_capacity(store.outcomes.len());
+    for outcome in store.outcomes.iter().flatten() {
+        let outcome = outcome.bind(py);
+        if !outcome.getattr(intern!(py, "error"))?.is_none() {
+            engine.call_method1(intern!(py, "not_copied"), (outcome, !failed))?;
+            failed = true;
+        }
+        bytes += whole(&outcome.getattr(intern!(py, "nbytes"))?)?;
+        seconds += outcome.getattr(intern!(py, "seconds"))?.extract::<f64>()?;
+        let checksums = outcome.getattr(intern!(py, "checksums"))?;
+        shards.push(checksums.cast_into::<PyBytes>()?);
+    }
+    if failed {
+        return Ok((0, 0.0));
+    }
+    let shards: Vec<&[u8]> = shards.iter().map(|shard| shard.as_bytes()).collect();
+    if shards.iter().all(|shard| shard.is_empty()) {
+        store.lease.commit_without_checksums().map_err(to_py)?;
+    } else {
+        let expected = size_of::<u64>() * store.entries;
+        if let Some(found) = shards.iter().find(|shard| shard.len() != expected) {
+            return Err(to_py(Error::InvalidArgument(format!(
+                "checksums: expected {expected} bytes for {} entries from each rank, found {}",
+                store.entries,
+                found.len()
+            ))));
+        }
+        let shards: Vec<&[[u8; 8]]> = shards.iter().map(|shard| shard.as_chunks().0).collect();
+        let of_entry = |at: usize| shards.iter().map(move |sums| u64::from_ne_bytes(sums[at]));
+        let checksums: Vec<u64> = (0..store.entries).flat_map(of_entry).collect();
+        let checksums: Vec<&[u64]> = checksums.chunks(shards.len()).collect();
+        store.lease.commit(&checksums).map_err(to_py)?;
+    }
+    Ok((bytes, seconds))
+}
+
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyStores>()
+}

@@ -1,0 +1,272 @@
+"""Stores planned and published by the core, over an engine that is as odd as it likes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+from cache_support import hybrid, keys, make
+from hybrid_pages import InvalidArgumentError, PrefixKeys, Run, RunRules, Stores, TableColumns
+
+N = 16
+
+
+def rules(**options):
+    given = {"block_tokens": N, "stride": 1, "groups": [(0, 1)], "mode": "all"} | options
+    return RunRules(
+        **given,
+        carries=lambda *_: False,
+        processed=lambda request: request.num_computed_tokens,
+        pin=lambda pool, blocks: pool.pinned.extend(blocks),
+        unpin=lambda pool, blocks: [pool.pinned.remove(block) for block in blocks],
+    )
+
+
+class Engine:
+    """An engine with two requests of three blocks each."""
+
+    def __init__(self, **options):
+        self.cache, self.namespace = make()
+        columns = TableColumns(hybrid(), [(1, N, 1, 1, None), (0, N, 1, 1, None)])
+        self.stores = Stores(hybrid(), self.cache, columns, rules(**options))
+        self.bound_pool = SimpleNamespace(blocks=list(range(20)), pinned=[])
+        self.block_tables = {"a": [[1, 2, 3], [4, 5, 6]], "b": [[7, 8, 9], [10, 11, 12]]}
+        self.said, self.begun = [], []
+        self.requests = {name: self.request(name) for name in "ab"}
+
+    def request(self, name):
+        request = SimpleNamespace(
+            request_id=name,
+            num_prompt_tokens=3 * N,
+            num_tokens=3 * N,
+            num_computed_tokens=0,
+            block_hashes=list(keys(f"{name}12")),
+        )
+        run = Run(request, PrefixKeys(), self.namespace)
+        return SimpleNamespace(run=run, request=request, quiet_from=0, quiet_until=0)
+
+    def begins(self, tracked, start, tokens):
+        self.begun.append((start, tokens))
+
+    def tables(self, name):
+        return self.block_tables[name]
+
+    def skipped(self, reason, entries):
+        self.said.append((reason, entries))
+
+    def not_planned(self, tracked, error):
+        self.said.append((tracked.request.request_id, type(error)))
+
+    def not_copied(self, outcome, first):
+        self.said.append((outcome.rank, outcome.error, first))
+
+    def not_published(self, job, error):
+        self.said.append((job, str(error)))
+
+    def step(self, **scheduled):
+        jobs = self.stores.step(self, self.begins, self.requests, scheduled, {})
+        for name, tokens in scheduled.items():
+            self.requests[name].request.num_computed_tokens += tokens
+        return [(tracked.request.request_id, job, len(entries)) for tracked, job, entries in jobs]
+
+    def ended(self, *outcomes, trusted=True):
+        return self.stores.ended(self, {job: list(those) for job, *those in outcomes}, trusted)
+
+    def depth(self, name):
+        found = self.requests[name].request.block_hashes
+        return self.cache.lookup(self.namespace, found).blocks
+
+    def free(self):
+        """Whether nothing is pinned, reserved or in flight."""
+        stats = self.cache.stats()
+        idle = not self.bound_pool.pinned and not len(self.stores)
+        return idle and not stats["leased_slots"]
+
+
+def outcome(entries, rank=0, **more):
+    given = {"error": None, "nbytes": 10, "seconds": 0.5}
+    sums = array("Q", range(entries)).tobytes()
+    return SimpleNamespace(**(given | {"rank": rank, "checksums": sums} | more))
+
+
+def test_a_step_stores_what_it_completes_of_each_request():
+    engine = Engine()
+    assert engine.step(a=2 * N, b=N + 3) == [("a", 0, 3), ("b", 1, 1)]
+    assert sorted(engine.bound_pool.pinned) == [2, 4, 5, 10]
+    assert engine.ended((0, outcome(3)), (1, outcome(1))) == ([], 20, 1.0)
+    assert engine.depth("a") == 2 and engine.depth("b") == 0
+    assert engine.step(b=2 * N - 3) == [("b", 2, 3)]
+    engine.ended((2, outcome(3)))
+    assert engine.depth("b") == 3
+    assert engine.free() and not engine.said
+
+
+def test_a_request_whose_plan_fails_costs_no_other():
+    engine = Engine()
+    del engine.block_tables["a"]
+    assert engine.step(a=N, b=N) == [("b", 0, 2)]
+    assert engine.said == [("a", KeyError)]
+    engine.block_tables["a"] = [[1, 2, 3], [4, "x", 6]]
+    assert engine.step(a=N) == []
+    engine.block_tables["a"] = [[1, 2, 3], [4, 99, 6]]
+    assert engine.step(a=N) == []
+    assert [name for name, _ in engine.said] == ["a"] * 3
+    engine.ended((0, outcome(2)))
+    assert engine.depth("b") == 1 and engine.free()
+
+
+def test_pins_that_fail_leave_nothing_reserved():
+    engine = Engine()
+    engine.bound_pool.pinned = None
+    assert engine.step(a=N) == []
+    engine.bound_pool.pinned = []
+    assert engine.said == [("a", AttributeError)] and engine.free()
+    assert engine.step(a=N) == [("a", 0, 3)], "with what the failed one left"
+
+
+def test_whoever_wants_the_engine_to_end_is_not_held_up():
+    engine = Engine()
+
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    engine.step(b=N)
+    tables, engine.tables = (
+        engine.tables,
+        lambda name: interrupted(name) if name == "a" else tables(name),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        engine.step(b=N, a=N)
+    engine.tables = tables
+    assert len(engine.stores) == 1, "what was planned before it in the same step is dropped"
+
+    class Interrupting:
+        rank = 0
+
+        @property
+        def error(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.ended((0, Interrupting()))
+    assert engine.free() and not engine.said
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        outcome(2, checksums=b"short"),
+        outcome(2, checksums=[1, 2]),
+        outcome(3),
+        outcome(2, nbytes=-1),
+        outcome(2, seconds="x"),
+    ],
+)
+def test_an_outcome_that_makes_no_sense_publishes_nothing(wrong):
+    engine = Engine()
+    engine.step(a=N)
+    assert engine.ended((0, wrong)) == ([], 0, 0.0)
+    assert [job for job, _ in engine.said] == [0]
+    assert engine.depth("a") == 0 and engine.free()
+
+
+def test_jobs_and_ranks_that_nobody_knows():
+    engine = Engine()
+    engine.step(a=N)
+    assert engine.ended((7, outcome(2)))[0] == [7]
+    engine.ended((0, outcome(2, rank=1)))
+    ((job, text),) = engine.said
+    assert job == 0 and "rank: expected one below 1, found 1" in text
+    assert engine.free(), "nobody knows what that rank has copied"
+    assert engine.ended((0, outcome(2)))[0] == [0], "it has ended"
+    assert engine.depth("a") == 0
+
+
+@pytest.mark.parametrize("unconfirmed", [True, False])
+def test_what_is_unconfirmed_or_dropped_is_not_published(unconfirmed):
+    engine = Engine()
+    engine.step(a=N)
+    if unconfirmed:
+        engine.ended((0, outcome(2)), trusted=False)
+    else:
+        engine.stores.drop_jobs(engine, [0, 99])
+    assert engine.said == ([("unconfirmed", 2)] if unconfirmed else [])
+    assert engine.depth("a") == 0 and engine.free()
+
+
+def test_what_failed_or_is_void_is_not_published_nor_is_what_follows_it():
+    engine = Engine()
+    engine.step(a=N, b=N)
+    engine.ended((0, outcome(2, error="torn", checksums=b"")))
+    engine.stores.void(lambda name, blocks: name == "b" and 10 in blocks)
+    engine.ended((1, outcome(2)))
+    assert engine.step(a=N) == []
+    assert engine.said == [(0, "torn", True), ("invalid", 2), ("orphan", 2)]
+    assert engine.depth("a") == engine.depth("b") == 0 and engine.free()
+
+
+def test_a_run_is_told_of_what_is_unusual_and_of_nothing_else():
+    engine = Engine()
+    a = engine.requests["a"]
+    engine.step(a=N)
+    engine.step(a=4)
+    assert engine.begun == [(0, N)]
+    a.request.num_computed_tokens = N - 2
+    engine.step(a=1)
+    a.run.steered = True
+    engine.step(a=1)
+    assert [start for start, _ in engine.begun] == [0, N - 2, N - 1]
+
+
+def test_a_run_that_only_decodes_says_until_when():
+    engine = Engine()
+    a = engine.requests["a"]
+    engine.step(a=3 * N)
+    a.request.num_tokens += 1
+    engine.step(a=1)
+    assert (a.quiet_from, a.quiet_until) == (3 * N + 1, 4 * N)
+
+
+def test_a_hand_over_that_makes_no_sense_costs_only_itself():
+    engine = Engine()
+    run = engine.requests["a"].run
+    for wrong in ([(0, "x", N)], [5], 7):
+        scheduled, offered = {"a": N}, {"a": wrong}
+        engine.stores.step(engine, engine.begins, engine.requests, scheduled, offered)
+        engine.requests["a"].request.num_computed_tokens += N
+    assert run.position == 3 * N
+    assert [name for name, _ in engine.said] == ["a"] * 3 and engine.free()
+
+
+def test_engines_that_write_nothing_still_follow_runs():
+    cache, _ = make()
+    columns = TableColumns(hybrid(), [(1, N, 1, 1, None), (0, N, 1, 1, None)])
+    engine = Engine()
+    engine.stores = Stores(hybrid(), cache, columns, rules(), writes=False)
+    assert engine.step(a=2 * N) == []
+    assert engine.requests["a"].run.position == 2 * N
+
+
+def test_wrong_rules_are_rejected():
+    with pytest.raises(InvalidArgumentError, match="mode: expected none"):
+        rules(mode="some")
+    for wrong in ({"block_tokens": 0}, {"stride": 0}):
+        with pytest.raises(InvalidArgumentError, match="rules: expected"):
+            rules(**wrong)
+    with pytest.raises(ValueError, match="length 2"):
+        rules(groups=[(0,)])
+    with pytest.raises(InvalidArgumentError, match="1 recurrent groups, found 2"):
+        Engine(groups=[(0, 1), (0, 1)])
+
+
+def test_nothing_keeps_an_engine_that_nobody_needs():
+    engine = Engine()
+    engine.step(a=N)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
