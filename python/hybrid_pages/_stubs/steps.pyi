@@ -38,14 +38,6 @@ class Run:
     """Leading blocks whose pages were offered to the cache."""
     position: int | None
     """Tokens after the last step planned in this run; None before the first."""
-    @property
-    def request(self) -> object: ...
-    @property
-    def keys(self) -> PrefixKeys: ...
-    @property
-    def wanted(self) -> list[int]:
-        """Boundaries, in blocks, that get a checkpoint if there is a state; ascending."""
-
     def want(self, boundaries: Iterable[int]) -> None:
         """Add boundaries that get a checkpoint."""
 

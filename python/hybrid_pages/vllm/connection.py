@@ -104,8 +104,6 @@ class Connection:
         self._event_groups = engine.event_groups
         self._ready: dict[int, int] | None = {} if engine.pins else None
         self.connected = self.stopped = False
-        self.serving = False
-        """Whether there is a cache, and the workers are as planned, as far as known."""
         self.agreement = Agreement(engine.ranks, engine.plan)
         self.manager: KVCacheManager | None = None
         self.pool: BlockPool | None = None
@@ -168,7 +166,7 @@ class Connection:
         if self.manager is not None:
             self.stores.tables = versions.tables_of(self.manager)
         self._follow_cache(plan)
-        self.connected, self.serving = True, not self.stopped
+        self.connected = True
         logger.info("%s", self.describe())
 
     def _wait_seconds(self) -> float:
@@ -251,6 +249,11 @@ class Connection:
             self._ready[rank] = max(count, self._ready.get(rank, 0))
         if self.connected and len(self._ready) == self.ranks:
             self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
+
+    @property
+    def serving(self) -> bool:
+        """Whether there is a cache, and the workers are as planned, as far as known."""
+        return self.connected and not self.stopped
 
     def describe(self) -> str:
         """One line: the geometry, and what the budget holds."""

@@ -33,23 +33,25 @@ class InvalidBlocks:
         self._ended: list[tuple[str, Tables, int]] = []
         """Blocks of requests that have ended, and updates until no report can name them."""
         self._updates = 0
-        self.follows = False
-        """Whether there is anything for :meth:`updated` to count."""
 
     @property
     def expected(self) -> bool:
         """Whether a load of another connector may still be reported as failed."""
         return self._updates > 0
 
+    @property
+    def follows(self) -> bool:
+        """Whether there is anything for :meth:`updated` to count."""
+        return self._updates > 0 or bool(self._ended)
+
     def expect(self) -> None:
         """A request has gone on from what another connector said it would load."""
-        self._updates, self.follows = versions.STEPS_IN_FLIGHT, True
+        self._updates = versions.STEPS_IN_FLIGHT
 
     def updated(self) -> None:
         """The report of a step has come."""
         self._updates = max(0, self._updates - 1)
         self._ended = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
-        self.follows = self._updates > 0 or bool(self._ended)
 
     def ended(self, request_id: str, tables: Tables) -> None:
         """A request ended with these blocks."""

@@ -219,7 +219,7 @@ class SchedulerHalf(Connection):
 
     def _stop(self, error: Exception) -> None:
         """Stores and loads nothing from now on: the workers are not as planned."""
-        self.stopped, self.serving = True, False
+        self.stopped = True
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
         self.figures.count("failures", label="geometry")
         if self.connected:

@@ -21,8 +21,15 @@ pub struct PyPrefixKeys {
 }
 
 impl PyPrefixKeys {
-    pub fn lock(&self) -> MutexGuard<'_, Vec<PrefixKey>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<PrefixKey>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of leading blocks, `limit` at most. No Python code may run while they last.
+    pub fn leading(&self, limit: usize) -> BlockKeys<'_> {
+        let keys = self.lock();
+        let limit = limit.min(keys.len());
+        BlockKeys::Read(keys, limit)
     }
 }
 
@@ -115,9 +122,7 @@ pub fn block_keys<'a>(
                 stride.0
             ))));
         }
-        let keys = read.get().lock();
-        let limit = limit.min(keys.len());
-        return Ok(BlockKeys::Read(keys, limit));
+        return Ok(read.get().leading(limit));
     }
     read_keys(keys, stride, limit).map(BlockKeys::Own)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hybrid_pages::cache::{LeaseEntry, ReadLease, WriteLease};
+use hybrid_pages::cache::{LeaseEntry, ReadLease, Skipped, WriteLease};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -127,6 +127,18 @@ impl PyReadLease {
     }
 }
 
+/// Entries that were wanted and are not there, by reason.
+pub fn left_out(skipped: Skipped) -> impl Iterator<Item = (&'static str, usize)> {
+    let counts = [
+        ("in_writing", skipped.in_writing),
+        ("no_room", skipped.no_room),
+        ("not_ready", skipped.not_ready),
+        ("tenant_share", skipped.tenant_share),
+        ("orphan", skipped.orphan),
+    ];
+    counts.into_iter().filter(|&(_, count)| count > 0)
+}
+
 /// Room for entries that nobody sees until they are committed.
 #[pyclass(frozen, name = "WriteLease", module = "hybrid_pages._core")]
 pub struct PyWriteLease {
@@ -159,15 +171,11 @@ impl PyWriteLease {
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let skipped = self.lock().skipped();
         let dict = PyDict::new(py);
-        let counts = [
-            ("resident", self.resident + skipped.resident),
-            ("in_writing", skipped.in_writing),
-            ("no_room", skipped.no_room),
-            ("not_ready", skipped.not_ready),
-            ("tenant_share", skipped.tenant_share),
-            ("orphan", skipped.orphan),
-        ];
-        for (reason, count) in counts.into_iter().filter(|&(_, count)| count > 0) {
+        let resident = self.resident + skipped.resident;
+        if resident > 0 {
+            dict.set_item("resident", resident)?;
+        }
+        for (reason, count) in left_out(skipped) {
             dict.set_item(reason, count)?;
         }
         Ok(dict)

@@ -18,9 +18,7 @@ use crate::tables::{block_id, engine_block};
 #[pyclass(name = "Run", module = "hybrid_pages._core")]
 pub struct PyRun {
     pub inner: Run,
-    #[pyo3(get)]
     pub request: Py<PyAny>,
-    #[pyo3(get)]
     pub keys: Py<PyPrefixKeys>,
     #[pyo3(get, set)]
     pub namespace: usize,
@@ -69,11 +67,6 @@ impl PyRun {
     #[setter]
     fn set_offered_blocks(&mut self, blocks: Whole) {
         self.inner.offered = blocks.0;
-    }
-
-    #[getter]
-    fn wanted(&self) -> Vec<usize> {
-        self.inner.wanted().collect()
     }
 
     fn want(&mut self, boundaries: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -16,7 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use crate::cache::{PyCache, Room, StateSource, namespace_id};
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
-use crate::keys::BlockKeys;
+use crate::lease::left_out;
 use crate::number::{Whole, whole};
 use crate::run::{Asked, PyRules, PyRun, offers};
 use crate::stores::PyStoreEntries;
@@ -206,10 +206,10 @@ impl PyStores {
                     bytes += copied.0;
                     seconds += copied.1;
                 }
-                Err(error) if error.is_instance_of::<PyException>(py) => {
+                Err(error) => {
+                    let error = caught(py, error)?;
                     engine.call_method1(intern!(py, "not_published"), (job, error))?;
                 }
-                Err(error) => return Err(error), // Somebody wants the engine to end.
             }
         }
         Ok((unknown, bytes, seconds))
@@ -295,7 +295,8 @@ impl PyStores {
                     offered.get_item(&name)?
                 };
                 let new_tokens = whole(&new_tokens)?;
-                jobs.extend(self.follow(engine, begins, &tracked, new_tokens, offers.as_ref())?);
+                let planned = self.follow(engine, begins, &tracked, new_tokens, offers.as_ref());
+                jobs.extend(noted(engine, &tracked, planned)?);
             }
         }
         for (name, offers) in offered {
@@ -305,32 +306,15 @@ impl PyStores {
                 && let Some(tracked) = requests.get_item(&name)?
                 && run_of(&tracked)?.try_borrow()?.inner.position.is_some()
             {
-                jobs.extend(self.follow(engine, begins, &tracked, 0, Some(&offers))?);
+                let planned = self.follow(engine, begins, &tracked, 0, Some(&offers));
+                jobs.extend(noted(engine, &tracked, planned)?);
             }
         }
         Ok(())
     }
 
-    /// The store of what a step over so many tokens completes. An error costs that store alone.
+    /// The store of what a step over so many tokens completes.
     fn follow<'py>(
-        &self,
-        engine: &Bound<'py, PyAny>,
-        begins: &Bound<'py, PyAny>,
-        tracked: &Bound<'py, PyAny>,
-        new_tokens: usize,
-        offered: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Option<Job>> {
-        let planned = self.try_follow(engine, begins, tracked, new_tokens, offered);
-        planned.or_else(|error| {
-            if !error.is_instance_of::<PyException>(engine.py()) {
-                return Err(error); // Somebody wants the engine to end.
-            }
-            engine.call_method1(intern!(engine.py(), "not_planned"), (tracked, error))?;
-            Ok(None)
-        })
-    }
-
-    fn try_follow<'py>(
         &self,
         engine: &Bound<'py, PyAny>,
         begins: &Bound<'py, PyAny>,
@@ -442,26 +426,13 @@ impl PyStores {
             end: blocks.end,
             hints: run.hints.as_ref().map(|hints| hints.bind(py)),
         };
-        let leading = |limit: usize| {
-            let keys = keys.lock();
-            let limit = limit.min(keys.len());
-            Ok(BlockKeys::Read(keys, limit))
-        };
+        let leading = |limit| Ok(keys.leading(limit));
         let offered = self.cache.get().make_room(&room, leading, states)?;
         let Some((lease, entries, _)) = offered else {
             return Ok(None);
         };
-        let skipped = lease.skipped();
-        for (reason, count) in [
-            ("in_writing", skipped.in_writing),
-            ("no_room", skipped.no_room),
-            ("not_ready", skipped.not_ready),
-            ("tenant_share", skipped.tenant_share),
-            ("orphan", skipped.orphan),
-        ] {
-            if count > 0 {
-                skip(engine, reason, count)?;
-            }
+        for (reason, count) in left_out(lease.skipped()) {
+            skip(engine, reason, count)?;
         }
         if entries.is_empty() {
             return Ok(None);
@@ -485,6 +456,28 @@ impl PyStores {
         drop(in_flight);
         Ok(Some((tracked.clone().unbind(), job, Py::new(py, entries)?)))
     }
+}
+
+/// An error that costs one job alone; any other means that somebody wants the engine to end.
+fn caught(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
+    if error.is_instance_of::<PyException>(py) {
+        Ok(error)
+    } else {
+        Err(error)
+    }
+}
+
+/// A plan, or none if it failed, of which the engine takes note.
+fn noted(
+    engine: &Bound<'_, PyAny>,
+    tracked: &Bound<'_, PyAny>,
+    planned: PyResult<Option<Job>>,
+) -> PyResult<Option<Job>> {
+    planned.or_else(|error| {
+        let error = caught(engine.py(), error)?;
+        engine.call_method1(intern!(engine.py(), "not_planned"), (tracked, error))?;
+        Ok(None)
+    })
 }
 
 fn run_of<'py>(tracked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRun>> {
