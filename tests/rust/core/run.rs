@@ -157,6 +157,58 @@ fn a_decode_step_inside_a_block_looks_at_nothing() {
     assert!(engine.looked.borrow().is_empty());
 }
 
+/// A prompt and an answer of two blocks and a token, decoded one by one; what of it is left alone is not planned.
+fn answer(longer: usize) -> (usize, Vec<usize>) {
+    let (mut run, rules) = (Run::default(), rules(Mode::All));
+    let mut engine = prompt(N + 2);
+    steps(&mut run, &rules, &mut engine, &[N + 2]);
+    let (mut planned, mut states) = (0, Vec::new());
+    for end in N + 3..=3 * N + 2 {
+        engine.tokens = end;
+        if run.quiet_until > 0 && run.quiet_until.is_multiple_of(N) {
+            run.quiet_until += longer;
+        }
+        if run.passes(end - 1, end) {
+            engine.computed = end;
+        } else {
+            planned += 1;
+            let found = steps(&mut run, &rules, &mut engine, &[end]);
+            let found = found.into_iter().flatten().flat_map(|plan| plan.states);
+            states.extend(found.map(|state| state.boundary));
+        }
+        assert_eq!(run.position, Some(end));
+    }
+    (planned, states)
+}
+
+#[test]
+fn steps_that_complete_nothing_are_known_before() {
+    let (planned, states) = answer(0);
+    assert_eq!(states, [2, 3]);
+    assert!(planned <= 6, "{planned} of {} steps", 2 * N);
+    let (_, states) = answer(1);
+    assert_eq!(
+        states, [0; 0],
+        "left alone for a token longer, boundaries are passed over"
+    );
+}
+
+#[test]
+fn a_step_that_does_not_just_go_on_is_looked_at() {
+    let (mut run, rules) = (Run::default(), rules(Mode::All));
+    let mut engine = prompt(N + 2);
+    steps(&mut run, &rules, &mut engine, &[N + 2]);
+    engine.tokens = N + 3;
+    steps(&mut run, &rules, &mut engine, &[N + 3]);
+    assert_eq!(run.quiet_until, 2 * N);
+    assert!(!run.passes(N + 2, N + 4), "tokens were taken back");
+    assert!(!run.passes(N + 3, 2 * N), "it completes a block");
+    run.take_back(1);
+    assert!(!run.passes(N + 3, N + 4), "what comes now is other");
+    let mut run = Run::default();
+    assert!(!run.passes(0, 1), "it has not begun");
+}
+
 #[test]
 fn a_boundary_without_a_key_is_taken_when_it_has_one_unless_its_blocks_are_gone() {
     for freed in [false, true] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Shared;
 use super::entry::{LeaseEntry, Skipped};
 use super::reserve::Reservation;
-use super::state::ReadHold;
+use super::state::{ReadHold, State};
 use crate::error::{Error, Result};
 use crate::ids::EntryId;
 
@@ -103,6 +103,11 @@ impl WriteLease {
         &self.reservation.entries
     }
 
+    /// The same for a caller that asks only once: the lease forgets what they are, and holds them all the same.
+    pub fn take_entries(&mut self) -> Vec<LeaseEntry> {
+        std::mem::take(&mut self.reservation.entries)
+    }
+
     /// How many wanted entries are not among them, by reason.
     #[must_use]
     pub const fn skipped(&self) -> Skipped {
@@ -122,15 +127,6 @@ impl WriteLease {
     /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the checksums are not of that
     /// shape; the lease goes on then.
     pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
-        self.check_lasts()?;
-        let ids = &self.reservation.ids;
-        if checksums.len() != ids.len() {
-            return Err(Error::InvalidArgument(format!(
-                "checksums: expected a list for each of {} entries, found {}",
-                ids.len(),
-                checksums.len()
-            )));
-        }
         let ranks = self.shared.lock().ranks();
         for (index, shards) in checksums.iter().enumerate() {
             let found = shards.as_ref().len();
@@ -140,11 +136,27 @@ impl WriteLease {
                 )));
             }
         }
-        let checksums: Vec<_> = checksums
-            .iter()
-            .map(|shards| Some(shards.as_ref()))
-            .collect();
-        Ok(self.publish(&checksums))
+        let checksums: Vec<u64> = checksums.iter().flat_map(AsRef::as_ref).copied().collect();
+        self.commit_flat(&checksums)
+    }
+
+    /// As [`commit`](Self::commit), with the values of each entry behind those of the entry before.
+    ///
+    /// # Errors
+    /// Those of [`commit`](Self::commit).
+    pub fn commit_flat(&mut self, checksums: &[u64]) -> Result<usize> {
+        self.check_lasts()?;
+        let mut state = self.shared.lock();
+        let (ranks, entries) = (state.ranks(), self.reservation.ids.len());
+        if checksums.len() != ranks * entries {
+            return Err(Error::InvalidArgument(format!(
+                "checksums: expected {ranks} for each of {entries} entries, found {}",
+                checksums.len()
+            )));
+        }
+        self.ended = true;
+        let checksums = checksums.chunks_exact(ranks).map(Some);
+        Ok(self.reservation.publish(&mut state, checksums))
     }
 
     /// As [`commit`](Self::commit), for bytes whose checksums nobody has computed: a load can't verify them.
@@ -154,13 +166,17 @@ impl WriteLease {
     /// the process has checksums. The lease goes on then.
     pub fn commit_without_checksums(&mut self) -> Result<usize> {
         self.check_lasts()?;
-        if !self.shared.lock().below.is_empty() {
+        let mut state = self.shared.lock();
+        if !state.below.is_empty() {
             return Err(Error::InvalidArgument(
                 "commit: expected checksums, since this cache has tiers below the host, found none"
                     .into(),
             ));
         }
-        Ok(self.publish(&vec![None; self.reservation.ids.len()]))
+        self.ended = true;
+        Ok(self
+            .reservation
+            .publish(&mut state, std::iter::repeat(None)))
     }
 
     fn check_lasts(&self) -> Result<()> {
@@ -172,16 +188,6 @@ impl WriteLease {
         Ok(())
     }
 
-    fn publish(&mut self, checksums: &[Option<&[u64]>]) -> usize {
-        self.ended = true;
-        let mut state = self.shared.lock();
-        let ids = self.reservation.ids.iter().copied();
-        let published = state.publish(ids.zip(checksums.iter().copied()));
-        state.tips.let_go(self.reservation.tip);
-        state.write_behind(std::mem::take(&mut self.reservation.held));
-        published
-    }
-
     /// Gives the room back; after the lease's end it does nothing.
     pub fn abort(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
@@ -190,6 +196,19 @@ impl WriteLease {
             state.tips.let_go(self.reservation.tip);
             state.release(&self.reservation.held);
         }
+    }
+}
+
+impl Reservation {
+    fn publish<'a>(
+        &mut self,
+        state: &mut State,
+        checksums: impl Iterator<Item = Option<&'a [u64]>>,
+    ) -> usize {
+        let published = state.publish(self.ids.iter().copied().zip(checksums));
+        state.tips.let_go(self.tip);
+        state.write_behind(std::mem::take(&mut self.held));
+        published
     }
 }
 

@@ -137,6 +137,8 @@ pub struct Run {
     pub position: Option<usize>,
     /// Leading blocks whose pages were offered to the cache.
     pub offered: usize,
+    /// Steps that go on from `position` and end before this many tokens complete nothing; 0 if each is looked at.
+    pub quiet_until: usize,
     /// Boundaries, in blocks, that get a checkpoint if there is a state.
     wanted: BTreeSet<usize>,
     /// Boundaries, in blocks, at which a step ended, ascending.
@@ -160,6 +162,16 @@ impl Run {
         };
     }
 
+    /// Whether a step over the tokens [start, end), in which nothing is handed over, is known to complete nothing; it
+    /// is noted then. A step that doesn't just go on from the one before is never.
+    pub fn passes(&mut self, start: usize, end: usize) -> bool {
+        let passes = end < self.quiet_until && self.position == Some(start);
+        if passes {
+            self.position = Some(end);
+        }
+        passes
+    }
+
     /// Notes a step over the tokens [start, end); how many are filled then, drafts apart.
     ///
     /// # Errors
@@ -178,6 +190,7 @@ impl Run {
             self.ends.clear();
             self.late = None;
         }
+        self.quiet_until = 0;
         self.position = Some(end);
         if end > start && end.is_multiple_of(rules.block_tokens) {
             self.ended_at(end / rules.block_tokens);
@@ -190,6 +203,20 @@ impl Run {
     /// # Errors
     /// As the engine's.
     pub fn step<R: Request>(
+        &mut self,
+        rules: &Rules,
+        (start, end): (usize, usize),
+        offers: &[Offer],
+        request: &R,
+    ) -> Result<Option<Plan>, R::Error> {
+        let plan = self.completed(rules, (start, end), offers, request)?;
+        if plan.is_none() {
+            self.quiet_until = self.next_due(rules, end, request)?;
+        }
+        Ok(plan)
+    }
+
+    fn completed<R: Request>(
         &mut self,
         rules: &Rules,
         (start, end): (usize, usize),
@@ -217,22 +244,21 @@ impl Run {
     }
 
     /// Where a run that has nothing left to store after `end` tokens may have again, if it only decodes until there;
-    /// none if that may be at once, or if its steps have to be looked at anyway.
-    ///
-    /// # Errors
-    /// As the engine's.
-    pub fn quiet_until<R: Request>(
+    /// 0 if that may be at once, or if its steps have to be looked at anyway.
+    fn next_due<R: Request>(
         &self,
         rules: &Rules,
         end: usize,
         request: &R,
-    ) -> Result<Option<usize>, R::Error> {
+    ) -> Result<usize, R::Error> {
         if rules.drafts || end < request.tokens()? {
-            return Ok(None);
+            return Ok(0);
         }
         let boundary = end / rules.block_tokens;
-        let is_known = boundary <= request.keys()?; // Otherwise its key is still to come.
-        Ok(is_known.then_some((boundary + 1) * rules.block_tokens))
+        if boundary > request.keys()? {
+            return Ok(0); // Its key is still to come.
+        }
+        Ok((boundary + 1) * rules.block_tokens)
     }
 
     /// All that the drafts that were accepted have completed, if that may be anything.
@@ -324,6 +350,7 @@ impl Run {
     /// Tokens from the block `first` on were taken back.
     pub fn take_back(&mut self, first: usize) {
         self.reports_from = 0;
+        self.quiet_until = 0;
         self.offered = self.offered.min(first);
     }
 
