@@ -90,8 +90,8 @@ class Instant(Engine):
             self.stores += len(metadata.stores)
             done: Any = WorkerMetadata(
                 {
-                    job.job: [Outcome(0, checksums=packed(range(len(job.entries))))]
-                    for job in metadata.stores
+                    job: [Outcome(0, checksums=packed(range(len(entries))))]
+                    for job, entries in metadata.stores.items()
                 }
             )
             if not self._reported:

@@ -83,6 +83,7 @@ from hybrid_pages._stubs.remote import (
 from hybrid_pages._stubs.steps import (
     Run,
     RunRules,
+    StepCalls,
     Stores,
 )
 from hybrid_pages._stubs.transfer import (
@@ -143,6 +144,7 @@ __all__ = [
     "RunRules",
     "Segment",
     "Span",
+    "StepCalls",
     "StoreEntries",
     "StoreLoad",
     "Stores",

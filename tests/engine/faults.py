@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,18 +46,12 @@ def _broken(owner: Callable[[Engine], Any], attribute: str, *methods: str) -> An
 @contextmanager
 def checksums_that_are_missing(engine: Engine) -> Iterator[None]:
     """Publishing raises after every rank has copied: a worker reports too few checksums."""
-    ended = engine.half.stores.ended
+    outcome = engine.worker._outcome
 
-    def short(outcomes: dict[int, list[Outcome]], *, trusted: bool) -> None:
-        ended(
-            {
-                job: [replace(each, checksums=b"short") for each in of_ranks]
-                for job, of_ranks in outcomes.items()
-            },
-            trusted=trusted,
-        )
+    def short(done: Any, reason: str) -> Outcome:
+        return outcome(done, reason)._replace(checksums=b"short")
 
-    with patched(engine.half.stores, "ended", short):
+    with patched(engine.worker, "_outcome", short):
         yield
 
 

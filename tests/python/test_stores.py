@@ -21,9 +21,37 @@ def rules(**options):
         **given,
         carries=lambda *_: False,
         processed=lambda request: request.num_computed_tokens,
-        pin=lambda pool, blocks: pool.pinned.extend(blocks),
-        unpin=lambda pool, blocks: [pool.pinned.remove(block) for block in blocks],
+        pin=lambda pool, blocks: pool.pin(blocks),
+        unpin=lambda pool, blocks: pool.unpin(blocks),
     )
+
+
+class Block:
+    def __init__(self):
+        self.ref_cnt = 1
+
+
+class Pool:
+    """Blocks that somebody holds, and those that are pinned beyond that."""
+
+    def __init__(self, count):
+        self.blocks = [Block() for _ in range(count)]
+        self.asked = []
+
+    def pin(self, blocks):
+        self.asked.append(len(blocks))
+        for block in blocks:
+            assert block.ref_cnt == 0
+            block.ref_cnt += 1
+
+    def unpin(self, blocks):
+        self.asked.append(-len(blocks))
+        for block in blocks:
+            block.ref_cnt -= 1
+
+    @property
+    def pinned(self):
+        return [number for number, block in enumerate(self.blocks) if block.ref_cnt > 1]
 
 
 class Engine:
@@ -33,7 +61,7 @@ class Engine:
         self.cache, self.namespace = make()
         columns = TableColumns(hybrid(), [(1, N, 1, 1, None), (0, N, 1, 1, None)])
         self.stores = Stores(hybrid(), self.cache, columns, rules(**options))
-        self.bound_pool = SimpleNamespace(blocks=list(range(20)), pinned=[])
+        self.pool = Pool(20)
         self.block_tables = {"a": [[1, 2, 3], [4, 5, 6]], "b": [[7, 8, 9], [10, 11, 12]]}
         self.said, self.begun = [], []
         self.requests = {name: self.request(name) for name in "ab"}
@@ -47,7 +75,7 @@ class Engine:
             block_hashes=list(keys(f"{name}12")),
         )
         run = Run(request, PrefixKeys(), self.namespace)
-        return SimpleNamespace(run=run, request=request, quiet_from=0, quiet_until=0)
+        return SimpleNamespace(run=run, request=request)
 
     def begins(self, tracked, start, tokens):
         self.begun.append((start, tokens))
@@ -67,11 +95,15 @@ class Engine:
     def not_published(self, job, error):
         self.said.append((job, str(error)))
 
-    def step(self, **scheduled):
-        jobs = self.stores.step(self, self.begins, self.requests, scheduled, {})
+    def not_in_flight(self, job):
+        self.said.append(("not in flight", job))
+
+    def step(self, offered=None, **scheduled):
+        state = SimpleNamespace(boundary_state_offloads=offered or {}, req_ids=set(scheduled))
+        jobs = self.stores.step(self, self.requests, scheduled, state, begins=self.begins)
         for name, tokens in scheduled.items():
             self.requests[name].request.num_computed_tokens += tokens
-        return [(tracked.request.request_id, job, len(entries)) for tracked, job, entries in jobs]
+        return {job: len(entries) for job, entries in jobs.items()}
 
     def ended(self, *outcomes, trusted=True):
         return self.stores.ended(self, {job: list(those) for job, *those in outcomes}, trusted)
@@ -83,7 +115,7 @@ class Engine:
     def free(self):
         """Whether nothing is pinned, reserved or in flight."""
         stats = self.cache.stats()
-        idle = not self.bound_pool.pinned and not len(self.stores)
+        idle = not self.pool.pinned and not len(self.stores)
         return idle and not stats["leased_slots"]
 
 
@@ -95,11 +127,14 @@ def outcome(entries, rank=0, **more):
 
 def test_a_step_stores_what_it_completes_of_each_request():
     engine = Engine()
-    assert engine.step(a=2 * N, b=N + 3) == [("a", 0, 3), ("b", 1, 1)]
-    assert sorted(engine.bound_pool.pinned) == [2, 4, 5, 10]
-    assert engine.ended((0, outcome(3)), (1, outcome(1))) == ([], 20, 1.0)
+    assert engine.step(a=2 * N, b=N + 3) == {0: 3, 1: 1}
+    assert sorted(engine.pool.pinned) == [2, 4, 5, 10]
+    assert not engine.stores.copied
+    engine.ended((0, outcome(3)), (1, outcome(1)))
+    assert engine.stores.copied and engine.stores.take_copied() == (20, 1.0)
+    assert not engine.stores.copied and engine.stores.take_copied() == (0, 0.0)
     assert engine.depth("a") == 2 and engine.depth("b") == 0
-    assert engine.step(b=2 * N - 3) == [("b", 2, 3)]
+    assert engine.step(b=2 * N - 3) == {2: 3}
     engine.ended((2, outcome(3)))
     assert engine.depth("b") == 3
     assert engine.free() and not engine.said
@@ -108,12 +143,12 @@ def test_a_step_stores_what_it_completes_of_each_request():
 def test_a_request_whose_plan_fails_costs_no_other():
     engine = Engine()
     del engine.block_tables["a"]
-    assert engine.step(a=N, b=N) == [("b", 0, 2)]
+    assert engine.step(a=N, b=N) == {0: 2}
     assert engine.said == [("a", KeyError)]
     engine.block_tables["a"] = [[1, 2, 3], [4, "x", 6]]
-    assert engine.step(a=N) == []
+    assert engine.step(a=N) == {}
     engine.block_tables["a"] = [[1, 2, 3], [4, 99, 6]]
-    assert engine.step(a=N) == []
+    assert engine.step(a=N) == {}
     assert [name for name, _ in engine.said] == ["a"] * 3
     engine.ended((0, outcome(2)))
     assert engine.depth("b") == 1 and engine.free()
@@ -121,11 +156,34 @@ def test_a_request_whose_plan_fails_costs_no_other():
 
 def test_pins_that_fail_leave_nothing_reserved():
     engine = Engine()
-    engine.bound_pool.pinned = None
-    assert engine.step(a=N) == []
-    engine.bound_pool.pinned = []
+    odd = engine.pool.blocks[1] = engine.pool.blocks[4]
+    del odd.ref_cnt
+    assert engine.step(a=N) == {}
+    odd.ref_cnt = 1
     assert engine.said == [("a", AttributeError)] and engine.free()
-    assert engine.step(a=N) == [("a", 0, 3)], "with what the failed one left"
+    assert engine.step(a=N) == {0: 3}, "with what the failed one left"
+
+
+def test_a_block_that_nobody_holds_is_pinned_and_let_go_by_the_pool():
+    engine = Engine()
+    free, held = (engine.pool.blocks[number] for number in engine.block_tables["a"][1][:2])
+    free.ref_cnt = 0
+    engine.step(a=2 * N)
+    assert engine.pool.asked == [1] and (free.ref_cnt, held.ref_cnt) == (1, 2)
+    held.ref_cnt -= 1  # its request has ended
+    engine.ended((0, outcome(3)))
+    assert engine.pool.asked == [1, -2], "which of them are free again is for the pool to know"
+    assert (free.ref_cnt, held.ref_cnt) == (0, 0)
+
+
+def test_a_pool_that_cannot_pin_leaves_blocks_as_they_were():
+    engine = Engine()
+    free, held = (engine.pool.blocks[number] for number in engine.block_tables["a"][1][:2])
+    free.ref_cnt = 0
+    engine.pool.pin = None
+    assert engine.step(a=2 * N) == {}
+    assert (free.ref_cnt, held.ref_cnt) == (0, 1)
+    assert engine.said == [("a", TypeError)] and engine.free()
 
 
 def test_whoever_wants_the_engine_to_end_is_not_held_up():
@@ -169,7 +227,8 @@ def test_whoever_wants_the_engine_to_end_is_not_held_up():
 def test_an_outcome_that_makes_no_sense_publishes_nothing(wrong):
     engine = Engine()
     engine.step(a=N)
-    assert engine.ended((0, wrong)) == ([], 0, 0.0)
+    engine.ended((0, wrong))
+    assert not engine.stores.copied
     assert [job for job, _ in engine.said] == [0]
     assert engine.depth("a") == 0 and engine.free()
 
@@ -177,12 +236,14 @@ def test_an_outcome_that_makes_no_sense_publishes_nothing(wrong):
 def test_jobs_and_ranks_that_nobody_knows():
     engine = Engine()
     engine.step(a=N)
-    assert engine.ended((7, outcome(2)))[0] == [7]
+    engine.ended((7, outcome(2)))
     engine.ended((0, outcome(2, rank=1)))
-    ((job, text),) = engine.said
+    unknown, (job, text) = engine.said
+    assert unknown == ("not in flight", 7)
     assert job == 0 and "rank: expected one below 1, found 1" in text
     assert engine.free(), "nobody knows what that rank has copied"
-    assert engine.ended((0, outcome(2)))[0] == [0], "it has ended"
+    engine.ended((0, outcome(2)))
+    assert engine.said[2:] == [("not in flight", 0)], "it has ended"
     assert engine.depth("a") == 0
 
 
@@ -202,9 +263,9 @@ def test_what_failed_or_is_void_is_not_published_nor_is_what_follows_it():
     engine = Engine()
     engine.step(a=N, b=N)
     engine.ended((0, outcome(2, error="torn", checksums=b"")))
-    engine.stores.void(lambda name, blocks: name == "b" and 10 in blocks)
+    engine.stores.void(lambda name, blocks: name == "b" and engine.pool.blocks[10] in blocks)
     engine.ended((1, outcome(2)))
-    assert engine.step(a=N) == []
+    assert engine.step(a=N) == {}
     assert engine.said == [(0, "torn", True), ("invalid", 2), ("orphan", 2)]
     assert engine.depth("a") == engine.depth("b") == 0 and engine.free()
 
@@ -228,16 +289,18 @@ def test_a_run_that_only_decodes_says_until_when():
     engine.step(a=3 * N)
     a.request.num_tokens += 1
     engine.step(a=1)
-    assert (a.quiet_from, a.quiet_until) == (3 * N + 1, 4 * N)
+    assert (a.run.position, a.run.quiet_until) == (3 * N + 1, 4 * N)
+    a.request.num_tokens += 1
+    engine.step(a=1)
+    assert (a.run.position, a.run.quiet_until) == (3 * N + 2, 4 * N)
+    assert engine.said == [] and len(engine.begun) == 1
 
 
 def test_a_hand_over_that_makes_no_sense_costs_only_itself():
     engine = Engine()
     run = engine.requests["a"].run
     for wrong in ([(0, "x", N)], [5], 7):
-        scheduled, offered = {"a": N}, {"a": wrong}
-        engine.stores.step(engine, engine.begins, engine.requests, scheduled, offered)
-        engine.requests["a"].request.num_computed_tokens += N
+        engine.step({"a": wrong}, a=N)
     assert run.position == 3 * N
     assert [name for name, _ in engine.said] == ["a"] * 3 and engine.free()
 
@@ -247,7 +310,7 @@ def test_engines_that_write_nothing_still_follow_runs():
     columns = TableColumns(hybrid(), [(1, N, 1, 1, None), (0, N, 1, 1, None)])
     engine = Engine()
     engine.stores = Stores(hybrid(), cache, columns, rules(), writes=False)
-    assert engine.step(a=2 * N) == []
+    assert engine.step(a=2 * N) == {}
     assert engine.requests["a"].run.position == 2 * N
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,7 +214,7 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.check_idle()
 
 
-@pytest.mark.parametrize("fault", ["tables", "touch", "checksums"])
+@pytest.mark.parametrize("fault", ["tables", "blocks", "checksums"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_store_that_raises_costs_only_the_store(
     fault: str,
@@ -225,13 +224,14 @@ def test_a_store_that_raises_costs_only_the_store(
 ) -> None:
     engine = start(ranks=ranks, batched_tokens=200)
     stores = engine.connector.scheduler.stores
-    if fault == "touch":
+    if fault == "blocks":
         monkeypatch.setattr(stores, "pool", Broken(stores.pool, fault))
     elif fault == "tables":
         broken = Broken(SimpleNamespace(tables=stores.tables), fault)
         monkeypatch.setattr(stores, "tables", lambda name: broken.tables(name))
     else:
-        monkeypatch.setattr(stores, "ended", without_a_checksum(stores.ended))
+        worker = engine.runners[0].connector.worker
+        monkeypatch.setattr(worker, "_outcome", without_a_checksum(worker._outcome))
     engine.generate(PROMPT)
     assert sum(failures(engine).values()) == 1
     monkeypatch.undo()
@@ -243,19 +243,15 @@ def test_a_store_that_raises_costs_only_the_store(
     engine.check_idle()
 
 
-def without_a_checksum(ended: Any) -> Any:
-    """The first outcomes of a job lack the checksum of an entry, so committing them raises."""
+def without_a_checksum(outcome: Any) -> Any:
+    """The first outcome lacks the checksum of an entry, so committing its job raises."""
     first = True
 
-    def wrong(outcomes: dict[int, list[Outcome]], *, trusted: bool) -> None:
+    def wrong(done: Any, reason: str) -> Outcome:
         nonlocal first
-        if first:
-            first = False
-            outcomes = {
-                job: [replace(each, checksums=each.checksums[8:]) for each in of_ranks]
-                for job, of_ranks in outcomes.items()
-            }
-        ended(outcomes, trusted=trusted)
+        found, cut = outcome(done, reason), 8 if first else 0
+        first = False
+        return found._replace(checksums=found.checksums[cut:])
 
     return wrong
 

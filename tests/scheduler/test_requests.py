@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -75,11 +76,9 @@ def test_without_pins_the_simulation_sees_wrong_bytes(
     start: StartEngine, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(blocks=40, extra=BACKGROUND)
-    pool = engine.connector.scheduler.stores.pool
-    unpinned = type("Unpinned", (), {"blocks": pool.blocks})()
-    monkeypatch.setattr(unpinned, "touch", lambda blocks: None, raising=False)
-    monkeypatch.setattr(unpinned, "free_blocks", lambda blocks: None, raising=False)
-    monkeypatch.setattr(engine.connector.scheduler.stores, "pool", unpinned)
+    stores = engine.connector.scheduler.stores
+    blocks = [SimpleNamespace(ref_cnt=1) for _ in stores.pool.blocks]  # of no use to vLLM
+    monkeypatch.setattr(stores, "pool", SimpleNamespace(blocks=blocks))
     prompt = tokens(6 * N + 1)
     crowd_out(engine, script, prompt)
     with pytest.raises(AssertionError, match="layer"):

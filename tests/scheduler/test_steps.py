@@ -1,4 +1,4 @@
-"""A step that completes nothing asks vLLM for nothing, and nothing is lost by that."""
+"""A usual step runs no Python, and one that completes nothing asks nothing; nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,51 +23,65 @@ def answer(engine: Engine) -> list[int]:
     return engine.depths(prompt + text)
 
 
-class Counting:
-    """A core that counts the steps that it is told of."""
-
-    def __init__(self, core: Any) -> None:
-        self._core, self.steps = core, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def __len__(self) -> int:
-        return len(self._core)
-
-    def step(self, *given: Any) -> Any:
-        self.steps += 1
-        return self._core.step(*given)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_decode_steps_between_boundaries_plan_nothing(
     asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(extra=ALL, async_scheduling=asynchronous)
-    core = Counting(engine.half.stores.core)
-    monkeypatch.setattr(engine.half.stores, "core", core)
+    stores, asked = engine.half.stores, list[str]()
+    tables = stores.tables
+
+    def noted(name: str) -> Any:
+        asked.append(name)
+        return tables(name)
+
+    monkeypatch.setattr(stores, "tables", noted)
     assert answer(engine) == list(range(1, BLOCKS + 1))
-    assert core.steps <= 4 * BLOCKS < engine.steps / 3
+    assert len(asked) <= 4 * BLOCKS < engine.steps / 3
 
 
-def test_a_boundary_that_a_step_passes_over_is_missed(
-    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_usual_steps_run_no_python_of_ours(
+    asynchronous: bool, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the test above would find if requests were left alone for too long."""
-    engine = start(extra=ALL)
-    stores, bumped = engine.half._steps.stores, set[int]()
+    """But what StepCalls can't answer: loads, and what is left of an ended request."""
+    engine = start(extra=ALL, async_scheduling=asynchronous)
+    engine.generate(tokens(N + 3), 1)
+    half, asked = engine.half, dict.fromkeys(("step", "reported"), 0)
 
-    def longer(output: Any) -> Any:
-        jobs = stores(output)
-        for tracked in engine.half._requests.values():
-            if tracked.quiet_until and tracked.quiet_until - 1 not in bumped:
-                bumped.add(tracked.quiet_until)
-                tracked.quiet_until += 1
-        return jobs
+    def counted(name: str) -> Any:
+        call = getattr(half, name)
 
-    monkeypatch.setattr(engine.half._steps, "stores", longer)
-    assert answer(engine) != list(range(1, BLOCKS + 1))
+        def noted(output: Any) -> Any:
+            asked[name] += 1
+            return call(output)
+
+        return noted
+
+    for name in asked:
+        monkeypatch.setattr(half, name, counted(name))
+    before = engine.steps
+    assert answer(engine) == list(range(1, BLOCKS + 1))
+    assert engine.steps - before > 4 * N
+    assert all(count < 10 for count in asked.values()), asked
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_python_plans_and_publishes_the_same(asynchronous: bool, start: StartEngine) -> None:
+    def ran(served: bool) -> Any:
+        engine = start(extra=ALL, async_scheduling=asynchronous)
+        if not served:
+            engine.half.calls.rest()
+        depths, text = answer(engine), engine.generate(tokens(4 * N + 5), 2 * N).tokens
+        assert engine.reset_prefix_cache()
+        restored = engine.generate(tokens(4 * N + 5) + text, 3).restored_tokens
+        counters = engine.half.stats()["counters"]
+        kept = {name: count for name, count in counters.items() if "seconds" not in name}
+        return depths, text, restored, kept
+
+    served = ran(True)
+    assert served[2] > 4 * N
+    assert served == ran(False)
 
 
 def test_a_hand_over_to_a_request_that_was_left_alone_is_told_where_it_is(
@@ -77,15 +91,16 @@ def test_a_hand_over_to_a_request_that_was_left_alone_is_told_where_it_is(
     engine = start(extra=ALL)
     result = engine.add(tokens(N + 3), (BLOCKS - 1) * N)
     name = result.request.request_id
-    while not (tracked := engine.half._requests.get(name)) or not tracked.quiet_until:
+    while not (tracked := engine.half._requests.get(name)) or not tracked.run.quiet_until:
         engine.step()
     for _ in range(3):
         engine.step()
-    assert tracked.quiet_until and tracked.run.position != result.request.num_computed_tokens
+    assert tracked.run.quiet_until
     state = SimpleNamespace(req_ids={name}, boundary_state_offloads={name: [(0, 1, N)]})
-    output: Any = SimpleNamespace(num_scheduled_tokens={}, kv_connector_block_state=state)
-    assert engine.half._steps.stores(output) == []
-    assert not tracked.quiet_until
+    output: Any = SimpleNamespace(
+        total_num_scheduled_tokens=1, num_scheduled_tokens={}, kv_connector_block_state=state
+    )
+    assert not engine.connector.build_connector_meta(output).stores
     assert tracked.run.position == result.request.num_computed_tokens
     engine.run()
     engine.check_idle()

@@ -89,7 +89,7 @@ def test_a_wave_that_never_comes_costs_a_recompute(
     result = engine.add(LONG)
     while not engine.half.loads._in_waves:
         engine.step()
-    (waves,) = engine.half.loads._in_flight.values()
+    (waves,) = engine.half.loads.in_flight.values()
     waves.restore.end()
     waves.restore = SimpleNamespace(progress=lambda: "waiting", end=lambda: None)
     now = 0.0

@@ -1,14 +1,12 @@
 """Steps of an engine, and stores of what they complete."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Literal, Protocol, TypeVar, final
 
 from hybrid_pages._stubs.cache import Cache, Hints, PrefixKeys, StoreEntries, TableColumns
 from hybrid_pages._stubs.geometry import Geometry
 
 class _Tracked(Protocol):
-    quiet_from: int
-    quiet_until: int
     @property
     def run(self) -> Run: ...
 
@@ -36,8 +34,15 @@ class Run:
     """Whether it has to be told of each step before that is planned."""
     offered_blocks: int
     """Leading blocks whose pages were offered to the cache."""
-    position: int | None
-    """Tokens after the last step planned in this run; None before the first."""
+    @property
+    def position(self) -> int | None:
+        """Tokens after the last step planned in this run; None before the first."""
+
+    @property
+    def quiet_until(self) -> int:
+        """Steps that go on from `position` and end before this many tokens complete nothing, unless
+        the engine hands something over in them; 0 if each is looked at."""
+
     def want(self, boundaries: Iterable[int]) -> None:
         """Add boundaries that get a checkpoint."""
 
@@ -88,10 +93,10 @@ class Stores:
     """Plans stores of what steps complete, and publishes what every rank has copied.
 
     `engine` stands for the engine's objects in every call: `tables(request_id)` gives block tables,
-    `bound_pool.blocks` is a list of all blocks, and `skipped(reason, entries)`,
-    `not_planned(tracked, error)`, `not_copied(outcome, first)` and `not_published(job, error)` take
-    notes. `read_keys(tracked)` is called where `known` says how many keys there are. What goes
-    wrong with one request or job is noted; anything else is raised.
+    `pool.blocks` is a list of all blocks, and `skipped(reason, entries)`,
+    `not_planned(tracked, error)`, `not_copied(outcome, first)`, `not_published(job, error)` and
+    `not_in_flight(job)` take notes. `read_keys(tracked)` is called where `known` says how many keys
+    there are. What goes wrong with one request or job is noted; anything else is raised.
     """
 
     def __new__(
@@ -111,29 +116,28 @@ class Stores:
     def step(
         self,
         engine: object,
-        begins: Callable[[_Request, int, int], None],
         requests: dict[str, _Request],
         scheduled: dict[str, int],
-        offered: dict[str, list[tuple[int, int, int]]],
-    ) -> list[tuple[_Request, int, StoreEntries]]:
-        """Plan what a step completes: jobs, each with its request, its number and its entries.
+        state: object,
+        *,
+        begins: Callable[[_Request, int, int], None],
+        planned: Callable[[_Request], None] | None = None,
+    ) -> dict[int, StoreEntries]:
+        """Plan what a step completes, and say what to copy, by job.
 
-        requests: those that are followed, by id. scheduled: tokens of the step by request. offered:
-        states that the engine hands over by request, each as its group, block and tokens. begins
-        is called before a step of a request that doesn't just go on, with its first token and how
-        many there are. Steps of a request that go on one behind the other from `quiet_from` tokens,
-        and end before `quiet_until`, need not be told, but then
-        `Run.position` has to be set before any other call with the request.
+        requests: those that are followed, by id. scheduled: tokens of the step by request. state:
+        has `boundary_state_offloads`, the states that the engine hands over by request, each as its
+        group, block and tokens, and `req_ids`, the requests that have blocks. begins is called
+        before a step of a request that doesn't just go on, with its first token and how many there
+        are, and planned with each request that gets a job.
         """
 
-    def report(
-        self, engine: object, tracked: _Request
-    ) -> tuple[_Request, int, StoreEntries] | None:
-        """Plan what accepted drafts have completed."""
+    def report(self, engine: object, tracked: _Request) -> tuple[int, StoreEntries] | None:
+        """Plan what accepted drafts have completed: a job, if that is anything."""
 
     def finish(
         self, engine: object, tracked: _Request, tables: Sequence[Sequence[object]]
-    ) -> tuple[_Request, int, StoreEntries] | None:
+    ) -> tuple[int, StoreEntries] | None:
         """Plan what is left of a request that has ended with these block tables."""
 
     def void(self, wrong: Callable[..., bool]) -> None:
@@ -142,12 +146,60 @@ class Stores:
     def drop_jobs(self, engine: object, jobs: Sequence[int]) -> None:
         """Give up jobs that no worker was told of."""
 
-    def ended(
-        self, engine: object, outcomes: dict[int, list[_Outcome]], trusted: bool
-    ) -> tuple[list[int], int, float]:
+    def ended(self, engine: object, outcomes: dict[int, list[_Outcome]], trusted: bool) -> None:
         """Take ranks' outcomes by job, and publish, if `trusted`, what all of them have copied.
 
         An outcome has `rank`, `error`, `nbytes`, `seconds` and `checksums`: eight bytes of each
-        entry, in the machine's order, or none. Returns the jobs that are not in flight, and
-        bytes and seconds of what was published.
+        entry, in the machine's order, or none.
         """
+
+    @property
+    def copied(self) -> bool:
+        """Whether bytes were published since `take_copied`."""
+
+    def take_copied(self) -> tuple[int, float]:
+        """Bytes that were published since the last call, and the seconds that copies of them took,
+        summed over ranks."""
+
+@final
+class StepCalls:
+    """What vLLM calls in every step of a connector, answered without Python where that has nothing
+    to do.
+
+    `half` has the same methods, and `take_stats()` for `stats`. It is asked where it has something
+    to do, and always before `serve`. requests, arrived: those that are followed, and those that
+    have come; both are empty while nothing is under way.
+    """
+
+    def __new__(
+        cls, half: object, requests: dict[str, _Request], arrived: set[str]
+    ) -> StepCalls: ...
+    def serve(
+        self,
+        stores: Stores,
+        engine: object,
+        *,
+        begins: Callable[[_Request, int, int], None],
+        planned: Callable[[_Request], None] | None,
+        waiting: tuple[Sized, ...],
+        metadata: Callable[[dict[int, StoreEntries]], object],
+        outcomes: type,
+    ) -> None:
+        """Answer from now on, unless one of `waiting` has something in it; later calls do nothing.
+
+        engine, begins, planned: as of `Stores.step`. metadata makes what goes to the workers of
+        jobs. outcomes: the class of what they send, with `stores` as of `Stores.ended`, and
+        `loads`, `reports` and `ready`, which Python takes.
+        """
+
+    def rest(self) -> None:
+        """Ask `half` about everything again, for good."""
+
+    def step(self, scheduler_output: object) -> object:
+        """The metadata of a step, of which vLLM says what it schedules."""
+
+    def reported(self, connector_output: object) -> None:
+        """Publish what the workers have copied, and take what else they say."""
+
+    def stats(self) -> object | None:
+        """Figures, once a second, and whenever nothing is under way."""

@@ -118,9 +118,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             if type(self) is HybridPagesConnector:
                 # Each step calls these, and a detour costs more than one would think: the forward
                 # pass leaves little in the processor's caches.
-                self.build_connector_meta = half.step  # type: ignore[method-assign]
-                self.update_connector_output = half.reported  # type: ignore[method-assign]
-                self.take_events = half.take_events  # type: ignore[method-assign]
+                self.build_connector_meta = half.calls.step  # type: ignore[method-assign]
+                self.update_connector_output = half.calls.reported  # type: ignore[method-assign]
+                self.get_kv_connector_stats = half.calls.stats  # type: ignore[method-assign]
+                # Without events, an empty tuple.
+                self.take_events = half.take_events if events else tuple  # type: ignore[method-assign]
         else:
             alone = versions.is_outermost(transfer)
             self.worker = WorkerHalf(settings, vllm_config, kv_cache_config, alone=alone)
@@ -141,7 +143,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Figures of the scheduler half; the workers report to it."""
-        return self.scheduler.take_stats() if self.scheduler is not None else None
+        return self.scheduler.calls.stats() if self.scheduler is not None else None
 
     @classmethod
     def build_kv_connector_stats(
@@ -293,11 +295,11 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         """This step's stores and loads."""
-        return (self.scheduler or self._scheduler()).step(scheduler_output)
+        return self._scheduler().calls.step(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Publishes what every rank has copied, unless it was copied from invalid blocks."""
-        (self.scheduler or self._scheduler()).reported(connector_output)
+        self._scheduler().calls.reported(connector_output)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -322,7 +324,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> "Iterable[KVCacheEvent]":
         """Blocks that a prompt could be resumed behind, and those that it no longer could."""
-        return (self.scheduler or self._scheduler()).take_events()
+        return self._scheduler().take_events()
 
     def reset_cache(self) -> bool | None:
         """Forgets every page and checkpoint."""

@@ -30,33 +30,28 @@ class InvalidBlocks:
 
     def __init__(self, grid: BlockGrid, epochs: Epochs) -> None:
         self.grid, self.epochs = grid, epochs
-        self._ended: list[tuple[str, Tables, int]] = []
-        """Blocks of requests that have ended, and updates until no report can name them."""
-        self._updates = 0
+        self.due: list[tuple[str | None, Tables, int]] = []
+        """Requests that have ended, with their blocks, and updates until no report can name these;
+        None while a load may still be reported as failed."""
 
     @property
     def expected(self) -> bool:
         """Whether a load of another connector may still be reported as failed."""
-        return self._updates > 0
-
-    @property
-    def follows(self) -> bool:
-        """Whether there is anything for :meth:`updated` to count."""
-        return self._updates > 0 or bool(self._ended)
+        return any(name is None for name, _, _ in self.due)
 
     def expect(self) -> None:
         """A request has gone on from what another connector said it would load."""
-        self._updates = versions.STEPS_IN_FLIGHT
+        self.due[:] = [each for each in self.due if each[0] is not None]
+        self.due.append((None, (), versions.STEPS_IN_FLIGHT))
 
     def updated(self) -> None:
         """The report of a step has come."""
-        self._updates = max(0, self._updates - 1)
-        self._ended = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
+        self.due[:] = [(name, held, left - 1) for name, held, left in self.due if left > 1]
 
     def ended(self, request_id: str, tables: Tables) -> None:
         """A request ended with these blocks."""
         if self.expected:
-            self._ended.append((request_id, tables, versions.STEPS_IN_FLIGHT))
+            self.due.append((request_id, tables, versions.STEPS_IN_FLIGHT))
 
     def follow(
         self,
@@ -75,7 +70,7 @@ class InvalidBlocks:
             pool: vLLM's block pool, whose prefix cache loses the blocks.
             stores: stores under way, some of which may copy such blocks.
         """
-        ended = {request_id: held for request_id, held, _ in self._ended}
+        ended = {name: held for name, held, _ in self.due if name is not None}
         wrong, firsts = spread(blocks, {**ended, **tables}, self.grid.table_tokens)
         if pool is not None:
             versions.forget_blocks(pool, wrong)

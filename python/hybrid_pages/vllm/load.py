@@ -78,7 +78,8 @@ class Loads:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.below = Below(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
-        self._in_flight: dict[str, _Load] = {}
+        self.in_flight: dict[str, _Load] = {}
+        """Loads that were planned and have not ended, by request."""
         self._in_waves: set[str] = set()
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []
@@ -87,11 +88,6 @@ class Loads:
     def wait_seconds(self) -> float:
         """How long a request waits for tiers below."""
         return self.below.wait_seconds
-
-    @property
-    def in_flight(self) -> Iterable[str]:
-        """Requests that are being loaded."""
-        return self._in_flight
 
     def match(self, tracked: Tracked, local_tokens: int) -> int | None:
         """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
@@ -140,7 +136,7 @@ class Loads:
             load.end_restore()
             return
         name = request.request_id
-        self._in_flight[name] = load
+        self.in_flight[name] = load
         try:
             local = tracked.lookup.local if tracked and tracked.lookup else 0
             load.end = local + n
@@ -188,7 +184,7 @@ class Loads:
     def _advance(self) -> None:
         """Plans the next wave of each load that has one and is not copying."""
         for name in sorted(self._in_waves):
-            load = self._in_flight[name]
+            load = self.in_flight[name]
             restore = load.restore
             if restore is None:
                 self._in_waves.discard(name)
@@ -294,7 +290,7 @@ class Loads:
                     outcome.rank,
                     outcome.error,
                 )
-        load = self._in_flight.get(request_id)
+        load = self.in_flight.get(request_id)
         if failed:
             self._fail(request_id, tracked, failed[0].reason)
         if load is None:
@@ -313,7 +309,7 @@ class Loads:
         Returns:
             Whether it failed on some rank.
         """
-        load = self._in_flight.pop(request_id, None)
+        load = self.in_flight.pop(request_id, None)
         if load is not None:
             load.release()
             load.end_restore()

@@ -1,7 +1,7 @@
 """Messages between the scheduler half and the worker halves; all of them pickle."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,13 +40,6 @@ class Report(KVConnectorHandshakeMetadata):
     """Slots, from the first on, whose memory was ready when it was handed over."""
 
 
-class StoreJob(NamedTuple):
-    """Entries to copy out of the engine and publish together."""
-
-    job: int
-    entries: StoreEntries
-
-
 class LoadJob(NamedTuple):
     """Entries to copy into the blocks of a waiting request: all, or one wave of them."""
 
@@ -64,14 +57,14 @@ class StepMetadata(KVConnectorMetadata):
 
     half: str | None = None
     """Names the scheduler half that planned it; None if that has no cache."""
-    stores: list[StoreJob] = field(default_factory=list)
-    loads: list[LoadJob] = field(default_factory=list)
+    stores: dict[int, StoreEntries] = field(default_factory=dict)
+    """Entries to copy out of the engine and publish together, by job."""
+    loads: Sequence[LoadJob] = ()
     idle: bool = False
     """No tokens run in this step, so waiting for a copy delays no request."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The end of one rank's copies of one job."""
 
     rank: int

@@ -3,9 +3,11 @@
 import time
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybrid_pages import StepCalls
 from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.remote import close_remote
@@ -16,7 +18,7 @@ from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.here import worker_here
 from hybrid_pages.vllm.invalid import InvalidBlocks
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
+from hybrid_pages.vllm.messages import Report, StepMetadata, WorkerMetadata
 from hybrid_pages.vllm.metrics import HybridPagesStats
 from hybrid_pages.vllm.pace import Pace
 from hybrid_pages.vllm.recording import Recording
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-
-_STATS_SECONDS = 1.0
-"""A busy engine's figures go out so often: gathering them in every step would cost each one."""
 
 
 class SchedulerHalf(Connection):
@@ -54,8 +52,8 @@ class SchedulerHalf(Connection):
         self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self, self._requests, self.epochs, self._invalid)
         self._speculates = engine.grid.drafts > 0 and engine.stores
-        self._stats_from = 0.0
-        """When figures go out again, on the monotonic clock, if the engine is busy until then."""
+        self.calls = StepCalls(self, self._requests, self._arrived)
+        """What vLLM calls in every step; it asks this object where there is something to do."""
         self._recording: Recording | None = None
         if settings.trace_dir:
             grid = engine.grid
@@ -67,6 +65,21 @@ class SchedulerHalf(Connection):
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
         super().bind_pool(pool)
         self.epochs.bind(pool)
+
+    def confirm(self, reports: Iterable[Report]) -> None:
+        """As of :class:`~hybrid_pages.vllm.connection.Connection`."""
+        super().confirm(reports)
+        # Otherwise each step is looked at here.
+        if self.agreement.geometry is not None and self.pace is None and not self.grid.drafts:
+            self.calls.serve(
+                self.stores.core,
+                self.stores,
+                begins=self._steps.begins,
+                planned=None if self.events is None else self.events.note,
+                waiting=(self.loads.in_flight, self.stores.unsent, self._invalid.due),
+                metadata=partial(StepMetadata, self.name),
+                outcomes=WorkerMetadata,
+            )
 
     # ---- a step, in vLLM's order of calls
 
@@ -144,17 +157,16 @@ class SchedulerHalf(Connection):
 
     def step(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions."""
-        if not self.serving:
+        if not self.connected or self.stopped:
             # Of a cache that was stopped: loads between two waves end as failed.
             loads = self.loads.take_planned() if self.connected else []
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
-        if self.epochs.engine_was_reset():
-            self._engine_was_reset()
         if self.pace is not None:
             self._note_pace(scheduler_output, self.pace)
-        stores, loads = self._steps.stores(scheduler_output), self.loads.take_planned()
+        stores = self._steps.stores(scheduler_output)
+        loads = self.loads.take_planned() if self.loads.in_flight else []
         if self.stores.unsent:
-            stores, self.stores.unsent = stores + self.stores.unsent, []
+            stores |= self.stores.take_unsent()
         idle = not scheduler_output.total_num_scheduled_tokens
         if not (stores or loads or idle):
             return self._no_copies
@@ -176,7 +188,7 @@ class SchedulerHalf(Connection):
         """The report of a step has come, with what the workers say, and requests that got loads."""
         if connector_output.invalid_block_ids:
             self.invalid(connector_output.invalid_block_ids)
-        if self._invalid.follows:
+        if self._invalid.due:
             self._invalid.updated()
         if self._speculates and self.serving:
             self._steps.reported()
@@ -190,7 +202,6 @@ class SchedulerHalf(Connection):
     def _keys(self, tracked: Tracked) -> int | None:
         """How many keys a request has of what it has computed in this run."""
         n = self.grid.block_tokens
-        tracked.wake()
         position = tracked.run.position
         return None if position is None else position // n * self.grid.stride
 
@@ -220,6 +231,7 @@ class SchedulerHalf(Connection):
     def _stop(self, error: Exception) -> None:
         """Stores and loads nothing from now on: the workers are not as planned."""
         self.stopped = True
+        self.calls.rest()
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
         self.figures.count("failures", label="geometry")
         if self.connected:
@@ -293,8 +305,7 @@ class SchedulerHalf(Connection):
         if worker is None:
             return
         try:
-            unsent, self.stores.unsent = self.stores.unsent, []
-            step = StepMetadata(half=self.name, stores=unsent)
+            step = StepMetadata(half=self.name, stores=self.stores.take_unsent())
             self._ended(worker.end_stores(step))
         except Exception:
             logger.exception("the stores of an idle engine could not be ended")
@@ -343,20 +354,16 @@ class SchedulerHalf(Connection):
         return self.figures.snapshot()
 
     def take_stats(self) -> HybridPagesStats | None:
-        """Counters since they were last taken and gauges of now, once a second, and at once when
-        nothing is under way; None if nothing was counted."""
-        if not self.figures.interval:
+        """Counters since they were last taken and gauges of now; None if nothing was counted."""
+        if not self.figures.interval and not (self.connected and self.stores.core.copied):
             return None
-        now = time.monotonic()
-        if now < self._stats_from and (self._requests or self._arrived or self.storing):
-            return None
-        self._stats_from = now + _STATS_SECONDS
         self._observe()
         return self.figures.take()
 
     def _observe(self) -> None:
         if not self.connected:
             return
+        self.stores.count()
         self.figures.observe(self.cache.stats())
         tiers = {str(tier["name"]): tier for tier in self.cache.tiers()}
         if self.disk is not None:

@@ -1,16 +1,15 @@
 """Steps of the engine: what is unusual about one, and the stores of what it completes."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hybrid_pages import StoreEntries
 from hybrid_pages.vllm.connection import Connection
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.invalid import InvalidBlocks
-from hybrid_pages.vllm.messages import StoreJob
 from hybrid_pages.vllm.tracking import Tracked
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 
 class Steps:
@@ -35,36 +34,22 @@ class Steps:
         self._drafted = True
         """Whether this step computes its draft layers, if there are any."""
 
-    def stores(self, output: "SchedulerOutput") -> list[StoreJob]:
-        """The stores of everything that a step completes."""
+    def stores(self, output: "SchedulerOutput") -> dict[int, StoreEntries]:
+        """The stores of everything that a step completes, by job."""
         half, state = self.half, output.kv_connector_block_state
         if state is None:
-            return []
-        requests, offers, scheduled = self.requests, state.boundary_state_offloads, dict[str, int]()
-        for request_id, new_tokens in output.num_scheduled_tokens.items():
-            tracked = requests.get(request_id)
-            if tracked is None:
-                continue
-            start = tracked.request.num_computed_tokens
-            end, goes_on = start + new_tokens, start == tracked.quiet_from
-            if end < tracked.quiet_until and goes_on and request_id not in offers:
-                tracked.quiet_from = end
-            else:
-                tracked.wake()
-                scheduled[request_id] = new_tokens
-        if not (scheduled or offers):
-            return []
+            return {}
+        scheduled = output.num_scheduled_tokens
         if self.grid.drafter_tokens is not None:
             self._drafted = self._is_drafted(scheduled, self.grid.drafter_tokens)
-        handed_over = dict(_present(state, scheduled)) if offers else {}
-        for request_id in handed_over:
-            if (tracked := requests.get(request_id)) is not None:
-                tracked.wake()
-        planned = half.stores.core.step(half.stores, self._begins, requests, scheduled, handed_over)
-        if half.events is not None:
-            for tracked, _, _ in planned:
-                half.events.note(tracked)
-        return [StoreJob(job, entries) for _, job, entries in planned]
+        return half.stores.core.step(
+            half.stores,
+            self.requests,
+            scheduled,
+            state,
+            begins=self.begins,
+            planned=None if half.events is None else half.events.note,
+        )
 
     def _is_drafted(self, scheduled: dict[str, int], longest: int) -> bool:
         """The worker leaves the draft layers out of a step, for all of its requests, if one of them
@@ -75,7 +60,7 @@ class Steps:
             if (tracked := self.requests.get(request_id)) is not None
         )
 
-    def _begins(self, tracked: Tracked, start: int, new_tokens: int) -> None:
+    def begins(self, tracked: Tracked, start: int, new_tokens: int) -> None:
         """A step of a request does not just go on from the one before: a run begins, tokens were
         taken back, it may have to end at a stop, or some of its tokens may be drafts."""
         half, position = self.half, tracked.run.position
@@ -146,12 +131,3 @@ class Steps:
             else:
                 if planned and half.events is not None:
                     half.events.note(tracked)
-
-
-def _present(
-    state: "KVConnectorBlockState", scheduled: dict[str, int]
-) -> "Iterator[tuple[str, list[tuple[int, int, int]]]]":
-    """What is handed over of requests that have blocks."""
-    for request_id, offered in state.boundary_state_offloads.items():
-        if request_id in scheduled or request_id in state.req_ids:
-            yield request_id, offered

@@ -6,15 +6,15 @@ with a call a step and a call a report; what it asks and says of an engine goes 
 """
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry
+from hybrid_pages import Cache, Geometry, StoreEntries
 from hybrid_pages import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
-from hybrid_pages.vllm.messages import Outcome, StoreJob
+from hybrid_pages.vllm.messages import Outcome
 from hybrid_pages.vllm.metrics import Figures
 from hybrid_pages.vllm.settings import CheckpointMode
 from hybrid_pages.vllm.tracking import Tracked
@@ -62,7 +62,7 @@ class Stores:
         for this step only."""
         self.pool: BlockPool | None = None
         """vLLM's block pool."""
-        self.unsent: list[StoreJob] = []
+        self.unsent: dict[int, StoreEntries] = {}
         """Jobs of requests that have ended, for the next step's metadata."""
 
     def __len__(self) -> int:
@@ -86,24 +86,16 @@ class Stores:
 
         The job goes with the next step.
         """
-        tracked.wake()
         if not self.keys.changed(tracked):
             self._add(self.core.finish(self, tracked, tables))
 
-    def _add(self, planned: tuple[Tracked, int, Any] | None) -> bool:
+    def _add(self, planned: tuple[int, StoreEntries] | None) -> bool:
         if planned is not None:
-            _, job, entries = planned
-            self.unsent.append(StoreJob(job, entries))
+            job, entries = planned
+            self.unsent[job] = entries
         return planned is not None
 
     # ---- what the core asks and says meanwhile
-
-    @property
-    def bound_pool(self) -> "BlockPool":
-        """vLLM's block pool, where one is needed."""
-        if self.pool is None:
-            raise EngineError("vLLM bound no block pool: expected bind_gpu_block_pool at start")
-        return self.pool
 
     def read_keys(self, tracked: Tracked) -> None:
         """Brings the keys of a request up to date, where they are not vLLM's own."""
@@ -125,6 +117,11 @@ class Stores:
         if first:
             self.figures.count("failures", label=outcome.reason)
 
+    def not_in_flight(self, job: int) -> None:
+        """A worker has reported a job that it was not given, or had ended."""
+        logger.error("a worker reported store %d, which is not in flight", job)
+        self.figures.count("failures", label="worker_metadata")
+
     def not_published(self, job: int, error: Exception) -> None:
         """What every rank has copied could not be published."""
         logger.error("publishing store %d failed", job, exc_info=error)
@@ -141,10 +138,15 @@ class Stores:
 
         self.core.void(is_wrong)
 
+    def take_unsent(self) -> dict[int, StoreEntries]:
+        """The jobs for the next step's metadata, which are sent with it."""
+        taken = self.unsent.copy()
+        self.unsent.clear()
+        return taken
+
     def drop_unsent(self) -> None:
         """Drops the jobs that were not sent to the workers."""
-        unsent, self.unsent = self.unsent, []
-        self.core.drop_jobs(self, [job.job for job in unsent])
+        self.core.drop_jobs(self, list(self.take_unsent()))
 
     def ended(self, outcomes: dict[int, list[Outcome]], *, trusted: bool = True) -> None:
         """Takes ranks' outcomes, by job; publishes the jobs that all of them have copied.
@@ -153,9 +155,10 @@ class Stores:
             outcomes: by job, of one or more ranks.
             trusted: whether every rank has what the scheduler planned.
         """
-        unknown, nbytes, seconds = self.core.ended(self, outcomes, trusted)
+        self.core.ended(self, outcomes, trusted)
+
+    def count(self) -> None:
+        """Brings what was copied and published into the figures."""
+        nbytes, seconds = self.core.take_copied()
         if nbytes:
             self.figures.stored(nbytes, seconds)
-        for job in unknown:
-            logger.error("a worker reported store %d, which is not in flight", job)
-            self.figures.count("failures", label="worker_metadata")

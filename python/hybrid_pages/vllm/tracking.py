@@ -47,11 +47,6 @@ class Tracked:
     request: "Request"
     keys: PrefixKeys
     """Those that were read: see :mod:`hybrid_pages.vllm.keys`."""
-    quiet_from: int = 0
-    """Where the last step ended of a request that only decodes; see :attr:`quiet_until`."""
-    quiet_until: int = 0
-    """Steps that go on from ``quiet_from`` and end before this many tokens complete nothing, and
-    its run is not told of them; 0 if it is told of each."""
     lease: ReadLease | None = None
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     restore: Restore | None = None
@@ -116,15 +111,10 @@ class Tracked:
             self.run.want(stops)
             self.run.steered = True
 
-    def wake(self) -> None:
-        """Tells its run of the steps that it was not told of."""
-        if self.quiet_until:
-            self.quiet_until, self.run.position = 0, self.quiet_from
-
     def restart(self) -> None:
         """Forgets all that was known of the request's blocks: the engine has freed them."""
         self.run.restart()
-        self.loaded = self.quiet_until = 0
+        self.loaded = 0
         self.spoiled = False
 
     def drop_lease(self) -> None:

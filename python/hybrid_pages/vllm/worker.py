@@ -35,7 +35,6 @@ from hybrid_pages.vllm.messages import (
     Outcome,
     Report,
     StepMetadata,
-    StoreJob,
     WorkerMetadata,
     packed,
 )
@@ -271,12 +270,12 @@ class WorkerHalf:
 
     def start_stores(self, step: StepMetadata) -> None:
         """Starts this step's stores, after its forward pass."""
-        for job in step.stores:
+        for job, entries in step.stores.items():
             try:
-                self._stores[self._submit_store(job)] = job.job
+                self._stores[self._open().store(entries)] = job
             except Exception as error:
-                logger.exception("store %d could not start", job.job)
-                self._end_store(job.job, Outcome(self.rank, str(error), "store_start"))
+                logger.exception("store %d could not start", job)
+                self._end_store(job, Outcome(self.rank, str(error), "store_start"))
         if self._stores_end_with_the_step:
             self._wait_for_stores()
 
@@ -284,9 +283,6 @@ class WorkerHalf:
         if self.engine is not None:
             for ticket in self._stores:
                 self.engine.wait(ticket)
-
-    def _submit_store(self, job: StoreJob) -> int:
-        return self._open().store(job.entries)
 
     @property
     def _stores_end_with_the_step(self) -> bool:

@@ -3,6 +3,7 @@
 mod arena;
 mod arrays;
 mod cache;
+mod calls;
 mod changes;
 mod cuda;
 mod disk;
@@ -19,6 +20,7 @@ mod layer;
 mod lease;
 mod mooncake;
 mod number;
+mod pins;
 #[cfg(feature = "remote")]
 mod remote;
 mod replay;
@@ -66,6 +68,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     cache::register(m)?;
     run::register(m)?;
     steps::register(m)?;
+    calls::register(m)?;
     changes::register(m)?;
     replay::register(m)?;
     fleet::register(m)?;

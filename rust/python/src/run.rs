@@ -54,9 +54,9 @@ impl PyRun {
         self.inner.position
     }
 
-    #[setter]
-    fn set_position(&mut self, tokens: Option<Whole>) {
-        self.inner.position = tokens.map(|Whole(tokens)| tokens);
+    #[getter]
+    fn quiet_until(&self) -> usize {
+        self.inner.quiet_until
     }
 
     #[getter]
@@ -281,12 +281,27 @@ impl Request for Asked<'_, '_> {
         let Some(index) = index.filter(|&index| index < hashes.len()) else {
             return Ok(false);
         };
-        let pool = self.stores.getattr(intern!(py, "bound_pool"))?;
-        let block = pool.getattr(intern!(py, "blocks"))?.get_item(block)?;
+        let block = blocks_of(&pool_of(self.stores)?)?.get_item(block as usize)?;
         let tokens = boundary * self.rules.inner.block_tokens;
         let given = (block, hashes.get_item(index)?, table, tokens);
         self.rules.carries.bind(py).call1(given)?.is_truthy()
     }
+}
+
+/// The engine's block pool.
+pub fn pool_of<'py>(stores: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let pool = stores.getattr(intern!(stores.py(), "pool"))?;
+    if pool.is_none() {
+        return Err(to_py(Error::InvalidArgument(
+            "pool: expected the engine's block pool, found none: the engine has bound none at start".into(),
+        )));
+    }
+    Ok(pool)
+}
+
+/// All blocks of a pool.
+pub fn blocks_of<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    Ok(pool.getattr(intern!(pool.py(), "blocks"))?.cast_into()?)
 }
 
 /// What an engine hands over: its group, its block, and how many tokens the state includes.

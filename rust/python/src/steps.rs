@@ -18,12 +18,27 @@ use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::lease::left_out;
 use crate::number::{Whole, whole};
-use crate::run::{Asked, PyRules, PyRun, offers};
+use crate::pins::{pin, unpin};
+use crate::run::{Asked, PyRules, PyRun, blocks_of, offers, pool_of};
 use crate::stores::PyStoreEntries;
 use crate::tables::PyTableColumns;
 
-/// Whose it is, its number, and what it copies.
-type Job = (Py<PyAny>, usize, Py<PyStoreEntries>);
+/// Its number, and what it copies.
+type Job = (usize, Py<PyStoreEntries>);
+
+/// A step of the engine, as it says itself.
+pub struct Step<'a, 'py> {
+    /// Those that are followed, by name.
+    pub requests: &'a Bound<'py, PyDict>,
+    /// Tokens of the requests that run in it.
+    pub scheduled: &'a Bound<'py, PyDict>,
+    /// What has states that it hands over, by request, and the requests that have blocks.
+    pub state: &'a Bound<'py, PyAny>,
+    /// Called before a step of a request that doesn't just go on.
+    pub begins: &'a Bound<'py, PyAny>,
+    /// Called with each request of which something is stored.
+    pub planned: Option<&'a Bound<'py, PyAny>>,
+}
 
 /// Entries on their way out of the engine.
 struct Store {
@@ -57,6 +72,8 @@ pub struct PyStores {
 struct InFlight {
     stores: BTreeMap<usize, Store>,
     next: usize,
+    /// Bytes of what was published, and seconds that copies of it took on all ranks, since they were last taken.
+    copied: (usize, f64),
 }
 
 #[pymethods]
@@ -101,23 +118,29 @@ impl PyStores {
         self.lock().stores.len()
     }
 
-    /// What a step completes of each request.
+    /// What a step completes of each request, by job.
+    #[pyo3(
+        signature = (engine, requests, scheduled, state, *, begins, planned = None),
+        text_signature = "($self, engine, requests, scheduled, state, *, begins, planned=None)"
+    )]
     fn step<'py>(
         &self,
         engine: &Bound<'py, PyAny>,
-        begins: &Bound<'py, PyAny>,
         requests: &Bound<'py, PyDict>,
         scheduled: &Bound<'py, PyDict>,
-        offered: &Bound<'py, PyDict>,
-    ) -> PyResult<Vec<Job>> {
-        let mut jobs = Vec::new();
-        let planned = self.plan_all(engine, begins, requests, (scheduled, offered), &mut jobs);
-        if planned.is_err() {
-            // Nobody will hear of them.
-            let numbers = jobs.iter().map(|&(_, job, _)| Whole(job)).collect();
-            self.drop_jobs(engine, numbers)?;
-        }
-        planned.map(|()| jobs)
+        state: &Bound<'py, PyAny>,
+        begins: &Bound<'py, PyAny>,
+        planned: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let step = Step {
+            requests,
+            scheduled,
+            state,
+            begins,
+            planned,
+        };
+        let jobs = self.plan_step(engine, &step)?;
+        Ok(jobs.unwrap_or_else(|| PyDict::new(engine.py())))
     }
 
     /// What accepted drafts have completed.
@@ -177,46 +200,52 @@ impl PyStores {
         Ok(())
     }
 
-    /// Takes ranks' outcomes, by job, and publishes what all of them have copied. Returns the jobs that are not in
-    /// flight, and the bytes and seconds of what was published.
-    fn ended(
+    /// Takes ranks' outcomes, by job, and publishes what all of them have copied.
+    pub fn ended(
         &self,
         engine: &Bound<'_, PyAny>,
         outcomes: &Bound<'_, PyDict>,
         trusted: bool,
-    ) -> PyResult<(Vec<usize>, usize, f64)> {
+    ) -> PyResult<()> {
         let py = engine.py();
-        let (mut unknown, mut bytes, mut seconds) = (Vec::new(), 0, 0.0);
         for (job, outcomes) in outcomes {
             let job = whole(&job)?;
             if !self.lock().stores.contains_key(&job) {
-                unknown.push(job);
+                engine.call_method1(intern!(py, "not_in_flight"), (job,))?;
                 continue;
             }
             let ended = match self.note(job, &outcomes) {
                 Ok(Some(mut store)) => self.end(engine, &mut store, trusted),
-                Ok(None) => Ok((0, 0.0)),
+                Ok(None) => Ok(()),
                 Err(error) => {
                     self.drop_jobs(engine, vec![Whole(job)])?;
                     Err(error)
                 }
             };
-            match ended {
-                Ok(copied) => {
-                    bytes += copied.0;
-                    seconds += copied.1;
-                }
-                Err(error) => {
-                    let error = caught(py, error)?;
-                    engine.call_method1(intern!(py, "not_published"), (job, error))?;
-                }
+            if let Err(error) = ended {
+                let error = caught(py, error)?;
+                engine.call_method1(intern!(py, "not_published"), (job, error))?;
             }
         }
-        Ok((unknown, bytes, seconds))
+        Ok(())
+    }
+
+    #[getter]
+    fn copied(&self) -> bool {
+        self.lock().copied.0 > 0
+    }
+
+    fn take_copied(&self) -> (usize, f64) {
+        std::mem::take(&mut self.lock().copied)
     }
 }
 
 impl PyStores {
+    /// Whether none is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.lock().stores.is_empty()
+    }
+
     fn lock(&self) -> MutexGuard<'_, InFlight> {
         self.in_flight
             .lock()
@@ -250,18 +279,16 @@ impl PyStores {
     }
 
     /// Publishes what every rank has copied, and lets go of its source blocks.
-    fn end(
-        &self,
-        engine: &Bound<'_, PyAny>,
-        store: &mut Store,
-        trusted: bool,
-    ) -> PyResult<(usize, f64)> {
+    fn end(&self, engine: &Bound<'_, PyAny>, store: &mut Store, trusted: bool) -> PyResult<()> {
         let published = if store.void {
-            skip(engine, "invalid", store.entries).map(|()| (0, 0.0))
-        } else if trusted {
-            publish(engine, store)
+            skip(engine, "invalid", store.entries)
+        } else if !trusted {
+            skip(engine, "unconfirmed", store.entries)
         } else {
-            skip(engine, "unconfirmed", store.entries).map(|()| (0, 0.0))
+            publish(engine, store).map(|(bytes, seconds)| {
+                let copied = &mut self.lock().copied;
+                *copied = (copied.0 + bytes, copied.1 + seconds);
+            })
         };
         store.lease.abort(); // Does nothing after a commit.
         self.unpin(engine, &store.pins)?;
@@ -269,9 +296,7 @@ impl PyStores {
     }
 
     fn unpin(&self, engine: &Bound<'_, PyAny>, pins: &Py<PyList>) -> PyResult<()> {
-        let pool = engine.getattr(intern!(engine.py(), "bound_pool"))?;
-        let unpin = &self.rules.get().unpin;
-        unpin.call1(engine.py(), (pool, pins)).map(|_| ())
+        unpin(self.rules.get(), &pool_of(engine)?, pins.bind(engine.py()))
     }
 
     fn asked<'a, 'py>(&'a self, engine: &'a Bound<'py, PyAny>, run: &PyRun) -> Asked<'a, 'py> {
@@ -279,38 +304,85 @@ impl PyStores {
         Asked::new(request, self.rules.get(), engine)
     }
 
+    /// The stores of a step, by job; none if it has none.
+    pub fn plan_step<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        step: &Step<'_, 'py>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let mut jobs = None;
+        let planned = self.plan_all(engine, step, &mut jobs);
+        if let (Err(_), Some(jobs)) = (&planned, &jobs) {
+            // Nobody will hear of them.
+            self.drop_jobs(engine, jobs.keys().extract()?)?;
+        }
+        planned.map(|()| jobs)
+    }
+
     fn plan_all<'py>(
         &self,
         engine: &Bound<'py, PyAny>,
-        begins: &Bound<'py, PyAny>,
-        requests: &Bound<'py, PyDict>,
-        (scheduled, offered): (&Bound<'py, PyDict>, &Bound<'py, PyDict>),
-        jobs: &mut Vec<Job>,
+        step: &Step<'_, 'py>,
+        jobs: &mut Option<Bound<'py, PyDict>>,
     ) -> PyResult<()> {
-        for (name, new_tokens) in scheduled {
-            if let Some(tracked) = requests.get_item(&name)? {
+        let py = engine.py();
+        let offered = step.state.getattr(intern!(py, "boundary_state_offloads"))?;
+        let offered = offered.cast::<PyDict>()?;
+        for (name, new_tokens) in step.scheduled {
+            if let Some(tracked) = step.requests.get_item(&name)? {
                 let offers = if offered.is_empty() {
                     None
                 } else {
                     offered.get_item(&name)?
                 };
                 let new_tokens = whole(&new_tokens)?;
-                let planned = self.follow(engine, begins, &tracked, new_tokens, offers.as_ref());
-                jobs.extend(noted(engine, &tracked, planned)?);
+                self.plan(engine, step, &tracked, new_tokens, offers, jobs)?;
             }
         }
         for (name, offers) in offered {
-            // A hand-over may come for a request that isn't scheduled in this step. Without a position it waits,
-            // and what is handed over was loaded.
-            if !scheduled.contains(&name)?
-                && let Some(tracked) = requests.get_item(&name)?
+            // A hand-over may come for a request that has blocks and isn't scheduled in this step. Without a position
+            // it waits, and what is handed over was loaded.
+            if !step.scheduled.contains(&name)?
+                && step
+                    .state
+                    .getattr(intern!(py, "req_ids"))?
+                    .contains(&name)?
+                && let Some(tracked) = step.requests.get_item(&name)?
                 && run_of(&tracked)?.try_borrow()?.inner.position.is_some()
             {
-                let planned = self.follow(engine, begins, &tracked, 0, Some(&offers));
-                jobs.extend(noted(engine, &tracked, planned)?);
+                self.plan(engine, step, &tracked, 0, Some(offers), jobs)?;
             }
         }
         Ok(())
+    }
+
+    /// Adds the store of what a step over so many tokens completes of a request.
+    fn plan<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        step: &Step<'_, 'py>,
+        tracked: &Bound<'py, PyAny>,
+        new_tokens: usize,
+        offers: Option<Bound<'py, PyAny>>,
+        jobs: &mut Option<Bound<'py, PyDict>>,
+    ) -> PyResult<()> {
+        let py = engine.py();
+        match self.follow(engine, step.begins, tracked, new_tokens, offers.as_ref()) {
+            Ok(None) => Ok(()),
+            Ok(Some((job, entries))) => {
+                let jobs = jobs.get_or_insert_with(|| PyDict::new(py));
+                jobs.set_item(job, entries)?;
+                if let Some(planned) = step.planned {
+                    planned.call1((tracked,))?;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let error = caught(py, error)?;
+                let noted = intern!(py, "not_planned");
+                engine.call_method1(noted, (tracked, error)).map(|_| ())
+            }
+        }
     }
 
     /// The store of what a step over so many tokens completes.
@@ -323,17 +395,19 @@ impl PyStores {
         offered: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Job>> {
         let (rules, cell) = (&self.rules.get().inner, run_of(tracked)?);
-        let run = cell.try_borrow()?;
+        let mut run = cell.try_borrow_mut()?;
         let asked = self.asked(engine, &run);
         let start = asked.computed()?;
-        let goes_on = run.inner.position.is_some_and(|position| start >= position);
-        let unusual = !goes_on || run.steered || rules.drafts;
-        drop(run);
-        if unusual {
-            begins.call1((tracked, start, new_tokens))?;
-        }
-        let mut run = cell.try_borrow_mut()?;
         let step = (start, start + new_tokens);
+        if offered.is_none() && run.inner.passes(step.0, step.1) {
+            return Ok(None);
+        }
+        let goes_on = run.inner.position.is_some_and(|position| start >= position);
+        if !goes_on || run.steered || rules.drafts {
+            drop(run);
+            begins.call1((tracked, start, new_tokens))?;
+            run = cell.try_borrow_mut()?;
+        }
         if !self.writes {
             run.inner.advance(rules, step.0, step.1, &asked)?;
             return Ok(None);
@@ -346,12 +420,6 @@ impl PyStores {
             }
         };
         let plan = run.inner.step(rules, step, &offers, &asked)?;
-        if plan.is_none()
-            && let Some(until) = run.inner.quiet_until(rules, step.1, &asked)?
-        {
-            tracked.setattr(intern!(engine.py(), "quiet_from"), step.1)?;
-            tracked.setattr(intern!(engine.py(), "quiet_until"), until)?;
-        }
         self.planned(engine, tracked, &mut run, &asked, plan)
     }
 
@@ -428,7 +496,7 @@ impl PyStores {
         };
         let leading = |limit| Ok(keys.leading(limit));
         let offered = self.cache.get().make_room(&room, leading, states)?;
-        let Some((lease, entries, _)) = offered else {
+        let Some((mut lease, entries, _)) = offered else {
             return Ok(None);
         };
         for (reason, count) in left_out(lease.skipped()) {
@@ -437,10 +505,10 @@ impl PyStores {
         if entries.is_empty() {
             return Ok(None);
         }
-        let pool = engine.getattr(intern!(py, "bound_pool"))?;
-        let known = pool.getattr(intern!(py, "blocks"))?;
-        let pins = entries.sources(known.cast::<PyList>()?)?;
-        self.rules.get().pin.call1(py, (pool, &pins))?;
+        let pool = pool_of(engine)?;
+        let pins = entries.sources(&blocks_of(&pool)?)?;
+        pin(self.rules.get(), &pool, &pins)?;
+        lease.take_entries();
         let store = Store {
             lease,
             request: asked.name()?.unbind(),
@@ -454,7 +522,7 @@ impl PyStores {
         in_flight.next += 1;
         in_flight.stores.insert(job, store);
         drop(in_flight);
-        Ok(Some((tracked.clone().unbind(), job, Py::new(py, entries)?)))
+        Ok(Some((job, Py::new(py, entries)?)))
     }
 }
 
@@ -465,19 +533,6 @@ fn caught(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     } else {
         Err(error)
     }
-}
-
-/// A plan, or none if it failed, of which the engine takes note.
-fn noted(
-    engine: &Bound<'_, PyAny>,
-    tracked: &Bound<'_, PyAny>,
-    planned: PyResult<Option<Job>>,
-) -> PyResult<Option<Job>> {
-    planned.or_else(|error| {
-        let error = caught(engine.py(), error)?;
-        engine.call_method1(intern!(engine.py(), "not_planned"), (tracked, error))?;
-        Ok(None)
-    })
 }
 
 fn run_of<'py>(tracked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRun>> {
@@ -514,21 +569,20 @@ fn publish(engine: &Bound<'_, PyAny>, store: &mut Store) -> PyResult<(usize, f64
     let shards: Vec<&[u8]> = shards.iter().map(|shard| shard.as_bytes()).collect();
     if shards.iter().all(|shard| shard.is_empty()) {
         store.lease.commit_without_checksums().map_err(to_py)?;
-    } else {
-        let expected = size_of::<u64>() * store.entries;
-        if let Some(found) = shards.iter().find(|shard| shard.len() != expected) {
-            return Err(to_py(Error::InvalidArgument(format!(
-                "checksums: expected {expected} bytes for {} entries from each rank, found {}",
-                store.entries,
-                found.len()
-            ))));
-        }
-        let shards: Vec<&[[u8; 8]]> = shards.iter().map(|shard| shard.as_chunks().0).collect();
-        let of_entry = |at: usize| shards.iter().map(move |sums| u64::from_ne_bytes(sums[at]));
-        let checksums: Vec<u64> = (0..store.entries).flat_map(of_entry).collect();
-        let checksums: Vec<&[u64]> = checksums.chunks(shards.len()).collect();
-        store.lease.commit(&checksums).map_err(to_py)?;
+        return Ok((bytes, seconds));
     }
+    let expected = size_of::<u64>() * store.entries;
+    if let Some(found) = shards.iter().find(|shard| shard.len() != expected) {
+        return Err(to_py(Error::InvalidArgument(format!(
+            "checksums: expected {expected} bytes for {} entries from each rank, found {}",
+            store.entries,
+            found.len()
+        ))));
+    }
+    let shards: Vec<&[[u8; 8]]> = shards.iter().map(|shard| shard.as_chunks().0).collect();
+    let of_entry = |at: usize| shards.iter().map(move |sums| u64::from_ne_bytes(sums[at]));
+    let checksums: Vec<u64> = (0..store.entries).flat_map(of_entry).collect();
+    store.lease.commit_flat(&checksums).map_err(to_py)?;
     Ok((bytes, seconds))
 }
 

@@ -53,10 +53,10 @@ def forget_blocks(pool: "BlockPool", blocks: set[int]) -> None:
 
 
 def pin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
-    """Keeps blocks from being given to others, whatever happens to their requests."""
+    """Keeps blocks that nobody holds from being given away; of others ``ref_cnt`` is enough."""
     pool.touch(blocks)
 
 
 def unpin(pool: "BlockPool", blocks: "list[KVCacheBlock]") -> None:
-    """Lets go of pinned blocks."""
+    """Lets go of pinned blocks that nobody else holds."""
     pool.free_blocks(blocks)

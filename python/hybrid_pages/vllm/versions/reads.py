@@ -123,7 +123,7 @@ READS: dict[str, str] = {
         "block_hashes block_size extra_keys group_idx kv_cache_spec_kind lora_id lora_name medium "
         "parent_block_hash session_id token_ids"
     ),
-    "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id",
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id ref_cnt",
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
     "vllm.v1.core.kv_cache_manager.KVCacheManager": "coordinator free get_block_ids",
     "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "get_blocks",
