@@ -157,10 +157,38 @@ def test_a_read_that_the_table_does_not_list_is_found() -> None:
     assert reads_of(module) == {("Request", "new_field"), ("CacheConfig", "newer_field")}
 
 
+def read_by_the_binding() -> set[str]:
+    """Attributes that the steps of an engine read of its objects, and of ours."""
+    names = set[str]()
+    for module in ("calls", "pins", "run", "steps", "tables"):
+        text = (ROOT / "rust" / "python" / "src" / f"{module}.rs").read_text()
+        names |= set(re.findall(r'intern!\([^"]*"(\w+)"\)', text))
+    return names
+
+
 def test_what_the_table_lists_is_read() -> None:
     text = "".join(file.read_text() for name, file in MODULES.items() if name != f"{KNOWS}reads")
-    words = set(re.findall(r"\w+", text))
+    words = set(re.findall(r"\w+", text)) | read_by_the_binding()
     assert {name for names in listed().values() for name in names} - words == set()
+
+
+def test_what_the_binding_reads_is_listed_or_our_own() -> None:
+    vllms = {name for names in listed().values() for name in names}
+    ours = {
+        name
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        for name in (
+            getattr(node, "name", None),
+            node.attr if isinstance(node, ast.Attribute) else None,
+            node.target.id
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            else None,
+        )
+    }
+    found = read_by_the_binding()
+    assert {"ref_cnt", "boundary_state_offloads", "block_hashes", "not_published"} <= found
+    assert found - vllms - ours == set()
 
 
 @pytest.mark.parametrize("module", OTHERS)
