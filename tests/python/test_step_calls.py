@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid_pages import StepCalls
+from hybrid_pages import InvalidArgumentError, StepCalls
 from test_stores import Engine, N, outcome
 
 
@@ -24,10 +24,12 @@ class Outcomes:
 class Half:
     """Python's answers, which it counts, over the stores of an engine."""
 
-    def __init__(self):
+    def __init__(self, figures_every=1e9):
         self.engine, self.asked, self.figures = Engine(), [], "figures"
         self.arrived, self.in_flight, self.due = set(), {}, []
-        self.calls = StepCalls(self, self.engine.requests, self.arrived)
+        self.calls = StepCalls(
+            self, self.engine.requests, self.arrived, figures_every=figures_every
+        )
 
     def serve(self, stores=None):
         self.calls.serve(
@@ -180,6 +182,14 @@ def test_figures_of_a_busy_engine_go_out_now_and_then(half):
     assert half.calls.stats() is None, "a store is in flight"
     half.report(Outcomes({0: [outcome(2)]}))
     assert half.calls.stats() == "figures"
+
+
+def test_figures_go_out_again_in_time():
+    half = Half(figures_every=0)
+    assert [half.calls.stats() for _ in range(3)] == ["figures"] * 3
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidArgumentError, match="figures_every: expected seconds, found"):
+            Half(figures_every=wrong)
 
 
 def test_figures_go_out_at_once_after_there_were_none():

@@ -45,13 +45,17 @@ def test_a_producer_only_stores(start_as: Any, script: Script, name: str) -> Non
 
 def fill(engine: Engine, prompt: list[int]) -> None:
     """Stores a prompt as if another engine had: with the stores that a producer would have."""
-    half = engine.half
+    engine.generate([3])  # then usual steps are the core's
+    half, connector = engine.half, engine.connector
     own, half.may_store = half.stores, True
     half.stores = Stores(half.geometry, half.cache, half.keys, "adaptive", half.figures)
     half.stores.pool, half.stores.tables = own.pool, own.tables
     half.checkpoints.mode = "adaptive"
+    usual = connector.build_connector_meta, connector.update_connector_output
+    connector.build_connector_meta, connector.update_connector_output = half.step, half.reported
     engine.generate(prompt)
     half.stores, half.may_store = own, False
+    connector.build_connector_meta, connector.update_connector_output = usual
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -172,8 +172,15 @@ class StepCalls:
     """
 
     def __new__(
-        cls, half: object, requests: dict[str, _Request], arrived: set[str]
-    ) -> StepCalls: ...
+        cls,
+        half: object,
+        requests: dict[str, _Request],
+        arrived: set[str],
+        *,
+        figures_every: float,
+    ) -> StepCalls:
+        """figures_every: seconds between figures of a busy engine."""
+
     def serve(
         self,
         stores: Stores,
@@ -202,4 +209,4 @@ class StepCalls:
         """Publish what the workers have copied, and take what else they say."""
 
     def stats(self) -> object | None:
-        """Figures, once a second, and whenever nothing is under way."""
+        """Figures, every so often, and whenever nothing is under way."""

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_STATS_SECONDS = 1.0
+"""A busy engine's figures go out so often: gathering them in every step would cost each one."""
+
+
 class SchedulerHalf(Connection):
     """One engine's cache, stores and loads. Lives in the scheduler's process.
 
@@ -52,7 +56,7 @@ class SchedulerHalf(Connection):
         self._invalid = InvalidBlocks(engine.grid, self.epochs)
         self._steps = Steps(self, self._requests, self.epochs, self._invalid)
         self._speculates = engine.grid.drafts > 0 and engine.stores
-        self.calls = StepCalls(self, self._requests, self._arrived)
+        self.calls = StepCalls(self, self._requests, self._arrived, figures_every=_STATS_SECONDS)
         """What vLLM calls in every step; it asks this object where there is something to do."""
         self._recording: Recording | None = None
         if settings.trace_dir:

@@ -4,16 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use hybrid_pages::error::Error;
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PySet, PyTuple, PyType};
 
+use crate::error::to_py;
 use crate::steps::{PyStores, Step};
-
-/// A busy engine's figures go out so often: to gather them in every step would cost each one.
-const FIGURES_EVERY: Duration = Duration::from_secs(1);
 
 /// A connector's part of each step. An engine's forward pass leaves little in the processor's caches, so that a step
 /// takes as long as its code and objects take to be fetched: the usual one runs no Python.
@@ -24,7 +23,9 @@ pub struct PyStepCalls {
     /// Empty while nothing is under way.
     requests: Py<PyDict>,
     arrived: Py<PySet>,
-    /// When figures go out again, if the engine is busy until then.
+    /// How often figures of a busy engine go out.
+    figures_every: Duration,
+    /// When they do next.
     figures_from: Mutex<Option<Instant>>,
     serves: AtomicBool,
     served: OnceLock<Served>,
@@ -50,15 +51,27 @@ struct Served {
 #[pymethods]
 impl PyStepCalls {
     #[new]
-    fn new(half: Py<PyAny>, requests: Py<PyDict>, arrived: Py<PySet>) -> Self {
-        Self {
+    #[pyo3(signature = (half, requests, arrived, *, figures_every))]
+    fn new(
+        half: Py<PyAny>,
+        requests: Py<PyDict>,
+        arrived: Py<PySet>,
+        figures_every: f64,
+    ) -> PyResult<Self> {
+        let figures_every = Duration::try_from_secs_f64(figures_every).map_err(|_| {
+            to_py(Error::InvalidArgument(format!(
+                "figures_every: expected seconds, found {figures_every}"
+            )))
+        })?;
+        Ok(Self {
             half,
             requests,
             arrived,
+            figures_every,
             figures_from: Mutex::new(None),
             serves: AtomicBool::new(false),
             served: OnceLock::new(),
-        }
+        })
     }
 
     #[pyo3(signature = (stores, engine, *, begins, planned, waiting, metadata, outcomes))]
@@ -157,7 +170,7 @@ impl PyStepCalls {
         }
         let figures = self.half.bind(py).call_method0(intern!(py, "take_stats"))?;
         if !figures.is_none() {
-            *self.figures_from() = Some(now + FIGURES_EVERY);
+            *self.figures_from() = now.checked_add(self.figures_every);
         }
         Ok(figures)
     }
