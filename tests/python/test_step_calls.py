@@ -27,6 +27,7 @@ class Half:
     def __init__(self, figures_every=1e9):
         self.engine, self.asked, self.figures = Engine(), [], "figures"
         self.arrived, self.in_flight, self.due = set(), {}, []
+        self.storing = False
         self.calls = StepCalls(
             self, self.engine.requests, self.arrived, figures_every=figures_every
         )
@@ -105,8 +106,12 @@ def test_python_is_asked_while_something_waits(half):
     assert half.plan(a=N) == {0: 2}
 
 
-def test_python_is_asked_for_good_once_it_stops(half):
-    half.plan(a=N)
+@pytest.mark.parametrize("first", [True, False])
+def test_python_is_asked_for_good_once_it_stops(first):
+    half = Half()
+    if first:
+        half.serve()
+        half.plan(a=N)
     half.calls.rest()
     half.serve()
     assert half.plan(a=N) == "asked"
@@ -192,11 +197,22 @@ def test_figures_go_out_again_in_time():
             Half(figures_every=wrong)
 
 
-def test_figures_go_out_at_once_after_there_were_none():
-    half = Half()
+def test_a_busy_engine_that_counts_nothing_is_asked_no_more_often(half):
     half.figures = None
     assert [half.calls.stats() for _ in range(3)] == [None] * 3
-    assert half.asked == ["stats"] * 3, "though it is busy"
+    assert half.asked == ["stats"]
+    half.engine.requests.clear()
+    half.figures = "figures"
+    assert half.calls.stats() == "figures", "it has come to rest"
+
+
+def test_before_anything_is_served_python_knows_of_copies():
+    half = Half()
+    half.engine.requests.clear()
+    half.storing = True
+    assert [half.calls.stats() for _ in range(3)] == ["figures", None, None]
+    half.storing = False
+    assert half.calls.stats() == "figures"
 
 
 def test_nothing_keeps_a_half_that_nobody_needs():

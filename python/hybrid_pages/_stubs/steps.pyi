@@ -153,10 +153,6 @@ class Stores:
         entry, in the machine's order, or none.
         """
 
-    @property
-    def copied(self) -> bool:
-        """Whether bytes were published since `take_copied`."""
-
     def take_copied(self) -> tuple[int, float]:
         """Bytes that were published since the last call, and the seconds that copies of them took,
         summed over ranks."""
@@ -166,9 +162,9 @@ class StepCalls:
     """What vLLM calls in every step of a connector, answered without Python where that has nothing
     to do.
 
-    `half` has the same methods, and `take_stats()` for `stats`. It is asked where it has something
-    to do, and always before `serve`. requests, arrived: those that are followed, and those that
-    have come; both are empty while nothing is under way.
+    `half` has the same methods, `take_stats()` for `stats`, and `storing`, whether copies are under
+    way. It is asked where it has something to do, and always before `serve`. requests, arrived:
+    those that are followed, and those that have come; both are empty while nothing is under way.
     """
 
     def __new__(

@@ -32,7 +32,7 @@ class InvalidBlocks:
         self.grid, self.epochs = grid, epochs
         self.due: list[tuple[str | None, Tables, int]] = []
         """Requests that have ended, with their blocks, and updates until no report can name these;
-        None while a load may still be reported as failed."""
+        None while a load may still be reported as failed. This object stays: see ``StepCalls``."""
 
     @property
     def expected(self) -> bool:

@@ -79,7 +79,8 @@ class Loads:
         self.below = Below(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
         self.in_flight: dict[str, _Load] = {}
-        """Loads that were planned and have not ended, by request."""
+        """Loads that were planned and have not ended, by request. This object stays: see
+        ``StepCalls``."""
         self._in_waves: set[str] = set()
         self._failed: set[str] = set()
         self._planned: list[LoadJob] = []

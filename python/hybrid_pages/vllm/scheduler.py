@@ -73,7 +73,7 @@ class SchedulerHalf(Connection):
     def confirm(self, reports: Iterable[Report]) -> None:
         """As of :class:`~hybrid_pages.vllm.connection.Connection`."""
         super().confirm(reports)
-        # Otherwise each step is looked at here.
+        # Drafts, and how fast prompts are computed, are followed here from step to step.
         if self.agreement.geometry is not None and self.pace is None and not self.grid.drafts:
             self.calls.serve(
                 self.stores.core,
@@ -95,6 +95,7 @@ class SchedulerHalf(Connection):
         """Tokens that can be loaded beyond ``local_tokens``; None if vLLM is to ask again."""
         if not self.serving:
             return 0
+        # The engine resets only while no request holds blocks, and asks here before one does.
         if self.epochs.engine_was_reset():
             self._engine_was_reset()
         tracked = self._requests.get(request.request_id)
@@ -161,7 +162,7 @@ class SchedulerHalf(Connection):
 
     def step(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions."""
-        if not self.connected or self.stopped:
+        if not self.serving:
             # Of a cache that was stopped: loads between two waves end as failed.
             loads = self.loads.take_planned() if self.connected else []
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
@@ -359,7 +360,9 @@ class SchedulerHalf(Connection):
 
     def take_stats(self) -> HybridPagesStats | None:
         """Counters since they were last taken and gauges of now; None if nothing was counted."""
-        if not self.figures.interval and not (self.connected and self.stores.core.copied):
+        if self.connected:
+            self.stores.count()
+        if not self.figures.interval:
             return None
         self._observe()
         return self.figures.take()

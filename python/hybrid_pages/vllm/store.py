@@ -63,7 +63,8 @@ class Stores:
         self.pool: BlockPool | None = None
         """vLLM's block pool."""
         self.unsent: dict[int, StoreEntries] = {}
-        """Jobs of requests that have ended, for the next step's metadata."""
+        """Jobs of requests that have ended, for the next step's metadata. This object stays: see
+        ``StepCalls``."""
 
     def __len__(self) -> int:
         """Stores whose source blocks are pinned."""

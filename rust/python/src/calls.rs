@@ -27,14 +27,15 @@ pub struct PyStepCalls {
     figures_every: Duration,
     /// When they do next.
     figures_from: Mutex<Option<Instant>>,
-    serves: AtomicBool,
+    /// Everything is for Python, for good.
+    rests: AtomicBool,
     served: OnceLock<Served>,
 }
 
 /// What is served, and how.
 struct Served {
     stores: Py<PyStores>,
-    /// Its objects.
+    /// What the stores ask and tell.
     engine: Py<PyAny>,
     begins: Py<PyAny>,
     planned: Option<Py<PyAny>>,
@@ -69,7 +70,7 @@ impl PyStepCalls {
             arrived,
             figures_every,
             figures_from: Mutex::new(None),
-            serves: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
             served: OnceLock::new(),
         })
     }
@@ -87,6 +88,9 @@ impl PyStepCalls {
         metadata: Py<PyAny>,
         outcomes: Py<PyType>,
     ) -> PyResult<()> {
+        if self.served.get().is_some() {
+            return Ok(());
+        }
         let nothing = metadata.call1(py, (PyDict::new(py),))?;
         let served = Served {
             stores,
@@ -98,14 +102,12 @@ impl PyStepCalls {
             nothing,
             outcomes,
         };
-        if self.served.set(served).is_ok() {
-            self.serves.store(true, Ordering::Release);
-        }
+        let _first = self.served.set(served);
         Ok(())
     }
 
     fn rest(&self) {
-        self.serves.store(false, Ordering::Release);
+        self.rests.store(true, Ordering::Release);
     }
 
     fn step<'py>(&self, scheduler_output: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -164,12 +166,12 @@ impl PyStepCalls {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let now = Instant::now();
-        if self.figures_from().is_some_and(|from| now < from) && self.is_busy(py) {
+        let (now, busy) = (Instant::now(), self.is_busy(py)?);
+        if busy && self.figures_from().is_some_and(|from| now < from) {
             return Ok(py.None().into_bound(py));
         }
         let figures = self.half.bind(py).call_method0(intern!(py, "take_stats"))?;
-        if !figures.is_none() {
+        if busy || !figures.is_none() {
             *self.figures_from() = now.checked_add(self.figures_every);
         }
         Ok(figures)
@@ -200,16 +202,23 @@ impl PyStepCalls {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_busy(&self, py: Python<'_>) -> bool {
-        let storing = |served: &Served| !served.stores.get().is_empty();
-        !self.requests.bind(py).is_empty()
-            || !self.arrived.bind(py).is_empty()
-            || self.served.get().is_some_and(storing)
+    fn is_busy(&self, py: Python<'_>) -> PyResult<bool> {
+        if !self.requests.bind(py).is_empty() || !self.arrived.bind(py).is_empty() {
+            return Ok(true);
+        }
+        match self.served.get() {
+            Some(served) => Ok(!served.stores.get().is_empty()),
+            None => self
+                .half
+                .bind(py)
+                .getattr(intern!(py, "storing"))?
+                .is_truthy(),
+        }
     }
 
     /// What is served, unless Python has something to do.
     fn served(&self, py: Python<'_>) -> PyResult<Option<&Served>> {
-        if !self.serves.load(Ordering::Acquire) {
+        if self.rests.load(Ordering::Acquire) {
             return Ok(None);
         }
         let served = self.served.get();

@@ -6,10 +6,10 @@ use pyo3::types::PyList;
 
 use crate::run::PyRules;
 
-/// Holds each of these blocks of a pool once more; none of them if it fails.
+/// Holds each of these blocks of a pool once more.
 ///
 /// A block counts its holds as `ref_cnt`, as vLLM's `KVCacheBlock` does. Only where nobody holds one is the engine
-/// asked, which keeps such blocks in an order of its own.
+/// asked, which keeps such blocks in an order of its own. If it fails, the others are let go of again.
 pub fn pin(rules: &PyRules, pool: &Bound<'_, PyAny>, blocks: &Bound<'_, PyList>) -> PyResult<()> {
     let (mut counted, unheld) = (Vec::with_capacity(blocks.len()), PyList::empty(pool.py()));
     let pinned = blocks.iter().try_for_each(|block| match holds(&block)? {

@@ -293,7 +293,8 @@ pub fn pool_of<'py>(stores: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let pool = stores.getattr(intern!(stores.py(), "pool"))?;
     if pool.is_none() {
         return Err(to_py(Error::InvalidArgument(
-            "pool: expected the engine's block pool, found none: the engine has bound none at start".into(),
+            "pool: expected the engine's block pool, found none: vLLM gives it with bind_gpu_block_pool at start"
+                .into(),
         )));
     }
     Ok(pool)

@@ -230,11 +230,6 @@ impl PyStores {
         Ok(())
     }
 
-    #[getter]
-    fn copied(&self) -> bool {
-        self.lock().copied.0 > 0
-    }
-
     fn take_copied(&self) -> (usize, f64) {
         std::mem::take(&mut self.lock().copied)
     }
@@ -508,7 +503,7 @@ impl PyStores {
         let pool = pool_of(engine)?;
         let pins = entries.sources(&blocks_of(&pool)?)?;
         pin(self.rules.get(), &pool, &pins)?;
-        lease.take_entries();
+        lease.forget_entries(); // It lives until the copies end, and nobody asks it.
         let store = Store {
             lease,
             request: asked.name()?.unbind(),

@@ -103,9 +103,9 @@ impl WriteLease {
         &self.reservation.entries
     }
 
-    /// The same for a caller that asks only once: the lease forgets what they are, and holds them all the same.
-    pub fn take_entries(&mut self) -> Vec<LeaseEntry> {
-        std::mem::take(&mut self.reservation.entries)
+    /// Frees the memory of [`entries`](Self::entries), which are held all the same.
+    pub fn forget_entries(&mut self) {
+        self.reservation.entries = Vec::new();
     }
 
     /// How many wanted entries are not among them, by reason.
@@ -127,6 +127,14 @@ impl WriteLease {
     /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the checksums are not of that
     /// shape; the lease goes on then.
     pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
+        self.check_lasts()?;
+        let entries = self.reservation.ids.len();
+        if checksums.len() != entries {
+            return Err(Error::InvalidArgument(format!(
+                "checksums: expected a list for each of {entries} entries, found {}",
+                checksums.len()
+            )));
+        }
         let ranks = self.shared.lock().ranks();
         for (index, shards) in checksums.iter().enumerate() {
             let found = shards.as_ref().len();
@@ -150,7 +158,8 @@ impl WriteLease {
         let (ranks, entries) = (state.ranks(), self.reservation.ids.len());
         if checksums.len() != ranks * entries {
             return Err(Error::InvalidArgument(format!(
-                "checksums: expected {ranks} for each of {entries} entries, found {}",
+                "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
+                ranks * entries,
                 checksums.len()
             )));
         }

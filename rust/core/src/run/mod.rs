@@ -163,7 +163,7 @@ impl Run {
     }
 
     /// Whether a step over the tokens [start, end), in which nothing is handed over, is known to complete nothing; it
-    /// is noted then. A step that doesn't just go on from the one before is never.
+    /// is noted then. A step that doesn't just go on from the one before is never known.
     pub fn passes(&mut self, start: usize, end: usize) -> bool {
         let passes = end < self.quiet_until && self.position == Some(start);
         if passes {
