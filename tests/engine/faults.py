@@ -113,7 +113,7 @@ LOOKUP = {
 }
 STORE = {
     "reading the block tables raises": (no_tables, "store_plan"),
-    "pinning raises": (_broken(lambda e: e.half.stores, "pool", "touch"), "store_plan"),
+    "pinning raises": (_broken(lambda e: e.half.stores, "pool", "blocks"), "store_plan"),
     "there is no engine": (no_engine, "store_start"),
     "submitting raises": (_broken(lambda e: e.worker, "engine", "store"), "store_start"),
     "the copy fails": (copies_that_fail, "store"),

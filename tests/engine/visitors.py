@@ -20,7 +20,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 # Tokens of a stream whose client has gone.
-LONG = 1000
+LONG = 2000
 STRUCTURED = {
     "choice": {"structured_outputs": {"choice": ["north gate", "south gate", "no gate"]}},
     "regex": {"structured_outputs": {"regex": r"[a-f]{3}-[0-9]{2}\."}},
