@@ -125,7 +125,7 @@ def test_an_answer_depends_on_what_was_restored(visitors: tuple[Visitor, Visitor
 
 def test_streams_were_cancelled_amid_their_words(visitors: tuple[Visitor, Visitor]) -> None:
     assert len(visitors[0].generated) == 3
-    assert all(0 < tokens < LONG for tokens in visitors[0].generated)
+    assert all(0 < tokens < LONG for tokens in visitors[0].generated), visitors[0].generated
 
 
 def test_structured_answers_have_their_structure(visitors: tuple[Visitor, Visitor]) -> None:

@@ -122,14 +122,18 @@ class Visitor:
         """Streams that are closed amid their words, and the same prompts once more."""
         for i, name in enumerate(("tower", "tower", "harbour")):
             messages = [system(name), user(f"Tell me everything, from number {i} on.")]
-            self.server.forget()
-            before = self.server.generated()
-            stream = self._stream(messages, count=LONG, extra_body={"ignore_eos": True})
-            for _ in range(2 + 5 * i):
-                next(stream)
-            stream.close()
-            self.server.forget()  # waits for the request's end
-            self.generated.append(self.server.generated() - before)
+            for _ in range(5):  # on busy cores an answer may end before the server is told
+                self.server.forget()
+                before = self.server.generated()
+                stream = self._stream(messages, count=LONG, extra_body={"ignore_eos": True})
+                for _ in range(2 + 5 * i):
+                    next(stream)
+                stream.close()
+                self.server.forget()  # waits for the request's end
+                generated = self.server.generated() - before
+                if generated < LONG:
+                    break
+            self.generated.append(generated)
             self.ask(f"cancelled {i}", messages)
 
     def _stream(self, messages: Sequence[Message], count: int = 24, **more: Any) -> Iterator[Any]:
