@@ -40,6 +40,7 @@ class Half:
             planned=None,
             waiting=(self.in_flight, self.due),
             metadata=lambda jobs: {job: len(entries) for job, entries in jobs.items()},
+            nothing={},
             outcomes=Outcomes,
         )
 

@@ -30,28 +30,31 @@ class InvalidBlocks:
 
     def __init__(self, grid: BlockGrid, epochs: Epochs) -> None:
         self.grid, self.epochs = grid, epochs
-        self.due: list[tuple[str | None, Tables, int]] = []
-        """Requests that have ended, with their blocks, and updates until no report can name these;
-        None while a load may still be reported as failed. This object stays: see ``StepCalls``."""
+        self._updates: list[int] = []
+        """Updates until no load of another connector can be reported as failed, if one can."""
+        self._ended: list[tuple[str, Tables, int]] = []
+        """Blocks of requests that have ended, and updates until no report can name them."""
+        self.waiting = (self._updates, self._ended)
+        """What :meth:`updated` counts. These objects stay: see ``StepCalls``."""
 
     @property
     def expected(self) -> bool:
         """Whether a load of another connector may still be reported as failed."""
-        return any(name is None for name, _, _ in self.due)
+        return bool(self._updates)
 
     def expect(self) -> None:
         """A request has gone on from what another connector said it would load."""
-        self.due[:] = [each for each in self.due if each[0] is not None]
-        self.due.append((None, (), versions.STEPS_IN_FLIGHT))
+        self._updates[:] = [versions.STEPS_IN_FLIGHT]
 
     def updated(self) -> None:
         """The report of a step has come."""
-        self.due[:] = [(name, held, left - 1) for name, held, left in self.due if left > 1]
+        self._updates[:] = [left - 1 for left in self._updates if left > 1]
+        self._ended[:] = [(name, held, left - 1) for name, held, left in self._ended if left > 1]
 
     def ended(self, request_id: str, tables: Tables) -> None:
         """A request ended with these blocks."""
         if self.expected:
-            self.due.append((request_id, tables, versions.STEPS_IN_FLIGHT))
+            self._ended.append((request_id, tables, versions.STEPS_IN_FLIGHT))
 
     def follow(
         self,
@@ -70,7 +73,7 @@ class InvalidBlocks:
             pool: vLLM's block pool, whose prefix cache loses the blocks.
             stores: stores under way, some of which may copy such blocks.
         """
-        ended = {name: held for name, held, _ in self.due if name is not None}
+        ended = {request_id: held for request_id, held, _ in self._ended}
         wrong, firsts = spread(blocks, {**ended, **tables}, self.grid.table_tokens)
         if pool is not None:
             versions.forget_blocks(pool, wrong)

@@ -80,8 +80,9 @@ class SchedulerHalf(Connection):
                 self.stores,
                 begins=self._steps.begins,
                 planned=None if self.events is None else self.events.note,
-                waiting=(self.loads.in_flight, self.stores.unsent, self._invalid.due),
+                waiting=(self.loads.in_flight, self.stores.unsent, *self._invalid.waiting),
                 metadata=partial(StepMetadata, self.name),
+                nothing=self._no_copies,
                 outcomes=WorkerMetadata,
             )
 
@@ -168,8 +169,7 @@ class SchedulerHalf(Connection):
             return StepMetadata(self.name, loads=loads) if loads else StepMetadata()
         if self.pace is not None:
             self._note_pace(scheduler_output, self.pace)
-        stores = self._steps.stores(scheduler_output)
-        loads = self.loads.take_planned() if self.loads.in_flight else []
+        stores, loads = self._steps.stores(scheduler_output), self.loads.take_planned()
         if self.stores.unsent:
             stores |= self.stores.take_unsent()
         idle = not scheduler_output.total_num_scheduled_tokens
@@ -193,7 +193,7 @@ class SchedulerHalf(Connection):
         """The report of a step has come, with what the workers say, and requests that got loads."""
         if connector_output.invalid_block_ids:
             self.invalid(connector_output.invalid_block_ids)
-        if self._invalid.due:
+        if any(self._invalid.waiting):
             self._invalid.updated()
         if self._speculates and self.serving:
             self._steps.reported()

@@ -75,24 +75,21 @@ impl PyStepCalls {
         })
     }
 
-    #[pyo3(signature = (stores, engine, *, begins, planned, waiting, metadata, outcomes))]
+    #[pyo3(signature = (stores, engine, *, begins, planned, waiting, metadata, nothing, outcomes))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn serve(
         &self,
-        py: Python<'_>,
         stores: Py<PyStores>,
         engine: Py<PyAny>,
         begins: Py<PyAny>,
         planned: Option<Py<PyAny>>,
         waiting: Py<PyTuple>,
         metadata: Py<PyAny>,
+        nothing: Py<PyAny>,
         outcomes: Py<PyType>,
-    ) -> PyResult<()> {
-        if self.served.get().is_some() {
-            return Ok(());
-        }
-        let nothing = metadata.call1(py, (PyDict::new(py),))?;
-        let served = Served {
+    ) {
+        // What was served first stays.
+        self.served.get_or_init(|| Served {
             stores,
             engine,
             begins,
@@ -101,9 +98,7 @@ impl PyStepCalls {
             metadata,
             nothing,
             outcomes,
-        };
-        let _first = self.served.set(served);
-        Ok(())
+        });
     }
 
     fn rest(&self) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Shared;
 use super::entry::{LeaseEntry, Skipped};
 use super::reserve::Reservation;
-use super::state::{ReadHold, State};
+use super::state::ReadHold;
 use crate::error::{Error, Result};
 use crate::ids::EntryId;
 
@@ -205,19 +205,6 @@ impl WriteLease {
             state.tips.let_go(self.reservation.tip);
             state.release(&self.reservation.held);
         }
-    }
-}
-
-impl Reservation {
-    fn publish<'a>(
-        &mut self,
-        state: &mut State,
-        checksums: impl Iterator<Item = Option<&'a [u64]>>,
-    ) -> usize {
-        let published = state.publish(self.ids.iter().copied().zip(checksums));
-        state.tips.let_go(self.tip);
-        state.write_behind(std::mem::take(&mut self.held));
-        published
     }
 }
 

@@ -27,6 +27,20 @@ pub(super) struct Reservation {
     pub(super) skipped: Skipped,
 }
 
+impl Reservation {
+    /// Publishes them, and lets go of all that is held.
+    pub(super) fn publish<'a>(
+        &mut self,
+        state: &mut State,
+        checksums: impl Iterator<Item = Option<&'a [u64]>>,
+    ) -> usize {
+        let published = state.publish(self.ids.iter().copied().zip(checksums));
+        state.tips.let_go(self.tip);
+        state.write_behind(std::mem::take(&mut self.held));
+        published
+    }
+}
+
 /// The end of a prefix: its boundaries from `first` on, `None` where one isn't known.
 struct Path {
     first: usize,
