@@ -205,6 +205,16 @@ fn a_step_that_does_not_just_go_on_is_looked_at() {
     assert!(!run.passes(N + 3, 2 * N), "it completes a block");
     run.take_back(1);
     assert!(!run.passes(N + 3, N + 4), "what comes now is other");
+
+    let (mut run, mut engine) = (Run::default(), prompt(N + 2));
+    steps(&mut run, &rules, &mut engine, &[N + 2]);
+    engine.tokens = N + 3;
+    steps(&mut run, &rules, &mut engine, &[N + 3]);
+    run.want([3]);
+    assert!(
+        !run.passes(N + 3, N + 4),
+        "pages up to there may be worth storing now"
+    );
     let mut run = Run::default();
     assert!(!run.passes(0, 1), "it has not begun");
 }

@@ -51,12 +51,12 @@ impl Rules {
         boundary: usize,
         request: &R,
     ) -> Result<Blocks, R::Error> {
-        let column = |per_block: usize| (boundary * per_block).checked_sub(1);
-        let block = |group: &super::StateGroup| {
-            let column = column(group.per_block);
-            column.map_or(Ok(0), |column| request.block(group.table, column))
-        };
-        self.groups.iter().map(block).collect()
+        let mut here = Blocks::new();
+        for group in &self.groups {
+            let column = (boundary * group.per_block).checked_sub(1);
+            here.push(column.map_or(Ok(0), |column| request.block(group.table, column))?);
+        }
+        Ok(here)
     }
 
     pub(super) fn none(&self) -> Blocks {

@@ -27,6 +27,7 @@ impl Run {
     /// Adds boundaries, in blocks, that get a checkpoint.
     pub fn want(&mut self, boundaries: impl IntoIterator<Item = usize>) {
         self.wanted.extend(boundaries);
+        self.quiet_until = 0; // Pages that were not worth storing may be now.
     }
 
     /// The boundaries that get a checkpoint.

@@ -166,7 +166,8 @@ impl Reuse {
     fn weigh(&mut self, at: u32) {
         let mut weight = self.tree.weigh(EntryId(self.records[at].entry));
         if let Some(above) = self.passed(at) {
-            weight.blocks -= self.records.past[above].depth;
+            // A boundary without pages is forgotten, and then its key may come for another block.
+            weight.blocks = weight.blocks.saturating_sub(self.records.past[above].depth);
         }
         self.records[at].density = weight.blocks as f32 / weight.size.max(1) as f32;
     }
