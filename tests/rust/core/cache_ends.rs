@@ -162,6 +162,7 @@ fn keys_that_are_not_chained_are_refused_or_miss() {
         vec![a, c],
         vec![x, b],
         vec![x, x],
+        vec![a, x, x],
         vec![a, b, c, a],
     ] {
         let entries = pages(0..wrong.len());

@@ -6,9 +6,10 @@ mod cache_support;
 use cache_support::{
     CHECKPOINT, NONE_SKIPPED, PAGE, Small, class, commit, keys, pages, places, whole,
 };
-use hybrid_pages::cache::Skipped;
+use hybrid_pages::cache::{LeaseEntry, Skipped};
 use hybrid_pages::error::Error;
-use hybrid_pages::ids::ClassKind;
+use hybrid_pages::ids::{ClassKind, SlotId};
+use hybrid_pages::policy::Hints;
 use hybrid_pages::prefix::{Hit, Missing, boundaries};
 
 #[test]
@@ -90,6 +91,41 @@ fn boundaries_are_every_stride_th_hash() {
         boundaries(7, 0).map(drop),
         Err(Error::InvalidArgument(_))
     ));
+}
+
+#[test]
+fn a_caller_is_shown_the_entries_that_a_lease_would_list() {
+    let classes = [
+        class(ClassKind::Attention, 0, 4),
+        class(ClassKind::Recurrent, 0, 2),
+    ];
+    let (listed, shown) = (Small::new(&classes, 64), Small::new(&classes, 64));
+    for small in [&listed, &shown] {
+        small.store("abc", &pages(0..3));
+    }
+    // In no order, one twice, one that is there.
+    let wanted = [(1, 5), (0, 4), (0, 3), (0, 2), (0, 4), (0, 5), (1, 3)];
+    let lease = listed.reserve("abcdef", &wanted);
+    let mut found = Vec::new();
+    let each = |class, block, slots: &[SlotId]| found.push((class, block, slots.to_vec()));
+    let mut twin = shown
+        .cache
+        .reserve_each(
+            shown.namespace,
+            &keys("abcdef"),
+            &wanted,
+            &Hints::NONE,
+            each,
+        )
+        .unwrap();
+    let plain = |entry: &LeaseEntry| (entry.class_index, entry.block_index, entry.slots.to_vec());
+    assert_eq!(found, lease.entries().iter().map(plain).collect::<Vec<_>>());
+    assert_eq!(found.len(), 5);
+    assert_eq!(twin.skipped(), lease.skipped());
+    assert!(twin.entries().is_empty());
+    assert_eq!(twin.commit(&vec![[7]; found.len()]), Ok(5));
+    assert_eq!(shown.depth("abcdef"), 6);
+    assert_eq!(shown.cache.audit(), None);
 }
 
 #[test]

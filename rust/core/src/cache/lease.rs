@@ -97,15 +97,10 @@ impl WriteLease {
         }
     }
 
-    /// The entries to write.
+    /// The entries to write, unless [`reserve_each`](super::Cache::reserve_each) has shown them.
     #[must_use]
     pub fn entries(&self) -> &[LeaseEntry] {
         &self.reservation.entries
-    }
-
-    /// Frees the memory of [`entries`](Self::entries), which are held all the same.
-    pub fn forget_entries(&mut self) {
-        self.reservation.entries = Vec::new();
     }
 
     /// How many wanted entries are not among them, by reason.
@@ -128,7 +123,7 @@ impl WriteLease {
     /// shape; the lease goes on then.
     pub fn commit<C: AsRef<[u64]>>(&mut self, checksums: &[C]) -> Result<usize> {
         self.check_lasts()?;
-        let entries = self.reservation.ids.len();
+        let entries = self.reservation.written.len();
         if checksums.len() != entries {
             return Err(Error::InvalidArgument(format!(
                 "checksums: expected a list for each of {entries} entries, found {}",
@@ -155,7 +150,7 @@ impl WriteLease {
     pub fn commit_flat(&mut self, checksums: &[u64]) -> Result<usize> {
         self.check_lasts()?;
         let mut state = self.shared.lock();
-        let (ranks, entries) = (state.ranks(), self.reservation.ids.len());
+        let (ranks, entries) = (state.ranks(), self.reservation.written.len());
         if checksums.len() != ranks * entries {
             return Err(Error::InvalidArgument(format!(
                 "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
@@ -201,9 +196,7 @@ impl WriteLease {
     pub fn abort(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             let mut state = self.shared.lock();
-            state.abandon(&self.reservation.ids);
-            state.tips.let_go(self.reservation.tip);
-            state.release(&self.reservation.held);
+            self.reservation.abandon(&mut state);
         }
     }
 }

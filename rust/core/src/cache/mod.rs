@@ -42,7 +42,7 @@ pub use stats::{RestoreStats, Stats, TierStats};
 pub use crate::prefix::{Changes, Medium, Removed, Span};
 
 use crate::error::Result;
-use crate::ids::{NamespaceId, PrefixKey};
+use crate::ids::{NamespaceId, PrefixKey, SlotId};
 use crate::policy::Hints;
 use crate::prefix::Hit;
 use crate::tier::Below;
@@ -260,7 +260,33 @@ impl Cache {
         hints: &Hints,
     ) -> Result<WriteLease> {
         let mut state = self.shared.lock();
+        let mut reservation = state.reserve(namespace, keys, entries, hints)?;
+        let written = reservation.written.iter();
+        reservation.entries = written
+            .map(|&(at, id)| state.describe(at.block, id))
+            .collect();
+        drop(state);
+        Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
+    }
+
+    /// The same for a caller that wants no list: `each` gets class, block and slots of every entry in the order of
+    /// [`WriteLease::entries`], which are none then.
+    ///
+    /// # Errors
+    /// Those of [`reserve`](Self::reserve).
+    pub fn reserve_each(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        entries: &[(usize, usize)],
+        hints: &Hints,
+        mut each: impl FnMut(usize, usize, &[SlotId]),
+    ) -> Result<WriteLease> {
+        let mut state = self.shared.lock();
         let reservation = state.reserve(namespace, keys, entries, hints)?;
+        for &(at, id) in &reservation.written {
+            each(at.class, at.block, &state.slots(id));
+        }
         drop(state);
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }

@@ -9,17 +9,17 @@ use super::tenants::Full;
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::Hints;
-use crate::prefix::{Cell, boundary_name};
+use crate::prefix::{Boundary, Cell, boundary_name};
 use crate::slot::Places;
 use crate::tier::Tier;
 
 /// The entries that a write lease writes and holds.
 #[derive(Default)]
 pub(super) struct Reservation {
+    pub(super) written: Placed,
+    /// How a lease shows those that it writes.
     pub(super) entries: Vec<LeaseEntry>,
-    /// Ids of `entries`.
-    pub(super) ids: Vec<EntryId>,
-    /// These and the prefix that they extend, in the order in which they are let go: deepest first.
+    /// Those that it writes and the prefix that they extend, in the order in which they are let go: deepest first.
     pub(super) held: Vec<EntryId>,
     /// The page that is held instead of the prefix that it ends, if the policy protects that, and a bound on the
     /// prefix's slots.
@@ -34,35 +34,59 @@ impl Reservation {
         state: &mut State,
         checksums: impl Iterator<Item = Option<&'a [u64]>>,
     ) -> usize {
-        let published = state.publish(self.ids.iter().copied().zip(checksums));
+        let ids = self.written.iter().map(|&(_, id)| id);
+        let published = state.publish(ids.zip(checksums));
         state.tips.let_go(self.tip);
         state.write_behind(std::mem::take(&mut self.held));
         published
     }
+
+    /// Gives the room back, and lets go of all that is held.
+    pub(super) fn abandon(&self, state: &mut State) {
+        let ids: Vec<_> = self.written.iter().map(|&(_, id)| id).collect();
+        state.abandon(&ids);
+        state.tips.let_go(self.tip);
+        state.release(&self.held);
+    }
 }
 
-/// The end of a prefix: its boundaries from `first` on, `None` where one isn't known.
+#[cold]
+fn not_below(entry: usize, what: &str, limit: usize, why: &str, found: usize) -> Error {
+    Error::InvalidArgument(format!(
+        "entry {entry}: expected a {what} below {limit}{why}, found {found}"
+    ))
+}
+
+/// The end of a prefix: its boundaries from `first` on.
 struct Path {
     first: usize,
-    nodes: Vec<Option<NodeId>>,
+    boundaries: Vec<Boundary>,
 }
 
 impl Path {
-    fn at(&self, block: usize) -> Option<NodeId> {
-        self.nodes[block - self.first]
+    fn at(&self, block: usize) -> Boundary {
+        self.boundaries[block - self.first]
     }
 
     fn set(&mut self, block: usize, node: NodeId) {
-        self.nodes[block - self.first] = Some(node);
+        self.boundaries[block - self.first] = Boundary::Known(node);
     }
 
     fn iter(&self) -> impl Iterator<Item = (usize, Option<NodeId>)> {
-        (self.first..).zip(self.nodes.iter().copied())
+        let nodes = self.boundaries.iter().map(|boundary| boundary.known());
+        (self.first..).zip(nodes)
     }
 }
 
 /// Entries of a prefix with where they are.
 type Placed = Vec<(Wanted, EntryId)>;
+
+/// Most often they are in order, and code that doesn't run need not be fetched.
+fn sort<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
+    if !items.is_sorted_by_key(&key) {
+        items.sort_unstable_by_key(key);
+    }
+}
 
 impl State {
     pub(super) fn reserve(
@@ -81,7 +105,7 @@ impl State {
         let tip = self.tip(namespace, keys, entries, hints);
         let path = Path {
             first: tip.map_or(0, |(node, _)| self.index.boundary_block(node)),
-            nodes: self
+            boundaries: self
                 .index
                 .path(namespace, keys, tip.map(|(node, _)| node))?,
         };
@@ -106,22 +130,20 @@ impl State {
             _ => skipped.no_room = left_out,
         }
         self.writing += written.len() as u64;
-        placed.extend_from_slice(&written);
+        let mut all = Vec::with_capacity(placed.len() + written.len());
+        all.extend(placed.iter().chain(&written).rev());
         // The mirror image of the order of writing, so that what hangs from a page goes before it.
         let roles = self.index.roles();
-        placed.sort_unstable_by_key(|&(at, _)| Reverse(write_order(roles, at)));
-        written.sort_unstable_by_key(|&(at, _)| write_order(roles, at));
-        let held: Vec<EntryId> = placed.into_iter().map(|(_, id)| id).collect();
+        sort(&mut all, |&(at, _)| Reverse(write_order(roles, at)));
+        sort(&mut written, |&(at, _)| write_order(roles, at));
+        let held: Vec<EntryId> = all.iter().map(|&(_, id)| id).collect();
         self.keep(&held, hints);
         if hints.retain > 0 {
             self.vouch(|| keys.iter().map(|key| boundary_name(seed, key)).collect());
         }
         Ok(Reservation {
-            entries: written
-                .iter()
-                .map(|&(at, id)| self.describe(at.block, id))
-                .collect(),
-            ids: written.into_iter().map(|(_, id)| id).collect(),
+            written,
+            entries: Vec::new(),
             held,
             tip,
             skipped,
@@ -207,14 +229,11 @@ impl State {
         let classes = self.classes.len();
         for (at, &(class, block)) in entries.iter().enumerate() {
             if class >= classes {
-                return Err(Error::InvalidArgument(format!(
-                    "entry {at}: expected a class below {classes}, found {class}"
-                )));
+                return Err(not_below(at, "class", classes, "", class));
             }
             if block >= keys {
-                return Err(Error::InvalidArgument(format!(
-                    "entry {at}: expected a block below {keys}, the number of keys, found {block}"
-                )));
+                let why = ", the number of keys";
+                return Err(not_below(at, "block", keys, why, block));
             }
         }
         Ok(())
@@ -232,7 +251,8 @@ impl State {
         let mut present = Vec::new();
         for &(class, block) in entries {
             let at = Wanted { block, class };
-            let cell = path.at(block).map(|node| self.index.cell(node, class));
+            let node = path.at(block).known();
+            let cell = node.map(|node| self.index.cell(node, class));
             let Some(id) = cell.and_then(Cell::entry) else {
                 wanted.push(at);
                 continue;
@@ -250,7 +270,7 @@ impl State {
                 present.push((at, id));
             }
         }
-        wanted.sort_unstable_by_key(|&at| write_order(self.index.roles(), at));
+        sort(&mut wanted, |&at| write_order(self.index.roles(), at));
         let offered = wanted.len();
         wanted.dedup();
         skipped.in_writing += offered - wanted.len();
@@ -280,8 +300,8 @@ impl State {
     /// them.
     fn chain(&self, path: &Path) -> Placed {
         let roles = self.index.roles();
-        let last = path.first + path.nodes.len() - 1;
-        let mut chain = Vec::with_capacity(path.nodes.len());
+        let last = path.first + path.boundaries.len() - 1;
+        let mut chain = Vec::new();
         for (block, node) in path.iter() {
             let Some(node) = node else { continue };
             let windows = roles.windows_over(block, last);
@@ -317,13 +337,17 @@ impl State {
                     .block
                     .checked_sub(1)
                     .filter(|_| roles.attention.is_some());
-                let parent = before.and_then(|block| path.at(block));
+                let parent = before.and_then(|block| path.at(block).known());
                 let key = &keys[at.block];
-                let known = path
-                    .at(at.block)
-                    .and_then(|_| self.index.child(parent, at.block, namespace, key));
-                let node =
-                    known.unwrap_or_else(|| self.index.add(parent, at.block, namespace, key));
+                let node = match path.at(at.block) {
+                    Boundary::Unknown(hash) => self
+                        .index
+                        .add_hashed(parent, at.block, namespace, key, hash),
+                    Boundary::Known(_) => self
+                        .index
+                        .child(parent, at.block, namespace, key)
+                        .unwrap_or_else(|| self.index.add(parent, at.block, namespace, key)),
+                };
                 path.set(at.block, node);
                 let id = match self.index.cell(node, at.class).entry() {
                     Some(id) => id, // Only below.

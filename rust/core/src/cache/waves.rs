@@ -6,7 +6,7 @@ use super::promote::Reading;
 use super::restore::{Course, Progress};
 use super::state::{ReadHold, State};
 use crate::ids::{EntryId, NodeId};
-use crate::prefix::Cell;
+use crate::prefix::{Boundary, Cell};
 use crate::slot::HOST;
 
 /// A wave that only passes through takes this part of the slots at most that a prompt may have, if they are
@@ -125,7 +125,10 @@ impl State {
     /// Finds room for the next wave and starts its reads; `None` while there is no room.
     fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
         let path = self.index.path(course.namespace, &course.keys, None);
-        let path = path.map_err(|_| Broken)?;
+        let path: Vec<_> = match path {
+            Ok(path) => path.into_iter().map(Boundary::known).collect(),
+            Err(_) => return Err(Broken),
+        };
         if course.whole {
             self.begin_whole(course, &path)
         } else {

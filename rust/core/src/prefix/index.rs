@@ -76,6 +76,31 @@ pub(crate) enum Fate {
     Gone { known: bool },
 }
 
+/// A boundary of a prefix.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Boundary {
+    Known(NodeId),
+    /// With the hash of its name, for [`Index::add_hashed`].
+    Unknown(u64),
+}
+
+impl Boundary {
+    pub(crate) const fn known(self) -> Option<NodeId> {
+        match self {
+            Self::Known(node) => Some(node),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
+#[cold]
+fn not_chained(block: usize) -> Error {
+    Error::InvalidArgument(format!(
+        "key of block {block}: expected a hash chained to those before it, found one that is in use for another \
+         prefix"
+    ))
+}
+
 /// A link to another node, or none.
 const NIL: u32 = u32::MAX;
 
@@ -133,14 +158,27 @@ impl Index {
     /// The node under a key. Few prefixes fork, so the first child of `parent` is tried before the
     /// table: of a prompt that was stored at once, it is also next to it in memory.
     fn find(&self, parent: Option<NodeId>, namespace: NamespaceId, key: &PrefixKey) -> Option<u32> {
+        let boundary = self.boundary_after(parent, namespace, key);
+        boundary.known().map(|node| node.0)
+    }
+
+    fn boundary_after(
+        &self,
+        parent: Option<NodeId>,
+        namespace: NamespaceId,
+        key: &PrefixKey,
+    ) -> Boundary {
         let first = parent.map(|parent| self.nodes.get(parent.0).child);
         if let Some(at) = first.filter(|&at| at != NIL && self.is(at, namespace, key)) {
-            return Some(at);
+            return Boundary::Known(NodeId(at));
         }
-        let hash = self.hasher.hash_one((namespace, key));
-        self.table
-            .find(hash, |&at| self.is(at, namespace, key))
-            .copied()
+        let hash = self.hash(namespace, key);
+        let found = self.table.find(hash, |&at| self.is(at, namespace, key));
+        found.map_or(Boundary::Unknown(hash), |&at| Boundary::Known(NodeId(at)))
+    }
+
+    fn hash(&self, namespace: NamespaceId, key: &PrefixKey) -> u64 {
+        self.hasher.hash_one((namespace, key))
     }
 
     /// Whether a key is known, for whatever prefix.
@@ -179,7 +217,7 @@ impl Index {
         (follows && node.block as usize == before.len()).then_some(NodeId(at))
     }
 
-    /// The boundaries of a prefix, `None` where one isn't known: from `tip` on, which is one of them, or all.
+    /// The boundaries of a prefix: from `tip` on, which is one of them, or all.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if a key stands for another prefix already, here or in the index:
@@ -189,31 +227,31 @@ impl Index {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         tip: Option<NodeId>,
-    ) -> Result<Vec<Option<NodeId>>> {
+    ) -> Result<Vec<Boundary>> {
         let chained = self.roles.attention.is_some();
         let first = tip.map_or(0, |node| self.boundary_block(node) + 1);
-        let mut fresh = hashbrown::HashSet::new();
         let mut path = Vec::with_capacity(1 + keys.len() - first);
-        path.extend(tip.map(Some));
+        path.extend(tip.map(Boundary::Known));
         let mut parent = tip;
+        let mut unknown = HashTable::new();
         for (block, key) in keys.iter().enumerate().skip(first) {
-            let known = self.find(parent, namespace, key);
-            let fits = match known {
-                Some(at) => self.follows(at, parent, block),
-                None => {
-                    fresh.reserve(keys.len() - block);
-                    fresh.insert(key)
+            let boundary = self.boundary_after(parent, namespace, key);
+            let fits = match boundary {
+                Boundary::Known(node) => self.follows(node.0, parent, block),
+                Boundary::Unknown(hash) => {
+                    let hash_of = |&at: &usize| self.hash(namespace, &keys[at]);
+                    unknown.reserve(keys.len() - block, hash_of);
+                    let is_new = unknown.find(hash, |&at| keys[at] == *key).is_none();
+                    unknown.insert_unique(hash, block, hash_of);
+                    is_new
                 }
             };
             if !fits {
-                return Err(Error::InvalidArgument(format!(
-                    "key of block {block}: expected a hash chained to those before it, found one \
-                     that is in use for another prefix"
-                )));
+                return Err(not_chained(block));
             }
-            path.push(known.map(NodeId));
+            path.push(boundary);
             if chained {
-                parent = known.map(NodeId);
+                parent = boundary.known();
             }
         }
         Ok(path)
@@ -226,6 +264,19 @@ impl Index {
         block: usize,
         namespace: NamespaceId,
         key: &PrefixKey,
+    ) -> NodeId {
+        let hash = self.hash(namespace, key);
+        self.add_hashed(parent, block, namespace, key, hash)
+    }
+
+    /// The same, with the hash that [`Boundary::Unknown`] has of it.
+    pub(crate) fn add_hashed(
+        &mut self,
+        parent: Option<NodeId>,
+        block: usize,
+        namespace: NamespaceId,
+        key: &PrefixKey,
+        hash: u64,
     ) -> NodeId {
         let parent = parent.map_or(NIL, |parent| parent.0);
         let next = if parent == NIL {
@@ -250,15 +301,16 @@ impl Index {
         if next != NIL {
             self.nodes.get_mut(next).prev = at;
         }
-        self.cells
-            .resize(self.nodes.span() * self.roles.count, Cell::EMPTY);
+        if self.cells.len() < self.nodes.span() * self.roles.count {
+            let new = std::iter::repeat_n(Cell::EMPTY, self.roles.count);
+            self.cells.extend(new);
+        }
         let Self {
             table,
             nodes,
             hasher,
             ..
         } = self;
-        let hash = hasher.hash_one((namespace, key));
         table.insert_unique(hash, at, |&at| {
             let node = nodes.get(at);
             hasher.hash_one((node.namespace, &node.key))

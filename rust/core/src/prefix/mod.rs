@@ -12,7 +12,7 @@ mod namespace;
 mod roles;
 
 pub use announced::{Changes, Medium, Removed, Span};
-pub(crate) use index::{Cell, Fate, Index};
+pub(crate) use index::{Boundary, Cell, Fate, Index};
 pub use joint::{Hit, Missing};
 pub(crate) use namespace::Namespaces;
 pub(crate) use roles::Roles;

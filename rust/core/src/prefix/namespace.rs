@@ -119,6 +119,7 @@ impl Namespaces {
         self.records.get(&id).expect(KNOWN)
     }
 
+    #[cold]
     fn unknown(&self, id: NamespaceId) -> Error {
         let freed = u64::from(id.0) < self.given;
         Error::InvalidArgument(format!(

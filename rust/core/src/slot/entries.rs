@@ -69,8 +69,10 @@ impl EntryTable {
             again: false,
         };
         let id = self.entries.insert(entry);
-        self.checksums.resize(self.entries.span() * self.ranks, 0);
-        self.hashed.resize(self.entries.span(), false);
+        if id as usize == self.hashed.len() {
+            self.checksums.extend(std::iter::repeat_n(0, self.ranks));
+            self.hashed.push(false);
+        }
         self.hashed[id as usize] = false;
         EntryId(id)
     }

@@ -112,7 +112,12 @@ impl SlotPool {
 
     /// The slots of a set, in payload order.
     pub(crate) fn slots(&self, set: &SlotSet) -> impl Iterator<Item = SlotId> {
-        self.list(set.head)
+        let mut next = set.head;
+        (0..set.len).map(move |_| {
+            let at = next;
+            next = self.next[at as usize];
+            SlotId(at)
+        })
     }
 
     /// The slots that nobody owns, in the order in which they are taken.
