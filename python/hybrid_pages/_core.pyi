@@ -12,6 +12,7 @@ from hybrid_pages._stubs.arrays import (
 )
 from hybrid_pages._stubs.cache import (
     Admission,
+    BlockTables,
     Cache,
     Hints,
     Hit,
@@ -104,6 +105,7 @@ __all__ = [
     "Arena",
     "ArenaError",
     "ArrayView",
+    "BlockTables",
     "BudgetError",
     "Cache",
     "Changes",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 
 from cache_support import CHECKPOINT, PAGE, hybrid, keys, make
-from hybrid_pages import InvalidArgumentError, StoreEntries, TableColumns
+from hybrid_pages import BlockTables, InvalidArgumentError, StoreEntries, TableColumns
 
 SUMS = [0]
 
@@ -37,8 +38,13 @@ def test_pages_and_states_come_with_their_engine_blocks(tables):
     lease, entries = offer(cache, namespace, tables, states=[(CHECKPOINT, 2, [9])])
     found = [(item, ids) for item, _, ids in entries]
     assert found == [(PAGE, [5]), (PAGE, [6]), (PAGE, [7]), (CHECKPOINT, [9])]
+    assert lease.entries == []
+    twin, namespace_there = make()
+    listed = twin.reserve(
+        namespace_there, keys("abc"), [*((PAGE, n) for n in range(3)), (CHECKPOINT, 2)]
+    )
     assert [(item, slots) for item, slots, _ in entries] == [
-        (entry.class_index, entry.slots) for entry in lease.entries
+        (entry.class_index, entry.slots) for entry in listed.entries
     ]
     lease.commit([SUMS] * 4)
     assert cache.lookup(namespace, keys("abc")).blocks == 3
@@ -108,6 +114,28 @@ def test_wrong_columns_and_engine_blocks_are_rejected():
         offer(cache, namespace, [[], []], states=[(CHECKPOINT, 3, [9])])
     stats = cache.stats()
     assert stats["free_slots"] == stats["slots"]
+
+
+def test_a_group_without_a_table_is_rejected():
+    cache, namespace = make()
+    with pytest.raises(IndexError, match="at least 2 groups, found 1"):
+        offer(cache, namespace, [[5, 6, 7]])
+    with pytest.raises(TypeError):
+        offer(cache, namespace, [None, [5]])
+
+
+def test_tables_are_those_that_the_engine_keeps_at_each_call():
+    first, second = {"a": [1, 2]}, defaultdict(list, b=[3])
+    tables = BlockTables([first, second])
+    assert tables("a") == [[1, 2], []]
+    first["a"].append(4)
+    first["b"] = []
+    assert tables("a") == [[1, 2, 4], []] and tables("b") == [[], [3]]
+    assert tables("c") == [[], []] and "c" not in second
+    with pytest.raises(TypeError):
+        tables([])
+    with pytest.raises(TypeError):
+        BlockTables([[]])
 
 
 def test_blocks_beyond_all_tables_are_not_there():

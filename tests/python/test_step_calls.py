@@ -39,7 +39,8 @@ class Half:
             begins=self.engine.begins,
             planned=None,
             waiting=(self.in_flight, self.due),
-            metadata=lambda jobs: {job: len(entries) for job, entries in jobs.items()},
+            metadata=lambda name, jobs: {job: len(entries) for job, entries in jobs.items()},
+            name="half",
             nothing={},
             outcomes=Outcomes,
         )

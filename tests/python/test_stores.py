@@ -163,6 +163,38 @@ def test_pins_that_fail_leave_nothing_reserved():
     assert engine.step(a=N) == {0: 3}, "with what the failed one left"
 
 
+def test_a_request_without_a_name_leaves_nothing_pinned():
+    class Nameless(SimpleNamespace):
+        asked = 0
+
+        @property
+        def request_id(self):
+            self.asked += 1
+            if self.asked == 2:
+                raise AttributeError("request_id")
+            return "a"
+
+        @request_id.setter
+        def request_id(self, name):
+            pass
+
+    engine = Engine()
+    nameless = Nameless(**vars(engine.requests["a"].request))
+    run = Run(nameless, PrefixKeys(), engine.namespace)
+    engine.requests["a"] = SimpleNamespace(run=run, request=nameless)
+    assert engine.step(a=2 * N) == {}
+    assert engine.said == [("a", AttributeError)] and engine.free()
+
+
+def test_outcomes_may_be_taken_back_while_they_are_told():
+    engine = Engine()
+    engine.step(b=N)
+    outcomes = {7: [outcome(1)], 8: [outcome(1)], 0: [outcome(2)]}
+    engine.not_in_flight = lambda job: outcomes.pop(15 - job, None)
+    engine.stores.ended(engine, outcomes, True)
+    assert engine.stores.take_copied() == (10, 0.5) and engine.free()
+
+
 def test_a_block_that_nobody_holds_is_pinned_and_let_go_by_the_pool():
     engine = Engine()
     free, held = (engine.pool.blocks[number] for number in engine.block_tables["a"][1][:2])

@@ -185,15 +185,17 @@ class StepCalls:
         begins: Callable[[_Request, int, int], None],
         planned: Callable[[_Request], None] | None,
         waiting: tuple[Sized, ...],
-        metadata: Callable[[dict[int, StoreEntries]], object],
+        metadata: Callable[..., object],
+        name: str,
         nothing: object,
         outcomes: type,
     ) -> None:
         """Answer from now on, unless one of `waiting` has something in it; later calls do nothing.
 
-        engine, begins, planned: as of `Stores.step`. metadata makes what goes to the workers of
-        jobs, and `nothing` goes to them without any. outcomes: the class of what they send, with
-        `stores` as of `Stores.ended`, and `loads`, `reports` and `ready`, which Python takes.
+        engine, begins, planned: as of `Stores.step`. metadata makes what goes to the workers, of
+        `name` and jobs, and `nothing` goes to them without any. outcomes: the class of what they
+        send, with `stores` as of `Stores.ended`, and `loads`, `reports` and `ready`, which Python
+        takes.
         """
 
     def rest(self) -> None:

@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,8 @@ class SchedulerHalf(Connection):
                 begins=self._steps.begins,
                 planned=None if self.events is None else self.events.note,
                 waiting=(self.loads.in_flight, self.stores.unsent, *self._invalid.waiting),
-                metadata=partial(StepMetadata, self.name),
+                metadata=StepMetadata,
+                name=self.name,
                 nothing=self._no_copies,
                 outcomes=WorkerMetadata,
             )

@@ -5,7 +5,7 @@ use hybrid_pages::cache::{
 };
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::{Geometry, PageClass};
-use hybrid_pages::ids::NamespaceId;
+use hybrid_pages::ids::{NamespaceId, SlotId};
 use hybrid_pages::prefix::{Hit, Missing};
 use hybrid_pages::tier::Below;
 use pyo3::prelude::*;
@@ -25,7 +25,7 @@ use crate::number::Whole;
 use crate::remote::PyRemote;
 use crate::restore::{self, PyRestore};
 use crate::stores::PyStoreEntries;
-use crate::tables::{PyTableColumns, engine_block};
+use crate::tables::{PyTableColumns, engine_block, tables_in};
 
 /// A tier that others share.
 #[derive(FromPyObject)]
@@ -150,7 +150,7 @@ pub struct PyCache {
 pub struct Room<'a, 'py> {
     pub namespace: NamespaceId,
     pub columns: &'a PyTableColumns,
-    pub tables: &'a Bound<'py, PyAny>,
+    pub tables: &'a [Bound<'py, PyAny>],
     pub first: usize,
     pub end: usize,
     pub hints: Option<&'a Bound<'py, PyHints>>,
@@ -176,7 +176,9 @@ impl PyCache {
                 .unwritten(room.namespace, &keys(room.end)?, room.first);
             unwritten.map_err(to_py)?
         };
-        let (mut sources, mut blocks) = room.columns.pages(room.tables, unwritten..room.end)?;
+        let more = states.iter().map(|(_, _, blocks)| blocks.len()).sum();
+        let (mut sources, mut blocks) =
+            room.columns.pages(room.tables, unwritten..room.end, more)?;
         for (class, block, of_state) in states {
             let from = blocks.len();
             blocks.extend(of_state);
@@ -185,26 +187,32 @@ impl PyCache {
         let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
             return Ok(None);
         };
-        sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
+        if !sources.is_sorted_by_key(|&(class, block, _)| (class, block)) {
+            sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
+        }
         let wanted: Vec<_> = sources
             .iter()
             .map(|&(class, block, _)| (class, block))
             .collect();
+        let mut entries = PyStoreEntries::with_capacity(wanted.len(), blocks.len());
+        let mut next = 0; // Most often they come in the order of the sources.
+        let each = |class: usize, block: usize, slots: &[SlotId]| {
+            if wanted.get(next) != Some(&(class, block)) {
+                next = wanted.partition_point(|&at| at < (class, block));
+            }
+            entries.push(class, slots, &blocks[sources[next].2.clone()]);
+            next += 1;
+        };
         let lease = self
             .inner
-            .reserve_hinted(
+            .reserve_each(
                 room.namespace,
                 &keys(last.saturating_add(1))?,
                 &wanted,
                 &given(room.hints),
+                each,
             )
             .map_err(to_py)?;
-        let mut entries = PyStoreEntries::with_capacity(lease.entries().len());
-        for entry in lease.entries() {
-            let found = wanted.binary_search(&(entry.class_index, entry.block_index));
-            let sources = found.map_or(0..0, |index| sources[index].2.clone());
-            entries.push(entry.class_index, &entry.slots, &blocks[sources]);
-        }
         Ok(Some((lease, entries, unwritten - room.first)))
     }
 }
@@ -450,7 +458,7 @@ impl PyCache {
         let room = Room {
             namespace: namespace_id(namespace)?,
             columns,
-            tables,
+            tables: &tables_in(tables)?,
             first: first.0,
             end: end.0,
             hints,

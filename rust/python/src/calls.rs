@@ -41,8 +41,9 @@ struct Served {
     planned: Option<Py<PyAny>>,
     /// A step is for Python unless all of these are empty.
     waiting: Py<PyTuple>,
-    /// Makes metadata of stores.
+    /// Makes metadata of a name and stores.
     metadata: Py<PyAny>,
+    name: Py<PyAny>,
     /// Metadata of a step without copies.
     nothing: Py<PyAny>,
     /// Of what the workers send.
@@ -75,7 +76,7 @@ impl PyStepCalls {
         })
     }
 
-    #[pyo3(signature = (stores, engine, *, begins, planned, waiting, metadata, nothing, outcomes))]
+    #[pyo3(signature = (stores, engine, *, begins, planned, waiting, metadata, name, nothing, outcomes))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn serve(
         &self,
@@ -85,6 +86,7 @@ impl PyStepCalls {
         planned: Option<Py<PyAny>>,
         waiting: Py<PyTuple>,
         metadata: Py<PyAny>,
+        name: Py<PyAny>,
         nothing: Py<PyAny>,
         outcomes: Py<PyType>,
     ) {
@@ -96,6 +98,7 @@ impl PyStepCalls {
             planned,
             waiting,
             metadata,
+            name,
             nothing,
             outcomes,
         });
@@ -128,7 +131,7 @@ impl PyStepCalls {
             .plan_step(served.engine.bind(py), &step)?;
         match jobs {
             None => Ok(served.nothing.bind(py).clone()),
-            Some(jobs) => served.metadata.bind(py).call1((jobs,)),
+            Some(jobs) => served.metadata.bind(py).call1((&served.name, jobs)),
         }
     }
 
@@ -185,6 +188,7 @@ impl PyStepCalls {
         visit.call(&served.planned)?;
         visit.call(&served.waiting)?;
         visit.call(&served.metadata)?;
+        visit.call(&served.name)?;
         visit.call(&served.nothing)?;
         visit.call(&served.outcomes)
     }

@@ -135,6 +135,7 @@ impl Table {
 }
 
 /// The exception for a core error, its message unchanged.
+#[cold]
 pub fn to_py(error: Error) -> PyErr {
     Python::attach(|py| {
         let table = match Table::of(py) {

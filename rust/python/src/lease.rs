@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 
 use crate::error::to_py;
 use crate::number::Whole;
-use crate::tables::PyTableColumns;
+use crate::tables::{PyTableColumns, tables_in};
 
 /// One page or checkpoint under a lease, all ranks together.
 #[pyclass(
@@ -96,7 +96,7 @@ impl PyReadLease {
             let lease = self.lock();
             (lease.first()..lease.blocks(), lease.entries().to_vec())
         };
-        let targets = columns.loads(tables, blocks, resumes.0)?;
+        let targets = columns.loads(&tables_in(tables)?, blocks, resumes.0)?;
         let mut entries = Vec::with_capacity(held.len());
         for entry in held {
             let blocks = targets(entry.class_index, entry.block_index)?;

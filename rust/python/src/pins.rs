@@ -10,38 +10,50 @@ use crate::run::PyRules;
 ///
 /// A block counts its holds as `ref_cnt`, as vLLM's `KVCacheBlock` does. Only where nobody holds one is the engine
 /// asked, which keeps such blocks in an order of its own. If it fails, the others are let go of again.
-pub fn pin(rules: &PyRules, pool: &Bound<'_, PyAny>, blocks: &Bound<'_, PyList>) -> PyResult<()> {
-    let (mut counted, unheld) = (Vec::with_capacity(blocks.len()), PyList::empty(pool.py()));
-    let pinned = blocks.iter().try_for_each(|block| match holds(&block)? {
-        0 => unheld.append(block),
-        holds => set_holds(&block, holds + 1).map(|()| counted.push(block)),
+pub fn pin<'py>(
+    rules: &PyRules,
+    pool: &Bound<'py, PyAny>,
+    blocks: &[Bound<'py, PyAny>],
+) -> PyResult<()> {
+    let (mut counted, mut unheld) = (Vec::with_capacity(blocks.len()), Vec::new());
+    let pinned = blocks.iter().try_for_each(|block| {
+        match holds(block)? {
+            0 => unheld.push(block),
+            holds => {
+                set_holds(block, holds + 1)?;
+                counted.push(block);
+            }
+        }
+        Ok(())
     });
     let pinned = pinned.and_then(|()| give(&rules.pin, pool, &unheld));
     if pinned.is_err() {
         for block in counted {
-            set_holds(&block, holds(&block)? - 1)?;
+            set_holds(block, holds(block)? - 1)?;
         }
     }
     pinned
 }
 
 /// Lets go of these blocks of a pool.
-pub fn unpin(rules: &PyRules, pool: &Bound<'_, PyAny>, blocks: &Bound<'_, PyList>) -> PyResult<()> {
-    let last = PyList::empty(pool.py());
+pub fn unpin(rules: &PyRules, pool: &Bound<'_, PyAny>, blocks: &[Py<PyAny>]) -> PyResult<()> {
+    let (py, mut last) = (pool.py(), Vec::new());
     for block in blocks {
-        match holds(&block)? {
-            0 | 1 => last.append(block)?,
-            holds => set_holds(&block, holds - 1)?,
+        let block = block.bind(py);
+        match holds(block)? {
+            0 | 1 => last.push(block),
+            holds => set_holds(block, holds - 1)?,
         }
     }
     give(&rules.unpin, pool, &last)
 }
 
-fn give(to: &Py<PyAny>, pool: &Bound<'_, PyAny>, blocks: &Bound<'_, PyList>) -> PyResult<()> {
+fn give(to: &Py<PyAny>, pool: &Bound<'_, PyAny>, blocks: &[&Bound<'_, PyAny>]) -> PyResult<()> {
     if blocks.is_empty() {
         return Ok(());
     }
-    to.call1(pool.py(), (pool, blocks)).map(|_| ())
+    let py = pool.py();
+    to.call1(py, (pool, PyList::new(py, blocks)?)).map(|_| ())
 }
 
 fn holds(block: &Bound<'_, PyAny>) -> PyResult<u32> {

@@ -12,7 +12,7 @@ use crate::error::to_py;
 use crate::hints::PyHints;
 use crate::keys::PyPrefixKeys;
 use crate::number::{Whole, whole};
-use crate::tables::{block_id, engine_block};
+use crate::tables::{PyBlockTables, Tables, block_id, engine_block, table_of, tables_in};
 
 /// What the steps of one request fill, and which states they leave behind.
 #[pyclass(name = "Run", module = "hybrid_pages._core")]
@@ -173,7 +173,7 @@ pub struct Asked<'a, 'py> {
     rules: &'a PyRules,
     /// What has the engine's pool and its block tables.
     stores: &'a Bound<'py, PyAny>,
-    tables: OnceCell<Bound<'py, PyAny>>,
+    tables: OnceCell<Tables<'py>>,
     hashes: OnceCell<Bound<'py, PyList>>,
 }
 
@@ -193,7 +193,7 @@ impl<'a, 'py> Asked<'a, 'py> {
     }
 
     /// With the block tables of a request that has ended, which the engine names itself.
-    pub fn with(self, tables: Bound<'py, PyAny>) -> Self {
+    pub fn with(self, tables: Tables<'py>) -> Self {
         let tables = OnceCell::from(tables);
         Self { tables, ..self }
     }
@@ -222,14 +222,18 @@ impl<'a, 'py> Asked<'a, 'py> {
     }
 
     /// Its block tables, for one step only.
-    pub fn tables(&self) -> PyResult<&Bound<'py, PyAny>> {
+    pub fn tables(&self) -> PyResult<&Tables<'py>> {
         if let Some(known) = self.tables.get() {
             return Ok(known);
         }
-        let name = (self.name()?,);
-        let tables = self
-            .stores
-            .call_method1(intern!(self.py(), "tables"), name)?;
+        let (name, given) = (
+            self.name()?,
+            self.stores.getattr(intern!(self.py(), "tables"))?,
+        );
+        let tables = match given.cast::<PyBlockTables>() {
+            Ok(tables) => tables.get().of(&name)?,
+            Err(_) => tables_in(&given.call1((name,))?)?,
+        };
         Ok(self.tables.get_or_init(|| tables))
     }
 }
@@ -267,7 +271,7 @@ impl Request for Asked<'_, '_> {
     }
 
     fn block(&self, table: usize, column: usize) -> PyResult<u32> {
-        let table = self.tables()?.get_item(table)?;
+        let table = table_of(self.tables()?, table)?;
         if column >= table.len()? {
             return Ok(0);
         }
@@ -307,18 +311,21 @@ pub fn blocks_of<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> 
 
 /// What an engine hands over: its group, its block, and how many tokens the state includes.
 pub fn offers(offered: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Offer>> {
-    let Some(offered) = offered else {
-        return Ok(Vec::new());
-    };
-    let offer = |item: PyResult<Bound<'_, PyAny>>| {
+    let mut offers = Vec::new();
+    for item in offered
+        .map(PyAnyMethods::try_iter)
+        .transpose()?
+        .into_iter()
+        .flatten()
+    {
         let (table, block, tokens): (Whole, Whole, Whole) = item?.extract()?;
-        Ok(Offer {
+        offers.push(Offer {
             table: table.0,
             block: engine_block(block)?,
             tokens: tokens.0,
-        })
-    };
-    offered.try_iter()?.map(offer).collect()
+        });
+    }
+    Ok(offers)
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,6 +1,5 @@
 //! Stores, from what the steps of an engine fill to published entries: a call a step, and a call a report.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +10,7 @@ use hybrid_pages::run::{Plan, Request, State};
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::cache::{PyCache, Room, StateSource, namespace_id};
 use crate::error::to_py;
@@ -21,7 +20,7 @@ use crate::number::{Whole, whole};
 use crate::pins::{pin, unpin};
 use crate::run::{Asked, PyRules, PyRun, blocks_of, offers, pool_of};
 use crate::stores::PyStoreEntries;
-use crate::tables::PyTableColumns;
+use crate::tables::{PyTableColumns, tables_in};
 
 /// Its number, and what it copies.
 type Job = (usize, Py<PyStoreEntries>);
@@ -46,7 +45,7 @@ struct Store {
     /// Whose they are.
     request: Py<PyAny>,
     /// The engine's blocks that are copied, which it gives to nobody else meanwhile.
-    pins: Py<PyList>,
+    pins: Vec<Py<PyAny>>,
     entries: usize,
     /// The source blocks turned out to hold something else.
     void: bool,
@@ -70,10 +69,25 @@ pub struct PyStores {
 
 #[derive(Default)]
 struct InFlight {
-    stores: BTreeMap<usize, Store>,
+    /// By job, ascending.
+    stores: Vec<(usize, Store)>,
     next: usize,
     /// Bytes of what was published, and seconds that copies of it took on all ranks, since they were last taken.
     copied: (usize, f64),
+}
+
+impl InFlight {
+    fn place(&self, job: usize) -> Option<usize> {
+        self.stores.binary_search_by_key(&job, |&(job, _)| job).ok()
+    }
+
+    fn get_mut(&mut self, job: usize) -> Option<&mut Store> {
+        self.place(job).map(|at| &mut self.stores[at].1)
+    }
+
+    fn remove(&mut self, job: usize) -> Option<Store> {
+        self.place(job).map(|at| self.stores.remove(at).1)
+    }
 }
 
 #[pymethods]
@@ -161,11 +175,11 @@ impl PyStores {
         &self,
         engine: &Bound<'py, PyAny>,
         tracked: &Bound<'py, PyAny>,
-        tables: Bound<'py, PyAny>,
+        tables: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Job>> {
         let run = run_of(tracked)?;
         let mut run = run.try_borrow_mut()?;
-        let asked = self.asked(engine, &run).with(tables);
+        let asked = self.asked(engine, &run).with(tables_in(tables)?);
         let plan = run.inner.finish(&self.rules.get().inner, &asked)?;
         self.planned(engine, tracked, &mut run, &asked, plan)
     }
@@ -174,13 +188,16 @@ impl PyStores {
     fn void(&self, py: Python<'_>, wrong: &Bound<'_, PyAny>) -> PyResult<()> {
         let under_way: Vec<_> = {
             let in_flight = self.lock();
-            let each = in_flight.stores.iter();
-            each.map(|(&job, store)| (job, store.request.clone_ref(py), store.pins.clone_ref(py)))
-                .collect()
+            let again = |pin: &Py<PyAny>| pin.clone_ref(py);
+            let of = |(job, store): &(usize, Store)| {
+                let pins: Vec<_> = store.pins.iter().map(again).collect();
+                (*job, store.request.clone_ref(py), pins)
+            };
+            in_flight.stores.iter().map(of).collect()
         };
         for (job, request, pins) in under_way {
             if wrong.call1((request, pins))?.is_truthy()?
-                && let Some(store) = self.lock().stores.get_mut(&job)
+                && let Some(store) = self.lock().get_mut(job)
             {
                 store.void = true;
             }
@@ -191,7 +208,7 @@ impl PyStores {
     /// Gives up stores that no worker was told of.
     fn drop_jobs(&self, engine: &Bound<'_, PyAny>, jobs: Vec<Whole>) -> PyResult<()> {
         for Whole(job) in jobs {
-            let store = self.lock().stores.remove(&job);
+            let store = self.lock().remove(job);
             if let Some(mut store) = store {
                 store.lease.abort();
                 self.unpin(engine, &store.pins)?;
@@ -208,9 +225,11 @@ impl PyStores {
         trusted: bool,
     ) -> PyResult<()> {
         let py = engine.py();
+        // What the engine is told may change them.
+        let outcomes: Vec<_> = outcomes.iter().collect();
         for (job, outcomes) in outcomes {
             let job = whole(&job)?;
-            if !self.lock().stores.contains_key(&job) {
+            if self.lock().place(job).is_none() {
                 engine.call_method1(intern!(py, "not_in_flight"), (job,))?;
                 continue;
             }
@@ -263,14 +282,14 @@ impl PyStores {
             by_rank.push((rank, outcome.unbind()));
         }
         let mut in_flight = self.lock();
-        let Some(store) = in_flight.stores.get_mut(&job) else {
+        let Some(store) = in_flight.get_mut(job) else {
             return Ok(None);
         };
         for (rank, outcome) in by_rank {
             store.outcomes[rank] = Some(outcome);
         }
         let all = store.outcomes.iter().all(Option::is_some);
-        Ok(all.then(|| in_flight.stores.remove(&job)).flatten())
+        Ok(all.then(|| in_flight.remove(job)).flatten())
     }
 
     /// Publishes what every rank has copied, and lets go of its source blocks.
@@ -290,8 +309,8 @@ impl PyStores {
         published
     }
 
-    fn unpin(&self, engine: &Bound<'_, PyAny>, pins: &Py<PyList>) -> PyResult<()> {
-        unpin(self.rules.get(), &pool_of(engine)?, pins.bind(engine.py()))
+    fn unpin(&self, engine: &Bound<'_, PyAny>, pins: &[Py<PyAny>]) -> PyResult<()> {
+        unpin(self.rules.get(), &pool_of(engine)?, pins)
     }
 
     fn asked<'a, 'py>(&'a self, engine: &'a Bound<'py, PyAny>, run: &PyRun) -> Asked<'a, 'py> {
@@ -439,7 +458,7 @@ impl PyStores {
             self.offer(engine, tracked, run, asked, first..end, &states)?
         } else {
             let tables = asked.tables()?;
-            let (pages, _) = self.columns.get().pages(tables, first..end)?;
+            let (pages, _) = self.columns.get().pages(tables, first..end, 0)?;
             let reason = if run.stores { "stale" } else { "hint" };
             skip(engine, reason, states.len() + pages.len())?;
             None
@@ -491,7 +510,7 @@ impl PyStores {
         };
         let leading = |limit| Ok(keys.leading(limit));
         let offered = self.cache.get().make_room(&room, leading, states)?;
-        let Some((mut lease, entries, _)) = offered else {
+        let Some((lease, entries, _)) = offered else {
             return Ok(None);
         };
         for (reason, count) in left_out(lease.skipped()) {
@@ -502,22 +521,24 @@ impl PyStores {
         }
         let pool = pool_of(engine)?;
         let pins = entries.sources(&blocks_of(&pool)?)?;
+        let (request, count) = (asked.name()?.unbind(), entries.len());
+        let entries = Py::new(py, entries)?;
         pin(self.rules.get(), &pool, &pins)?;
-        lease.forget_entries(); // It lives until the copies end, and nobody asks it.
+        // Nothing fails from here on.
         let store = Store {
             lease,
-            request: asked.name()?.unbind(),
-            pins: pins.unbind(),
-            entries: entries.len(),
+            request,
+            pins: pins.into_iter().map(Bound::unbind).collect(),
+            entries: count,
             void: false,
             outcomes: (0..self.ranks).map(|_| None).collect(),
         };
         let mut in_flight = self.lock();
         let job = in_flight.next;
         in_flight.next += 1;
-        in_flight.stores.insert(job, store);
+        in_flight.stores.push((job, store));
         drop(in_flight);
-        Ok(Some((job, Py::new(py, entries)?)))
+        Ok(Some((job, entries)))
     }
 }
 
@@ -575,8 +596,10 @@ fn publish(engine: &Bound<'_, PyAny>, store: &mut Store) -> PyResult<(usize, f64
         ))));
     }
     let shards: Vec<&[[u8; 8]]> = shards.iter().map(|shard| shard.as_chunks().0).collect();
-    let of_entry = |at: usize| shards.iter().map(move |sums| u64::from_ne_bytes(sums[at]));
-    let checksums: Vec<u64> = (0..store.entries).flat_map(of_entry).collect();
+    let mut checksums = Vec::with_capacity(store.entries * shards.len());
+    for at in 0..store.entries {
+        checksums.extend(shards.iter().map(|sums| u64::from_ne_bytes(sums[at])));
+    }
     store.lease.commit_flat(&checksums).map_err(to_py)?;
     Ok((bytes, seconds))
 }

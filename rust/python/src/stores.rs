@@ -58,10 +58,10 @@ impl PyStoreEntries {
         Ok((self.listed(py)?,))
     }
 
-    pub fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
-        let sources = PyList::empty(blocks.py());
+    pub fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let mut sources = Vec::with_capacity(self.blocks.len());
         for &id in &self.blocks {
-            sources.append(blocks.get_item(id as usize)?)?;
+            sources.push(blocks.get_item(id as usize)?);
         }
         Ok(sources)
     }
@@ -72,16 +72,20 @@ impl PyStoreEntries {
         self.entries.is_empty()
     }
 
-    /// Nothing yet, with room for so many entries of one slot and one engine block.
-    pub fn with_capacity(entries: usize) -> Self {
+    /// Nothing yet, with room for so many entries and engine blocks.
+    pub fn with_capacity(entries: usize, blocks: usize) -> Self {
         Self {
             entries: Vec::with_capacity(entries),
-            slots: Vec::with_capacity(entries),
-            blocks: Vec::with_capacity(entries),
+            slots: Vec::new(),
+            blocks: Vec::with_capacity(blocks),
         }
     }
 
     pub fn push(&mut self, class: usize, slots: &[SlotId], blocks: &[u32]) {
+        if self.entries.is_empty() {
+            // Most often nearly all of them are pages, which are alike.
+            self.slots.reserve(slots.len() * self.entries.capacity());
+        }
         self.slots.extend_from_slice(slots);
         self.blocks.extend_from_slice(blocks);
         self.entries.push(StoreEntry {

@@ -3,14 +3,48 @@
 use hybrid_pages::columns::{self, Columns, Part};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
+use pyo3::exceptions::PyIndexError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyList, PySequence};
+use pyo3::types::{PyDict, PyInt, PyList, PySequence};
 use std::ops::Range;
 
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
+
+/// A request's block tables, a sequence each: of engine blocks or of their numbers.
+pub type Tables<'py> = Vec<Bound<'py, PyAny>>;
+
+/// Tables in a sequence that Python gives.
+pub fn tables_in<'py>(given: &Bound<'py, PyAny>) -> PyResult<Tables<'py>> {
+    given.try_iter()?.collect()
+}
+
+/// The block tables of all requests, as an engine keeps them: a dictionary a group.
+#[pyclass(frozen, name = "BlockTables", module = "hybrid_pages._core")]
+pub struct PyBlockTables {
+    groups: Vec<Py<PyDict>>,
+}
+
+#[pymethods]
+impl PyBlockTables {
+    #[new]
+    const fn new(groups: Vec<Py<PyDict>>) -> Self {
+        Self { groups }
+    }
+
+    #[pyo3(name = "__call__")]
+    pub fn of<'py>(&self, request_id: &Bound<'py, PyAny>) -> PyResult<Tables<'py>> {
+        let py = request_id.py();
+        let mut tables = Vec::with_capacity(self.groups.len());
+        for group in &self.groups {
+            let table = group.bind(py).get_item(request_id)?;
+            tables.push(table.unwrap_or_else(|| PyList::empty(py).into_any()));
+        }
+        Ok(tables)
+    }
+}
 
 /// One group: its table, and its columns there.
 type Group = (usize, Columns);
@@ -64,7 +98,7 @@ impl PyTableColumns {
         first: Whole,
         end: Whole,
     ) -> PyResult<Vec<(usize, usize)>> {
-        let (pages, _) = self.pages(tables, first.0..end.0)?;
+        let (pages, _) = self.pages(&tables_in(tables)?, first.0..end.0, 0)?;
         Ok(pages
             .into_iter()
             .map(|(class, block, _)| (class, block))
@@ -89,18 +123,21 @@ impl Read<'_> {
 type Source = (usize, usize, Range<usize>);
 
 impl PyTableColumns {
-    /// The pages that are whole, and their engine blocks.
+    /// The pages that are whole, and their engine blocks; both with room for `more`.
     pub fn pages(
         &self,
-        tables: &Bound<'_, PyAny>,
+        tables: &[Bound<'_, PyAny>],
         blocks: Range<usize>,
+        more: usize,
     ) -> PyResult<(Vec<Source>, Vec<u32>)> {
         // A block takes an engine block of each table at least: what is beyond them is not there.
-        let lengths = tables.try_iter()?.map(|table| table?.len());
-        let longest = lengths.collect::<PyResult<Vec<_>>>()?.into_iter().max();
-        let blocks = blocks.start..blocks.end.min(longest.unwrap_or(0));
-        let mut pages = Vec::with_capacity(blocks.len());
-        let mut ids = Vec::with_capacity(blocks.len());
+        let mut longest = 0;
+        for table in tables {
+            longest = longest.max(table.len()?);
+        }
+        let blocks = blocks.start..blocks.end.min(longest);
+        let mut pages = Vec::with_capacity(blocks.len() + more);
+        let mut ids = Vec::with_capacity(blocks.len() + more);
         for (class, (kind, groups)) in self.classes.iter().enumerate() {
             if *kind == ClassKind::Recurrent || blocks.is_empty() {
                 continue;
@@ -120,7 +157,7 @@ impl PyTableColumns {
     /// What a load of the blocks [first, end) writes, by class and block.
     pub fn loads<'a>(
         &'a self,
-        tables: &Bound<'_, PyAny>,
+        tables: &[Bound<'_, PyAny>],
         blocks: Range<usize>,
         resumes: usize,
     ) -> PyResult<impl Fn(usize, usize) -> PyResult<Vec<Option<u32>>> + 'a> {
@@ -146,31 +183,44 @@ impl PyTableColumns {
 
 fn read<'a>(
     groups: &'a [Group],
-    tables: &Bound<'_, PyAny>,
+    tables: &[Bound<'_, PyAny>],
     blocks: Range<usize>,
 ) -> PyResult<Read<'a>> {
-    let part = |&(table, columns): &Group| part(tables, table, columns.of_all(blocks.clone()));
-    Ok(Read {
-        groups,
-        parts: groups.iter().map(part).collect::<PyResult<_>>()?,
+    let mut parts = Vec::with_capacity(groups.len());
+    for &(table, columns) in groups {
+        parts.push(part(tables, table, columns.of_all(blocks.clone()))?);
+    }
+    Ok(Read { groups, parts })
+}
+
+pub fn table_of<'a, 'py>(
+    tables: &'a [Bound<'py, PyAny>],
+    table: usize,
+) -> PyResult<&'a Bound<'py, PyAny>> {
+    tables.get(table).ok_or_else(|| {
+        PyIndexError::new_err(format!(
+            "tables: expected one of each of at least {} groups, found {}",
+            table + 1,
+            tables.len()
+        ))
     })
 }
 
 /// A part of a table, which may be shorter.
-fn part(tables: &Bound<'_, PyAny>, table: usize, columns: Range<usize>) -> PyResult<Part> {
-    let table = tables.get_item(table)?;
-    let ids = if let Ok(list) = table.cast::<PyList>() {
-        let columns = columns.start..columns.end.min(list.len());
-        columns
-            .map(|column| block_id(&list.get_item(column)?))
-            .collect::<PyResult<_>>()?
+fn part(tables: &[Bound<'_, PyAny>], table: usize, columns: Range<usize>) -> PyResult<Part> {
+    let table = table_of(tables, table)?;
+    let end = columns.end.min(table.len()?);
+    let mut ids = Vec::with_capacity(end.saturating_sub(columns.start));
+    if let Ok(list) = table.cast::<PyList>() {
+        for column in columns.start..end {
+            ids.push(block_id(&list.get_item(column)?)?);
+        }
     } else {
         let sequence = table.cast::<PySequence>()?;
-        let columns = columns.start..columns.end.min(sequence.len()?);
-        columns
-            .map(|column| block_id(&sequence.get_item(column)?))
-            .collect::<PyResult<_>>()?
-    };
+        for column in columns.start..end {
+            ids.push(block_id(&sequence.get_item(column)?)?);
+        }
+    }
     Ok(Part {
         first: columns.start,
         ids,
@@ -195,5 +245,6 @@ pub fn engine_block(Whole(number): Whole) -> PyResult<u32> {
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyBlockTables>()?;
     m.add_class::<PyTableColumns>()
 }

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from hybrid_pages import BlockTables
+
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
 
 def tables_of(manager: "KVCacheManager") -> "Callable[[str], Sequence[Sequence[KVCacheBlock]]]":
     """Gives all blocks that vLLM holds for a request, by group; not to be changed, and for one step
-    only. Other than ``get_block_ids``, it takes no longer for a longer request."""
-    blocks: Callable[[str], Sequence[Sequence[KVCacheBlock]]] = manager.coordinator.get_blocks
-    return blocks
+    only. Other than ``get_block_ids``, it takes no longer for a longer request, and other than
+    ``get_blocks`` it runs no Python."""
+    groups = manager.coordinator.single_type_managers
+    return BlockTables([group.req_to_blocks for group in groups])
 
 
 def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:

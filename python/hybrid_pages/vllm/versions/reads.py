@@ -126,7 +126,8 @@ READS: dict[str, str] = {
     "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id ref_cnt",
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
     "vllm.v1.core.kv_cache_manager.KVCacheManager": "coordinator free get_block_ids",
-    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "get_blocks",
+    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "single_type_managers",
+    "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": "req_to_blocks",
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "kv_connector_block_state num_scheduled_tokens total_num_scheduled_tokens"
     ),
