@@ -312,12 +312,10 @@ pub fn blocks_of<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> 
 /// What an engine hands over: its group, its block, and how many tokens the state includes.
 pub fn offers(offered: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Offer>> {
     let mut offers = Vec::new();
-    for item in offered
-        .map(PyAnyMethods::try_iter)
-        .transpose()?
-        .into_iter()
-        .flatten()
-    {
+    let Some(offered) = offered else {
+        return Ok(offers);
+    };
+    for item in offered.try_iter()? {
         let (table, block, tokens): (Whole, Whole, Whole) = item?.extract()?;
         offers.push(Offer {
             table: table.0,

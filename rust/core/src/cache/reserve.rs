@@ -16,10 +16,11 @@ use crate::tier::Tier;
 /// The entries that a write lease writes and holds.
 #[derive(Default)]
 pub(super) struct Reservation {
+    /// Those that it writes, in the order in which it shows them.
     pub(super) written: Placed,
-    /// How a lease shows those that it writes.
+    /// As it shows them.
     pub(super) entries: Vec<LeaseEntry>,
-    /// Those that it writes and the prefix that they extend, in the order in which they are let go: deepest first.
+    /// These and the prefix that they extend, in the order in which they are let go: deepest first.
     pub(super) held: Vec<EntryId>,
     /// The page that is held instead of the prefix that it ends, if the policy protects that, and a bound on the
     /// prefix's slots.
