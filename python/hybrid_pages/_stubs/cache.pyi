@@ -142,12 +142,13 @@ class StoreEntries:
 class BlockTables:
     """The block tables of all requests, as vLLM's cache managers keep them.
 
-    Calling it runs no Python, so that `Stores` reads them in fewer cycles than through vLLM.
+    Calling it runs no Python, so `Stores` reads them faster than through vLLM's own method.
     """
 
     def __new__(cls, groups: Sequence[dict[str, list[_Block]]]) -> BlockTables:
         """groups: of each group, each request's table by name (`req_to_blocks` of a
-        ``SingleTypeKVCacheManager``). They are read at each call."""
+        ``SingleTypeKVCacheManager``). They are read at each call. Raises TypeError if one is no
+        dict."""
 
     def __call__(self, request_id: str, /) -> list[Sequence[object]]:
         """A request's table of each group; an empty one where it has none."""

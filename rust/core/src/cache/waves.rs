@@ -125,10 +125,8 @@ impl State {
     /// Finds room for the next wave and starts its reads; `None` while there is no room.
     fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
         let path = self.index.path(course.namespace, &course.keys, None);
-        let path: Vec<_> = match path {
-            Ok(path) => path.into_iter().map(Boundary::known).collect(),
-            Err(_) => return Err(Broken),
-        };
+        let path = path.map_err(|_| Broken)?.into_iter();
+        let path: Vec<_> = path.map(Boundary::known).collect();
         if course.whole {
             self.begin_whole(course, &path)
         } else {
