@@ -82,19 +82,16 @@ def scenario(seed: int, name: str, shapes: Iterable[Shape] = SHAPES.values()) ->
 def enough(engine: dict[str, Any], shape: Shape) -> dict[str, Any]:
     """The engine, without what vLLM itself, 0.32 and 0.33, gets wrong.
 
-    It reserves too little for windows: of few blocks, two loaded requests may both hold what the
-    other one needs (``Scheduler._request_remaining_blocks``). Where hashes are finer than the
-    alignment of exported states, scheduler and workers disagree about the export of a request that
-    resumes amid its answer. And where hashes are finer than blocks, a request that resumes inside a
-    block may leave the state that it began with there, cached as that of the block's end.
+    Where hashes are finer than the alignment of exported states, scheduler and workers disagree
+    about the export of a request that resumes amid its answer. And where hashes are finer than
+    blocks, a request that resumes inside a block may leave the state that it began with there,
+    cached as that of the block's end.
 
     With one draft, kernels that export states write one over the running state where a step of a
     prompt, not its last, goes two blocks further. Beside a draft model that has a token of each
     request's budget, a budget of just a block never runs a prompt. Both are shown without this
     connector in ``test_vllm_alone.py``.
     """
-    if shape.has_windows:
-        engine = engine | {"blocks": max(engine["blocks"], 64)}
     if shape.name in ("gdn-exports", "two-exporting-kinds"):
         engine = engine | {"match_unit": None}
     found = engine.get("speculation")

@@ -50,7 +50,7 @@ class Below:
         keys, namespace = self.keys.of(tracked), tracked.run.namespace
         for _ in range(_RETRIES):
             hit = self.cache.lookup(namespace, keys, limit=limit)
-            if tracked.skips_loads:
+            if tracked.skips_loads or tracked.refused:
                 break
             if self.asking is not None:
                 missing = (limit - max(hit.blocks, first)) * self.keys.grid.block_tokens

@@ -164,7 +164,7 @@ class Connection:
         )
         self.stores.pool = self.pool
         if self.manager is not None:
-            self.stores.tables = versions.tables_of(self.manager)
+            self._give_manager(self.manager)
         self._follow_cache(plan)
         self.connected = True
         logger.info("%s", self.describe())
@@ -273,7 +273,11 @@ class Connection:
         """Takes vLLM's cache manager, which knows a request's blocks."""
         self.manager = manager
         if self.connected:
-            self.stores.tables = versions.tables_of(manager)
+            self._give_manager(manager)
+
+    def _give_manager(self, manager: "KVCacheManager") -> None:
+        self.stores.tables = versions.tables_of(manager)
+        self.loads.parked.bind(manager)
 
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""

@@ -21,6 +21,7 @@ from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
 from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.parked import Parked
 from hybrid_pages.vllm.tracking import Lookup, Tracked
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Loads:
         self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         self.below = Below(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
         self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
+        self.parked = Parked(figures, keys.grid.drafts)
         self.in_flight: dict[str, _Load] = {}
         """Loads that were planned and have not ended, by request. This object stays: see
         ``StepCalls``."""
@@ -98,6 +100,7 @@ class Loads:
         """
         tracked.drop_lease()
         tracked.lookup = None
+        self.parked.ended(tracked.request.request_id)
         request, n = tracked.request, self.grid.block_tokens
         if request.skip_reading_prefix_cache and tracked.reads_cache is None:
             return 0
@@ -110,13 +113,18 @@ class Loads:
         hit = self.below.look_up(tracked, first, limit)
         if hit is None:
             return None
-        if tracked.restore is not None:
-            end = tracked.restore.blocks * n
-            tracked.lookup = Lookup(local_tokens, end, hit.pages * n, hit.missing)
-            return end - local_tokens
-        tracked.lookup = Lookup(local_tokens, hit.host * n, hit.pages * n, hit.missing)
-        if tracked.skips_loads or hit.host * n <= local_tokens:
+        end = (hit.host if tracked.restore is None else tracked.restore.blocks) * n
+        tracked.lookup = Lookup(local_tokens, end, hit.pages * n, hit.missing)
+        if tracked.skips_loads or tracked.refused or end <= local_tokens:
             return 0
+        fits = self.parked.fits(tracked, local_tokens, end)
+        if fits is None:
+            return None
+        if not fits:
+            tracked.drop_restore()
+            return 0
+        if tracked.restore is not None:
+            return end - local_tokens
         tracked.lease = self.cache.acquire(
             tracked.run.namespace, tracked.keys, first=first, limit=limit
         )
@@ -130,6 +138,7 @@ class Loads:
         if tracked is not None:
             if n:  # vLLM calls again, with 0, when a loaded request is scheduled
                 tracked.loaded = n
+                self.parked.admitted(tracked)
             load.lease, tracked.lease = tracked.lease, None
             load.restore, tracked.restore = tracked.restore, None
         if not n:
@@ -239,6 +248,9 @@ class Loads:
             How many of them another connector says to have loaded, at most.
         """
         lookup, tracked.lookup = tracked.lookup, None
+        self.parked.ended(tracked.request.request_id)
+        tracked.offered = tracked.refused = False
+        tracked.waits_for = None
         rest = start - tracked.loaded
         if lookup is None:
             return rest
@@ -318,4 +330,6 @@ class Loads:
         self._in_waves.discard(request_id)
         failed = request_id in self._failed
         self._failed.discard(request_id)
+        if failed:
+            self.parked.ended(request_id)  # its blocks go, and it is computed
         return failed

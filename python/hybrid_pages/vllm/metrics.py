@@ -53,6 +53,11 @@ COUNTERS = {
     "stored_entries": ("kind", "Entries published, by kind."),
     "loaded_bytes": (None, "Bytes copied back into the engine."),
     "loaded_seconds": (None, "Seconds of copying back, summed over ranks."),
+    "skipped_loads": (
+        "reason",
+        "Hits that were computed, since vLLM could not have admitted or finished their loads, by "
+        "reason: no_room (other loads held the blocks), or never_admitted (the pool is too small).",
+    ),
     "skipped_entries": ("reason", "Entries not stored, by reason."),
     "failures": ("reason", "Transfers or lookups that failed; each ended in recompute."),
     "evicted_entries": ("kind", "Entries evicted, by kind."),

@@ -76,6 +76,13 @@ class Tracked:
     not_worth: tuple[int, int, int] | None = None
     """The last lookup for which tiers below were not read, as computing is faster: blocks that the
     engine had, the joint hit, and that of the host."""
+    offered: bool = False
+    """Whether vLLM was offered a load that it has not admitted yet."""
+    refused: bool = False
+    """No load is offered until it is scheduled: vLLM can't admit it."""
+    waits_for: int | None = None
+    """The last of the loads that have to make room for its own, see
+    :class:`~hybrid_pages.vllm.parked.Parked`."""
     loaded: int = 0
     """Tokens that this run has from the cache."""
     prompt_tokens: int = 0

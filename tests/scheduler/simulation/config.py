@@ -111,6 +111,7 @@ def engine_config(
     retention: int | None = 0,
     events: KVEventsConfig | None = None,
     speculation: Speculation | None = None,
+    priorities: bool = False,
 ) -> VllmConfig:
     """A VllmConfig as the engine core has it after start-up."""
     config = copy.deepcopy(_base())
@@ -125,6 +126,7 @@ def engine_config(
     config.scheduler_config.max_num_seqs = requests
     config.scheduler_config.async_scheduling = async_scheduling
     config.scheduler_config.scheduler_cls = None
+    config.scheduler_config.policy = "priority" if priorities else "fcfs"
     config.parallel_config.tensor_parallel_size = ranks
     config.parallel_config.world_size = ranks
     config.kv_events_config = events
@@ -136,9 +138,12 @@ def engine_config(
 
 
 def plan_kv_caches(
-    config: VllmConfig, shape: Shape, match_unit: int | None = None
+    config: VllmConfig, shape: Shape, match_unit: int | None = None, pool: float = 0.0
 ) -> tuple[KVCacheConfig, list[KVCacheConfig], int, int]:
-    """vLLM's plan for the scheduler and for each worker, the block size and the hash size."""
+    """vLLM's plan for the scheduler and for each worker, the block size and the hash size.
+
+    pool: how many times the blocks that vLLM needs to start there are, if not as configured.
+    """
     register_all_kvcache_specs(config)
     groups = planning.get_kv_cache_groups(config, shape.specs())
     flag_draft_groups(config, groups, shape.specs())
@@ -150,7 +155,8 @@ def plan_kv_caches(
     needed = 1 + sum(
         cdiv(spec.max_memory_usage_bytes(config), spec.page_size_bytes) for spec in specs
     )
-    config.cache_config.num_gpu_blocks = max(config.cache_config.num_gpu_blocks, needed)
+    planned = int(needed * pool) or config.cache_config.num_gpu_blocks
+    config.cache_config.num_gpu_blocks = max(planned, needed)
     workers = []
     for _ in range(config.parallel_config.tensor_parallel_size):
         worker = planning.get_kv_cache_config_from_groups(

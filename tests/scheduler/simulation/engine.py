@@ -141,6 +141,8 @@ class Engine:
         events: KVEventsConfig | None = None,
         speculation: Speculation | None = None,
         model: Path | None = None,
+        priorities: bool = False,
+        pool: float = 0.0,
     ) -> None:
         self.speculation = speculation
         if speculation is not None:
@@ -158,12 +160,13 @@ class Engine:
             connector=transfer,
             events=events,
             speculation=speculation,
+            priorities=priorities,
         )
         if model is not None:
             self.config.model_config.model = str(model)
         self._place(*data_parallel)
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner_version - 1)):
-            self._start(runner_version, async_scheduling, match_unit)
+            self._start(runner_version, async_scheduling, match_unit, pool)
 
     def _place(self, rank: int, size: int) -> None:
         """As `run_engine_core` does for a rank of a mixture of experts."""
@@ -173,11 +176,13 @@ class Engine:
         if transfer is not None and size > 1:
             transfer.engine_id = f"engine_dp{rank}"
 
-    def _start(self, runner_version: int, async_scheduling: bool, match_unit: int | None) -> None:
+    def _start(
+        self, runner_version: int, async_scheduling: bool, match_unit: int | None, pool: float
+    ) -> None:
         """As the engine core starts: workers, their memory, the scheduler, the handshake."""
         shape = self.shape
         plan, worker_plans, block_tokens, hash_tokens = plan_kv_caches(
-            self.config, shape, match_unit
+            self.config, shape, match_unit, pool
         )
         self.plan = plan
         self._origins: dict[str, Origin] = {}
@@ -329,9 +334,10 @@ class Engine:
         name: str | None = None,
         hints: Any = None,
         images: Sequence[Image] = (),
+        priority: int = 0,
     ) -> Result:
         """Queues a request; ``hints`` are what an application says to this connector."""
-        request = self._request(prompt, max_tokens, salt, lora, name, hints, images)
+        request = self._request(prompt, max_tokens, salt, lora, name, hints, images, priority)
         origin = origin_of(request, self.versions)
         self.results[request.request_id] = Result(request, origin)
         self._origins[request.request_id] = origin
@@ -350,6 +356,7 @@ class Engine:
         name: str | None = None,
         hints: Any = None,
         images: Sequence[Image] = (),
+        priority: int = 0,
     ) -> Request:
         said = None if hints is None else {"kv_transfer_params": {"hybrid_pages": hints}}
         return Request(
@@ -365,6 +372,7 @@ class Engine:
             pooling_params=None,
             cache_salt=salt,
             lora_request=lora,
+            priority=priority,
             mm_features=[
                 MultiModalFeatureSpec(
                     data=None,

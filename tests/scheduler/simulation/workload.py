@@ -33,6 +33,8 @@ class Mix:
     """How many requests come with hints, some of which make no sense."""
     images: float = 0.0
     """How many requests have an image in them, of the few that there are."""
+    priorities: int = 1
+    """How many priorities requests have, if the engine heeds them."""
 
 
 @dataclass
@@ -94,6 +96,7 @@ class Workload:
             images=images,
             salt=rng.choice(mix.salts),
             lora=lora,
+            priority=rng.randrange(mix.priorities) if mix.priorities > 1 else 0,
         )
 
     def run(self, engine: Engine, requests: int) -> list[Result]:

@@ -10,11 +10,13 @@ Importing this module imports neither torch nor vLLM.
 """
 
 from hybrid_pages.vllm.versions.blocks import (
+    blocks_to_finish,
     cached_keys,
     carries,
     forget_blocks,
     pin,
     prefix_cache_of,
+    reserves_too_little,
     tables_of,
     unpin,
 )
@@ -63,6 +65,7 @@ from hybrid_pages.vllm.versions.requests import (
     failed,
     fields,
     fork_of,
+    free_at_once,
     processed,
     reloads_adapter,
     token_at,
@@ -103,6 +106,7 @@ __all__ = [
     "adapter_layout",
     "block_removed",
     "block_stored",
+    "blocks_to_finish",
     "cached_keys",
     "carries",
     "check_configurations",
@@ -120,6 +124,7 @@ __all__ = [
     "fields",
     "forget_blocks",
     "fork_of",
+    "free_at_once",
     "hash_seed",
     "hash_tokens",
     "installed",
@@ -143,6 +148,7 @@ __all__ = [
     "publishes_events",
     "register_connector",
     "reloads_adapter",
+    "reserves_too_little",
     "restore_block_size",
     "serve_arguments",
     "steps_ahead",

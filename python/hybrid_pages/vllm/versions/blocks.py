@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
 
 
 def tables_of(manager: "KVCacheManager") -> "Callable[[str], Sequence[Sequence[KVCacheBlock]]]":
@@ -19,6 +20,54 @@ def tables_of(manager: "KVCacheManager") -> "Callable[[str], Sequence[Sequence[K
     ``get_blocks`` it runs no Python."""
     groups = manager.coordinator.single_type_managers
     return BlockTables([group.req_to_blocks for group in groups])
+
+
+def reserves_too_little(manager: "KVCacheManager") -> bool:
+    """Whether vLLM reserves too little for requests that it has admitted for a load: some group
+    gives blocks back while a request goes on."""
+    groups = manager.coordinator.single_type_managers
+    return any(group.max_admission_blocks_per_request is not None for group in groups)
+
+
+def blocks_to_finish(
+    manager: "KVCacheManager", request: "Request", computed: int, ahead: int, *, local: int = 0
+) -> int:
+    """The most blocks of the pool that a request may take beside those that it has, until its
+    prompt is computed.
+
+    Args:
+        manager: vLLM's cache manager.
+        request: one that is not scheduled; it may hold blocks.
+        computed: tokens that it has, or will have once its load is there.
+        ahead: tokens behind its prompt that its steps need room for.
+        local: tokens of them in blocks of vLLM's own cache, which it may share with others.
+    """
+    coordinator = manager.coordinator
+    name, tokens = request.request_id, request.num_tokens + ahead
+    groups = coordinator.single_type_managers
+    hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(groups)
+    if local:
+        hit, local, _ = coordinator.find_longest_cache_hit(request.block_hashes, local)
+    total = 0
+    for group, found in zip(groups, hit, strict=True):
+        most = group.max_admission_blocks_per_request
+        if most is None:
+            total += group.get_num_blocks_to_allocate(
+                request_id=name,
+                num_tokens=tokens,
+                new_computed_blocks=found,
+                total_computed_tokens=computed,
+                num_local_computed_tokens=local,
+                num_tokens_main_model=request.num_tokens,
+                apply_admission_cap=True,
+                prefill_end=0,
+            )
+            continue
+        size, held = group.block_size, group.req_to_blocks.get(name, ())
+        behind = max(len(held), group.get_num_skipped_tokens(computed) // size)
+        ring = most + -(-ahead // size) - sum(not block.is_null for block in held)
+        total += max(0, min(-(-tokens // size) - behind, ring))
+    return total
 
 
 def carries(block: "KVCacheBlock", key: bytes, group: int, tokens: int) -> bool:

@@ -99,10 +99,10 @@ READS: dict[str, str] = {
     "vllm.model_executor.custom_op.CustomOp": "_forward_method",
     # The scheduler's objects.
     "vllm.v1.request.Request": (
-        "all_token_ids block_hashes cache_salt kv_transfer_params lora_request mm_features "
-        "num_computed_tokens num_in_flight_tokens num_output_tokens num_prompt_tokens num_tokens "
-        "prompt_embeds request_id session_id shared_prefix_boundary skip_reading_prefix_cache "
-        "status"
+        "all_token_ids block_hashes cache_salt kv_transfer_params last_sched_seq lora_request "
+        "mm_features num_computed_tokens num_in_flight_tokens num_output_tokens "
+        "num_prompt_tokens num_tokens prompt_embeds request_id session_id shared_prefix_boundary "
+        "skip_reading_prefix_cache status"
     ),
     "vllm.multimodal.inputs.MultiModalFeatureSpec": "identifier mm_position",
     "vllm.multimodal.inputs.PlaceholderRange": "length offset",
@@ -111,7 +111,7 @@ READS: dict[str, str] = {
         "is_3d_lora_weight load_inplace lora_int_id lora_name lora_path"
     ),
     "vllm.v1.core.block_pool.BlockPool": (
-        "blocks cached_block_hash_to_block evict_blocks free_blocks touch"
+        "blocks cached_block_hash_to_block evict_blocks free_blocks get_num_free_blocks touch"
     ),
     "vllm.v1.core.kv_cache_utils": (
         "generate_block_hash_extra_keys get_block_hash make_block_hash_with_group_id "
@@ -123,11 +123,18 @@ READS: dict[str, str] = {
         "block_hashes block_size extra_keys group_idx kv_cache_spec_kind lora_id lora_name medium "
         "parent_block_hash session_id token_ids"
     ),
-    "vllm.v1.core.kv_cache_utils.KVCacheBlock": "block_hash block_hash_num_tokens block_id ref_cnt",
+    "vllm.v1.core.kv_cache_utils.KVCacheBlock": (
+        "block_hash block_hash_num_tokens block_id is_null ref_cnt"
+    ),
     "vllm.v1.core.kv_cache_manager.KVCacheBlocks": "blocks",
-    "vllm.v1.core.kv_cache_manager.KVCacheManager": "coordinator free get_block_ids",
-    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": "single_type_managers",
-    "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": "req_to_blocks",
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": ("block_pool coordinator free get_block_ids"),
+    "vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator": (
+        "find_longest_cache_hit single_type_managers"
+    ),
+    "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": (
+        "block_size get_num_blocks_to_allocate get_num_skipped_tokens "
+        "max_admission_blocks_per_request req_to_blocks"
+    ),
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "kv_connector_block_state num_scheduled_tokens total_num_scheduled_tokens"
     ),

@@ -88,6 +88,16 @@ def compute_anew(request: "Request", manager: "KVCacheManager") -> None:
     request.num_computed_tokens = 0
 
 
+def free_at_once(request: "Request") -> None:
+    """Lets the scheduler free the blocks of an ended request though a step that may write them is
+    in flight, as it does without a connector.
+
+    It waits for the report of that step, since loads of some connectors are not ordered behind it
+    (``Scheduler._request_blocks_can_be_freed``).
+    """
+    request.last_sched_seq = 0
+
+
 def reloads_adapter(adapter: "LoRARequest") -> bool:
     """Whether the worker reads an adapter's files again when the request is scheduled."""
     return bool(adapter.load_inplace)
