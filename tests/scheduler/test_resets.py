@@ -12,13 +12,14 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 import simulation.engine
-from hybrid_pages.vllm import epochs
+from hybrid_pages.vllm import epochs, versions
 from hybrid_pages.vllm.worker import WorkerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine, origin_of
 from simulation.function import continuation
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES
+from simulation.speculation import METHODS, Speculation
 from test_boundaries import tokens
 from test_checkpoints import counters
 
@@ -253,6 +254,40 @@ def test_an_idle_engine_in_one_process_has_no_stores_in_flight(
     assert engine.depths(tokens(3 * N, 3 * N))[-1:] == [3]
     script.delay = lambda kind: 0
     engine.run()
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("delay", [0, 1000])
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_idle_engine_in_one_process_has_no_stores_in_flight_behind_drafts(
+    method: str,
+    asynchronous: bool,
+    runner: int,
+    delay: int,
+    start: StartEngine,
+    script: Script,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "is_outermost", lambda transfer: True)
+    script.delay = lambda kind: delay if kind == "store" else 0
+    engine = start(
+        in_process=True,
+        async_scheduling=asynchronous,
+        runner_version=runner,
+        speculation=Speculation(method, 2),
+        extra=ROOM | {"store_mode": "background", "checkpoint_mode": "all"},
+    )
+    for seed, length in enumerate((9 * N + 5, 3 * N, 5 * N + 1, 2 * N + 9)):
+        beside = engine.add(tokens(length, seed + 10), 2 * N + seed)
+        run_to(engine, engine.add(tokens(length, seed), 2 * N + seed))
+        run_to(engine, beside)
+        assert not engine.half.storing
+        assert engine.reset_prefix_cache()
+    script.delay = lambda kind: 0
+    engine.run()
+    assert "failures:worker_metadata" not in counters(engine)
     engine.check_idle()
 
 

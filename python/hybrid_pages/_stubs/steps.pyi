@@ -113,6 +113,9 @@ class Stores:
     def __len__(self, /) -> int:
         """Jobs in flight."""
 
+    def __contains__(self, job: int, /) -> bool:
+        """Whether a job is in flight."""
+
     def step(
         self,
         engine: object,

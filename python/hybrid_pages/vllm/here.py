@@ -10,7 +10,11 @@ class StoresEnder(Protocol):
     """A worker half, as a scheduler half may call it directly."""
 
     def end_stores(self, more: StepMetadata) -> WorkerMetadata:
-        """Starts more stores and waits for all; returns the outcomes that were not reported yet."""
+        """Starts more stores and waits for all.
+
+        Returns the outcomes that were not reported yet, and those of reports that may still be on
+        their way: some of them were received, others will come again.
+        """
 
 
 _HERE: "weakref.WeakValueDictionary[str, StoresEnder]"

@@ -173,9 +173,15 @@ class SchedulerHalf(Connection):
         if self.stores.unsent:
             stores |= self.stores.take_unsent()
         idle = not scheduler_output.total_num_scheduled_tokens
+        if idle and not (self.storing or self.loads.in_flight) and not self._is_running():
+            self.loads.parked.refuse(self._requests.values())
         if not (stores or loads or idle):
             return self._no_copies
         return StepMetadata(self.name, stores, loads, idle)
+
+    def _is_running(self) -> bool:
+        """Whether steps that are planned have not been reported."""
+        return any(each.request.num_in_flight_tokens for each in self._requests.values())
 
     def _note_pace(self, output: "SchedulerOutput", pace: Pace) -> None:
         known = pace.planned(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
@@ -260,6 +266,10 @@ class SchedulerHalf(Connection):
 
     def forget(self, request: "Request", tables: Tables) -> None:
         """A request ended: forgets whatever no copy under way needs."""
+        if self.agreement.alone and worker_here(self.name) is not None:
+            # It does not step while it is idle, and a step in flight would keep the blocks. Our
+            # loads are ordered behind that step.
+            versions.free_at_once(request)
         self._arrived.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
@@ -273,6 +283,8 @@ class SchedulerHalf(Connection):
         name, failed = tracked.request.request_id, versions.failed(tracked.request)
         tracked.drop_lease()
         tracked.drop_restore()
+        if self.connected:
+            self.loads.parked.ended(name)
         try:
             unsure = self._invalid.expected
             held = self.ids(name) if tracked.spoiled or unsure else ()
@@ -311,7 +323,9 @@ class SchedulerHalf(Connection):
             return
         try:
             step = StepMetadata(half=self.name, stores=self.stores.take_unsent())
-            self._ended(worker.end_stores(step))
+            ended = worker.end_stores(step)
+            ended.stores = self.stores.ahead_of_reports(ended.stores)
+            self._ended(ended)
         except Exception:
             logger.exception("the stores of an idle engine could not be ended")
             self.figures.count("failures", label="settle")

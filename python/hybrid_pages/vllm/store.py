@@ -65,6 +65,8 @@ class Stores:
         self.unsent: dict[int, StoreEntries] = {}
         """Jobs of requests that have ended, for the next step's metadata. This object stays: see
         ``StepCalls``."""
+        self._ahead: set[int] = set()
+        """Jobs that were ended ahead of the reports that say so."""
 
     def __len__(self) -> int:
         """Stores whose source blocks are pinned."""
@@ -120,6 +122,9 @@ class Stores:
 
     def not_in_flight(self, job: int) -> None:
         """A worker has reported a job that it was not given, or had ended."""
+        if job in self._ahead:
+            self._ahead.discard(job)
+            return
         logger.error("a worker reported store %d, which is not in flight", job)
         self.figures.count("failures", label="worker_metadata")
 
@@ -157,6 +162,12 @@ class Stores:
             trusted: whether every rank has what the scheduler planned.
         """
         self.core.ended(self, outcomes, trusted)
+
+    def ahead_of_reports(self, outcomes: dict[int, list[Outcome]]) -> dict[int, list[Outcome]]:
+        """Those of outcomes of one rank that were not received: they may come again."""
+        found = {job: each for job, each in outcomes.items() if job in self.core}
+        self._ahead = set(found)
+        return found
 
     def count(self) -> None:
         """Brings what was copied and published into the figures."""

@@ -4,6 +4,7 @@ It decides nothing: every job names slots and blocks. A job that fails is report
 reason and leaves the engine running.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from hybrid_pages import (
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.planes import require_plane
 from hybrid_pages.adapter.pool import Slots
-from hybrid_pages.vllm import engines
+from hybrid_pages.vllm import engines, versions
 from hybrid_pages.vllm.here import note_worker
 from hybrid_pages.vllm.layout import planned_geometry, read_layout, require_sizes
 from hybrid_pages.vllm.log import logger
@@ -105,6 +106,8 @@ class WorkerHalf:
         self._stores: dict[int, int] = {}
         self._loads: dict[int, LoadJob] = {}
         self._results = _Results()
+        self._sent: deque[dict[int, list[Outcome]]] = deque(maxlen=versions.STEPS_IN_FLIGHT)
+        """Outcomes of stores in the last reports, which may still be on their way."""
 
     # ---- registration
 
@@ -300,11 +303,13 @@ class WorkerHalf:
         return received
 
     def end_stores(self, more: StepMetadata) -> WorkerMetadata:
-        """Starts more stores and waits for all; returns the outcomes that were not reported yet."""
+        """As of :class:`~hybrid_pages.vllm.here.StoresEnder`."""
         self.start_stores(more)
         self._wait_for_stores()
         self._collect()
         stores, self._results.metadata.stores = self._results.metadata.stores, {}
+        for sent in self._sent:
+            stores |= sent
         # The first report may be on its way in a step's metadata.
         return WorkerMetadata(stores=stores, reports=[self.report] if self.report else [])
 
@@ -316,6 +321,7 @@ class WorkerHalf:
             if ready is not None:
                 metadata.ready[self.rank] = ready
         news = metadata.stores or metadata.loads or metadata.reports or metadata.ready
+        self._sent.append(metadata.stores)
         return metadata if news else None
 
     def _poll(self) -> list[Completion]:

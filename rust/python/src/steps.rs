@@ -132,6 +132,10 @@ impl PyStores {
         self.lock().stores.len()
     }
 
+    fn __contains__(&self, job: Whole) -> bool {
+        self.lock().place(job.0).is_some()
+    }
+
     /// What a step completes of each request, by job.
     #[pyo3(
         signature = (engine, requests, scheduled, state, *, begins, planned = None),
