@@ -3,6 +3,7 @@
 An adapter turns the tensors of one framework into entries of the cache and back. Everything else
 that it needs is here:
 
+- :mod:`tiers` checks the settings of all tiers;
 - :mod:`pool` turns a budget in host memory into a cache and an arena;
 - :mod:`disk` opens a cache's share of a disk, :mod:`remote` its use of a store that machines
   share, :mod:`identity` names what is on them, and :mod:`files` tells weights apart by their files;

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybrid_pages._core import BudgetError, Disk, Geometry
+from hybrid_pages._core import BudgetError, Disk, DiskError, DiskTree, Geometry
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
 
@@ -14,6 +15,7 @@ DEADLINE_MS = 5000
 """Unless the user says otherwise."""
 LONGEST_DEADLINE_MS = 3_600_000
 _SETTLE_SECONDS = 5.0
+_MARKER = "hybrid-pages-disk"
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,24 @@ def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None
 
 
 def require_directory(disk_path: str, disk_gb: float) -> None:
-    """Rejects a path where no files can be made, and a quota that its file system cannot hold.
-    Makes nothing.
+    """Rejects a path where no files can be made, one where something else is, and a quota that its
+    file system cannot hold. Makes nothing.
 
     Raises:
         SettingsError: names the path, what is wrong and what to do.
         BudgetError: the quota is larger than the file system.
+        ForeignError: something else is in the directory.
     """
     path = Path(disk_path)
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"disk_path: expected a directory that this process can look at, found {disk_path!r}: "
+            f"{error}: name another path"
+        ) from None
     if path.is_symlink():
         raise SettingsError(
             f"disk_path: expected a directory, found the symbolic link {disk_path!r}: name the "
@@ -134,3 +146,37 @@ def require_directory(disk_path: str, disk_gb: float) -> None:
             f"disk_gb: expected at most the size of the file system of {str(place)!r}, "
             f"{nbytes / GIB:.1f} GiB, found {disk_gb:g} GiB: lower it"
         )
+    if place == path and any(map(_is_somebodys, os.listdir(path))):
+        DiskTree(disk_path)  # only looks at whose it is
+
+
+def _is_somebodys(name: str) -> bool:
+    """Whether a directory with such a file is more than empty: a new file system has lost+found,
+    and another process may be writing its marker now."""
+    return name != "lost+found" and not name.startswith(f"{_MARKER}.")
+
+
+def require_unused(disk_path: str, lane: int = 0) -> None:
+    """Rejects a directory whose lane another process has. Makes nothing, and keeps no lock.
+
+    Raises:
+        DiskError: names the process, and what to do.
+    """
+    here = Path(disk_path) / f"lane-{lane}"
+    try:
+        lock = os.open(here / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nobody's yet; what is wrong with it, who takes the lane says
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    except BlockingIOError:
+        holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
+        raise DiskError(
+            f"disk_path: expected {str(here)!r} to be unused, found that process {holder} uses it: "
+            "give each server a directory of its own, or stop the other one"
+        ) from None
+    except OSError:
+        return
+    finally:
+        os.close(lock)

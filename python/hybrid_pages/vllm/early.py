@@ -9,9 +9,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hybrid_pages.adapter.disk import require_directory
 from hybrid_pages.adapter.memory import require_huge_pages, require_memory
-from hybrid_pages.adapter.remote import require_place
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.identity import require_lasting
@@ -68,10 +66,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         recurrent = config.model_config.is_hybrid
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)
         _require_caches(config)
-        if settings.disk_path:
-            require_directory(settings.disk_path, settings.disk_gb)
-        if settings.remote_url:
-            require_place(settings.remote_url, writes=transfer.is_kv_producer)
+        settings.tiers.require_places(writes=transfer.is_kv_producer)
         if settings.lasting:
             require_lasting(config, settings.lasting)
         cores.note(config.parallel_config)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
-from hybrid_pages.adapter.disk import DEADLINE_MS, require_quota
+from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
 from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import budget_of
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
-from hybrid_pages.adapter.remote import Admit, require_remote
+from hybrid_pages.adapter.remote import Admit
+from hybrid_pages.adapter.tiers import TierSettings
 
 StoreMode = Literal["auto", "step", "background"]
 ChecksumMode = Literal["off", "store", "verify"]
@@ -132,12 +133,7 @@ class Settings:
                 "`hybrid-pages verify --plant` can set it; leave it out"
             )
         require_policy(self.policy)
-        require_quota(self.disk_path, self.disk_gb, self.disk_deadline_ms)
-        require_remote(self.remote_url, self.remote_deadline_ms, self.remote_admit)
-        if not 0 < self.host_gb < 1 << 20:
-            raise SettingsError(
-                f"host_gb: expected a size above 0 and below 1048576 GiB, found {self.host_gb}"
-            )
+        _ = self.tiers  # checks them
         if not 0 < self.tenant_share <= 1:
             raise SettingsError(
                 f"tenant_share: expected a share above 0 and at most 1, found {self.tenant_share}"
@@ -155,6 +151,19 @@ class Settings:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")
 
     @property
+    def tiers(self) -> TierSettings:
+        """What is said of the host and the tiers below it."""
+        return TierSettings(
+            self.host_gb,
+            self.disk_path,
+            self.disk_gb,
+            self.disk_deadline_ms,
+            self.remote_url,
+            self.remote_deadline_ms,
+            self.remote_admit,
+        )
+
+    @property
     def has_checksums(self) -> bool:
         """Whether every store computes one: what a tier below takes needs it."""
         return self.checksum != "off" or bool(self.lasting)
@@ -162,7 +171,7 @@ class Settings:
     @property
     def lasting(self) -> str:
         """The setting by which entries outlive the engine; empty if none does."""
-        return "disk_path" if self.disk_path else "remote_url" if self.remote_url else ""
+        return self.tiers.lasting
 
     @classmethod
     def parse(cls, extra_config: Mapping[str, Any]) -> "Settings":

@@ -1,0 +1,164 @@
+"""The settings of a cache's tiers, the same for all adapters, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from dataclasses import dataclass
+
+from hybrid_pages.adapter import disk, remote
+from hybrid_pages.adapter.disk import DiskShare, require_directory, require_quota, require_unused
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.pool import budget_of
+from hybrid_pages.adapter.remote import Admit, RemoteShare, require_place, require_remote
+
+MOST_BLOCK_TOKENS = 1 << 20
+_MOST_GIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """How much host memory a cache has, and what it has below: a disk, a store that machines share.
+
+    Made of settings that make sense by themselves; :meth:`require_here` asks whether they do on
+    this machine. What only a model can tell, such as the size of an entry, :class:`Pool` checks.
+
+    Raises:
+        SettingsError: a setting of the wrong type, impossible, or without another that it needs.
+    """
+
+    host_gb: float
+    disk_path: str = ""
+    disk_gb: float = 0.0
+    disk_deadline_ms: int = disk.DEADLINE_MS
+    remote_url: str = ""
+    remote_deadline_ms: int = remote.DEADLINE_MS
+    remote_admit: Admit = "auto"
+
+    def __post_init__(self) -> None:
+        _require_kinds(self)
+        if not 0 < self.host_gb < _MOST_GIB:
+            raise SettingsError(
+                f"host_gb: expected a size above 0 and below {_MOST_GIB} GiB, found "
+                f"{self.host_gb}: say how much host memory the cache may take"
+            )
+        require_quota(self.disk_path, self.disk_gb, self.disk_deadline_ms)
+        require_remote(self.remote_url, self.remote_deadline_ms, self.remote_admit)
+
+    @classmethod
+    def read(
+        cls,
+        *,
+        host_gb: float | str,
+        disk_path: str | os.PathLike[str] = "",
+        disk_gb: float = 0.0,
+        disk_deadline_ms: int = disk.DEADLINE_MS,
+        remote_url: str = "",
+        remote_deadline_ms: int = remote.DEADLINE_MS,
+        remote_admit: Admit = "auto",
+    ) -> TierSettings:
+        """As a program gives them: a budget may be ``"auto"``, and the directory a ``Path``."""
+        return cls(
+            budget_of(host_gb),
+            str(disk_path) if isinstance(disk_path, os.PathLike) else disk_path,
+            disk_gb,
+            disk_deadline_ms,
+            remote_url,
+            remote_deadline_ms,
+            remote_admit,
+        )
+
+    def require_here(self) -> None:
+        """Rejects what this machine does not have, for a cache that this process alone uses.
+
+        Raises:
+            BudgetError: more memory than is free, or a quota that the file system cannot hold.
+            DiskError: another process uses the directory.
+            ForeignError: something else is in it.
+            RemoteError, SettingsError: a place that cannot be used.
+        """
+        require_memory(self.host_gb)
+        self.require_places()
+        if self.disk_path:
+            require_unused(self.disk_path)
+
+    def require_places(self, *, writes: bool = True) -> None:
+        """Rejects places below the host that cannot be used here.
+
+        writes: whether the cache writes to the store that machines share.
+
+        Raises:
+            BudgetError, ForeignError, RemoteError, SettingsError: as :meth:`require_here`.
+        """
+        if self.disk_path:
+            require_directory(self.disk_path, self.disk_gb)
+        if self.remote_url:
+            require_place(self.remote_url, writes=writes)
+
+    def disk(self, *, lane: int = 0, lanes: int = 1) -> DiskShare | None:
+        """One of so many equal shares of the disk; None without one."""
+        return DiskShare.of(
+            self.disk_path, self.disk_gb, self.disk_deadline_ms, lane=lane, lanes=lanes
+        )
+
+    def remote(self, *, writes: bool = True) -> RemoteShare | None:
+        """The use of the store that machines share; None without one."""
+        return RemoteShare.of(
+            self.remote_url, self.remote_deadline_ms, self.remote_admit, writes=writes
+        )
+
+    @property
+    def lasting(self) -> str:
+        """The setting by which entries outlive the process; empty if none does."""
+        return "disk_path" if self.disk_path else "remote_url" if self.remote_url else ""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a request waits for tiers below: as long as the slowest may take."""
+        used = [self.disk_deadline_ms] if self.disk_path else []
+        used += [self.remote_deadline_ms] if self.remote_url else []
+        return max(used, default=self.disk_deadline_ms) / 1000
+
+
+def require_block_tokens(block_tokens: object) -> int:
+    """The tokens of a block, where a user says how many.
+
+    Raises:
+        SettingsError: no whole number, or none that a block can have.
+    """
+    if isinstance(block_tokens, int) and not isinstance(block_tokens, bool):
+        if 1 <= block_tokens <= MOST_BLOCK_TOKENS:
+            return block_tokens
+    raise SettingsError(
+        f"block_tokens: expected a whole number from 1 to {MOST_BLOCK_TOKENS}, found "
+        f"{reprlib.repr(block_tokens)}: prompts are restored in blocks of so many tokens"
+    )
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text"}
+_KINDS = {
+    "host_gb": float,
+    "disk_path": str,
+    "disk_gb": float,
+    "disk_deadline_ms": int,
+    "remote_url": str,
+    "remote_deadline_ms": int,
+    "remote_admit": str,
+}
+
+
+def _require_kinds(settings: TierSettings) -> None:
+    for name, kind in _KINDS.items():
+        value = getattr(settings, name)
+        accepted = (int, float) if kind is float else (kind,)
+        if not isinstance(value, accepted) or isinstance(value, bool):
+            raise SettingsError(
+                f"{name}: expected {_WORDS[kind]}, found {value!r} of type {type(value).__name__}"
+            )
+        if isinstance(value, str) and "\0" in value:
+            raise SettingsError(f"{name}: expected a text without NUL characters, found {value!r}")
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise SettingsError(
+                f"{name}: expected a number of usual size, found one of {value.bit_length()} bits"
+            )
