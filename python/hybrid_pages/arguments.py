@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 import reprlib
+import socket
 from collections.abc import Callable
 
 from hybrid_pages import HybridPagesError
@@ -75,3 +77,35 @@ def one_of(*words: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def require_port(host: str, port: int) -> None:
+    """Rejects a place where no server can listen.
+
+    Raises:
+        WrongArgument: says why, and what to change.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (socket.gaierror, UnicodeError) as error:
+        raise WrongArgument(
+            f"--host: expected a name or an address of this machine, found {host!r}: {error}"
+        ) from None
+    except PermissionError:
+        raise WrongArgument(
+            f"--port: expected one that this user may listen on, found {port}: choose one above "
+            "1023"
+        ) from None
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise WrongArgument(
+                f"--host: expected an address of this machine, found {host!r}: {error.strerror}"
+            ) from None
+        raise WrongArgument(
+            f"--port: expected a free port, found {port} in use on {host}: end what listens there, "
+            "or choose another with --port"
+        ) from None

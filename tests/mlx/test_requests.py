@@ -198,6 +198,52 @@ def test_max_kv_size_has_no_effect_on_models_that_make_their_caches(cache, token
     assert agree(cache, tokenizer, PROMPT, max_kv_size=32)[0] == 80
 
 
+@pytest.mark.parametrize("cache", ["qwen3"], indirect=True)
+def test_a_max_kv_size_that_drops_nothing_is_no_reason_to_compute(cache, tokenizer):
+    assert agree(cache, tokenizer, PROMPT, 10, max_kv_size=100)[0] == 80
+    assert agree(cache, tokenizer, PROMPT, 10, max_kv_size=99)[0] == 0
+    texts = cache.stream_generate(tokenizer, PROMPT, -1, max_kv_size=1000)
+    next(texts)
+    texts.close()
+    assert cache.stats().uncached == {"max_kv_size": 2}
+
+
+def test_kv_bits_that_quantise_nothing_are_no_reason_to_compute(cache, tokenizer):
+    bits = dict(kv_bits=8, kv_group_size=32)
+    assert agree(cache, tokenizer, PROMPT, 10, **bits)[0] == 80
+    assert agree(cache, tokenizer, PROMPT, 10, quantized_kv_start=101, **bits)[0] == 80
+    assert not cache.stats().uncached
+    collect(cache.stream_generate(tokenizer, PROMPT, 10, quantized_kv_start=100, **bits))
+    texts = cache.stream_generate(tokenizer, PROMPT, -1, **bits)
+    next(texts)
+    texts.close()
+    assert cache.stats().uncached == {"kv_bits": 2}
+
+
+@pytest.mark.parametrize("cache", ["mamba"], indirect=True)
+def test_kv_bits_have_no_effect_on_models_without_keys(cache, tokenizer):
+    assert agree(cache, tokenizer, PROMPT, kv_bits=8, quantized_kv_start=0)[0] == 80
+
+
+@pytest.mark.parametrize("kind", [np.array, tuple])
+def test_ids_of_other_kinds_find_the_same_prefix(cache, tokenizer, kind):
+    found = collect(cache.stream_generate(tokenizer, kind(PROMPT), 4))
+    require_equal(cold(cache.model, tokenizer, PROMPT, 4), found)
+    assert (cache.stats().hits, cache.stats().uncached) == (1, {})
+
+
+def test_a_prompt_beyond_the_budget_is_counted_and_said(models, tokenizer, caplog):
+    with PrefixCache(models("qwen3_5"), host_gb=0.0002, block_tokens=BLOCK) as cache:
+        for count in range(1, 4):
+            assert agree(cache, tokenizer, tiny.tokens(600))[0] == 0
+            found = cache.stats()
+            assert (found.requests, found.hits, found.failed_stores) == (count, 0, 0)
+            assert found.skipped_entries["no_room"] >= count
+    assert [each.message for each in caplog.records if "raise host_gb" in each.message] == [
+        next(each.message for each in caplog.records if "not stored (no_room)" in each.message)
+    ]
+
+
 def test_hybrids_with_drafts_raise_what_mlx_lm_raises(cache, tokenizer):
     with pytest.raises(ValueError, match="trimmable"):
         collect(cache.stream_generate(tokenizer, PROMPT, 4, draft_model=cache.model))
@@ -402,13 +448,13 @@ def test_damaged_bytes_are_a_miss(models, tokenizer, monkeypatch):
 # ---- what is rejected
 
 
-def test_other_versions_are_rejected():
+def test_older_versions_are_rejected():
     require_versions("0.32.2", "0.32.4")
-    for version in ("0.32.3", "0.31.0", "1.0"):
-        with pytest.raises(UnsupportedError, match=f"mlx-lm 0.32.2, found {version}"):
+    for version in ("0.32.1", "0.31.0", "0.9"):
+        with pytest.raises(UnsupportedError, match=f"mlx-lm>=0.32.2, found {version}"):
             require_versions(version, "0.32.4")
-    for version in ("0.31.2", "0.33.0", "1.0"):
-        with pytest.raises(UnsupportedError, match=f"mlx>=0.32,<0.33, found {version}"):
+    for version in ("0.31.2", "0.4", "none"):
+        with pytest.raises(UnsupportedError, match=f"mlx>=0.32, found {version}"):
             require_versions("0.32.2", version)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybrid_pages._core import Cache, Geometry, LeaseEntry, ReadLease, Restore, TransferError
 
@@ -23,13 +24,15 @@ _RETRIES = 4
 
 @dataclass
 class Moved:
-    """Bytes copied so far, copies that failed, and lookups that waited too long for a tier."""
+    """Bytes copied so far, copies that failed, lookups that waited too long for a tier, and entries
+    that were not stored, by reason."""
 
     stored_bytes: int = 0
     restored_bytes: int = 0
     failed_loads: int = 0
     late_loads: int = 0
     failed_stores: int = 0
+    skipped_entries: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Entries:
     ) -> None:
         """Stores the pages of the blocks [first, end) and the states after the last of them.
 
-        Entries that are there already, or find no room, are left out.
+        Entries that are there already are left out, and so are those that find no room, which are
+        counted by reason in ``moved.skipped_entries``.
 
         Args:
             namespace: of the request.
@@ -85,6 +89,7 @@ class Entries:
                 start = max(first, -(-first_held(item.index) // size))
                 wanted += [(item.index, block) for block in range(start, end)]
         with self.cache.reserve(namespace, keys, wanted) as lease:
+            self._note_skipped(lease.skipped, len(wanted))
             entries = lease.entries
             if not entries:
                 return
@@ -175,6 +180,23 @@ class Entries:
                 raise TransferError(f"restore: expected its next wave, found it {progress}")
             with lease:
                 yield lease
+
+    def _note_skipped(self, skipped: Mapping[str, int], wanted: int) -> None:
+        """Counts what is neither there nor stored, and says the first time what to do."""
+        reasons = {
+            reason: count
+            for reason, count in skipped.items()
+            if count and reason not in ("resident", "in_writing")
+        }
+        if reasons and not self.moved.skipped_entries:
+            _log.warning(
+                "%d of %d entries of a prompt were not stored (%s), so it cannot be resumed from "
+                "its end: raise host_gb if prompts of this length come again",
+                sum(reasons.values()),
+                wanted,
+                ", ".join(reasons),
+            )
+        self.moved.skipped_entries.update(reasons)
 
     def _bytes(self, entries: Sequence[LeaseEntry]) -> int:
         classes = self.geometry.classes

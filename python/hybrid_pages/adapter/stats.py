@@ -20,7 +20,9 @@ class Stats:
     what changed while a text was computed, which was not stored then, among them.
     prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads: restores that
     failed and were computed. failed_stores: stores that failed. late_loads: lookups that waited too
-    long for a disk. Entries are pages (full attention), windows (sliding) and checkpoints
+    long for a disk. skipped_entries: entries that were not stored, by reason: ``no_room`` where the
+    budget is full of what is in use or of the same prompt, so that a prompt larger than the budget
+    is never restored. Entries are pages (full attention), windows (sliding) and checkpoints
     (recurrent states); resident_bytes is what they take of host_bytes.
     """
 
@@ -36,6 +38,7 @@ class Stats:
     failed_loads: int
     failed_stores: int
     late_loads: int
+    skipped_entries: dict[str, int]
     pages: int
     windows: int
     checkpoints: int
@@ -76,6 +79,7 @@ class Counts:
             failed_loads=moved.failed_loads,
             failed_stores=moved.failed_stores,
             late_loads=moved.late_loads,
+            skipped_entries=dict(moved.skipped_entries),
             pages=now["pages"],
             windows=now["windows"],
             checkpoints=now["checkpoints"],

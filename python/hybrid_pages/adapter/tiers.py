@@ -127,9 +127,9 @@ def require_block_tokens(block_tokens: object) -> int:
     Raises:
         SettingsError: no whole number, or none that a block can have.
     """
-    if isinstance(block_tokens, int) and not isinstance(block_tokens, bool):
-        if 1 <= block_tokens <= MOST_BLOCK_TOKENS:
-            return block_tokens
+    is_whole = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
+    if isinstance(block_tokens, int) and is_whole and 1 <= block_tokens <= MOST_BLOCK_TOKENS:
+        return block_tokens
     raise SettingsError(
         f"block_tokens: expected a whole number from 1 to {MOST_BLOCK_TOKENS}, found "
         f"{reprlib.repr(block_tokens)}: prompts are restored in blocks of so many tokens"

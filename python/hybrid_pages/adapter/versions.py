@@ -1,23 +1,30 @@
 """Supported versions of the packages that adapters work with."""
 
+import logging
 import re
 from dataclasses import dataclass
 
 from hybrid_pages.adapter.errors import VersionError
 
+_log = logging.getLogger(__name__)
+_warned: set[tuple[str, str, str]] = set()
+
 
 @dataclass(frozen=True)
 class Supported:
-    """A range of versions, by major and minor number: from ``first`` up to, but without, ``end``.
+    """A range of versions, by their numbers: from ``first`` up to, but without, ``end``.
 
     user: the part of this package that works with them. remedy: what to do about any other.
+    tested: those that tests have run, the newest last. Newer ones in the range are used, too, after
+    one warning.
     """
 
     user: str
     package: str
-    first: tuple[int, int]
-    end: tuple[int, int] | None
+    first: tuple[int, ...]
+    end: tuple[int, ...] | None
     remedy: str
+    tested: tuple[str, ...] = ()
 
     @property
     def range(self) -> str:
@@ -27,10 +34,9 @@ class Supported:
 
     def includes(self, version: str) -> bool:
         """Whether a version, as the package writes it itself, is in the range."""
-        found = re.match(r"(\d+)\.(\d+)", version)
-        if found is None:
+        numbers = _numbers(version)
+        if numbers is None:
             return False
-        numbers = int(found[1]), int(found[2])
         return self.first <= numbers and (self.end is None or numbers < self.end)
 
     def require(self, version: str) -> None:
@@ -44,6 +50,37 @@ class Supported:
                 f"{self.user} works with {self.package}{self.range}, found {version}: {self.remedy}"
             )
 
+    def is_newer(self, version: str) -> bool:
+        """Whether a version is newer than every tested one of its line: of the same first two
+        numbers where there is such, else of all."""
+        numbers = _numbers(version)
+        if numbers is None or not self.tested:
+            return False
+        tested = [found for each in self.tested if (found := _numbers(each)) is not None]
+        line = [found for found in tested if found[:2] == numbers[:2]]
+        return numbers > max(line or tested)
 
-def _dotted(version: tuple[int, int]) -> str:
+    def warn_if_newer(self, version: str) -> None:
+        """Says once that no test has run a version."""
+        key = self.user, self.package, version
+        if self.is_newer(version) and key not in _warned:
+            _warned.add(key)
+            _log.warning(
+                "%s: expected %s %s, which tests have run, found the newer %s: it is used all the "
+                "same; where answers matter, compare them first, or %s",
+                self.user,
+                self.package,
+                " or ".join(self.tested),
+                version,
+                self.remedy,
+            )
+
+
+def _numbers(version: str) -> tuple[int, int, int] | None:
+    """The first three numbers of a version, as far as it has them."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

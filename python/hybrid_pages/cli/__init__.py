@@ -50,4 +50,9 @@ def _mlx_server(words: list[str]) -> int:
     except (MissingError, VersionError) as error:
         print(f"hybrid-pages mlx-server: {error}", file=sys.stderr)
         return 2
+    except (ImportError, AttributeError) as error:
+        # mlx-lm's server has other parts: it runs as it is, if it is newer than tested.
+        from hybrid_pages.mlx.options import run_plain
+
+        return run_plain(words, error)
     return serve(words)

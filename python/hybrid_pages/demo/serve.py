@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 from typing import IO
 
 from hybrid_pages import HybridPagesError
+from hybrid_pages.arguments import WrongArgument, require_port
 from hybrid_pages.demo.chat import ensure_chat
 from hybrid_pages.demo.engine import ENVIRONMENT
 from hybrid_pages.demo.quiet import hushed, stage
@@ -39,12 +39,10 @@ class ServerError(HybridPagesError):
 
 def run(args: SimpleNamespace) -> int:
     """Serves until it is interrupted. Exit status 2 if it cannot listen, 1 if the server dies."""
-    if not _is_free(args.port):
-        print(
-            f"hybrid-pages serve: expected a free port, found {args.port} in use on {HOST}: "
-            "end what listens there, or choose another with --port",
-            file=sys.stderr,
-        )
+    try:
+        require_port(HOST, args.port)
+    except WrongArgument as error:
+        print(f"hybrid-pages serve: {error}", file=sys.stderr)
         return 2
     try:
         with _interruptible():
@@ -90,16 +88,6 @@ def environment() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     return {**os.environ, **ENVIRONMENT, **more}
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

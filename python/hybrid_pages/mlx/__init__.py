@@ -16,13 +16,14 @@ except ImportError as error:
 
     raise missing("hybrid_pages.mlx", "mlx, mlx-lm and numpy", EXTRA, error) from error
 
-from hybrid_pages.mlx.support import UnsupportedError, require_versions
+from hybrid_pages.mlx.support import UnsupportedError, require_names, require_versions
 
 require_versions(mlx_lm.__version__, mlx.core.__version__)
 
-from hybrid_pages.mlx.layout import Layout, read_layout  # noqa: E402
-from hybrid_pages.mlx.prefix_cache import PrefixCache, Stats  # noqa: E402
-from hybrid_pages.mlx.store import CacheStore  # noqa: E402
+with require_names():
+    from hybrid_pages.mlx.layout import Layout, read_layout
+    from hybrid_pages.mlx.prefix_cache import PrefixCache, Stats
+    from hybrid_pages.mlx.store import CacheStore
 
 __all__ = [
     "CacheStore",

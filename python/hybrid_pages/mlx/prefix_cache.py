@@ -19,10 +19,11 @@ from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.session import Session
 from hybrid_pages.adapter.stats import Counts, Stats
 from hybrid_pages.mlx.moving import States
+from hybrid_pages.mlx.nothing import NoStore
 from hybrid_pages.mlx.request import read_prompt, uncached_reason
 from hybrid_pages.mlx.runtime import ModelRuntime
 from hybrid_pages.mlx.store import CacheStore
-from hybrid_pages.mlx.support import Closing
+from hybrid_pages.mlx.support import OF_THE_USER, Closing, newer, tolerated
 from hybrid_pages.mlx.watch import State
 
 __all__ = ["PrefixCache", "Stats"]
@@ -30,13 +31,28 @@ __all__ = ["PrefixCache", "Stats"]
 _STEP = 2048
 
 
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """A prompt of which the first tokens are in a cache, and when that began.
+
+    given: the arguments for the rest.
+    """
+
+    ids: list[int]
+    runtime: ModelRuntime
+    session: Session[States]
+    given: dict[str, Any]
+    at: float
+
+
 class PrefixCache(Closing):
     """A model of mlx-lm whose texts resume from the prefixes that it has seen.
 
     :meth:`stream_generate` and :meth:`generate` take and return what mlx-lm's do. Calls that cannot
     use the cache run without it and are counted by reason: a draft model, a cache of the caller's,
-    quantised caches (``kv_bits``), ``max_kv_size`` for models that it has an effect on, embeddings,
-    arguments that are not known, a model in training mode.
+    ``kv_bits`` and ``max_kv_size`` where they change the text, embeddings, arguments that are not
+    known, a model in training mode. With a newer mlx-lm or mlx than tests have run, so is all that
+    this package does not understand of it, after one warning.
 
     Before each call, before each pass, and before anything is stored, the model is looked at:
     weights that were replaced or written to, layers, adapters and settings that changed. What was
@@ -71,16 +87,19 @@ class PrefixCache(Closing):
         disk_deadline_ms: int = DEADLINE_MS,
     ) -> None:
         self.model = model
-        self.store = CacheStore(
-            model,
-            host_gb=host_gb,
-            block_tokens=block_tokens,
-            policy=policy,
-            verify_on_load=verify_on_load,
-            disk_path=disk_path,
-            disk_gb=disk_gb,
-            disk_deadline_ms=disk_deadline_ms,
-        )
+        # Any: in the place of a store there may be a NoStore.
+        self.store: Any = NoStore(_newer())
+        with tolerated("store the caches of this model", but=OF_THE_USER):
+            self.store = CacheStore(
+                model,
+                host_gb=host_gb,
+                block_tokens=block_tokens,
+                policy=policy,
+                verify_on_load=verify_on_load,
+                disk_path=disk_path,
+                disk_gb=disk_gb,
+                disk_deadline_ms=disk_deadline_ms,
+            )
         self._watch = self.store.watch
         self._counts = Counts()
         self._lock = threading.RLock()
@@ -115,23 +134,31 @@ class PrefixCache(Closing):
         """
         if self._closed:
             raise InvalidArgumentError("PrefixCache: expected an open one, found it closed")
-        reason, ids, state = None, read_prompt(tokenizer, prompt), State("")
+        reason, ids = None, read_prompt(tokenizer, prompt)
         if draft_model is not None:
             reason = "draft_model"
         elif isinstance(ids, str):
             reason = ids
+        elif max_tokens == 0:
+            reason = "max_tokens"
         else:
-            state = self.look()
-            reason = uncached_reason(self.model, kwargs) or state.uncached
-        if reason is not None or max_tokens == 0 or isinstance(ids, str):
-            with self._lock:
-                self._counts.uncached[reason or "max_tokens"] += 1
-            yield from upstream(
-                self.model, tokenizer, prompt, max_tokens, draft_model, stream, **kwargs
-            )
-            return
-        with self.store.using(cache_salt, state.name) as namespace:
-            yield from self._run(tokenizer, ids, max_tokens, stream, namespace, state, kwargs)
+            most = len(ids) + max_tokens if max_tokens > 0 else None
+            with tolerated("look at a model") as failed:
+                state = self.look()
+                reason = uncached_reason(self.model, kwargs, most) or state.uncached
+            if not failed and reason is None:
+                with self.store.using(cache_salt, state.name) as namespace:
+                    with tolerated("restore a prompt") as failed:
+                        begun = self._begin(ids, stream, namespace, state, kwargs)
+                    if not failed:
+                        yield from self._run(tokenizer, begun, max_tokens, stream)
+                        return
+            reason = _newer() if failed else reason
+        with self._lock:
+            self._counts.uncached[str(reason)] += 1
+        yield from upstream(
+            self.model, tokenizer, prompt, max_tokens, draft_model, stream, **kwargs
+        )
 
     def generate(self, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
         """Returns what ``mlx_lm.generate`` does for these arguments, sooner if a prefix is known.
@@ -201,20 +228,20 @@ class PrefixCache(Closing):
 
     # ---- one request
 
-    def _run(
+    def _begin(
         self,
-        tokenizer: Any,
         ids: list[int],
-        max_tokens: int,
         stream: Any,
         namespace: int,
         state: State,
         kwargs: dict[str, Any],
-    ) -> Iterator[Any]:
+    ) -> _Begun:
+        """Restores what is known of a prompt, and computes up to the last state to be stored."""
         began, total = time.perf_counter(), len(ids)
-        # What is None says nothing, also `prompt_cache`.
+        # What is None says nothing, also `prompt_cache`; so do those that have no effect here.
         given = {name: value for name, value in kwargs.items() if value is not None}
-        given.pop("max_kv_size", None)
+        for name in ("max_kv_size", "kv_bits"):
+            given.pop(name, None)
         tell = given.pop("prompt_progress_callback", lambda *_: None)
         tell(0, total)
         runtime = ModelRuntime(
@@ -230,35 +257,51 @@ class PrefixCache(Closing):
         session: Session[States] = Session(self.store.entries, runtime, namespace, ids)
         with wired_limit(self.model, [stream]):
             restored = session.resume()
-            with self._lock:
-                self._counts.served(total, restored)
             session.prefill()
+        with self._lock:
+            self._counts.served(total, restored)
         done = runtime.count
         processors = given.pop("logits_processors", ())
         given["logits_processors"] = [whole(each, ids[:done]) for each in processors]
-        sequence, tps = list(ids), 0.0
+        given["prompt_progress_callback"] = lambda seen, _: (
+            tell(done + seen, total) if seen else None
+        )
+        return _Begun(ids, runtime, session, given, began)
+
+    def _run(self, tokenizer: Any, begun: _Begun, max_tokens: int, stream: Any) -> Iterator[Any]:
+        runtime, total = begun.runtime, len(begun.ids)
+        sequence, tps = list(begun.ids), 0.0
         texts = upstream(
             runtime.model,
             tokenizer,
-            mx.array(ids[done:]),
+            mx.array(begun.ids[runtime.count :]),
             max_tokens,
             prompt_cache=runtime.cache,
             stream=stream,
-            prompt_progress_callback=lambda seen, _: tell(done + seen, total) if seen else None,
-            **given,
+            **begun.given,
         )
+        failed: list[Exception] = []
         try:
             for response in texts:
                 if not tps:
-                    tps = total / (time.perf_counter() - began)
+                    tps = total / (time.perf_counter() - begun.at)
                 sequence.append(response.token)
-                session.passed(sequence)
-                yield dataclasses.replace(response, prompt_tokens=total, prompt_tps=tps)
+                if not failed:
+                    with tolerated("store a text") as failed:
+                        begun.session.passed(sequence)
+                with tolerated("correct a text's numbers"):
+                    response = dataclasses.replace(response, prompt_tokens=total, prompt_tps=tps)
+                yield response
         except GeneratorExit:
             texts.close()
-            session.finish(sequence)
+            self._end(begun, sequence, failed)
             raise
-        session.finish(sequence)
+        self._end(begun, sequence, failed)
+
+    def _end(self, begun: _Begun, sequence: list[int], failed: list[Exception]) -> None:
+        if not failed:
+            with tolerated("store a text"):
+                begun.session.finish(sequence)
 
     def _changed(self, state: State, sampled: bool) -> bool:
         """Whether the model has changed since a text began; counted."""
@@ -267,6 +310,11 @@ class PrefixCache(Closing):
             if changed:
                 self._watch.changes["while computing"] += 1
             return changed
+
+
+def _newer() -> str:
+    """Why a call runs without the cache where something is not understood."""
+    return f"{newer()} is newer than tested"
 
 
 def whole(processor: Callable[[Any, Any], Any], before: list[int]) -> Callable[[Any, Any], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from hybrid_pages import InvalidArgumentError
+from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.mlx import parts
 from hybrid_pages.mlx.layout import Layout, read_layout
 from hybrid_pages.mlx.moving import Reader, Writer, states_of
@@ -34,7 +34,7 @@ def try_model(model: Any, block_tokens: int) -> Layout:
 
     Raises:
         UnsupportedError: a kind of cache that cannot be moved, or a model that cannot be resumed.
-        InvalidArgumentError: block_tokens is not less than a window.
+        SettingsError: block_tokens is not less than a window.
     """
     if not hasattr(model, "layers"):
         raise UnsupportedError(f"model: expected one of mlx-lm, found {type(model).__name__}")
@@ -125,7 +125,7 @@ def _copied(model: Any, layout: Layout, cache: Any) -> Any:
 def _require_windows(layout: Layout) -> None:
     for group in layout.geometry.groups:
         if group.window_tokens is not None and group.window_tokens <= layout.block_tokens:
-            raise InvalidArgumentError(
+            raise SettingsError(
                 f"block_tokens: expected less than the sliding window of {group.window_tokens} "
                 f"tokens, found {layout.block_tokens}"
             )

@@ -14,9 +14,11 @@ from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 
 from hybrid_pages import HybridPagesError, InvalidArgumentError
 from hybrid_pages.adapter.admission import Admissions, deserving, last_boundary
+from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.mlx.store import CacheStore
+from hybrid_pages.mlx.support import OF_THE_USER, UnsupportedError
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +64,8 @@ class Prompts:
 
     Where a store cannot serve, mlx-lm's own cache does, within the same budget of bytes; the log
     says why. Nothing here raises: what fails is a miss, logged and counted in ``failures``. Prompts
-    with images are not cached, and counted there, too.
+    with images are not cached, and counted there, too. ``refused`` is what is wrong with the
+    settings for the present model, if anything: who asked for that model says it.
     """
 
     def __init__(self, settings: Settings, sequences: int) -> None:
@@ -74,6 +77,7 @@ class Prompts:
         # The prompt that was announced last, and its stops: it is fetched next.
         self._plan: tuple[list[int], list[int]] = ([], [])
         self.failures: Counter[str] = Counter()
+        self.refused: HybridPagesError | None = None
 
     # ---- the model
 
@@ -83,7 +87,9 @@ class Prompts:
         self._model = model
         try:
             if why_not is not None:
-                raise InvalidArgumentError(f"mlx-server: expected plain caches, found {why_not}")
+                place = "--disk-path" if self._settings.disk_path else "mlx-server"
+                wrong = SettingsError if self._settings.disk_path else UnsupportedError
+                raise wrong(f"{place}: expected plain caches, found {why_not}: leave one out")
             self._store = CacheStore(
                 model,
                 host_gb=self._settings.host_gb,
@@ -96,14 +102,21 @@ class Prompts:
             if self._store is not None:
                 self._store.close()
             self._store = self._admissions = None
-            trace = None if isinstance(error, HybridPagesError) else error
-            _log.warning("prompts are cached by mlx-lm's own cache: %s", error, exc_info=trace)
+            if isinstance(error, OF_THE_USER):
+                self.refused = error
+            else:
+                self.tell(error)
+
+    def tell(self, error: Exception) -> None:
+        """Says why there is no store."""
+        trace = None if isinstance(error, HybridPagesError) else error
+        _log.warning("prompts are cached by mlx-lm's own cache: %s", error, exc_info=trace)
 
     def drop(self) -> None:
         """Lets go of the model and of all that is stored for it."""
         if self._store is not None:
             self._store.close()
-        self._model = self._store = self._admissions = None
+        self._model = self._store = self._admissions = self.refused = None
         self._plan = [], []
         self._plain = self._make_plain()
 

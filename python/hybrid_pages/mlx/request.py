@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 # Arguments that change neither what a token's state is nor which tokens are computed.
@@ -21,6 +23,9 @@ _HARMLESS = {
     "quantized_kv_start",
 }
 
+# Where mlx-lm begins to quantise, unless the caller says so.
+_QUANTIZED_FROM = 5000
+
 
 def read_prompt(tokenizer: Any, prompt: Any) -> list[int] | str:
     """The ids of a prompt as ``stream_generate`` finds them, or why they can't be told."""
@@ -35,17 +40,38 @@ def read_prompt(tokenizer: Any, prompt: Any) -> list[int] | str:
         if prompt.ndim != 1 or not mx.issubdtype(prompt.dtype, mx.integer):
             return "prompt is no row of ids"
         prompt = prompt.tolist()
-    ids = list(prompt)
-    if not all(isinstance(token, int) for token in ids):
+    try:
+        ids = [operator.index(token) for token in prompt]
+    except TypeError:
         return "prompt is no row of ids"
     return ids or "empty prompt"
 
 
-def uncached_reason(model: Any, arguments: Mapping[str, Any]) -> str | None:
-    """Why a call with these arguments has to run without the cache; None if it has not."""
+def uncached_reason(model: Any, arguments: Mapping[str, Any], tokens: int | None) -> str | None:
+    """Why a call with these arguments has to run without the cache; None if it has not.
+
+    tokens: that the model sees at most, of prompt and text; None for any number.
+    """
     given = {name: value for name, value in arguments.items() if value is not None}
-    if "max_kv_size" in given and hasattr(model, "make_cache"):
-        # Models that make their own caches ignore it.
-        del given["max_kv_size"]
+    for name, says_nothing in (("max_kv_size", _keeps_all), ("kv_bits", _quantises_nothing)):
+        if name in given and says_nothing(model, given, tokens):
+            del given[name]
     unknown = sorted(given.keys() - _HARMLESS)
     return unknown[0] if unknown else None
+
+
+def _keeps_all(model: Any, given: Mapping[str, Any], tokens: int | None) -> bool:
+    """Whether ``max_kv_size`` drops no token: models that make their own caches ignore it."""
+    return hasattr(model, "make_cache") or (tokens is not None and tokens <= given["max_kv_size"])
+
+
+def _quantises_nothing(model: Any, given: Mapping[str, Any], tokens: int | None) -> bool:
+    """Whether ``kv_bits`` comes to nothing: short texts, and caches that have no keys."""
+    if tokens is not None and tokens < given.get("quantized_kv_start", _QUANTIZED_FROM):
+        return True
+    return not quantises(model)
+
+
+def quantises(model: Any) -> bool:
+    """Whether ``kv_bits`` has an effect on a model's caches."""
+    return any(hasattr(part, "to_quantized") for part in make_prompt_cache(model))

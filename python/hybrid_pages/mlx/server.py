@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import logging
+import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +15,14 @@ import mlx.core as mx
 from mlx_lm import server
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from hybrid_pages import InvalidArgumentError
-from hybrid_pages.adapter.memory import GIB
-from hybrid_pages.mlx import parts
+from hybrid_pages import HybridPagesError, InvalidArgumentError
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.arguments import require_port
+from hybrid_pages.mlx import options, parts
 from hybrid_pages.mlx.prefix_cache import whole
 from hybrid_pages.mlx.prompts import Own, Planned, Prompts, Settings
-from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages.mlx.request import quantises
+from hybrid_pages.mlx.support import UnsupportedError, newer, tolerated
 
 _log = logging.getLogger(__name__)
 
@@ -46,67 +49,38 @@ BATCHED = (
 # A prompt that makes a model reason ends in so few tokens, as mlx-lm looks for them.
 _TAIL = 11
 
-_HELP = """\
-Runs mlx_lm.server with a prompt cache that shares pages, keeps recurrent states where prompts fork,
-and holds a budget of bytes. Takes all flags of mlx_lm.server, and:
-"""
-
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the server until it is interrupted.
+    """Runs the server until it is interrupted. Exit status 2 for what cannot work.
 
     argv: the model, if the first word is no flag, and flags.
     """
-    words = list(argv)
-    model = ["--model", words.pop(0)] if words and not words[0].startswith("-") else []
-    parser = _parser()
-    if {"-h", "--help"} & set(words):
-        parser.print_help()
-        print("\nmlx_lm.server:\n")
-    own, rest = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-    if {"-h", "--help"} & set(words):
-        rest = ["--help"]
-    with _replaced(own, [*model, *rest]):
-        server.main()
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hybrid-pages mlx-server",
-        usage="hybrid-pages mlx-server [MODEL] [flags]",
-        description=_HELP,
-        add_help=False,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--host-gb",
-        type=float,
-        default=4.0,
-        help="GiB for stored prompts (default: 4); --prompt-cache-bytes says the same in bytes",
-    )
-    parser.add_argument(
-        "--block-tokens", type=int, default=32, help="tokens per block (default: 32)"
-    )
-    parser.add_argument("--disk-path", default="", help="directory for prompts that outlive this")
-    parser.add_argument("--disk-gb", type=float, default=0.0, help="quota of --disk-path in GiB")
-    return parser
+    own, words = options.split(argv)
+    status = 0
+    try:
+        with _replaced(own, words):
+            server.main()
+    except HybridPagesError as error:
+        status = options.complain(error)
+    if Responses.ran:
+        # mlx aborts a process that ends by itself after the server's thread has used it.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 @contextmanager
-def _replaced(own: argparse.Namespace, words: list[str]) -> Iterator[None]:
+def _replaced(own: Any, words: list[str]) -> Iterator[None]:
     """mlx-lm's server with our parts in place of its own, and these words as its arguments."""
 
-    def provider(cli_args: Any) -> Provider:
-        nbytes = cli_args.prompt_cache_bytes
-        settings = Settings(
-            own.host_gb if nbytes is None else nbytes / GIB,
-            own.block_tokens,
-            own.disk_path,
-            own.disk_gb,
-        )
-        return Provider(cli_args, Prompts(settings, cli_args.prompt_cache_size))
+    def provider(theirs: Any) -> Provider:
+        options.require_theirs(theirs)
+        theirs.prompt_cache_bytes = own.prompt_cache_bytes
+        tiers = options.tiers(own)
+        require_port(theirs.host, theirs.port)
+        settings = Settings(tiers.host_gb, own.block_tokens, tiers.disk_path, tiers.disk_gb)
+        return Provider(theirs, Prompts(settings, theirs.prompt_cache_size))
 
     ours = {
         "BatchGenerator": Batches,
@@ -116,7 +90,7 @@ def _replaced(own: argparse.Namespace, words: list[str]) -> Iterator[None]:
     }
     theirs = {name: getattr(server, name) for name in ours}
     arguments = sys.argv
-    sys.argv = ["hybrid-pages mlx-server", *words]
+    sys.argv = [options.COMMAND, *words]
     try:
         for name, part in ours.items():
             setattr(server, name, part)
@@ -128,8 +102,19 @@ def _replaced(own: argparse.Namespace, words: list[str]) -> Iterator[None]:
 
 
 def run(host: str, port: int, provider: Provider) -> None:
-    """Serves until interrupted."""
-    server._run_http_server(host, port, Responses(provider, provider.prompts))
+    """Serves until interrupted, once the model of the command line is there.
+
+    Raises:
+        HybridPagesError: that model, or what is to be stored of it, cannot work.
+    """
+    responses = Responses(provider, provider.prompts)
+    try:
+        provider.wait(responses)
+        require_port(host, port)
+        server._run_http_server(host, port, responses)
+    finally:
+        responses.stop_and_join()
+        provider.prompts.drop()
 
 
 class Provider(server.ModelProvider):
@@ -144,18 +129,54 @@ class Provider(server.ModelProvider):
             raise UnsupportedError(
                 "mlx-server: expected one process, found a distributed group: use mlx_lm.server"
             )
+        self._started = threading.Event()
+        self._refused: HybridPagesError | None = None
         super().__init__(cli_args)
 
     def reset(self) -> None:
         self.prompts.drop()
         super().reset()
 
+    def load_default(self) -> None:
+        """Loads the model of the command line: who started the server reads what is wrong."""
+        try:
+            super().load_default()
+            self._refused = self.prompts.refused
+        except HybridPagesError as error:
+            self._refused = error
+        except Exception as error:
+            _log.debug("the model could not be loaded", exc_info=error)
+            self._refused = SettingsError(
+                f"--model: expected a model that mlx-lm {server.__version__} can load, found "
+                f"{self.cli_args.model!r} ({type(error).__name__}: {_first_line(error)}): name a "
+                "folder with config.json, tokenizer and weights, or a repository of the hub"
+            )
+        finally:
+            self._started.set()
+
+    def wait(self, responses: Responses) -> None:
+        """Waits until the model of the command line is there.
+
+        Raises:
+            HybridPagesError: it cannot be served as the command line says.
+        """
+        # A newer mlx-lm may load it another way.
+        while responses.generation_available() and not (newer() or self._started.wait(0.1)):
+            pass
+        if self._refused is not None:
+            raise self._refused
+        if not (newer() or self._started.is_set()):
+            raise UnsupportedError(
+                "mlx-server: expected mlx-lm's server to load models, found that its thread has "
+                "ended: its error is above"
+            )
+
     def _load(self, *key: Any) -> None:
         super()._load(*key)
         why_not = None
         if self.draft_model is not None:
-            why_not = "a draft model"
-        elif self.cli_args.kv_bits is not None:
+            why_not = "a draft model (--draft-model)"
+        elif self.cli_args.kv_bits is not None and quantises(self.model):
             why_not = "quantised caches (--kv-bits)"
         # First: a model that batches wrongly must not be served so, whatever fails after this.
         if self.is_batchable and not batches_rightly(self.model):
@@ -166,6 +187,12 @@ class Provider(server.ModelProvider):
                 type(self.model).__module__,
             )
         self.prompts.use(self.model, why_not)
+        if self.prompts.refused is not None and self._started.is_set():
+            self.prompts.tell(self.prompts.refused)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def batches_rightly(model: Any) -> bool:
@@ -178,10 +205,29 @@ def batches_rightly(model: Any) -> bool:
 class Responses(server.ResponseGenerator):
     """Ends passes where a state is to be stored."""
 
+    ran = False
+
+    def __init__(self, *args: Any) -> None:
+        Responses.ran = True
+        super().__init__(*args)
+
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
-        prompt, segments, kinds, initial, vision = super()._tokenize(tokenizer, request, args)
-        if not prompt:
+        found = super()._tokenize(tokenizer, request, args)
+        if not len(found[0]):
             raise InvalidArgumentError("prompt: expected at least one token, found none")
+        with tolerated("cut prompts where a state is wanted"):
+            return self._planned(tokenizer, *found)
+        return found
+
+    def _planned(
+        self,
+        tokenizer: Any,
+        prompt: Any,
+        segments: list[list[int]],
+        kinds: list[str],
+        initial: str,
+        vision: Any,
+    ) -> tuple[Any, ...]:
         if vision is None:
             ends = list(itertools.accumulate(map(len, segments)))
             if tokenizer.has_thinking:
@@ -201,18 +247,20 @@ class Batches(server.BatchGenerator):
 
     def insert_segments(self, *args: Any, **kwargs: Any) -> list[int]:
         uids: list[int] = super().insert_segments(*args, **kwargs)
-        for uid, cache in zip(uids, kwargs["caches"], strict=True):
-            if isinstance(cache, Planned):
-                self._prompts[uid] = cache.prompt
+        with tolerated("follow the rows of a batch"):
+            for uid, cache in zip(uids, kwargs["caches"], strict=True):
+                if isinstance(cache, Planned):
+                    self._prompts[uid] = cache.prompt
         return uids
 
     def next(self) -> Any:
-        read, written = super().next()
-        for response in written:
-            if response.finish_reason is not None and response.uid in self._prompts:
-                prompt = self._prompts.pop(response.uid)
-                response.prompt_cache = Own(response.prompt_cache, prompt)
-        return read, written
+        found = super().next()
+        with tolerated("follow the rows of a batch"):
+            for response in found[1]:
+                if response.finish_reason is not None and response.uid in self._prompts:
+                    prompt = self._prompts.pop(response.uid)
+                    response.prompt_cache = Own(response.prompt_cache, prompt)
+        return found
 
     def remove(self, uids: list[int], *args: Any, **kwargs: Any) -> Any:
         for uid in uids:

@@ -11,18 +11,13 @@ from typing import Any
 
 from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import (
-    DEADLINE_MS,
-    DiskShare,
-    close_disk,
-    require_directory,
-    require_quota,
-)
+from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk
 from hybrid_pages.adapter.entries import Checksums, Entries, Reach
 from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
-from hybrid_pages.adapter.memory import require_memory
-from hybrid_pages.adapter.pool import Pool, budget_of
+from hybrid_pages.adapter.policies import require_policy
+from hybrid_pages.adapter.pool import Pool
+from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
 from hybrid_pages.mlx.identity import disk_facts, model_identity
 from hybrid_pages.mlx.moving import Reader, States, Writer, states_of
 from hybrid_pages.mlx.probe import try_model
@@ -57,10 +52,11 @@ class CacheStore(Closing):
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
             disk_path, it has parts that another process cannot name.
-        InvalidArgumentError: block_tokens is not less than a window.
-        BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
-        SettingsError: settings of the disk that make no sense.
+        SettingsError: a setting that makes no sense; block_tokens is not less than a window.
+        BudgetError: host_gb or disk_gb cannot hold one entry of each kind, or is more than there
+            is.
         DiskError: disk_path cannot be used, or another process uses it.
+        ForeignError: something else is in disk_path.
     """
 
     def __init__(
@@ -75,32 +71,33 @@ class CacheStore(Closing):
         disk_gb: float = 0.0,
         disk_deadline_ms: int = DEADLINE_MS,
     ) -> None:
-        host_gb = budget_of(host_gb)
-        require_memory(host_gb)
-        disk_path = os.fspath(disk_path)
-        require_quota(disk_path, disk_gb, disk_deadline_ms)
-        if disk_path:
-            require_directory(disk_path, disk_gb)
+        tiers = TierSettings.read(
+            host_gb=host_gb,
+            disk_path=disk_path,
+            disk_gb=disk_gb,
+            disk_deadline_ms=disk_deadline_ms,
+        )
+        require_policy(policy)
+        require_block_tokens(block_tokens)
+        tiers.require_here()
         # First: a model may make parts of itself when it runs for the first time.
         layout = try_model(model, block_tokens)
         self.watch = Watch(model)
-        weights = self.watch.weights if disk_path else None
-        facts = disk_facts(self.watch.lasting()) if disk_path else {}
+        weights = self.watch.weights if tiers.lasting else None
+        facts = disk_facts(self.watch.lasting()) if tiers.lasting else {}
         self.layout = layout.named(model_identity(model, weights))
         pool = Pool(
             self.layout.geometry,
-            host_gb=host_gb,
+            host_gb=tiers.host_gb,
             policy=policy,
-            disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
+            disk=tiers.disk(),
             identity=stable_identity(self.layout.geometry, facts),
             about=about(self.layout.geometry, facts),
             # As on a Mac, where there is no other memory.
             private=True,
         )
         self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
-        self.entries = Entries(
-            self.layout.geometry, pool.cache, wait_seconds=disk_deadline_ms / 1000
-        )
+        self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
         self.moved = self.entries.moved
         # What fills the caches that are given to `snapshot` has no name in another process.
         self._here = f"snapshot {os.urandom(16).hex()}"

@@ -1,0 +1,187 @@
+"""The flags of ``hybrid-pages mlx-server``: what can't work ends it before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hybrid_pages import HybridPagesError
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
+from hybrid_pages.mlx.support import tolerated
+
+COMMAND = "hybrid-pages mlx-server"
+
+_HELP = """\
+Runs mlx_lm.server with a prompt cache that shares pages, keeps recurrent states where prompts fork,
+and holds a budget of bytes. Takes all flags of mlx_lm.server, and:
+"""
+_HOST_GB, _BLOCK_TOKENS = 4.0, 32
+_MOST = 1 << 31
+_UNITS = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+
+# What numbers mlx-lm's own flags can work with; it takes any.
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (1, 65535),
+    "num_draft_tokens": (0, _MOST),
+    "temp": (0, 1e6),
+    "top_p": (0, 1),
+    "top_k": (0, _MOST),
+    "min_p": (0, 1),
+    "max_tokens": (1, _MOST),
+    "decode_concurrency": (1, _MOST),
+    "prompt_concurrency": (1, _MOST),
+    "prefill_step_size": (1, _MOST),
+    "prompt_cache_size": (0, _MOST),
+    "quantized_kv_start": (0, _MOST),
+}
+_CHOICES = {"kv_bits": (2, 3, 4, 5, 6, 8), "kv_group_size": (32, 64, 128)}
+
+
+def split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our flags, and mlx-lm's.
+
+    argv: the model, if the first word is no flag, and flags.
+
+    Raises:
+        SystemExit: a wrong command line, with usage.
+    """
+    words = list(argv)
+    model = ["--model", words.pop(0)] if words and not words[0].startswith("-") else []
+    parser = _parser()
+    helps = {"-h", "--help"} & set(words)
+    if helps:
+        parser.print_help()
+        print("\nmlx_lm.server:\n")
+    own, rest = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    return own, ["--help"] if helps else [*model, *rest]
+
+
+def tiers(own: argparse.Namespace) -> TierSettings:
+    """What our flags say of the tiers, possible here.
+
+    Raises:
+        HybridPagesError: names the flag.
+    """
+    require_block_tokens(own.block_tokens)
+    if own.disk_path == "":
+        raise SettingsError("--disk-path: expected a directory, found '': name one, or drop it")
+    if own.host_gb is not None and own.prompt_cache_bytes is not None:
+        raise SettingsError(
+            "--prompt-cache-bytes: expected it or --host-gb, found both: they say the same, so "
+            "drop one"
+        )
+    host_gb = _HOST_GB if own.host_gb is None else own.host_gb
+    if own.prompt_cache_bytes == 0:
+        raise SettingsError("--prompt-cache-bytes: expected a size above 0, found 0: raise it")
+    if own.prompt_cache_bytes is not None:
+        host_gb = own.prompt_cache_bytes / GIB
+    if own.disk_gb is not None and not own.disk_path:
+        raise SettingsError(
+            f"--disk-path: expected a directory with --disk-gb {own.disk_gb:g}, found none: name "
+            "one, or drop --disk-gb"
+        )
+    found = TierSettings(host_gb, own.disk_path or "", own.disk_gb or 0.0)
+    found.require_here()
+    return found
+
+
+def require_theirs(theirs: Any) -> None:
+    """Rejects numbers of mlx-lm's flags with which it starts and serves nothing.
+
+    Raises:
+        SettingsError: names the flag.
+    """
+    if getattr(theirs, "model", None) == "":
+        raise SettingsError("--model: expected a folder or a name on the hub, found ''")
+    for name, (least, most) in _RANGES.items():
+        value = getattr(theirs, name, None)
+        if value is not None and not least <= value <= most:
+            raise SettingsError(
+                f"{_flag(name)}: expected {least:g} to {most:.10g}, found {value}: choose another"
+            )
+    for name, choices in _CHOICES.items():
+        value = getattr(theirs, name, None)
+        if value is not None and value not in choices:
+            raise SettingsError(
+                f"{_flag(name)}: expected one of {', '.join(map(str, choices))}, found {value}"
+            )
+    arguments = getattr(theirs, "chat_template_args", None)
+    if arguments is not None and not isinstance(arguments, dict):
+        raise SettingsError(
+            '--chat-template-args: expected an object in JSON such as \'{"enable_thinking": '
+            f"false}}', found {arguments!r}"
+        )
+
+
+def run_plain(argv: Sequence[str], error: Exception) -> int:
+    """Runs a newer mlx-lm's server without our prompt cache, which does not fit into it.
+
+    Raises:
+        Exception: the error, if no newer one is here.
+    """
+    own, words = split(argv)
+    with tolerated("put a prompt cache into mlx-lm's server"):
+        raise error
+    from mlx_lm.server import main
+
+    words += (
+        [] if own.prompt_cache_bytes is None else [f"--prompt-cache-bytes={own.prompt_cache_bytes}"]
+    )
+    sys.argv = [COMMAND, *words]
+    main()
+    return 0
+
+
+def complain(error: HybridPagesError) -> int:
+    """Prints what is wrong, settings by the names of their flags; the exit status."""
+    text = re.sub(
+        r"^(host_gb|disk_path|disk_gb|block_tokens):", lambda it: f"{_flag(it[1])}:", str(error)
+    )
+    print(f"{COMMAND}: {text}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _bytes(text: str) -> int:
+    """A size as mlx-lm writes it: 8000000000, 500MB or 8G."""
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise argparse.ArgumentTypeError(
+            f"expected a size such as 8GB, 500M or a number of bytes, found {text!r}"
+        )
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        usage=f"{COMMAND} [MODEL] [flags]",
+        description=_HELP,
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--host-gb",
+        type=float,
+        help=f"GiB for stored prompts (default: {_HOST_GB:g}); --prompt-cache-bytes says the same "
+        "in bytes",
+    )
+    parser.add_argument("--prompt-cache-bytes", type=_bytes, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--block-tokens",
+        type=int,
+        default=_BLOCK_TOKENS,
+        help=f"tokens per block (default: {_BLOCK_TOKENS})",
+    )
+    parser.add_argument("--disk-path", help="directory for prompts that outlive this")
+    parser.add_argument("--disk-gb", type=float, help="quota of --disk-path in GiB")
+    return parser
