@@ -81,8 +81,12 @@ class Prompts:
 
     # ---- the model
 
-    def use(self, model: Any, why_not: str | None) -> None:
-        """Makes a store for a model. why_not: a reason to leave that to mlx-lm's own cache."""
+    def use(self, model: Any, why_not: str | None, *, quietly: bool = False) -> None:
+        """Makes a store for a model.
+
+        why_not: a reason to leave that to mlx-lm's own cache. quietly: what is refused is said by
+        somebody else.
+        """
         self.drop()
         self._model = model
         try:
@@ -104,13 +108,9 @@ class Prompts:
             self._store = self._admissions = None
             if isinstance(error, OF_THE_USER):
                 self.refused = error
-            else:
-                self.tell(error)
-
-    def tell(self, error: Exception) -> None:
-        """Says why there is no store."""
-        trace = None if isinstance(error, HybridPagesError) else error
-        _log.warning("prompts are cached by mlx-lm's own cache: %s", error, exc_info=trace)
+            if self.refused is None or not quietly:
+                trace = None if isinstance(error, HybridPagesError) else error
+                _log.warning("prompts are cached by mlx-lm's own cache: %s", error, exc_info=trace)
 
     def drop(self) -> None:
         """Lets go of the model and of all that is stored for it."""

@@ -186,9 +186,7 @@ class Provider(server.ModelProvider):
                 "different lengths rightly for it, or no test has shown that it does",
                 type(self.model).__module__,
             )
-        self.prompts.use(self.model, why_not)
-        if self.prompts.refused is not None and self._started.is_set():
-            self.prompts.tell(self.prompts.refused)
+        self.prompts.use(self.model, why_not, quietly=not self._started.is_set())
 
 
 def _first_line(error: Exception) -> str:
