@@ -34,6 +34,11 @@ def require_version(version: str) -> None:
     SUPPORTED.require(version)
 
 
+def warn_if_newer(version: str) -> None:
+    """Says once that a vLLM inside the window is newer than those that tests have run."""
+    SUPPORTED.warn_if_newer(version)
+
+
 def require_reads() -> None:
     """Rejects a vLLM that lacks something that the connector reads.
 

@@ -2,18 +2,19 @@
 
 from hybrid_pages.adapter.versions import Supported
 
+TESTED = ("0.32.0", "0.33.0")
+"""The versions that the tests run on: the first is installed in ``.venv``, the others are named by
+``VLLM_SOURCES`` in the Makefile. Every minor version of :data:`SUPPORTED` is among them."""
+
 SUPPORTED = Supported(
     user="hybrid-pages",
     package="vllm",
     first=(0, 32),
     end=(0, 34),
     remedy="install one of those, or start without HybridPagesConnector",
+    tested=TESTED,
 )
 """The vLLM versions that work."""
-
-TESTED = ("0.32.0", "0.33.0")
-"""The versions that the tests run on: the first is installed in ``.venv``, the others are named by
-``VLLM_SOURCES`` in the Makefile. Every minor version of :data:`SUPPORTED` is among them."""
 
 DIFFERENCES = {
     "0.33": (
