@@ -39,12 +39,13 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.
 
 # The Python of both environments; by default the first one on the PATH that vLLM supports.
 PYTHON ?=
-# Arguments for `hybrid-pages demo`, `hybrid-pages serve`, `make example`, pytest and the benches.
+# Arguments for `hybrid-pages demo`, `hybrid-pages serve`, `make example`, pytest, the benches and `make test-newest`.
 DEMO_ARGS ?=
 SERVE_ARGS ?=
 EXAMPLE_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+NEWEST_ARGS ?=
 # Test processes at a time; PYTEST_ARGS=-n0 runs a suite in one, as a debugger needs it.
 JOBS ?= 2
 # How much the fuzz targets run.
@@ -304,6 +305,10 @@ test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on 
 test-mlx: $(MLX_STAMPS)/package ## Test with mlx-lm on its CPU backend: tiny models of all its hybrid families, and its server
 	@$(SAY) "testing with mlx-lm (about 2 minutes)"
 	@$(MLX_BIN)/python $(TESTS_ABREAST) tests/mlx
+
+.PHONY: test-newest
+test-newest: $(STAMPS)/package $(MLX_STAMPS)/package ## Try the newest of each library that no test runs yet, and print a table (NEWEST_ARGS="--all mlx-lm")
+	@$(LIGHT_BIN)/python release/newest.py $(NEWEST_ARGS)
 
 .PHONY: test-engine
 test-engine: $(STAMPS)/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU
