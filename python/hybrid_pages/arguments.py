@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 import reprlib
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.adapter.memory import GIB, memory_bytes
+from hybrid_pages.adapter.memory import GIB, free_memory, memory_bytes
+
+_PICTURES = (".png", ".pdf", ".svg")
 
 
 class WrongArgument(HybridPagesError, ValueError):
@@ -32,7 +36,7 @@ def whole(most: int) -> Callable[[str], int]:
 
 
 def gib(least: float) -> Callable[[str], float]:
-    """Reads a size in GiB from ``least`` to this machine's memory."""
+    """Reads a size in GiB from ``least`` to this machine's memory, of which so much is free."""
 
     def read(text: str) -> float:
         most = math.floor(memory_bytes() / GIB * 100) / 100
@@ -45,6 +49,11 @@ def gib(least: float) -> Callable[[str], float]:
             raise WrongArgument(
                 f"expected a size in GiB from {least:g} to {most:.2f}, this machine's memory, "
                 f"found {reprlib.repr(text)}"
+            )
+        free = free_memory()
+        if value * GIB > free.nbytes:
+            raise WrongArgument(
+                f"expected at most {free}, found {reprlib.repr(text)}: lower it, or free some"
             )
         return value
 
@@ -77,6 +86,66 @@ def one_of(*words: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def require_named(option: str, text: object) -> None:
+    """Rejects an empty name or path.
+
+    Raises:
+        WrongArgument: names the option.
+    """
+    if not str(text).strip() or "\0" in str(text):
+        raise WrongArgument(f"{option}: expected a name, found {str(text)!r}: name one")
+
+
+def require_file(option: str, path: str) -> None:
+    """Rejects the path of what is no file that can be read.
+
+    Raises:
+        WrongArgument: names the option.
+    """
+    require_named(option, path)
+    # It is not opened: a pipe can be read once.
+    reasons = (
+        (not os.path.exists(path), errno.ENOENT),
+        (os.path.isdir(path), errno.EISDIR),
+        (not os.access(path, os.R_OK), errno.EACCES),
+    )
+    for wrong, reason in reasons:
+        if wrong:
+            raise WrongArgument(
+                f"{option}: expected a file that can be read, found {path!r} "
+                f"({os.strerror(reason)}): name another"
+            )
+
+
+def require_picture(option: str, path: Path | None) -> None:
+    """Rejects what would fail only when a picture is drawn, at the end.
+
+    Raises:
+        WrongArgument: names the option.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in _PICTURES:
+        raise WrongArgument(
+            f"{option}: expected a name that ends in {', '.join(_PICTURES)}, found {path}"
+        )
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise WrongArgument(
+            f"{option}: expected a folder that exists, found {folder}: make it, or name another"
+        )
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise WrongArgument(
+            f"{option}: expected a file that can be written, found {path}: name another"
+        )
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise WrongArgument(
+            f"{option}: expected matplotlib, which draws it, found none: pip install matplotlib"
+        ) from None
 
 
 def require_port(host: str, port: int) -> None:

@@ -161,7 +161,10 @@ def get(address: str) -> str:
         ScrapeError: names the address and what to do.
     """
     if not address.startswith(("http://", "https://")):
-        raise ScrapeError(f"{address}: expected an address that begins with http:// or https://")
+        raise ScrapeError(
+            f"{address}: expected an address that begins with http:// or https://: name the one "
+            "that `vllm serve` listens on, such as http://localhost:8000"
+        )
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as reply:
             body = _body(reply)

@@ -97,8 +97,9 @@ def replay(
     ] = None,
     remote: Annotated[object, Way] = None,
     disk_policy: Annotated[
-        Policy, typer.Option(help="The disk's; all but `reuse` write everything.")
-    ] = REUSE,
+        Optional[Policy],  # noqa: UP045
+        typer.Option(help="The disk's, by default `reuse`; all others write everything."),
+    ] = None,
     ratio: Annotated[Optional[int], Ratio] = None,  # noqa: UP045
     model: Annotated[Optional[Path], Folder] = None,  # noqa: UP045
     token_bytes: Annotated[Optional[int], TokenBytes] = None,  # noqa: UP045
@@ -141,7 +142,7 @@ def replay(
             policy=policy,
             budget=budget,
             disk=disk,
-            disk_policy=disk_policy.value,
+            disk_policy=None if disk_policy is None else disk_policy.value,
             remote=remote,
             ratio=ratio,
             model=model,

@@ -170,8 +170,13 @@ def verify(
         int, typer.Option(parser=_TOKENS, metavar="N", help="Tokens of an answer.")
     ] = 16,
     answer_tokens: Annotated[
-        int, typer.Option(parser=_TOKENS, metavar="N", help="Of an answer to a question, at most.")
-    ] = 256,
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            parser=_TOKENS,
+            metavar="N",
+            help="Of an answer to one of --questions, at most. Default: 256.",
+        ),
+    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(

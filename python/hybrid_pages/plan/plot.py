@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-SUFFIXES = (".png", ".pdf", ".svg")
-
 
 def draw(facts: dict[str, Any], path: Path) -> None:
     """Writes the figure, in the format that the file's suffix names.

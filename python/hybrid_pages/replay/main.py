@@ -15,6 +15,7 @@ from hybrid_pages import (
     replay_traces,
 )
 from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.arguments import require_file, require_picture
 from hybrid_pages.progress import progress
 from hybrid_pages.replay import plot, remote
 from hybrid_pages.replay.model import Model, read_model
@@ -49,7 +50,14 @@ def run(args: SimpleNamespace) -> int:
 
 def _check(args: SimpleNamespace) -> None:
     """Checks options before anything is read: these would fail only at the end."""
+    for path in args.traces:
+        require_file("TRACE", path)
     remote.check(args)
+    if args.disk is None and args.disk_policy is not None:
+        raise SettingsError(
+            f"--disk-policy {args.disk_policy}: expected --disk beside it, found none: name the "
+            "disk's share, or drop it"
+        )
     if args.remote is None and (args.token_bytes or args.compute) is not None:
         raise SettingsError("--token-bytes and --compute need --remote: nothing else uses them")
     sized = [budget.label for budget in args.budget if budget.bytes is not None]
@@ -58,7 +66,7 @@ def _check(args: SimpleNamespace) -> None:
             f"--budget {','.join(sized)} needs --model, the folder of a model: without it nothing "
             "says how many bytes a page takes"
         )
-    plot.check(args.plot)
+    require_picture("--plot", args.plot)
 
 
 def _open(path: str, args: SimpleNamespace) -> Trace:
@@ -105,7 +113,7 @@ def _replay(traces: Sequence[Trace], model: Model | None, args: SimpleNamespace)
                     ratio=ratio,
                     fractions=[one.fraction for one in room if one.fraction is not None],
                     units=units,
-                    disk=None if args.disk is None else (args.disk, args.disk_policy),
+                    disk=None if args.disk is None else (args.disk, args.disk_policy or "reuse"),
                     remote=link,
                     done=done,
                 )

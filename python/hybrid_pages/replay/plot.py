@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.replay.remote import name
 from hybrid_pages.replay.report import Replayed
 from hybrid_pages.replay.words import BOUND
-
-SUFFIXES = (".png", ".pdf", ".svg")
 
 # With more budgets than this, not every one is labelled.
 _MOST_TICKS = 9
@@ -26,33 +23,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "reuse": {"color": "#D55E00", "marker": "o", "dashes": (), "linewidth": 2.2},
     BOUND: {"color": "#000000", "dashes": (5, 3), "linewidth": 1.2},
 }
-
-
-def is_installed() -> bool:
-    """Whether matplotlib is there."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def check(path: Path | None) -> None:
-    """Checks what would fail only at the end.
-
-    Raises:
-        SettingsError: nothing can be drawn there.
-    """
-    if path is None:
-        return
-    if path.suffix.lower() not in SUFFIXES:
-        raise SettingsError(
-            f"--plot: expected a name that ends in {', '.join(SUFFIXES)}, found {path}"
-        )
-    if not path.absolute().parent.is_dir():
-        raise SettingsError(f"--plot: expected a folder that exists, found {path.parent}")
-    if not is_installed():
-        raise SettingsError("--plot needs matplotlib: pip install matplotlib")
 
 
 def draw(replayed: Sequence[Replayed], path: Path) -> None:

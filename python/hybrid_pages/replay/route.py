@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 from hybrid_pages import ROUTES, HybridPagesError, Trace, route_trace
 from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.arguments import require_file
 from hybrid_pages.replay.words import Budget
 
 
 def run(args: SimpleNamespace) -> int:
     """Routes. Exit status 2 if something can't be read or done, 130 when interrupted."""
     try:
+        require_file("TRACE", args.trace)
         lines = [line for count in args.engines for line in _lines(count, args)]
     except (HybridPagesError, OSError) as error:
         print(f"hybrid-pages route: {error}", file=sys.stderr)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 from hybrid_pages import FleetRow, HybridPagesError, Trace, run_fleets
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.arguments import WrongArgument, whole
+from hybrid_pages.arguments import WrongArgument, require_file, require_picture, whole
 from hybrid_pages.progress import progress
-from hybrid_pages.replay import plot, remote, scale_report
+from hybrid_pages.replay import remote, scale_report
 from hybrid_pages.replay.model import read_model
 from hybrid_pages.replay.words import RATIO, Budget, budgets
 
@@ -26,8 +26,9 @@ _TIMES = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
 def run(args: SimpleNamespace) -> int:
     """Simulates. Exit status 2 if something can't be read or done, 130 when interrupted."""
     try:
+        require_file("TRACE", args.trace)
         remote.check(args)
-        plot.check(args.plot)
+        require_picture("--plot", args.plot)
         found = _run(args)
         if args.plot is not None:
             scale_report.draw(found, args.plot)

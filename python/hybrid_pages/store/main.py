@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hybrid_pages import DiskError, DiskTree, HybridPagesError
+from hybrid_pages.arguments import require_named
 from hybrid_pages.progress import progress
 from hybrid_pages.store.about import read_about
 from hybrid_pages.store.report import collected, printable, tree, verdicts
@@ -21,6 +22,12 @@ def run(args: SimpleNamespace) -> int:
     interrupted."""
     action = {"inspect": _inspect, "verify": _verify, "gc": _collect}[args.action]
     try:
+        require_named("PATH", args.path)
+        if not os.path.lexists(args.path):
+            raise DiskError(
+                f"{args.path}: expected a directory of this user, found none: name the engines' "
+                "disk_path"
+            )
         status = action(DiskTree(args.path), args)
         sys.stdout.flush()
         return status

@@ -22,6 +22,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 import hybrid_pages
 from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.arguments import require_named
 from hybrid_pages.verify import prompts, questions
 from hybrid_pages.verify.process import EngineFailed, EngineProcess
 from hybrid_pages.verify.prompts import Given, Prompt
@@ -31,6 +32,7 @@ from hybrid_pages.verify.tiers import Start, folder_of
 from hybrid_pages.verify.verdict import Verdict, judge, unfit_for
 
 _LEAST_COLUMNS = 120
+_ANSWER_TOKENS = 256
 _SECRET = ("--api-key", "--hf-token")
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -95,6 +97,7 @@ def told(flags: Sequence[str]) -> str:
 
 
 def _check(args: SimpleNamespace) -> None:
+    require_named("MODEL", args.model)
     if args.model.startswith("-"):
         raise SettingsError(f"expected MODEL before `--`, found {args.model!r}")
     if args.vllm[:1] and not args.vllm[0].startswith("-"):
@@ -110,8 +113,19 @@ def _check(args: SimpleNamespace) -> None:
             _require_writable(f"--{name}", path.absolute())
     if args.json is not None and args.json == args.markdown:
         raise SettingsError(f"expected a file for each report, found one for both: {args.json}")
-    if args.scratch is not None and not args.scratch.is_dir():
-        raise SettingsError(f"--scratch: expected a directory, found none: {args.scratch}")
+    if args.scratch is not None:
+        if not args.scratch.is_dir():
+            raise SettingsError(f"--scratch: expected a directory, found none: {args.scratch}")
+        if not os.access(args.scratch, os.R_OK | os.W_OK | os.X_OK):
+            raise SettingsError(
+                f"--scratch: expected a directory to write in, found no permission to: "
+                f"{args.scratch}"
+            )
+    if args.answer_tokens is not None and args.questions is None:
+        raise SettingsError(
+            f"--answer-tokens {args.answer_tokens}: expected --questions beside it, found none: "
+            "--tokens is for other prompts"
+        )
 
 
 def _require_writable(option: str, path: Path) -> None:
@@ -255,7 +269,7 @@ def made(
         Prompt(each.name, _fitting(each, tokens, args.tokens, facts), args.tokens)
         for each, tokens in _encoded(given, args.seed, args.tokens, engine, facts)
     ]
-    return found + _questions(asked, args.answer_tokens, engine, facts)
+    return found + _questions(asked, args.answer_tokens or _ANSWER_TOKENS, engine, facts)
 
 
 def _encoded(
