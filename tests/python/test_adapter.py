@@ -327,3 +327,59 @@ def test_a_version_outside_the_range_is_an_import_error_and_ours():
     kinds = (HybridPagesError, UnsupportedError, ImportError, RuntimeError)
     assert all(isinstance(e.value, kind) for kind in kinds)
     assert all(issubclass(MissingError, kind) for kind in (HybridPagesError, ImportError))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_newer"),
+    [
+        ("1.2.0", False),
+        ("1.2.4", True),
+        ("1.2.3rc1", False),
+        ("1.3", False),
+        ("1.3.9", False),
+        ("1.4.0", False),
+        ("1.4.0.dev3+g12", False),
+        ("1.4.1", True),
+        ("1.10", True),
+        ("2.0", True),
+        ("none", False),
+    ],
+)
+def test_what_is_newer_than_its_tested_line_is_said_once(version, is_newer, caplog):
+    """1.3 is between tested lines."""
+    one = Supported("this", version, (1, 2), None, "install another", tested=("1.2.3", "1.4.0"))
+    for _ in range(2):
+        one.warn_if_newer(version)
+    assert one.is_newer(version) == is_newer
+    assert len(caplog.messages) == is_newer
+    assert all(f"found the newer {version}: it is used" in each for each in caplog.messages)
+
+
+def test_a_range_may_begin_at_a_patch_release():
+    one = Supported("this", "that", first=(0, 32, 2), end=(0, 33), remedy="install another")
+    assert one.range == ">=0.32.2,<0.33"
+    assert [one.includes(each) for each in ("0.32.1", "0.32", "0.32.2", "0.32.10", "0.33.0")] == [
+        *(False, False, True, True, False)
+    ]
+
+
+def test_entries_without_room_are_counted_again_and_again_and_said_once(caplog):
+    """A prompt larger than the budget restores nothing, however often it comes."""
+    slot = GEOMETRY.suggest_slot_bytes()
+    needed = sum(GEOMETRY.slots_per_entry(item.index, slot) for item in GEOMETRY.classes)
+    texts = Texts(host_gb=needed * slot / GIB + 1e-9)
+    counts = []
+    for _ in range(3):
+        assert texts.run(PROMPT)[0] == 0
+        counts.append(sum(texts.moved.skipped_entries.values()))
+    assert set(texts.moved.skipped_entries) <= {"no_room", "orphan"}
+    assert texts.moved.skipped_entries["no_room"] > 0
+    assert counts == sorted(set(counts))
+    assert len([each for each in caplog.messages if "raise host_gb" in each]) == 1
+
+
+def test_entries_that_are_there_already_are_not_counted_as_skipped():
+    texts = Texts()
+    for _ in range(3):
+        texts.run(PROMPT)
+    assert not texts.moved.skipped_entries

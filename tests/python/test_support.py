@@ -1,6 +1,7 @@
 """Configurations rejected at startup, by name."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -125,3 +126,20 @@ def test_every_refused_feature_is_named_at_once() -> None:
     with pytest.raises(support.UnsupportedError) as caught:
         support.require_config(config)
     assert "speculative" in str(caught.value) and "nnodes" in str(caught.value)
+
+
+def test_a_trace_dir_that_cannot_be_written_is_refused_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support.require_trace_dir("")
+    support.require_trace_dir(str(tmp_path / "a" / "b"))
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "file").touch()
+    for path in ("file", "file/below"):
+        with pytest.raises(
+            support.SettingsError, match=r"^trace_dir: expected a directory .* a file at "
+        ):
+            support.require_trace_dir(str(tmp_path / path))
+    monkeypatch.setattr(support.os, "access", lambda path, mode: False)  # tests may run as root
+    with pytest.raises(support.SettingsError, match="found no permission to write at"):
+        support.require_trace_dir(str(tmp_path))

@@ -131,7 +131,9 @@ def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(tmp_path):
         stdout=subprocess.PIPE,
     ) as holder:
         holder.stdout.readline()
-        with pytest.raises(DiskError, match=rf"unused, found that process {holder.pid} uses it: "):
+        with pytest.raises(
+            DiskError, match=rf"only user, found that process {holder.pid} uses it: "
+        ):
             tiers.require_here()
         holder.stdin.close()
     tiers.require_here()

@@ -173,8 +173,8 @@ def require_unused(disk_path: str, lane: int = 0) -> None:
     except BlockingIOError:
         holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
         raise DiskError(
-            f"disk_path: expected {str(here)!r} to be unused, found that process {holder} uses it: "
-            "give each server a directory of its own, or stop the other one"
+            f"disk_path {str(here)!r}: expected to be its only user, found that process {holder} "
+            "uses it: give each server a directory of its own, or stop the other one"
         ) from None
     except OSError:
         return

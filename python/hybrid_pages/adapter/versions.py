@@ -60,12 +60,12 @@ class Supported:
         line = [found for found in tested if found[:2] == numbers[:2]]
         return numbers > max(line or tested)
 
-    def warn_if_newer(self, version: str) -> None:
+    def warn_if_newer(self, version: str, log: logging.Logger = _log) -> None:
         """Says once that no test has run a version."""
         key = self.user, self.package, version
         if self.is_newer(version) and key not in _warned:
             _warned.add(key)
-            _log.warning(
+            log.warning(
                 "%s: expected %s %s, which tests have run, found the newer %s: it is used all the "
                 "same; where answers matter, compare them first, or %s",
                 self.user,

@@ -140,7 +140,7 @@ def run_plain(argv: Sequence[str], error: Exception) -> int:
 def complain(error: HybridPagesError) -> int:
     """Prints what is wrong, settings by the names of their flags; the exit status."""
     text = re.sub(
-        r"^(host_gb|disk_path|disk_gb|block_tokens):", lambda it: f"{_flag(it[1])}:", str(error)
+        r"^(host_gb|disk_path|disk_gb|block_tokens)(?=[: ])", lambda it: _flag(it[1]), str(error)
     )
     print(f"{COMMAND}: {text}", file=sys.stderr, flush=True)
     return 2

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.arguments import WrongArgument, require_named, require_picture
+from hybrid_pages.arguments import require_named, require_picture
 from hybrid_pages.models.config import Config, find
 from hybrid_pages.plan import plot
 from hybrid_pages.plan.facts import facts
@@ -38,19 +38,7 @@ def run(args: SimpleNamespace) -> int:
 
 
 def _check(args: SimpleNamespace) -> None:
-    """What would fail only at the end, or come to nothing."""
+    """What would fail only at the end."""
     require_named("MODEL", args.model)
     require_named("--revision", args.revision)
     require_picture("--plot", args.plot)
-    together = {
-        "--active-params": args.active_params,
-        "--tflops": args.tflops,
-        "--gb-per-s": args.gb_per_s,
-    }
-    missing = [name for name, value in together.items() if value is None]
-    if 0 < len(missing) < len(together):
-        given = ", ".join(name for name in together if name not in missing)
-        raise WrongArgument(
-            f"{' and '.join(missing)}: expected with {given}, found none: the break-even needs all "
-            f"of {', '.join(together)}"
-        )

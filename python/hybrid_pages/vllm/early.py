@@ -6,23 +6,21 @@ nothing in it, but for a budget of "auto": what is free is found out once, for a
 """
 
 import functools
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybrid_pages.adapter.memory import require_huge_pages, require_memory
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.engine_cores import EngineCores
 from hybrid_pages.vllm.identity import require_lasting
-from hybrid_pages.vllm.settings import Settings, SettingsError, fix_budget
+from hybrid_pages.vllm.settings import Settings, fix_budget
 from hybrid_pages.vllm.support import (
     reject,
     require_config,
     require_platform,
     require_reads,
+    require_trace_dir,
     require_version,
-    warn_if_newer,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +53,6 @@ def check(config: "VllmConfig", connector: str) -> None:
             fix_budget(extra, cores.here * len(given))
     for transfer in _ours(config.kv_transfer_config, connector):
         require_version(versions.installed())
-        warn_if_newer(versions.installed())
         require_reads()
         require_platform()
         settings = Settings.parse(transfer.kv_connector_extra_config)
@@ -71,7 +68,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         require_config(config, recurrent=recurrent, transfer=transfer, beside=beside)
         _require_caches(config)
         settings.tiers.require_places(writes=transfer.is_kv_producer)
-        _require_trace_dir(settings.trace_dir)
+        require_trace_dir(settings.trace_dir)
         if settings.lasting:
             require_lasting(config, settings.lasting)
         cores.note(config.parallel_config)
@@ -81,7 +78,9 @@ def check(config: "VllmConfig", connector: str) -> None:
 def _warn(outer: "KVTransferConfig | None", connector: str) -> None:
     # It logs, so it needs more of vLLM than the plugin does before.
     from hybrid_pages.vllm.costs import warn_of_siblings
+    from hybrid_pages.vllm.log import logger
 
+    versions.SUPPORTED.warn_if_newer(versions.installed(), logger)
     if outer is not None:
         warn_of_siblings(outer, connector)
 
@@ -102,19 +101,6 @@ def _without_hybrid_manager(outer: "KVTransferConfig | None") -> list[str]:
         for child in versions.children(outer)
         if not versions.works_with_hybrid_manager(child)
     ]
-
-
-def _require_trace_dir(trace_dir: str) -> None:
-    """Rejects a directory that a recording cannot be written to. Makes nothing."""
-    place = Path(trace_dir).absolute()
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
-    if trace_dir and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        found = "no permission to write" if place.is_dir() else "a file"
-        raise SettingsError(
-            f"trace_dir: expected a directory to write to, or one in which it can be made, found "
-            f"{found} at {str(place)!r}: name another, or leave trace_dir out"
-        )
 
 
 def _require_caches(config: "VllmConfig") -> None:

@@ -243,6 +243,8 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
         raise SettingsError(
             f"{name}: expected {hint.__name__}, found {value!r} of type {type(value).__name__}"
         )
+    if isinstance(value, str) and "\0" in value:
+        raise SettingsError(f"{name}: expected a text without NUL characters, found {value!r}")
     try:
         return hint(value)
     except OverflowError:

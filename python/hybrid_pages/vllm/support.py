@@ -1,8 +1,11 @@
 """Checks at startup: configurations that no test has shown to work are rejected, by name."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.errors import UnsupportedError as UnsupportedError
 from hybrid_pages.vllm import speculation, versions
 from hybrid_pages.vllm.versions import SUPPORTED
@@ -34,11 +37,6 @@ def require_version(version: str) -> None:
     SUPPORTED.require(version)
 
 
-def warn_if_newer(version: str) -> None:
-    """Says once that a vLLM inside the window is newer than those that tests have run."""
-    SUPPORTED.warn_if_newer(version)
-
-
 def require_reads() -> None:
     """Rejects a vLLM that lacks something that the connector reads.
 
@@ -63,6 +61,23 @@ def require_platform() -> None:
         raise UnsupportedError(
             f"platform: expected {' or '.join(PLATFORMS)} (an NVIDIA GPU), found {found}: start "
             "without HybridPagesConnector"
+        )
+
+
+def require_trace_dir(trace_dir: str) -> None:
+    """Rejects a directory that a recording cannot be written to. Makes nothing.
+
+    Raises:
+        SettingsError: names what is there.
+    """
+    place = Path(trace_dir).absolute()
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if trace_dir and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        found = "no permission to write" if place.is_dir() else "a file"
+        raise SettingsError(
+            f"trace_dir: expected a directory to write to, or one in which it can be made, found "
+            f"{found} at {str(place)!r}: name another, or leave trace_dir out"
         )
 
 
