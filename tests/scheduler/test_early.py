@@ -17,8 +17,9 @@ from vllm.engine.arg_utils import EngineArgs
 
 from hybrid_pages import BudgetError, RemoteError
 from hybrid_pages.adapter import memory
-from hybrid_pages.vllm import CONNECTOR, register, versions
+from hybrid_pages.vllm import CONNECTOR, early, register, versions
 from hybrid_pages.vllm.engine_cores import EngineCores
+from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.settings import SettingsError
 from hybrid_pages.vllm.support import UnsupportedError
 from simulation.config import SimulatedHybridForCausalLM, _base, save_model
@@ -329,3 +330,15 @@ def test_dummy_weights_and_a_store_do_not_go_together(model: Path, tmp_path: Pat
     transfer = ours(host_gb=0.5, remote_url=tmp_path.as_uri())
     with pytest.raises(UnsupportedError, match=r"remote_url: load_format: .* without remote_url"):
         configure(model, transfer, load_format="dummy")
+
+
+def test_a_newer_patch_release_is_used_after_one_warning(monkeypatch):
+    said = []
+    monkeypatch.setattr(logger, "warning", lambda text, *words: said.append(text % words))
+    for version in ("0.33.99", "0.33.99", versions.TESTED[0]):
+        monkeypatch.setattr(versions, "installed", lambda version=version: version)
+        early._warn(None, "HybridPagesConnector")
+    assert len(said) == 1
+    assert (
+        "expected vllm 0.32.0 or 0.33.0, which tests have run, found the newer 0.33.99" in said[0]
+    )

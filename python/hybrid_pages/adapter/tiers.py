@@ -61,7 +61,7 @@ class TierSettings:
         """As a program gives them: a budget may be ``"auto"``, and the directory a ``Path``."""
         return cls(
             budget_of(host_gb),
-            str(disk_path) if isinstance(disk_path, os.PathLike) else disk_path,
+            os.fspath(disk_path) if isinstance(disk_path, os.PathLike) else disk_path,
             disk_gb,
             disk_deadline_ms,
             remote_url,

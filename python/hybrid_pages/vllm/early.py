@@ -43,6 +43,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         SettingsError: an unknown or impossible setting.
         BudgetError: budgets beyond this machine's memory, those of all its engine cores together;
             a quota beyond its disk.
+        ForeignError: a disk's directory that something else is in.
         RemoteError: a store whose client cannot be made.
         UnsupportedError: a vLLM or a feature of it that is not supported.
     """
