@@ -1,6 +1,7 @@
 """``hybrid-pages mlx-server`` with settings that can't work ends at once, with one line and 2."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import sys
 import pytest
 
 import tiny
+from http_server import serving
 from hybrid_pages import BudgetError, DiskError, ForeignError
+from hybrid_pages.adapter.disk import require_unused
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.mlx import CacheStore, PrefixCache, server
 from runs import BLOCK
@@ -129,6 +132,17 @@ def test_what_only_the_model_can_tell_ends_the_server_at_start(tmp_path, model, 
     assert said in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert "Starting httpd" not in done.stderr
+
+
+def test_a_server_that_is_interrupted_ends_well_and_gives_its_disk_back(tmp_path, model):
+    disk = ["--disk-path", str(tmp_path / "disk"), "--disk-gb", "0.1"]
+    with serving(model, tmp_path / "log", *disk, ours=True) as ours:
+        ours.complete("w11 w12", tokens=2)
+        ours.process.send_signal(signal.SIGINT)
+        assert ours.process.wait(60) == 0, ours.logged()
+    said = ours.logged()
+    assert "Traceback" not in said and "terminate called" not in said
+    require_unused(str(tmp_path / "disk"))
 
 
 @pytest.mark.parametrize(

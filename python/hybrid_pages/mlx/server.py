@@ -112,6 +112,8 @@ def run(host: str, port: int, provider: Provider) -> None:
         provider.wait(responses)
         require_port(host, port)
         server._run_http_server(host, port, responses)
+    except KeyboardInterrupt:  # while the model is loaded
+        _log.info("interrupted")
     finally:
         responses.stop_and_join()
         provider.prompts.drop()
