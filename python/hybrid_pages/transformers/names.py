@@ -24,6 +24,9 @@ from hybrid_pages.transformers.conditions import PLAIN, Same
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MOST_DEPTH = 8
+Path = tuple[int, ...]
+"""The functions and objects that hold what is being named, the outermost first: some decorators
+make functions that hold themselves."""
 
 
 class Unnamed(HybridPagesError):
@@ -36,67 +39,76 @@ def lasting_name(parts: Sequence[Hashable]) -> str:
     Raises:
         Unnamed: another process could not tell one of them.
     """
-    text = json.dumps([sys.version, [_name(part, 0) for part in parts]])
+    try:
+        text = json.dumps([sys.version, [_name(part, ()) for part in parts]])
+    except RecursionError:
+        raise Unnamed("an object that holds itself") from None
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def _name(value: Any, depth: int) -> Any:
+def _name(value: Any, path: Path) -> Any:
     if isinstance(value, PLAIN):
         return [type(value).__name__, repr(value)]
     if value is ...:
         return "ellipsis"
     if isinstance(value, slice):
-        return ["slice", _name((value.start, value.stop, value.step), depth)]
+        return ["slice", _name((value.start, value.stop, value.step), path)]
     if isinstance(value, Same):
-        return _name(value.held, depth)
+        return _name(value.held, path)
     if isinstance(value, (tuple, list)):
-        return [_name(item, depth) for item in value]
+        return [_name(item, path) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_name(item, depth)) for item in value)
+        return sorted(json.dumps(_name(item, path)) for item in value)
     if isinstance(value, dict):
         items = value.items()
-        return sorted(json.dumps([_name(key, depth), _name(item, depth)]) for key, item in items)
+        return sorted(json.dumps([_name(key, path), _name(item, path)]) for key, item in items)
     if isinstance(value, types.CodeType):
         digest = hashlib.blake2b(value.co_code, digest_size=16).hexdigest()
-        uses = [_name(value.co_names, depth), _name(value.co_consts, depth)]
+        uses = [_name(value.co_names, path), _name(value.co_consts, path)]
         return ["code", digest, value.co_name, *uses]
     if isinstance(value, types.ModuleType):
         return ["module", value.__name__, _version(value.__name__)]
     if isinstance(value, type):
         return ["class", value.__qualname__, *_place(value.__module__, value)]
     if isinstance(value, _FUNCTIONS):
-        return _function(value, depth)
-    return _object(value, depth)
+        return _function(value, path)
+    return _object(value, path)
 
 
-def _function(value: Any, depth: int) -> Any:
+def _function(value: Any, path: Path) -> Any:
     owner = getattr(value, "__self__", None)
     if isinstance(value, types.MethodType):
-        return ["method", _function(value.__func__, depth), _name(type(owner), depth)]
+        return ["method", _function(value.__func__, path), _name(type(owner), path)]
     if isinstance(value, types.BuiltinFunctionType):
         module = value.__module__ or type(owner).__module__
         return ["builtin", value.__qualname__, *_place(module, value)]
+    if id(value) in path:
+        return ["again", path.index(id(value))]
+    path = (*path, id(value))
     # Its globals say where it was written, whatever a decorator says.
-    found = ["function", value.__qualname__, _name(value.__code__, depth)]
+    found = ["function", value.__qualname__, _name(value.__code__, path)]
     found += _place(value.__globals__.get("__name__", ""), value)
-    found += [_name(value.__defaults__, depth), _name(value.__kwdefaults__, depth)]
-    return [*found, [_cell(cell, depth + 1) for cell in value.__closure__ or ()]]
+    found += [_name(value.__defaults__, path), _name(value.__kwdefaults__, path)]
+    return [*found, [_cell(cell, path) for cell in value.__closure__ or ()]]
 
 
-def _cell(cell: types.CellType, depth: int) -> Any:
+def _cell(cell: types.CellType, path: Path) -> Any:
     try:
         value = cell.cell_contents
     except ValueError:
         return "empty"
-    return _name(value, depth)
+    return _name(value, path)
 
 
-def _object(value: Any, depth: int) -> Any:
+def _object(value: Any, path: Path) -> Any:
     kind, fields = type(value), getattr(value, "__dict__", None)
-    if fields is None or depth >= _MOST_DEPTH or isinstance(value, torch.Tensor):
+    if fields is None or len(path) >= _MOST_DEPTH or isinstance(value, torch.Tensor):
         raise Unnamed(f"an object of {kind.__module__}.{kind.__qualname__}")
-    named = sorted(json.dumps([key, _name(item, depth + 1)]) for key, item in fields.items())
-    return ["object", _name(kind, depth), named]
+    if id(value) in path:
+        return ["again", path.index(id(value))]
+    inside = (*path, id(value))
+    named = sorted(json.dumps([key, _name(item, inside)]) for key, item in fields.items())
+    return ["object", _name(kind, path), named]
 
 
 def _place(module: str, value: Any) -> tuple[str, str]:
