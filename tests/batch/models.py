@@ -51,6 +51,42 @@ def jamba():
     return transformers.JambaForCausalLM(config)
 
 
+def nemotron_h():
+    """Some layers are of experts alone and keep no cache."""
+    config = transformers.NemotronHConfig(
+        **{key: value for key, value in SMALL.items() if key != "num_hidden_layers"},
+        head_dim=16,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+        ssm_state_size=16,
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        n_groups=1,
+        conv_kernel=4,
+        expand=2,
+        chunk_size=16,
+        n_routed_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+    )
+    return transformers.NemotronHForCausalLM(config)
+
+
+def gemma4():
+    """The last layers use the keys of others and keep none."""
+    config = transformers.Gemma4TextConfig(
+        **SMALL | dict(num_hidden_layers=6),
+        head_dim=16,
+        global_head_dim=16,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        sliding_window=24,
+        vocab_size_per_layer_input=demo.VOCAB,
+        hidden_size_per_layer_input=16,
+    )
+    return transformers.Gemma4ForCausalLM(config)
+
+
 MAKERS = {
     "qwen3.5": lambda: demo.MODELS["qwen3.5"]()[0],
     "lfm2": lambda: demo.MODELS["lfm2"]()[0],
@@ -58,6 +94,8 @@ MAKERS = {
     "falcon-h1": falcon_h1,
     "bamba": bamba,
     "jamba": jamba,
+    "nemotron-h": nemotron_h,
+    "gemma4": gemma4,
 }
 
 

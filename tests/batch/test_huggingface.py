@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 from hybrid_pages import InvalidArgumentError
 from hybrid_pages.batch import Batch, LayerCache
@@ -163,6 +164,17 @@ def test_an_unused_cache_gives_empty_rows():
     three = from_transformers(DynamicCache(config=lm.config), [0, 0, 0])
     assert (three.size, three.lengths) == (3, [0, 0, 0])
     assert to_transformers(three, lm.config).get_seq_length() == 0
+
+
+def test_a_layer_that_has_not_begun_to_keep_anything_is_not_taken_for_one_that_keeps_nothing():
+    class Other(DynamicLayer):
+        pass
+
+    lm = model("qwen3.5")
+    cache = DynamicCache(config=lm.config)
+    cache.layers[3] = Other()
+    with pytest.raises(InvalidArgumentError, match="found Other"):
+        from_transformers(cache)
 
 
 def test_caches_of_another_kind_are_refused():

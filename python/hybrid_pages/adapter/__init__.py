@@ -12,6 +12,7 @@ that it needs is here:
 - :mod:`entries` reserves, copies and commits entries, and acquires and copies them back;
   :mod:`copies` waits for the transfers of a copy engine;
 - :mod:`session` runs one request against the cache, on a :mod:`runtime` that the adapter writes;
+- :mod:`empty` tells places in a framework's cache that keep nothing;
 - :mod:`arrays` and :mod:`strides` find the bytes of blocks in strided arrays; :mod:`devices` and
   :mod:`streams` are those of CUDA;
 - :mod:`errors`, :mod:`versions`, :mod:`policies` and :mod:`closing` are what all adapters check,

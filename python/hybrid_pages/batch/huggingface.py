@@ -23,35 +23,33 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-)
+from transformers import DynamicCache, PreTrainedConfig, cache_utils
 
 from hybrid_pages._core import InvalidArgumentError
+from hybrid_pages.adapter.empty import has_only_flags
 from hybrid_pages.batch.attention import AttentionCache
 from hybrid_pages.batch.batch import Batch
 from hybrid_pages.batch.checks import at_least_one, per_row, whole_numbers
 from hybrid_pages.batch.composite import CompositeCache
 from hybrid_pages.batch.layer import LayerCache
 
+
+def _kinds(*names: str) -> set[type[Any]]:
+    """Those kinds of layers that this version of transformers has."""
+    found = (getattr(cache_utils, name, None) for name in names)
+    return {kind for kind in found if isinstance(kind, type)}
+
+
 # Which kinds of layers hold keys and values, a window of them, or states.
-_ATTENTION = {
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-}
-_WINDOW = {DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer}
-_STATES = {
-    LinearAttentionLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-}
+_WINDOW = _kinds("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+_ATTENTION = _WINDOW | _kinds("DynamicLayer", "LinearAttentionAndFullAttentionLayer")
+_STATES = _kinds(
+    "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+)
+# What keeps something is one of these; what has not begun to looks as if it kept nothing.
+_KEEPING = tuple(_kinds("CacheLayerMixin", "LinearAttentionCacheLayerMixin"))
 
 
 def from_transformers(cache: DynamicCache, lengths: Iterable[int] | None = None) -> Batch:
@@ -138,7 +136,7 @@ def model_inputs(
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
     """The tensors that a layer holds; checks its kind."""
-    if type(layer) not in _ATTENTION | _STATES:
+    if type(layer) not in _ATTENTION | _STATES and not _keeps_nothing(layer):
         raise InvalidArgumentError(
             "expected layers of a DynamicCache for full, sliding or linear attention, found "
             f"{type(layer).__name__}"
@@ -149,6 +147,12 @@ def _tensors(layer: Any) -> list[torch.Tensor]:
     if type(layer) in _STATES:
         found += [*layer.conv_states.values(), *layer.recurrent_states.values()]
     return [tensor for tensor in found if tensor is not None and tensor.numel()]
+
+
+def _keeps_nothing(layer: Any) -> bool:
+    """Whether it is a place without a cache: of experts alone, or of a layer that uses another's
+    keys."""
+    return not isinstance(layer, _KEEPING) and has_only_flags(layer)
 
 
 def _columns(cache: DynamicCache) -> int | None:
@@ -178,12 +182,7 @@ def _take(layer: Any, size: int) -> CompositeCache:
 
 
 def _give(layer: Any, rows: CompositeCache, columns: int) -> None:
-    if type(layer) in _ATTENTION and rows["attention"].keys is not None:
-        attention = rows["attention"]
-        layer.lazy_initialization(attention.keys, attention.values)
-        layer.keys, layer.values = attention.keys, attention.values
-        if type(layer) in _WINDOW:
-            layer.cumulative_length = columns
+    # States first, as models do that have both in one layer.
     if type(layer) in _STATES:
         states = rows["states"].tensors
         for index in range(layer.number_of_states):
@@ -199,6 +198,12 @@ def _give(layer: Any, rows: CompositeCache, columns: int) -> None:
                     own.copy_(state)
             # As in transformers: the convolution's update sets it.
             layer.has_previous_state[index] = conv is not None
+    if type(layer) in _ATTENTION and rows["attention"].keys is not None:
+        attention = rows["attention"]
+        layer.lazy_initialization(attention.keys, attention.values)
+        layer.keys, layer.values = attention.keys, attention.values
+        if type(layer) in _WINDOW:
+            layer.cumulative_length = columns
 
 
 def _states(layer: Any, index: int) -> dict[str, torch.Tensor | None]:
