@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import PreTrainedConfig, modeling_utils
 
 from hybrid_pages.transformers import rope
 from hybrid_pages.transformers.identity import VOLATILE
@@ -122,7 +121,7 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
                 if tensor is not None and key not in skipped:
                     found.tensors[prefix + key] = tensor
         if skipped:
-            for key, tensor in rope.short_frequencies(module).items():
+            for key, tensor in rope.frequencies(module).items():
                 found.tensors[prefix + key] = tensor
                 found.replaced.add(prefix + key)
         attributes = vars(module)
@@ -266,5 +265,6 @@ class _Describer:
         self._configs[id(config)] = name
         fields = [(k, self(f"{name}.{k}", v)) for k, v in vars(config).items() if k not in VOLATILE]
         attention = getattr(config, "_attn_implementation", None)
-        function = ALL_ATTENTION_FUNCTIONS.get(attention) if attention else None
+        functions = modeling_utils.ALL_ATTENTION_FUNCTIONS
+        function = functions.get(attention) if attention else None
         return (type(config), tuple(fields), attention, Same(function))

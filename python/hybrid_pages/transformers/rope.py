@@ -56,8 +56,9 @@ def derived(module: Any) -> frozenset[str]:
     return frozenset(names | {"max_seq_len_cached"})
 
 
-def short_frequencies(module: Any) -> dict[str, torch.Tensor]:
-    """The frequencies that the next forward pass over a short text will use, by name."""
+def frequencies(module: Any) -> dict[str, torch.Tensor]:
+    """The frequencies that the next forward passes will use, by name, as far as they are kept: of a
+    short text, and of a long one, where it does not compute them anew."""
     found: dict[str, torch.Tensor] = {}
     for layer, kind in _types(module):
         if _depends(kind):
@@ -66,7 +67,20 @@ def short_frequencies(module: Any) -> dict[str, torch.Tensor]:
             seen = getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached)
             resets = kind == "longrope" or _int(seen) > _int(module.original_max_seq_len)
             found[name] = getattr(module, f"{prefix}original_inv_freq" if resets else name)
+            if kind == "longrope":
+                found |= _kept_for_long(module, prefix)
     return found
+
+
+def _kept_for_long(module: Any, prefix: str) -> dict[str, torch.Tensor]:
+    """Those of long texts, if passes read them. Older transformers write them and compute them
+    anew: there the present frequencies are one of the two sets, and not a copy of it."""
+    name = f"{prefix}long_inv_freq"
+    long = getattr(module, name, None)
+    now = getattr(module, f"{prefix}inv_freq", None)
+    if long is None or now is long or now is getattr(module, f"{prefix}original_inv_freq", None):
+        return {}
+    return {name: long}
 
 
 @contextmanager
