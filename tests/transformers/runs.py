@@ -3,6 +3,8 @@
 import torch
 from transformers import DynamicCache, StaticCache
 
+from hybrid_pages.transformers.calls import forward_arguments
+
 BLOCK = 16
 # Two cold runs of one prompt, cut at different places, differ by 1e-5 of logits around 10.
 NOISE = 1e-4
@@ -26,12 +28,8 @@ def feed(model, cache, ids, start, end=None, step=None):
     for first in range(start, end, step or max(end - start, 1)):
         last = min(end, first + (step or end - start))
         positions = torch.arange(first, last, device=ids.device)[None]
-        out = model(
-            input_ids=ids[:, first:last],
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        arguments = forward_arguments(model, cache, {"position_ids": positions})
+        out = model(input_ids=ids[:, first:last], **arguments)
         logits.append(out.logits)
     return torch.cat(logits, dim=1)
 

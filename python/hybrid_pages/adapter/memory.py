@@ -78,7 +78,9 @@ def require_memory(host_gb: float, engine_cores: int = 1, *, free: Free | None =
         BudgetError: names ``host_gb``, and what limits it.
     """
     if not host_gb > 0:
-        raise BudgetError(f"host_gb: expected more than 0, found {host_gb}")
+        raise BudgetError(
+            f"host_gb: expected more than 0, found {host_gb}: say how many GiB the cache may take"
+        )
     free, total = free or free_memory(), host_gb * engine_cores
     if total * GIB <= free.nbytes:
         return

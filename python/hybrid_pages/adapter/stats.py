@@ -63,9 +63,11 @@ class Counts:
         self.prompt_tokens += tokens
         self.restored_tokens += restored
 
-    def stats(self, changes: Mapping[str, int], moved: Moved, index: Cache, arena: Arena) -> Stats:
-        """All counts, with those of the store."""
-        now = index.stats()
+    def stats(
+        self, changes: Mapping[str, int], moved: Moved, index: Cache | None, arena: Arena | None
+    ) -> Stats:
+        """All counts, with those of the store, if there is one."""
+        now = Counter[str]() if index is None else index.stats()
         return Stats(
             requests=self.requests,
             hits=self.hits,
@@ -84,5 +86,5 @@ class Counts:
             windows=now["windows"],
             checkpoints=now["checkpoints"],
             resident_bytes=now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"],
-            host_bytes=arena.nbytes,
+            host_bytes=0 if arena is None else arena.nbytes,
         )

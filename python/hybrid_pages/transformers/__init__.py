@@ -15,9 +15,14 @@ except ImportError as error:
     needed = "transformers and torch"
     raise missing("hybrid_pages.transformers", needed, EXTRA, error) from error
 
-from hybrid_pages.transformers.support import UnsupportedError, require_version
+from hybrid_pages.transformers.support import (
+    UnsupportedError,
+    require_version,
+    warn_if_untested,
+)
 
 require_version(transformers.__version__)
+warn_if_untested()
 
 from hybrid_pages.transformers.prefix_cache import PrefixCache, Stats  # noqa: E402
 from hybrid_pages.transformers.sizes import cache_bytes, geometry_of  # noqa: E402

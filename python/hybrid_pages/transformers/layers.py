@@ -11,34 +11,36 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionAndStaticFullAttentionLayer,
-    LinearAttentionAndStaticSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-    StaticLayer,
-    StaticSlidingWindowLayer,
-)
+from transformers import cache_utils
 
-from hybrid_pages.transformers.support import UnsupportedError
+from hybrid_pages.adapter.empty import has_only_flags
+from hybrid_pages.transformers.support import UnknownError, UnsupportedError
 
+
+def _kinds(*names: str) -> tuple[type[Any], ...]:
+    """Those kinds of layers that this version of transformers has."""
+    found = (getattr(cache_utils, name, None) for name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+_DYNAMIC_WINDOW = _kinds("DynamicSlidingWindowLayer")
+_STATIC = _kinds("StaticLayer")
+_STATIC_WINDOW = _kinds("StaticSlidingWindowLayer")
+_ATTENTION = _kinds("DynamicLayer") + _STATIC
+_WINDOW = _DYNAMIC_WINDOW + _STATIC_WINDOW
+_STATES = _kinds("LinearAttentionLayer")
 # Exactly these: a subclass may keep more than this module would move.
 _KNOWN = (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionAndStaticFullAttentionLayer,
-    LinearAttentionAndStaticSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-    StaticLayer,
-    StaticSlidingWindowLayer,
+    *_ATTENTION,
+    *_WINDOW,
+    *_STATES,
+    *_kinds(
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+        "LinearAttentionAndStaticFullAttentionLayer",
+        "LinearAttentionAndStaticSlidingWindowAttentionLayer",
+    ),
 )
-_ATTENTION = (DynamicLayer, StaticLayer)
-_WINDOW = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
 
 CONV, RECURRENT = "conv", "recurrent"
 
@@ -60,10 +62,11 @@ def require_known(index: int, layer: Any) -> None:
     """Rejects a kind of layer, or a mode of it, that this module cannot move whole.
 
     Raises:
+        UnknownError: a kind that it does not know, and that keeps something.
         UnsupportedError: names the layer and what was found.
     """
-    if type(layer) not in _KNOWN:
-        raise UnsupportedError(
+    if type(layer) not in _KNOWN and not keeps_nothing(layer):
+        raise UnknownError(
             f"cache layer {index}: expected an attention, sliding or linear-attention layer, "
             f"found {type(layer).__name__}"
         )
@@ -72,6 +75,11 @@ def require_known(index: int, layer: Any) -> None:
             f"cache layer {index}: expected one that keeps its working size, found one that "
             "records its past to be cropped (assisted decoding)"
         )
+
+
+def keeps_nothing(layer: Any) -> bool:
+    """Whether a layer is a place without a cache. It may be one that has not begun to keep any."""
+    return type(layer) not in _KNOWN and has_only_flags(layer)
 
 
 def has_tokens(layer: Any) -> bool:
@@ -86,12 +94,12 @@ def is_window(layer: Any) -> bool:
 
 def has_states(layer: Any) -> bool:
     """Whether the layer keeps recurrent states. It may stay without any: a layer of experts."""
-    return isinstance(layer, LinearAttentionLayer)
+    return isinstance(layer, _STATES)
 
 
 def capacity(layer: Any) -> int | None:
     """How many tokens a static full-attention layer can ever see; None without a limit."""
-    return layer.max_cache_len if isinstance(layer, StaticLayer) and not is_window(layer) else None
+    return layer.max_cache_len if isinstance(layer, _STATIC) and not is_window(layer) else None
 
 
 def seen(layer: Any) -> int:
@@ -101,7 +109,7 @@ def seen(layer: Any) -> int:
 
 def kept(layer: Any) -> int | None:
     """How many of the last tokens a window layer keeps; None for full attention."""
-    if isinstance(layer, DynamicSlidingWindowLayer):
+    if isinstance(layer, _DYNAMIC_WINDOW):
         return int(layer.sliding_window) - 1
     return int(layer.max_cache_len) if is_window(layer) else None
 
@@ -109,7 +117,7 @@ def kept(layer: Any) -> int | None:
 def tokens(layer: Any) -> Tokens:
     """The tokens that an attention layer holds; it has seen some."""
     count = seen(layer)
-    if isinstance(layer, StaticLayer):
+    if isinstance(layer, _STATIC):
         held = min(count, layer.max_cache_len)
         return Tokens(count, count - held, layer.keys[:, :, :held], layer.values[:, :, :held])
     return Tokens(count, count - layer.keys.shape[-2], layer.keys, layer.values)
@@ -145,14 +153,14 @@ def write_tokens(layer: Any, keys: torch.Tensor, values: torch.Tensor, count: in
     wanted = count if window is None else min(count, window)
     held = min(wanted, keys.shape[-2])
     keys, values = keys[:, :, keys.shape[-2] - held :], values[:, :, values.shape[-2] - held :]
-    if isinstance(layer, StaticLayer):
+    if isinstance(layer, _STATIC):
         # The oldest token of a full window is dropped before it is read: it may stay empty.
         layer.keys[:, :, wanted - held : wanted].copy_(keys)
         layer.values[:, :, wanted - held : wanted].copy_(values)
         layer.cumulative_length.fill_(wanted)
     else:
         layer.keys, layer.values = keys, values
-    if isinstance(layer, StaticSlidingWindowLayer):
+    if isinstance(layer, _STATIC_WINDOW):
         layer.cumulative_length_int = count
     elif is_window(layer):
         layer.cumulative_length = count

@@ -144,6 +144,11 @@ class Layout:
         for group in self.groups:
             yield from group
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a boundary needs recurrent states."""
+        return any(item.kind == "recurrent" for item in self.geometry.classes)
+
     def kept_tokens(self, cache: Any) -> int | None:
         """How many of the last tokens every layer of a cache still has; None for all."""
         widths = [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from typing import Any
 
 import torch
 
 from hybrid_pages import ForeignError, InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.entries import Moved
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
 from hybrid_pages.adapter.stats import Counts, Stats
@@ -18,9 +21,19 @@ from hybrid_pages.transformers.request import read_request
 from hybrid_pages.transformers.rope import regime
 from hybrid_pages.transformers.run import Run, Uncached
 from hybrid_pages.transformers.store import CacheStore, require_model
-from hybrid_pages.transformers.support import Closing, UnsupportedError
+from hybrid_pages.transformers.support import (
+    Closing,
+    UnknownError,
+    UnsupportedError,
+    is_unknown,
+    may_be_new,
+    reason_of,
+    untested,
+)
 
 __all__ = ["PrefixCache", "Stats"]
+
+_log = logging.getLogger(__name__)
 
 
 class PrefixCache(Closing):
@@ -31,7 +44,8 @@ class PrefixCache(Closing):
     other decoding modes, embeddings or other inputs than ids, a cache of the caller's,
     ``use_cache=False``, attentions or hidden states as outputs, training mode, forward hooks,
     prompts whose keys depend on their length (RoPE scaling), passes that draw random numbers or
-    write what they read, memory that runs out.
+    write what they read, memory that runs out, kinds of layers that are not known, and what a
+    transformers newer than tested does differently.
 
     Before each call the model is looked at. Tensors that were replaced, written to or changed in
     one of some 64 sampled elements are noticed; what was stored before is never used again. See
@@ -64,10 +78,9 @@ class PrefixCache(Closing):
             made; not with :meth:`CacheStore.snapshot`, which cannot tell what filled a cache.
 
     Raises:
-        UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
-            disk_path or remote_url, its code has no version.
-        BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
-        SettingsError, DiskError, RemoteError: disk_path or remote_url cannot be used.
+        UnsupportedError: the model is of a kind that cannot be stored, or, with disk_path or
+            remote_url, its code has no version.
+        SettingsError, BudgetError, DiskError, RemoteError: see :class:`CacheStore`.
         ForeignError: store was made for another model.
     """
 
@@ -89,8 +102,17 @@ class PrefixCache(Closing):
         store: CacheStore | None = None,
     ) -> None:
         self.model = model
-        self.store = store or CacheStore(
-            model,
+        self.store: CacheStore | None = None
+        self._lock = store.lock if store is not None else threading.RLock()
+        self._owns_store = store is None
+        self._counts = Counts()
+        self._static_tokens = 0
+        # What trying a static cache out has raised, by the number of the model's state.
+        self._static_tried: dict[int, Exception | None] = {}
+        self._closed = False
+        # Why no call can use the cache.
+        self._refused: str | None = None
+        settings = dict(
             host_gb=host_gb,
             block_tokens=block_tokens,
             policy=policy,
@@ -103,8 +125,30 @@ class PrefixCache(Closing):
             remote_deadline_ms=remote_deadline_ms,
             remote_admit=remote_admit,
         )
-        self._owns_store = store is None
-        if store is not None:
+        try:
+            self._open(store, settings)
+        except Exception as error:
+            if self._owns_store and self.store is not None:
+                self.store.close()
+            self.store = None
+            if not is_unknown(error):
+                raise
+            self._refused = reason_of(error)
+            _warn(model, self._refused, error)
+
+    def _open(self, store: CacheStore | None, settings: dict[str, Any]) -> None:
+        """Makes or takes the store, and looks at the model.
+
+        Raises:
+            HybridPagesError: as the constructor.
+            Exception: what a transformers newer than tested does.
+        """
+        model, weights = self.model, settings["weights"]
+        if store is None:
+            store = CacheStore(model, **settings)
+            self.store, self._lock = store, store.lock
+        else:
+            self.store = store
             require_model(model)
             # A model that the store knows may have changed since: its states are told apart.
             known = store.models.knows(model)
@@ -115,21 +159,20 @@ class PrefixCache(Closing):
             difference = store.geometry.difference(layout.geometry)
             if difference is not None:
                 raise ForeignError(f"store: made for another model: {difference}")
-        self._require_windows()
-        self._lock = self.store.lock
-        self._counts = Counts()
-        self._static_tokens = 0
-        self._closed = False
+        _require_windows(store)
         with self._lock:
-            self._watch = self.store.models.watch(model, self.store.layout)
+            self._watch = store.models.watch(model, store.layout)
             self._watch.look()
         if self._watch.unnamed is not None:
-            self.close()
-            raise UnsupportedError(
-                f"{'disk_path' if disk_path else 'remote_url'}: expected a model whose code has a "
-                f"version, found {self._watch.unnamed}: another process may have other code under "
-                "that name: install it as a package, or leave the setting out"
-            )
+            setting = "disk_path" if settings["disk_path"] else "remote_url"
+            found = f"{setting}: expected a model whose code has a version, found "
+            found += self._watch.unnamed
+            if not untested():
+                raise UnsupportedError(
+                    f"{found}: another process may have other code under that name: install it as "
+                    "a package, or leave the setting out"
+                )
+            _log.warning("%s: no later process finds what this one stores", found)
 
     def generate(self, inputs: Any = None, *, cache_salt: str = "", **kwargs: Any) -> Any:
         """Returns what ``model.generate`` does for these arguments, sooner if a prefix is known.
@@ -146,12 +189,13 @@ class PrefixCache(Closing):
         with self._lock, torch.no_grad():
             if self._closed:
                 raise InvalidArgumentError("PrefixCache: expected an open one, found it closed")
-            reason = self._generate(inputs, cache_salt, kwargs)
-            if isinstance(reason, Uncached):
+            found = self._plan(inputs, cache_salt, kwargs)
+            result = found.generate(kwargs) if isinstance(found, Run) else found
+            if isinstance(result, Uncached):
                 # Nobody else holds what was made for the cache: its memory is free by now.
-                self._counts.uncached[reason.reason] += 1
+                self._counts.uncached[result.reason] += 1
                 return self.model.generate(inputs, **kwargs)
-            return reason
+            return result
 
     def weights_changed(self) -> None:
         """Says that weights, or the code that uses them, changed in a way that a look can miss.
@@ -161,37 +205,45 @@ class PrefixCache(Closing):
         of the store has stored until now is ever used again.
         """
         with self._lock:
-            self.store.models.weights_changed()
+            if self.store is not None:
+                self.store.models.weights_changed()
 
     def stats(self) -> Stats:
         """Counts since the start, and what is in host memory now."""
         with self._lock:
+            if self.store is None:
+                return self._counts.stats({}, Moved(), None, None)
             store = self.store
             return self._counts.stats(self._watch.changes, store.moved, store.index, store.arena)
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
         with self._lock:
-            self.store.clear()
+            if self.store is not None:
+                self.store.clear()
 
     def close(self) -> None:
         """Ends the copy threads, unless the store is shared. The second call does nothing."""
         with self._lock:
             self._closed = True
-            if self._owns_store:
+            if self._owns_store and self.store is not None:
                 self.store.close()
 
-    def _require_windows(self) -> None:
-        size = self.store.layout.block_tokens
-        for group in self.store.geometry.groups:
-            if group.window_tokens is not None and group.window_tokens <= size:
-                raise InvalidArgumentError(
-                    f"block_tokens: expected less than the sliding window of "
-                    f"{group.window_tokens} tokens, found {size}"
-                )
+    def _plan(self, inputs: Any, salt: str, kwargs: dict[str, Any]) -> Run | Uncached:
+        """How a call uses the cache, or why it does not."""
+        store = self.store
+        if self._refused is not None or store is None:
+            return Uncached(self._refused or "no store")
+        try:
+            return self._read_call(store, inputs, salt, kwargs)
+        except Exception as error:
+            if not may_be_new(error):
+                raise
+            return self.unknown("reading the call", error)
 
-    def _generate(self, inputs: Any, salt: str, kwargs: dict[str, Any]) -> Any:
-        """The result, or why there is none yet: the call has to run without the cache."""
+    def _read_call(
+        self, store: CacheStore, inputs: Any, salt: str, kwargs: dict[str, Any]
+    ) -> Run | Uncached:
         request = read_request(self.model, inputs, kwargs)
         if isinstance(request, str):
             return Uncached(request)
@@ -201,7 +253,38 @@ class PrefixCache(Closing):
         lengths = regime(self.model, request.tokens)
         if isinstance(lengths, str):
             return Uncached(lengths)
-        size = self.store.layout.block_tokens
+        size = store.layout.block_tokens
         if lengths.floor and (request.tokens - 1) // size * size <= lengths.floor:
             return Uncached("rotary scaling: no block ends beyond the short lengths")
-        return Run(self, request, state, lengths, salt).generate(kwargs)
+        chunks = request.chunk is not None and request.chunk < request.tokens
+        if chunks and (lengths.floor or not state.continues):
+            # Passes of other lengths would give this model other keys, or other states.
+            return Uncached("prefill_chunk_size, which changes this model's caches")
+        return Run(self, store, request, state, lengths, salt)
+
+    def unknown(self, doing: str, error: Exception) -> Uncached:
+        """What a newer library did that is not understood, said once for each reason."""
+        reason = f"{type(error).__name__} while {doing}"
+        if isinstance(error, UnknownError):
+            reason = reason_of(error)
+        if not self._counts.uncached[reason]:
+            _warn(self.model, reason, error)
+        return Uncached(reason)
+
+
+def _warn(model: Any, reason: str, error: Exception) -> None:
+    _log.warning(
+        "%s runs without the cache (%s): compare stats().uncached",
+        type(model).__name__,
+        reason if str(error) in reason else f"{reason}: {error}",
+    )
+
+
+def _require_windows(store: CacheStore) -> None:
+    size = store.layout.block_tokens
+    for group in store.geometry.groups:
+        if group.window_tokens is not None and group.window_tokens <= size:
+            raise InvalidArgumentError(
+                f"block_tokens: expected less than the sliding window of {group.window_tokens} "
+                f"tokens, found {size}"
+            )

@@ -9,20 +9,41 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from hybrid_pages import HybridPagesError
 from hybrid_pages.transformers import layers
+from hybrid_pages.transformers.calls import forward_arguments
 from hybrid_pages.transformers.layout import Layout, require_cache
+from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.rope import left_alone
-from hybrid_pages.transformers.support import UnsupportedError
+from hybrid_pages.transformers.support import UnknownError, UnsupportedError, untested
+from hybrid_pages.transformers.trial import require_restorable
 
 _OTHER_STATE = 100.0
 
 
 def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
-    """Runs two tokens through a model and reads its cache.
+    """Runs two tokens through a model and reads its cache, which a restore has to bring back whole.
 
     Raises:
-        UnsupportedError: its cache has a kind of layer that cannot be moved, or no attention.
+        UnsupportedError: the model does not run with such a cache, or its cache has a kind of layer
+            that cannot be moved, or no attention.
     """
+    try:
+        return _read_layout(model, block_tokens, identity)
+    except HybridPagesError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        # What an untested transformers does may be new; what a tested one does is the model's.
+        raise (UnknownError if untested() else UnsupportedError)(
+            f"model: expected one that runs two tokens with a DynamicCache, found that "
+            f"{type(model).__name__} fails with {type(error).__name__}: {error}: use its own "
+            "`generate`"
+        ) from error
+
+
+def _read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
     cache = DynamicCache(config=model.config)
     require_cache(cache)
     if not any(layers.has_tokens(layer) for layer in cache.layers):
@@ -31,7 +52,9 @@ def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> L
             "been seen, found none"
         )
     forward(model, cache)
-    return Layout.of_cache(cache, block_tokens=block_tokens, identity=identity)
+    layout = Layout.of_cache(cache, block_tokens=block_tokens, identity=identity)
+    require_restorable(layout, cache, DynamicCache(config=model.config))
+    return layout
 
 
 def continues(model: Any, layout: Layout) -> bool:
@@ -61,12 +84,19 @@ def forward(model: Any, cache: Any, tokens: int = 2) -> torch.Tensor:
     Never under autocast, which calls that use the cache are not. Modes, and rotary frequencies that
     a long text has left, are afterwards what they were.
     """
-    autocast = torch.autocast(model.device.type, enabled=False)
-    with _evaluating(model), left_alone(model), autocast, torch.no_grad():
+    with aside(model):
         ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
-        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        logits = model(input_ids=ids, **forward_arguments(model, cache, {})).logits
     last: torch.Tensor = logits[:, -1]
     return last
+
+
+@contextmanager
+def aside(model: Any) -> Iterator[None]:
+    """What :func:`forward` runs under."""
+    autocast = torch.autocast(model.device.type, enabled=False)
+    with _evaluating(model), left_alone(model), autocast, torch.no_grad():
+        yield
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.generation import GenerationMode
+from transformers import generation
 
 # Arguments of `generate` that change neither what a token's state is nor which tokens are computed.
 _HARMLESS = {
@@ -18,7 +18,7 @@ _HARMLESS = {
     "streamer",
     "tokenizer",
 }
-_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+_MODES = ("GREEDY_SEARCH", "SAMPLE")
 # What they make `generate` use: the deprecated names mean the static cache as well.
 _STATIC = ("static", "sliding_window", "hybrid_chunked")
 _CACHES = (None, "dynamic", *_STATIC)
@@ -30,12 +30,14 @@ class Request:
 
     ids: ``[1, tokens]``. static_tokens: how many tokens a static cache needs room for; None for a
     dynamic one. names_cache: whether a kind of cache was asked for by name, which ``generate`` does
-    not take together with a cache.
+    not take together with a cache. chunk: how many tokens of the prompt may be computed in one
+    pass; None for any number.
     """
 
     ids: torch.Tensor
     static_tokens: int | None
     names_cache: bool = False
+    chunk: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -73,8 +75,8 @@ def read_request(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Reque
 
 
 def _uncached_mode(config: Any) -> str | None:
-    mode = config.get_generation_mode()
-    if mode not in _MODES:
+    mode, chunk = config.get_generation_mode(), config.prefill_chunk_size
+    if mode not in [getattr(generation.GenerationMode, name) for name in _MODES]:
         return f"{mode.value} decoding"
     checks = (
         ("num_return_sequences", (config.num_return_sequences or 1) > 1),
@@ -84,11 +86,15 @@ def _uncached_mode(config: Any) -> str | None:
             config.cache_implementation not in _CACHES,
         ),
         ("guidance_scale", config.guidance_scale not in (None, 1, 1.0)),
-        ("prefill_chunk_size", config.prefill_chunk_size is not None),
+        (f"prefill_chunk_size={chunk}", chunk is not None and not _is_size(chunk)),
         ("token_healing", bool(config.token_healing)),
         ("is_assistant", bool(config.is_assistant)),
     )
     return next((name for name, found in checks if found), None)
+
+
+def _is_size(chunk: Any) -> bool:
+    return isinstance(chunk, int) and not isinstance(chunk, bool) and chunk >= 1
 
 
 def _uncached_padding(config: Any, ids: torch.Tensor, mask: Any) -> str | None:
@@ -109,9 +115,9 @@ def _request(model: Any, config: Any, ids: torch.Tensor, given: tuple[Any, Any])
     """How long the sequence can get, as ``generate`` counts it, if the cache is static."""
     if ids.shape[1] == 0:
         return "empty prompt"
-    named = config.cache_implementation is not None
+    named, chunk = config.cache_implementation is not None, config.prefill_chunk_size
     if config.cache_implementation not in _STATIC:
-        return Request(ids, None, named)
+        return Request(ids, None, named, chunk)
     base, arguments = given
     limits = (arguments.get("max_length"), getattr(base, "max_length", None))
     set_by_caller = any(
@@ -124,4 +130,4 @@ def _request(model: Any, config: Any, ids: torch.Tensor, given: tuple[Any, Any])
         total = config.max_length if set_by_caller else length + config.max_length
     if total <= length:
         return "no room for new tokens"
-    return Request(ids, max(total - 1, config.max_cache_len or 0), named)
+    return Request(ids, max(total - 1, config.max_cache_len or 0), named, chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,19 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache, StaticCache
 
 from hybrid_pages.adapter.session import Session
+from hybrid_pages.transformers.calls import cache_argument
 from hybrid_pages.transformers.memory import is_out_of_memory
+from hybrid_pages.transformers.moving import States
+from hybrid_pages.transformers.rehearsal import ROOM, rehearse
 from hybrid_pages.transformers.request import Request
 from hybrid_pages.transformers.rope import Regime
 from hybrid_pages.transformers.runtime import ModelRuntime
-from hybrid_pages.transformers.store import States
+from hybrid_pages.transformers.support import may_be_new, untested
 from hybrid_pages.transformers.watch import RANDOM, State, random_states, set_random_states
 
 if TYPE_CHECKING:
     from hybrid_pages.transformers.prefix_cache import PrefixCache
+    from hybrid_pages.transformers.store import CacheStore
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,18 @@ class Run:
     """One request."""
 
     def __init__(
-        self, owner: PrefixCache, request: Request, state: State, regime: Regime, salt: str
+        self,
+        owner: PrefixCache,
+        store: CacheStore,
+        request: Request,
+        state: State,
+        regime: Regime,
+        salt: str,
     ) -> None:
-        self._owner, self._request, self._store = owner, request, owner.store
+        self._owner, self._request, self._store = owner, request, store
         self._state, self._regime = state, regime
         self._named = salt, f"{state.name}:{regime.name}"
+        self._broken = False
 
     def generate(self, kwargs: dict[str, Any]) -> Any:
         """The result of ``model.generate``, or :class:`Uncached` while there is no answer yet."""
@@ -49,11 +61,32 @@ class Run:
         if isinstance(prepared, Uncached):
             return prepared
         cache, session, restored = prepared
+        follow, generators = _Follow(self, session), random_states(owner.model)
+        try:
+            result = owner.model.generate(**self._arguments(kwargs, cache, follow))
+        except Exception as error:
+            # Nobody has seen a token yet: what another version does not take is done without it.
+            if follow.steps or kwargs.get("streamer") is not None or not may_be_new(error):
+                counts.served(tokens, restored)
+                raise
+            set_random_states(owner.model, generators)
+            return owner.unknown("generating", error)
         counts.served(tokens, restored)
-        result = owner.model.generate(**self._arguments(kwargs, cache, session))
         sequence = result if isinstance(result, torch.Tensor) else result.sequences
-        session.finish(sequence[0])
+        self.store(session.finish, sequence[0])
         return result
+
+    def store(self, step: Callable[[torch.Tensor], None], sequence: torch.Tensor) -> None:
+        """Lets the session follow. What an unknown library breaks costs what would be stored."""
+        if self._broken:
+            return
+        try:
+            step(sequence)
+        except Exception as error:
+            if not may_be_new(error):
+                raise
+            self._broken = True
+            self._store.moved.failed_stores += 1
 
     def _prepare(self, namespace: int) -> tuple[Any, Session[States], int] | Uncached:
         """The cache, filled up to the last boundary that is wanted; how much of it was restored."""
@@ -61,14 +94,19 @@ class Run:
         generators = random_states(self._owner.model)
         try:
             cache = self._fresh()
-            session = self._session(namespace, cache)
+            runtime = self._runtime(cache)
+            session = self._session(namespace, runtime)
             restored = session.resume()
             doing = "prefilling"
             session.prefill()
+            self._prefill_rest(runtime)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if is_out_of_memory(error):
+                return Uncached(f"out of memory while {doing}")
+            if not may_be_new(error):
                 raise
-            return Uncached(f"out of memory while {doing}")
+            set_random_states(self._owner.model, generators)
+            return self._owner.unknown(doing, error)
         if not all(map(torch.equal, generators, random_states(self._owner.model))):
             # Long passes draw where those that tried the model out did not.
             set_random_states(self._owner.model, generators)
@@ -76,27 +114,53 @@ class Run:
             return Uncached(RANDOM)
         return cache, session, restored
 
+    def _prefill_rest(self, runtime: ModelRuntime) -> None:
+        """Leaves `generate` no more tokens than one pass may compute."""
+        chunk, tokens = self._request.chunk, self._request.tokens
+        while chunk is not None and tokens - (seen := runtime.seen()) > chunk:
+            runtime.compute(seen, seen + chunk)
+
     def _fresh(self) -> Any:
         config, tokens = self._owner.model.config, self._request.static_tokens
         if tokens is None:
             return DynamicCache(config=config)
+        if untested():
+            self._rehearse_static()
         # As long as the longest so far: what was compiled for it fits again.
         self._owner._static_tokens = max(self._owner._static_tokens, tokens)
         return StaticCache(config=config, max_cache_len=self._owner._static_tokens)
 
-    def _session(self, namespace: int, cache: Any) -> Session[States]:
-        ids, model, store = self._request.ids, self._owner.model, self._store
-        runtime = ModelRuntime(
-            model,
+    def _rehearse_static(self) -> None:
+        model, tried = self._owner.model, self._owner._static_tried
+        if self._state.number not in tried:
+            tried[self._state.number] = None
+            try:
+                rehearse(
+                    model,
+                    self._store.layout,
+                    lambda: StaticCache(config=model.config, max_cache_len=ROOM),
+                )
+            except Exception as error:
+                tried[self._state.number] = error
+        failed = tried[self._state.number]
+        if failed is not None:
+            raise failed
+
+    def _runtime(self, cache: Any) -> ModelRuntime:
+        return ModelRuntime(
+            self._owner.model,
             cache,
-            ids,
-            store,
+            self._request.ids,
+            self._store,
             continues=self._state.continues,
             changed=self._changed,
+            chunk=self._request.chunk,
         )
-        regime = self._regime
+
+    def _session(self, namespace: int, runtime: ModelRuntime) -> Session[States]:
+        ids, regime = self._request.ids[0], self._regime
         return Session(
-            store.entries, runtime, namespace, ids[0], floor=regime.floor, reach=regime.reach
+            self._store.entries, runtime, namespace, ids, floor=regime.floor, reach=regime.reach
         )
 
     def _changed(self) -> bool:
@@ -106,27 +170,30 @@ class Run:
             self._owner._watch.changes[f"{changed} while computing"] += 1
         return changed is not None
 
-    def _arguments(
-        self, kwargs: dict[str, Any], cache: Any, session: Session[States]
-    ) -> dict[str, Any]:
+    def _arguments(self, kwargs: dict[str, Any], cache: Any, follow: _Follow) -> dict[str, Any]:
         arguments = {name: value for name, value in kwargs.items() if name != "input_ids"}
         if self._request.names_cache:
             arguments["cache_implementation"] = None
+        if self._request.chunk is not None:
+            # One chunk is left, which some versions would begin at the first token of the prompt.
+            arguments["prefill_chunk_size"] = None
         criteria = arguments.pop("stopping_criteria", None) or []
         return arguments | {
             "inputs": self._request.ids,
-            "past_key_values": cache,
-            "stopping_criteria": StoppingCriteriaList([*criteria, _Follow(session)]),
+            cache_argument(): cache,
+            "stopping_criteria": StoppingCriteriaList([*criteria, follow]),
         }
 
 
 class _Follow(StoppingCriteria):  # type: ignore[misc]
     """Follows every step of decoding and never stops it."""
 
-    def __init__(self, session: Session[States]) -> None:
-        self._session = session
+    def __init__(self, run: Run, session: Session[States]) -> None:
+        self._run, self._session = run, session
+        self.steps = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.steps += 1
         # The cache has seen all but the last token.
-        self._session.passed(input_ids[0, :-1])
+        self._run.store(self._session.passed, input_ids[0, :-1])
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

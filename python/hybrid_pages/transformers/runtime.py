@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +10,11 @@ import torch
 from hybrid_pages import LeaseEntry, ReadLease
 from hybrid_pages.adapter.entries import Checksums
 from hybrid_pages.adapter.runtime import Runtime
+from hybrid_pages.transformers.calls import forward_arguments
 from hybrid_pages.transformers.layout import CacheTensor
 from hybrid_pages.transformers.memory import is_out_of_memory
-from hybrid_pages.transformers.store import CacheStore, States
+from hybrid_pages.transformers.moving import States
+from hybrid_pages.transformers.store import CacheStore
 
 
 class ModelRuntime(Runtime[States]):
@@ -26,6 +27,7 @@ class ModelRuntime(Runtime[States]):
         store: whose layout the cache has.
         continues: whether a pass over several tokens starts from the states in the cache.
         changed: whether the model is another one by now.
+        chunk: how many tokens one pass may compute; None for any number.
     """
 
     def __init__(
@@ -37,24 +39,25 @@ class ModelRuntime(Runtime[States]):
         *,
         continues: bool,
         changed: Callable[[], bool],
+        chunk: int | None = None,
     ) -> None:
         self._model, self._cache, self._ids, self._store = model, cache, ids, store
         self._continues, self._changed = continues, changed
+        self._chunk = chunk
 
     def seen(self) -> int:
         return self._store.layout.seen(self._cache)
 
     def compute(self, start: int, end: int) -> None:
+        step = self._chunk or end - start
+        for first in range(start, end, step or 1):
+            self._pass(first, min(end, first + step))
+
+    def _pass(self, start: int, end: int) -> None:
         ids = self._ids[:, start:end]
         positions = torch.arange(start, end, device=ids.device)[None]
         optional = {"position_ids": positions, "logits_to_keep": 1}
-        accepted = inspect.signature(self._model.forward).parameters
-        self._model(
-            input_ids=ids,
-            past_key_values=self._cache,
-            use_cache=True,
-            **{key: value for key, value in optional.items() if key in accepted},
-        )
+        self._model(input_ids=ids, **forward_arguments(self._model, self._cache, optional))
 
     def states(self) -> States:
         return self._store.states(self._cache)

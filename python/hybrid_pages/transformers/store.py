@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,31 +13,34 @@ import torch
 
 from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import (
-    DEADLINE_MS,
-    DiskShare,
-    close_disk,
-    require_directory,
-    require_quota,
-)
+from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk
 from hybrid_pages.adapter.entries import Checksums, Entries
 from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
 from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import Pool, budget_of
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
-from hybrid_pages.adapter.remote import Admit, RemoteShare, close_remote, require_remote
+from hybrid_pages.adapter.remote import Admit, close_remote
+from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.identity import WeightsDigest, adapters, disk_facts, model_identity
-from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
+from hybrid_pages.transformers.layout import CacheTensor
+from hybrid_pages.transformers.moving import (
+    Packed,
+    Reader,
+    States,
+    boundary_of,
+    chain,
+    first_held,
+)
+from hybrid_pages.transformers.moving import Writer as _Writer
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
-from hybrid_pages.transformers.support import Closing, UnsupportedError
+from hybrid_pages.transformers.support import Closing, UnsupportedError, warn_if_untested
 from hybrid_pages.transformers.watch import Models
 
 _log = logging.getLogger(__name__)
-States = Mapping[CacheTensor, torch.Tensor]
-"""Recurrent states at one boundary, each with the batch row in front."""
 
 
 class CacheStore(Closing):
@@ -72,9 +75,11 @@ class CacheStore(Closing):
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored.
-        BudgetError: host_gb or disk_gb cannot hold one entry of each kind.
-        SettingsError: settings of the disk or of the remote store that make no sense.
-        DiskError: disk_path cannot be used, or another process uses it.
+        SettingsError: a setting is of the wrong type, impossible, or without another that it needs.
+        BudgetError: host_gb or disk_gb cannot hold one entry of each kind, is more than there is,
+            or, of host_gb, not above 0.
+        DiskError, ForeignError: disk_path cannot be used, another process uses it, or something
+            else is in it.
         RemoteError: remote_url cannot be used.
     """
 
@@ -94,35 +99,43 @@ class CacheStore(Closing):
         remote_deadline_ms: int = REMOTE_DEADLINE_MS,
         remote_admit: Admit = "auto",
     ) -> None:
+        require_block_tokens(block_tokens)
+        require_policy(policy)
+        budget = budget_of(host_gb)
+        require_memory(budget)
+        tiers = TierSettings.read(
+            host_gb=budget,
+            disk_path=disk_path,
+            disk_gb=disk_gb,
+            disk_deadline_ms=disk_deadline_ms,
+            remote_url=remote_url,
+            remote_deadline_ms=remote_deadline_ms,
+            remote_admit=remote_admit,
+        )
+        tiers.require_here()
         require_model(model)
-        host_gb = budget_of(host_gb)
-        require_memory(host_gb)
-        disk_path = os.fspath(disk_path)
-        require_quota(disk_path, disk_gb, disk_deadline_ms)
-        if disk_path:
-            require_directory(disk_path, disk_gb)
-        require_remote(remote_url, remote_deadline_ms, remote_admit)
-        lasting = bool(disk_path or remote_url)
+        warn_if_untested()
+        lasting = bool(tiers.lasting)
         self.weights: WeightsDigest = "full" if lasting else weights
         self.layout = read_layout(model, block_tokens, model_identity(model, self.weights))
         facts = disk_facts(model)
         pool = Pool(
             self.layout.geometry,
-            host_gb=host_gb,
+            host_gb=tiers.host_gb,
             policy=policy,
-            disk=DiskShare.of(disk_path, disk_gb, disk_deadline_ms),
-            remote=RemoteShare.of(remote_url, remote_deadline_ms, remote_admit),
+            disk=tiers.disk(),
+            remote=tiers.remote(),
             identity=stable_identity(self.layout.geometry, facts),
             about=about(self.layout.geometry, facts),
         )
         self.index, self.arena = pool.cache, pool.arena
         self._disk, self._remote = pool.disk, pool.remote
-        deadline_ms = max(disk_deadline_ms, remote_deadline_ms if remote_url else 0)
-        self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=deadline_ms / 1000)
+        self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
         self.moved = self.entries.moved
         self.lock = threading.RLock()
         self.models = Models(lasting=lasting)
         self.models.watch(model, self.layout)
+        self._packed = Packed()
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
 
@@ -132,7 +145,8 @@ class CacheStore(Closing):
         return self.layout.geometry
 
     def snapshot(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
-        """Stores the full blocks of a live cache, and its states if it stands on a boundary.
+        """Stores the full blocks of a live cache, and its states if it stands on a boundary. Longer
+        than a sliding window, it can be resumed where it stands, if that is a boundary.
 
         Args:
             cache: of one row; it is read only.
@@ -155,19 +169,21 @@ class CacheStore(Closing):
                 f"token_ids: expected the {seen} tokens that the cache has seen, found "
                 f"{ids.numel()}: was it cropped or advanced meanwhile?"
             )
-        prefix = Prefix(ids, self.layout.block_tokens)
+        keys = Prefix(ids, self.layout.block_tokens).keys
         with self.using(cache_salt) as namespace:
-            if prefix.keys:
-                on_boundary = seen % self.layout.block_tokens == 0
-                states = self.states(cache) if on_boundary else None
-                self.entries.store(
-                    namespace,
-                    prefix.keys,
-                    lambda entries: self.copy_out(entries, cache, states),
-                    first_held=lambda index: self.first_held(index, cache),
-                    states=bool(states),
-                )
-            return self.index.lookup(namespace, prefix.keys).blocks * self.layout.block_tokens
+            if not keys:
+                return 0
+            on_boundary = seen % self.layout.block_tokens == 0
+            states = self.states(cache) if on_boundary else {}
+            end, packed = boundary_of(self.layout, cache, len(keys))
+            packed &= bool(states) or not self.layout.has_states
+            self._put(namespace, keys, cache, {} if packed else states)
+            if packed:
+                self._put(namespace, chain(keys[:end]), cache, states, packed=end)
+                if self.index.lookup(namespace, chain(keys[:end])).blocks == end + 1:
+                    self._packed.add(namespace, keys[end - 1])
+                    return end * self.layout.block_tokens
+            return self.index.lookup(namespace, keys).blocks * self.layout.block_tokens
 
     def restore(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
         """Brings the longest known prefix of ``token_ids[:-1]`` back into a fresh cache.
@@ -199,18 +215,23 @@ class CacheStore(Closing):
                 raise InvalidArgumentError(
                     f"cache layer {index}: expected room for {ids.numel()} tokens, found {room}"
                 )
-        prefix = Prefix(ids, self.layout.block_tokens)
+        keys = Prefix(ids, self.layout.block_tokens).keys
         limit = last_boundary(ids.numel(), self.layout.block_tokens)
         with self.using(cache_salt) as namespace:
-            with self.entries.reach(namespace, prefix.keys, limit=limit) as reach:
-                blocks = self.entries.load(
-                    reach, lambda leases, blocks: self.copy_in(leases, blocks, cache)
+            keys, packed = self._deepest(namespace, keys, limit)
+            with self.entries.reach(namespace, keys, limit=len(keys)) as reach:
+                # A tier below may have been too late: then the host's hit is shallower.
+                whole = packed and reach.blocks == len(keys)
+                end = reach.blocks - whole
+                restored = self.entries.load(
+                    reach, lambda leases, _: self.copy_in(leases, end, cache, packed=whole)
                 )
-            return blocks * self.layout.block_tokens
+            return end * self.layout.block_tokens if restored else 0
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
         self.index.clear()
+        self._packed.clear()
 
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
@@ -219,6 +240,30 @@ class CacheStore(Closing):
             _log.warning("the disk: %s", note)
         for note in close_remote(self._remote):
             _log.warning("%s", note)
+
+    def _put(
+        self,
+        namespace: int,
+        keys: Sequence[bytes],
+        cache: Any,
+        states: States,
+        packed: int | None = None,
+    ) -> None:
+        self.entries.store(
+            namespace,
+            keys,
+            lambda entries: self.copy_out(entries, cache, states, packed),
+            first_held=lambda index: self.first_held(index, cache),
+            states=bool(states),
+        )
+
+    def _deepest(self, namespace: int, keys: list[bytes], limit: int) -> tuple[list[bytes], bool]:
+        """The keys of the deepest prefix of at most so many blocks, and whether it is packed."""
+        blocks = self.index.lookup(namespace, keys, limit=limit).blocks
+        for packed in self._packed.deepest(namespace, keys, first=blocks, limit=limit):
+            if self.index.lookup(namespace, packed).blocks == len(packed):
+                return packed, True
+        return keys[:limit], False
 
     # ---- for PrefixCache
 
@@ -240,92 +285,41 @@ class CacheStore(Closing):
         }
 
     def copy_out(
-        self, entries: Sequence[LeaseEntry], cache: Any, states: States | None
+        self,
+        entries: Sequence[LeaseEntry],
+        cache: Any,
+        states: States | None,
+        packed: int | None = None,
     ) -> Checksums:
         """Copies pages of a cache, and states, into their slots.
 
+        packed: of how many blocks the prefix is, if it is packed.
+
         Raises:
             TransferError: a copy failed.
+            UnsupportedError: a layer keeps something by now that cannot be moved.
         """
-        return self._staging.store(entries, _Reader(self.layout, cache, states))
+        for index, layer in enumerate(cache.layers):
+            layers.require_known(index, layer)
+        return self._staging.store(entries, Reader(self.layout, cache, states, packed))
 
-    def copy_in(self, leases: Iterator[ReadLease], blocks: int, cache: Any) -> None:
+    def copy_in(
+        self, leases: Iterator[ReadLease], blocks: int, cache: Any, *, packed: bool = False
+    ) -> None:
         """Copies what leases cover, the first blocks, into a fresh cache of this layout, whole or
         not at all.
 
         Raises:
             TransferError: a copy failed; the cache is as it was.
         """
-        writer = _Writer(self.layout, blocks)
+        writer = _Writer(self.layout, blocks, packed=packed)
         for lease in leases:
             self._staging.load(lease.entries, writer, verify=self._verify)
         writer.adopt(cache)
 
     def first_held(self, class_index: int, cache: Any) -> int:
         """The first token that all layers of a class still have."""
-        return max(
-            layers.tokens(cache.layers[spec.layer]).first
-            for spec in self.layout.class_tensors(class_index)
-            if spec.kind == KEYS
-        )
-
-
-class _Reader:
-    """Reads blocks and states out of a live cache."""
-
-    def __init__(self, layout: Layout, cache: Any, states: States | None) -> None:
-        self._size, self._cache, self._states = layout.block_tokens, cache, states or {}
-        # Asked once per layer: the count of a static one may lie on a device.
-        self._held: dict[int, layers.Tokens] = {}
-
-    def __call__(self, spec: CacheTensor, block: int, count: int) -> torch.Tensor:
-        if spec.is_state:
-            return self._states[spec].detach()
-        held = self._held.get(spec.layer)
-        if held is None:
-            held = self._held[spec.layer] = layers.tokens(self._cache.layers[spec.layer])
-        start = block * self._size - held.first
-        tensor = held.keys if spec.kind == KEYS else held.values
-        row = tensor.detach()[0, :, start : start + count * self._size]
-        return row.unflatten(1, (count, self._size)).transpose(0, 1)
-
-
-class _Writer:
-    """Collects the first blocks in tensors of its own; a cache sees them when they are whole."""
-
-    def __init__(self, layout: Layout, blocks: int) -> None:
-        self._layout, self._seen = layout, blocks * layout.block_tokens
-        self._first: dict[CacheTensor, int] = {}
-        self._tensors: dict[CacheTensor, torch.Tensor] = {}
-        for item in layout.geometry.classes:
-            window = 1 if item.kind == "recurrent" else item.window_blocks or blocks
-            first = max(0, blocks - window)
-            for spec in layout.class_tensors(item.index):
-                shape = spec.shape
-                if not spec.is_state:
-                    heads, size, dim = spec.shape
-                    shape = (heads, (blocks - first) * size, dim)
-                self._first[spec] = first
-                self._tensors[spec] = torch.empty((1, *shape), dtype=spec.dtype, device=spec.device)
-
-    def __call__(self, spec: CacheTensor, block: int, staged: torch.Tensor) -> None:
-        target = self._tensors[spec]
-        if not spec.is_state:
-            size, count = self._layout.block_tokens, staged.shape[0]
-            start = (block - self._first[spec]) * size
-            row = target[0, :, start : start + count * size]
-            target = row.unflatten(1, (count, size)).transpose(0, 1)
-        target.copy_(staged, non_blocking=target.is_cuda)
-
-    def adopt(self, cache: Any) -> None:
-        """Writes the collected tensors into a fresh cache, and says so in its flags."""
-        keys = {spec.layer: tensor for spec, tensor in self._tensors.items() if spec.kind == KEYS}
-        for spec, tensor in self._tensors.items():
-            layer = cache.layers[spec.layer]
-            if spec.is_state:
-                layers.write_state(layer, spec.kind, spec.index, tensor)
-            elif spec.kind != KEYS:
-                layers.write_tokens(layer, keys[spec.layer], tensor, self._seen)
+        return first_held(self.layout, class_index, cache)
 
 
 def require_model(model: Any) -> None:

@@ -1,15 +1,45 @@
-"""Versions of transformers that this package works with, and names that other modules share."""
+"""Versions of transformers and torch that this package works with, and names that others share."""
 
+import functools
+import logging
+from typing import Any
+
+from hybrid_pages._core import HybridPagesError
 from hybrid_pages.adapter.closing import Closing
 from hybrid_pages.adapter.errors import UnsupportedError
 from hybrid_pages.adapter.versions import Supported
 
-__all__ = ["EXTRA", "MINIMUM", "Closing", "UnsupportedError", "require_version"]
+__all__ = [
+    "EXTRA",
+    "MINIMUM",
+    "TESTED",
+    "Closing",
+    "UnknownError",
+    "UnsupportedError",
+    "is_unknown",
+    "may_be_new",
+    "reason_of",
+    "require_version",
+    "untested",
+    "warn_if_untested",
+]
 
 MINIMUM = (5, 19)
 """The first transformers version that works; earlier ones go on wrongly from some states."""
 
+TESTED = {"transformers": (MINIMUM, (5, 24)), "torch": ((2, 13), (2, 15))}
+"""The oldest and the newest version of each package that tests run. What is newer runs, too, with
+one warning; what is not understood of it runs without the cache."""
+
 EXTRA = "pip install 'hybrid-pages[transformers]'"
+
+_log = logging.getLogger(__name__)
+_warned: set[tuple[str, ...]] = set()
+
+
+class UnknownError(UnsupportedError):
+    """Something of transformers that this package does not know: a ``PrefixCache`` then runs its
+    model without the cache, and counts why."""
 
 
 def require_version(version: str) -> None:
@@ -20,3 +50,61 @@ def require_version(version: str) -> None:
     """
     user = "hybrid_pages.transformers"
     Supported(user, "transformers", first=MINIMUM, end=None, remedy=EXTRA).require(version)
+
+
+def untested() -> list[str]:
+    """The installed packages that are newer than what tests run, each with its version."""
+    found = [(name, module.__version__) for name, module in _packages().items()]
+    return [f"{name} {version}" for name, version in found if not _until(name).includes(version)]
+
+
+def is_unknown(error: Exception) -> bool:
+    """Whether an error tells of something that this package does not know, and no more than that: a
+    kind of layer, or whatever a version does that is newer than tested."""
+    from hybrid_pages.transformers.memory import is_out_of_memory
+
+    if isinstance(error, HybridPagesError):
+        return isinstance(error, UnknownError)
+    return not is_out_of_memory(error) and bool(untested())
+
+
+def may_be_new(error: Exception) -> bool:
+    """Whether an error in the middle of a call may come from something unknown."""
+    return isinstance(error, UnknownError) or bool(untested())
+
+
+def reason_of(error: Exception) -> str:
+    """An error as a reason to run without the cache."""
+    return str(error) if isinstance(error, UnknownError) else f"{type(error).__name__}: {error}"
+
+
+def warn_if_untested() -> None:
+    """Says once what is newer than tested, and what to do about it."""
+    newer = tuple(untested())
+    if newer and newer not in _warned:
+        _warned.add(newer)
+        _log.warning(
+            "expected %s, the newest versions that tests run, found %s: what is not understood of "
+            "it runs without the cache (stats().uncached): %s brings versions that are tested",
+            " and ".join(f"{name} {_dotted(newest)}" for name, (_, newest) in TESTED.items()),
+            " and ".join(newer),
+            EXTRA,
+        )
+
+
+@functools.cache
+def _packages() -> dict[str, Any]:
+    """Once, as they were imported: transformers may put another module object in its place."""
+    import torch
+    import transformers
+
+    return {"transformers": transformers, "torch": torch}
+
+
+def _until(package: str) -> Supported:
+    major, minor = TESTED[package][1]
+    return Supported("", package, first=(0, 0), end=(major, minor + 1), remedy=EXTRA)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

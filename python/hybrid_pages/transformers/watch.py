@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from hybrid_pages.adapter.identity import short_lived
 from hybrid_pages.transformers import conditions
@@ -27,6 +28,8 @@ from hybrid_pages.transformers.layout import Layout
 from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.names import Unnamed, lasting_name
 from hybrid_pages.transformers.probe import continues, read_layout
+from hybrid_pages.transformers.rehearsal import rehearse
+from hybrid_pages.transformers.support import reason_of, untested
 from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
 
 _MAX_STATES = 16
@@ -237,7 +240,8 @@ class Watch:
             now = read_layout(model, layout.block_tokens, layout.geometry.identity)
             goes_on = continues(model, layout) if now.groups == layout.groups else False
         except Exception as error:  # whatever it is, `generate` may not meet it
-            return State(0, uncached=f"the model fails on two tokens: {type(error).__name__}")
+            kind = type(error.__cause__ or error).__name__
+            return State(0, uncached=f"the model fails on two tokens: {kind}")
         reason = None
         if now.groups != layout.groups:
             reason = "model changed"
@@ -246,7 +250,10 @@ class Watch:
             set_random_states(model, generators)
             reason = RANDOM
         after = conditions.structure(model)
+        # What a first pass works out and keeps is no change of what was there.
+        new = after.replaced - before.tensors.keys()
         tensors = reading.changed(self._sampler.read(after.tensors, after.replaced))
+        tensors = [name for name in tensors if name not in new]
         attributes = list(_differences(before, after))
         written = frozenset(tensors) | frozenset(attributes)
         if attributes:
@@ -254,6 +261,9 @@ class Watch:
         for name in tensors:
             if name not in after.tensors or _matters(model, name):
                 reason = f"{name} is written by each forward pass"
+        if reason is None and untested():
+            reason = _fails(model, layout)
+            set_random_states(model, generators)
         if written != self._written:
             # What was not watched may have been edited, and what was read may have been written.
             lasting = self._lasting and self._named is None
@@ -281,6 +291,15 @@ def _differences(before: Structure, after: Structure) -> Iterator[str]:
             same_code = old is not None and old.code == values.code
             differing = ["modules" if same_code else "forward"]
         yield from (f"{name}.{key}" if name else str(key) for key in differing)
+
+
+def _fails(model: Any, layout: Layout) -> str | None:
+    """Why a model does not go on from a restored cache, under a transformers not tested."""
+    try:
+        rehearse(model, layout, lambda: DynamicCache(config=model.config))
+    except Exception as error:
+        return reason_of(error)
+    return None
 
 
 def _matters(model: Any, name: str) -> bool:

@@ -1,0 +1,54 @@
+"""``generate`` on three tokens, two of them restored: the text has to be that of the model alone.
+
+Tests do this for the versions that they know. Of a newer one a model shows it before the first
+restore: how ``generate`` takes a cache, and what a pass finds in it, may have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+
+from hybrid_pages.transformers.calls import cache_argument
+from hybrid_pages.transformers.layout import Layout
+from hybrid_pages.transformers.probe import aside, forward
+from hybrid_pages.transformers.support import UnknownError
+from hybrid_pages.transformers.trial import require_restorable
+
+_RESTORED, _TOKENS, _NEW = 2, 3, 2
+ROOM = _TOKENS + _NEW
+"""What a static cache needs."""
+
+
+def rehearse(model: Any, layout: Layout, fresh: Callable[[], Any]) -> None:
+    """Runs a call without a cache and one with a restored cache.
+
+    fresh: makes a cache.
+
+    Raises:
+        UnknownError: the texts differ, or a layer would not be restored whole.
+        Exception: whatever the model does.
+    """
+    first, restored = fresh(), fresh()
+    forward(model, first, _RESTORED)
+    require_restorable(layout, first, restored)
+    ids = torch.zeros((1, _TOKENS), dtype=torch.int64, device=model.device)
+    call = dict(attention_mask=torch.ones_like(ids), max_new_tokens=_NEW, do_sample=False)
+    with aside(model):
+        expected = model.generate(ids, **call)
+        found = model.generate(
+            inputs=ids,
+            stopping_criteria=StoppingCriteriaList(),
+            **{cache_argument(): restored},
+            **call,
+        )
+    expected, found = (
+        each if isinstance(each, torch.Tensor) else each.sequences for each in (expected, found)
+    )
+    if not torch.equal(expected, found):
+        raise UnknownError(
+            f"model: expected {expected[0].tolist()} after a restore, found {found[0].tolist()}"
+        )

@@ -1,0 +1,71 @@
+"""A cache that is copied as a restore copies it: does the copy hold all that the first one does?
+
+What a newer transformers keeps beside keys, values and states would be missing after a restore, and
+no error would say so. It shows in a copy: some attribute of a layer has another value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hybrid_pages.transformers import layers
+from hybrid_pages.transformers.layout import KEYS, Layout
+from hybrid_pages.transformers.moving import fill
+from hybrid_pages.transformers.support import UnknownError
+
+# They say where tensors are, which is compared with the tensors: a layer of both attention and
+# states has those of whichever was written first.
+_PLACES = {"device", "dtype"}
+
+
+def require_restorable(layout: Layout, cache: Any, fresh: Any) -> None:
+    """Fills a fresh cache with what a restore would bring, and compares it with the first one.
+
+    Raises:
+        UnknownError: names the first attribute that a restore would not bring back.
+    """
+    tensors, seen = {}, 0
+    for spec in layout.tensors():
+        layer = cache.layers[spec.layer]
+        if spec.is_state:
+            tensors[spec] = layers.states(layer)[spec.kind, spec.index].clone()
+        else:
+            held = layers.tokens(layer)
+            seen = held.seen
+            tensors[spec] = (held.keys if spec.kind == KEYS else held.values).clone()
+    fill(fresh, tensors, seen)
+    for index, (first, copy) in enumerate(zip(cache.layers, fresh.layers, strict=True)):
+        lost = next(_differences(vars(first), vars(copy)), None)
+        if lost is not None:
+            raise UnknownError(
+                f"cache layer {index}: expected {type(first).__name__} to be restored whole, found "
+                f"that {lost} would be another"
+            )
+
+
+def _differences(first: dict[str, Any], copy: dict[str, Any]) -> Iterator[str]:
+    for name in sorted(first.keys() | copy.keys()):
+        if name in _PLACES:
+            continue
+        if name not in first or name not in copy or not _equal(first[name], copy[name]):
+            yield name
+
+
+def _equal(first: Any, copy: Any) -> bool:
+    if first is copy:
+        return True
+    if type(first) is not type(copy):
+        return False
+    if isinstance(first, torch.Tensor):
+        if (first.shape, first.dtype, first.device) != (copy.shape, copy.dtype, copy.device):
+            return False
+        raw = (each.contiguous().reshape(-1).view(torch.uint8) for each in (first, copy))
+        return torch.equal(*raw)
+    if isinstance(first, dict):
+        return first.keys() == copy.keys() and all(_equal(first[k], copy[k]) for k in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(copy) and all(map(_equal, first, copy))
+    return bool(first == copy)
