@@ -119,6 +119,98 @@ def test_a_state_between_boundaries_is_not_stored(model, store):
     elif has_windows:
         # Of the windows' blocks only those that are whole: the last one or two of them.
         assert 0 < store.index.stats()["windows"] <= 3
+        assert found == 0
+
+
+def resumes(model, store, ids, end, target=None, cold=None):
+    """A fresh cache is restored up to a token and goes on as a cold run."""
+    cache = new_cache(model, target)
+    assert store.restore(cache, ids) == end
+    cold = feed(model, new_cache(model), ids, 0) if cold is None else cold
+    assert difference(feed(model, cache, ids, end), cold[:, end:]) < NOISE
+
+
+# Shorter than the window of 40 tokens, as long, longer by less than a block, and by many.
+@pytest.mark.parametrize("tokens", [16, 32, 48, 64, 80, 96, 112, 256])
+@pytest.mark.parametrize("target", [None, 320], ids=["to-dynamic", "to-static"])
+@pytest.mark.parametrize("source", [None, 300], ids=["from-dynamic", "from-static"])
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_a_cache_longer_than_its_window_is_resumed_where_it_stands(
+    model, store, source, target, tokens
+):
+    ids = tiny.tokens(tokens + 5, 21)
+    cache = new_cache(model, source)
+    feed(model, cache, ids, 0, tokens)
+    assert store.snapshot(cache, ids[:, :tokens]) == tokens
+    resumes(model, store, ids, tokens, target)
+
+
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_a_part_of_a_block_never_serves_another_boundary(model, store):
+    """The blocks before one that is held in part are there: only that block's page is not whole."""
+    ids = tiny.tokens(140, 22)
+    fill(model, store, ids[:, :48])
+    cache = new_cache(model)
+    feed(model, cache, ids, 0, 96)
+    assert store.snapshot(cache, ids[:, :96]) == 96
+    cold = feed(model, new_cache(model), ids, 0)
+    for length in (49, 60, 64, 65, 80, 81, 95, 96):
+        resumes(model, store, ids[:, :length], 48, cold=cold[:, :length])
+    for length in (97, 120):
+        resumes(model, store, ids[:, :length], 96, cold=cold[:, :length])
+    # A second one, deeper, and the first one again.
+    feed(model, cache, ids, 96, 128)
+    assert store.snapshot(cache, ids[:, :128]) == 128
+    resumes(model, store, ids, 128, cold=cold)
+    resumes(model, store, ids[:, :128], 96, cold=cold[:, :128])
+
+
+@pytest.mark.parametrize("size", [4, 8, 13, 32, 39, 40, 64])
+def test_blocks_of_any_size_are_resumed_behind_a_window(make, size):
+    model, ids = make("gemma3"), tiny.tokens(5 * size + 3, 23)
+    with CacheStore(model, host_gb=0.01, block_tokens=size, verify_on_load=True) as store:
+        for end in (2 * size, 5 * size):
+            cache = new_cache(model)
+            feed(model, cache, ids, 0, end)
+            assert store.snapshot(cache, ids[:, :end]) == end
+            resumes(model, store, ids[:, : end + 2], end)
+
+
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_what_the_window_lacks_is_not_made_up(model, store):
+    ids = tiny.tokens(PROMPT, 24)
+    cache = new_cache(model)
+    # One token past the boundary, a dynamic window has lost the first one that 96 needs; a static
+    # one has room for it.
+    feed(model, cache, ids, 0, 97)
+    assert store.snapshot(cache, ids[:, :97]) == 0
+    assert store.restore(new_cache(model), ids) == 0
+    cache = new_cache(model, ROOM)
+    feed(model, cache, ids, 0, 97)
+    assert store.snapshot(cache, ids[:, :97]) == 96
+    resumes(model, store, ids, 96)
+
+
+@pytest.mark.parametrize("how", ["zeroed", "evicted", "cleared", "salted"])
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_a_packed_prefix_that_is_gone_is_a_miss(model, store, how):
+    ids = tiny.tokens(PROMPT, 25)
+    cache = new_cache(model)
+    feed(model, cache, ids, 0, 96)
+    assert store.snapshot(cache, ids[:, :96]) == 96
+    if how == "zeroed":
+        for slot in range(store.arena.slots):
+            store.arena.write(slot, bytes(store.arena.slot_bytes))
+    elif how == "evicted":
+        store.index.clear()
+    elif how == "cleared":
+        store.clear()
+    salt = "other" if how == "salted" else ""
+    fresh = new_cache(model)
+    before = tensors(fresh)
+    assert store.restore(fresh, ids, cache_salt=salt) == 0
+    assert same(before, tensors(fresh))
+    assert store.moved.failed_loads == (how == "zeroed")
 
 
 HELD = [(name, "attention") for name in ALL]
