@@ -18,7 +18,8 @@ from transformers.generation.streamers import BaseStreamer
 import tiny
 from hybrid_pages import BudgetError, ForeignError, InvalidArgumentError
 from hybrid_pages.transformers import CacheStore, PrefixCache
-from runs import BLOCK, GREEDY, NOISE, difference, same, tensors
+from hybrid_pages.transformers.runtime import ModelRuntime
+from runs import BLOCK, GREEDY, NOISE, agree, difference, same, tensors
 
 ALL = list(tiny.MODELS)
 # Jamba in transformers goes on from a state by single tokens only, so it resumes near the end only.
@@ -126,6 +127,65 @@ def test_a_budget_for_not_even_one_entry_is_refused(model):
     for host_gb in (1e-6, 0, -1):
         with pytest.raises(BudgetError):
             PrefixCache(model, host_gb=host_gb, block_tokens=BLOCK)
+
+
+CHUNKS = [(name, None) for name in FREE] + [("lfm2", "static"), ("gemma3", "static")]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 40, 500])
+@pytest.mark.parametrize(("model", "static"), CHUNKS, indirect=["model"])
+def test_a_prompt_may_be_computed_in_chunks(model, cache, static, chunk, monkeypatch):
+    passes = []
+    compute = ModelRuntime._pass
+
+    def counted(self, start, end):
+        passes.append(end - start)
+        compute(self, start, end)
+
+    monkeypatch.setattr(ModelRuntime, "_pass", counted)
+    kwargs = dict(prefill_chunk_size=chunk, cache_implementation=static, new=12)
+    ids = tiny.tokens(90, 31)
+    said = check(cache, ids, 0, **kwargs)
+    # All of the prompt but what `generate` computes itself, at most a chunk in one pass.
+    assert max(passes) <= chunk
+    assert sum(passes) >= 90 - max(chunk, BLOCK)
+    check(cache, ids, 80, **kwargs)
+    check(cache, torch.cat([said, tiny.tokens(50, 32)], 1), 96, **kwargs)
+    # The same entries serve calls without chunks.
+    check(cache, ids, 80, cache_implementation=static)
+
+
+@pytest.mark.parametrize("where", ["call", "model"])
+@pytest.mark.parametrize("model", ["lfm2"], indirect=True)
+def test_a_config_may_ask_for_chunks(model, cache, where, monkeypatch):
+    given = {}
+    if where == "call":
+        given["generation_config"] = GenerationConfig(prefill_chunk_size=16)
+    else:
+        monkeypatch.setattr(model.generation_config, "prefill_chunk_size", 16)
+    ids = tiny.tokens(90, 33)
+    check(cache, ids, 0, **given)
+    check(cache, ids, 80, **given)
+
+
+@pytest.mark.parametrize("model", ["jamba"], indirect=True)
+def test_a_model_that_forgets_between_chunks_runs_without_the_cache(model, cache):
+    ids = tiny.tokens(90, 34)
+    for _ in range(2):
+        assert agree(cache, ids, prefill_chunk_size=32) == 0
+    assert cache.stats().uncached == {"prefill_chunk_size, which changes this model's caches": 2}
+    assert [agree(cache, ids, prefill_chunk_size=90) for _ in range(2)] == [0, 80]
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+@pytest.mark.parametrize("model", ["lfm2"], indirect=True)
+def test_chunks_of_no_size_are_the_callers_error(model, cache, chunk):
+    ids = tiny.tokens(40, 35)
+    with pytest.raises(Exception) as expected:
+        model.generate(ids, prefill_chunk_size=chunk, max_new_tokens=2)
+    with pytest.raises(type(expected.value)):
+        cache.generate(ids, prefill_chunk_size=chunk, max_new_tokens=2)
+    assert cache.stats().uncached == {f"prefill_chunk_size={chunk}": 1}
 
 
 @pytest.mark.parametrize("model", ["qwen3.5", "gemma3"], indirect=True)
@@ -320,7 +380,6 @@ def test_the_returned_cache_is_the_callers(model, cache):
             dict(output_hidden_states=True, return_dict_in_generate=True),
         ),
         ("argument output_attentions", dict(output_attentions=True, return_dict_in_generate=True)),
-        ("prefill_chunk_size", dict(prefill_chunk_size=16)),
         ("guidance_scale", dict(guidance_scale=1.5)),
         ("argument position_ids", dict(position_ids=torch.arange(40)[None])),
     ],

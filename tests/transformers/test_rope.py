@@ -152,6 +152,17 @@ def test_long_prompts_of_longrope_share_what_was_computed_as_long():
         assert cache.stats().uncached == {}
 
 
+@pytest.mark.parametrize("kind", SCALED)
+def test_chunks_of_a_long_prompt_have_the_keys_of_their_own_lengths(kind):
+    model, ids = model_with(SCALED[kind]), tiny.tokens(150, 52)
+    with opened(model) as cache:
+        assert [agree(cache, ids[:, :90], prefill_chunk_size=32) for _ in range(2)] == [0, 80]
+        assert cache.stats().uncached == {}
+        assert [agree(cache, ids, prefill_chunk_size=32) for _ in range(2)] == [0, 0]
+        assert sum(cache.stats().uncached.values()) == 2
+        agree(cache, ids, prefill_chunk_size=200)
+
+
 @pytest.mark.parametrize("kind", FIXED)
 def test_scaling_that_does_not_look_at_the_length_changes_nothing(kind):
     model = model_with(FIXED[kind])
@@ -186,15 +197,52 @@ def test_without_regimes_texts_differ(monkeypatch):
 @pytest.mark.parametrize("kind", SCALED)
 def test_frequencies_that_were_edited_are_noticed(kind):
     model = model_with(SCALED[kind])
-    ids = tiny.tokens(90, 47)
+    rope, ids = model.model.rotary_emb, tiny.tokens(90, 47)
     with opened(model) as cache:
         assert (agree(cache, ids), agree(cache, ids)) == (0, 80)
-        model.model.rotary_emb.inv_freq.data.mul_(0.5)
-        assert (agree(cache, ids), agree(cache, ids)) == (0, 80)
+        before = model.generate(
+            ids, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True
+        ).logits
+        rope.inv_freq.data.mul_(0.5)
+        after = model.generate(
+            ids, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True
+        ).logits
+        # Newer transformers write longrope's anew in each pass: such an edit changes nothing.
+        changed = not all(map(torch.equal, before, after))
+        assert changed or kind == "longrope"
+        assert (agree(cache, ids), agree(cache, ids)) == ((0, 80) if changed else (80, 80))
         agree(cache, tiny.tokens(150, 48))
         agree(cache, ids)
-        model.model.rotary_emb.original_inv_freq.data.mul_(0.5)
+        rope.original_inv_freq.data.mul_(0.5)
         assert (agree(cache, ids), agree(cache, ids)) == (0, 80)
+
+
+@pytest.mark.parametrize("first", ["short", "long"])
+def test_frequencies_of_long_texts_that_were_edited_are_noticed(first):
+    model = model_with(SCALED["longrope"])
+    rope, ids = model.model.rotary_emb, tiny.tokens(150, 50)
+    with opened(model) as cache:
+        agree(cache, ids[:, :90] if first == "short" else ids)
+        agree(cache, ids)
+        assert agree(cache, ids) == 144
+        assert cache.stats().changes == {}
+        cold = model.generate(ids, max_new_tokens=6, do_sample=False)
+        rope.long_inv_freq.data.mul_(0.3)
+        edited = model.generate(ids, max_new_tokens=6, do_sample=False)
+        if not torch.equal(cold, edited):  # older transformers work them out anew
+            assert agree(cache, ids) == 0
+        agree(cache, ids)
+        assert agree(cache, ids) == 144
+
+
+def test_a_rotary_module_that_was_replaced_is_used_at_once():
+    model, ids = model_with(SCALED["longrope"]), tiny.tokens(150, 51)
+    fresh = model_with(SCALED["longrope"]).model.rotary_emb
+    with opened(model) as cache:
+        agree(cache, ids)
+        model.model.rotary_emb = fresh
+        assert [agree(cache, ids), agree(cache, ids)] == [0, 144]
+        assert cache.stats().uncached == {}
 
 
 def test_a_probe_leaves_the_frequencies_of_a_long_text():
