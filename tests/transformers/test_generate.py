@@ -122,6 +122,26 @@ def test_a_budget_for_less_than_one_prompt_gives_cold_texts(model):
         assert index["evicted_pages"] + index["evicted_checkpoints"] + index["evicted_windows"] > 0
 
 
+@pytest.mark.parametrize("model", ["qwen3.5", "lfm2", "gemma3"], indirect=True)
+def test_a_prompt_that_the_budget_does_not_hold_is_counted_each_time(model):
+    with CacheStore(model, host_gb=1, block_tokens=BLOCK) as store:
+        classes = store.geometry.classes
+        slots = [store.geometry.slots_per_entry(c.index, 4096) for c in classes]
+    with PrefixCache(model, host_gb=2 * sum(slots) * 4096 / 2**30, block_tokens=BLOCK) as cache:
+        ids, before = tiny.tokens(12 * BLOCK + 3, 36), 0
+        for _ in range(3):
+            check(cache, ids, 0)
+            skipped = cache.stats().skipped_entries
+            assert skipped.keys() == {"no_room"}
+            assert skipped["no_room"] > before
+            before = skipped["no_room"]
+        # One that fits is counted no more.
+        for _ in range(2):
+            check(cache, tiny.tokens(BLOCK + 3, 37))
+        assert cache.stats().hits == 1
+        assert cache.stats().skipped_entries == {"no_room": before}
+
+
 @pytest.mark.parametrize("model", ["qwen3.5"], indirect=True)
 def test_a_budget_for_not_even_one_entry_is_refused(model):
     for host_gb in (1e-6, 0, -1):

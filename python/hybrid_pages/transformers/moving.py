@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,15 +40,17 @@ class Packed:
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
 
+    def drop(self, namespace: int, last: bytes) -> None:
+        """Forgets a prefix that is gone."""
+        self._known.pop((namespace, last), None)
+
     def deepest(
         self, namespace: int, keys: Sequence[bytes], *, first: int, limit: int
-    ) -> list[list[bytes]]:
-        """The chains of keys of packed prefixes of more than ``first`` blocks, deepest first."""
-        return [
-            chain(keys[:blocks])
-            for blocks in range(limit, first, -1)
-            if (namespace, keys[blocks - 1]) in self._known
-        ]
+    ) -> Iterator[int]:
+        """How many blocks the packed prefixes of more than ``first`` blocks have, deepest first."""
+        for blocks in range(limit, first, -1):
+            if (namespace, keys[blocks - 1]) in self._known:
+                yield blocks
 
     def clear(self) -> None:
         self._known.clear()

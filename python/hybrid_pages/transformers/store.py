@@ -260,9 +260,11 @@ class CacheStore(Closing):
     def _deepest(self, namespace: int, keys: list[bytes], limit: int) -> tuple[list[bytes], bool]:
         """The keys of the deepest prefix of at most so many blocks, and whether it is packed."""
         blocks = self.index.lookup(namespace, keys, limit=limit).blocks
-        for packed in self._packed.deepest(namespace, keys, first=blocks, limit=limit):
+        for end in self._packed.deepest(namespace, keys, first=blocks, limit=limit):
+            packed = chain(keys[:end])
             if self.index.lookup(namespace, packed).blocks == len(packed):
                 return packed, True
+            self._packed.drop(namespace, keys[end - 1])
         return keys[:limit], False
 
     # ---- for PrefixCache
