@@ -158,11 +158,12 @@ def test_a_part_of_a_block_never_serves_another_boundary(model, store):
         resumes(model, store, ids[:, :length], 48, cold=cold[:, :length])
     for length in (97, 120):
         resumes(model, store, ids[:, :length], 96, cold=cold[:, :length])
-    # A second one, deeper, and the first one again.
+    # A second one, deeper: the two together hold all whole blocks that 112 needs.
     feed(model, cache, ids, 96, 128)
     assert store.snapshot(cache, ids[:, :128]) == 128
     resumes(model, store, ids, 128, cold=cold)
-    resumes(model, store, ids[:, :128], 96, cold=cold[:, :128])
+    for length, end in ((128, 112), (112, 96), (96, 48)):
+        resumes(model, store, ids[:, :length], end, cold=cold[:, :length])
 
 
 @pytest.mark.parametrize("size", [4, 8, 13, 32, 39, 40, 64])
