@@ -45,6 +45,22 @@ def test_nothing_is_wrong_with_defaults():
         ({"max_batched_tokens": 1566}, ["step-below-two-blocks"]),
         ({"max_batched_tokens": 1567}, []),
         ({"max_batched_tokens": 100, "has_states": False}, []),
+        ({"max_batched_tokens": 784, "max_requests": 1}, []),
+        ({"max_batched_tokens": 784, "draft_slots": 1, "max_requests": 1}, ["step-below-block"]),
+        ({"max_batched_tokens": 1567, "draft_slots": 1}, ["step-below-two-blocks"]),
+        ({"max_batched_tokens": 1024, "state_tokens": 512}, []),
+        ({"max_scheduled_tokens": 783}, ["step-below-block"]),
+        ({"max_scheduled_tokens": 1566}, ["step-below-two-blocks"]),
+        ({"max_scheduled_tokens": 1567}, []),
+        ({"max_batched_tokens": None, "max_scheduled_tokens": 1566}, ["step-below-two-blocks"]),
+        ({"max_batched_tokens": 783, "max_scheduled_tokens": 8192}, ["step-below-block"]),
+        ({"long_prefill_tokens": 783}, ["step-below-block"]),
+        ({"long_prefill_tokens": 784}, []),
+        ({"max_batched_tokens": None, "long_prefill_tokens": 512}, ["step-below-block"]),
+        ({"long_prefill_tokens": 784, "max_batched_tokens": 1566}, ["step-below-two-blocks"]),
+        ({"long_prefill_tokens": 512, "max_batched_tokens": 1566}, ["step-below-block"]),
+        ({"cuts_prompts": False}, ["chunked-prefill"]),
+        ({"cuts_prompts": False, "has_states": False}, []),
         ({"max_model_len": 784}, ["prompts-below-block"]),
         ({"max_model_len": 785}, []),
         ({"retention": 8192}, ["retention"]),
@@ -77,6 +93,47 @@ def test_the_worst_comes_first():
         "role",
         "retention",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "fix"),
+    [
+        (
+            {"max_batched_tokens": 512},
+            "takes 2 steps, the last one with 272 tokens. No hit is lost, and nothing waits",
+            "--max-num-batched-tokens 1567 or more",
+        ),
+        (
+            {"max_batched_tokens": 98},
+            "takes 8 steps, the last one with 98 tokens",
+            "--max-num-batched-tokens 1567 or more",
+        ),
+        (
+            {"long_prefill_tokens": 512, "max_batched_tokens": 1024},
+            "beside other requests a prompt gets 512 tokens of a step",
+            "--max-num-batched-tokens 1567 or more, and --long-prefill-token-threshold 784 or more",
+        ),
+        (
+            {"max_scheduled_tokens": 1000},
+            "beside more than 216 of other requests",
+            "--max-num-scheduled-tokens 1567 or more",
+        ),
+        (
+            {"max_batched_tokens": 512, "max_scheduled_tokens": 8192},
+            "a longer prompt waits for ever",
+            "--max-num-batched-tokens 1567 or more",
+        ),
+        (
+            {"max_batched_tokens": 1000, "draft_slots": 1},
+            "room for 999 tokens",
+            "--max-num-batched-tokens 1568 or more",
+        ),
+    ],
+)
+def test_a_short_step_is_told_by_what_it_costs(values, said, fix):
+    (finding,) = findings(Situation(**vars(CLEAN) | values))
+    assert said in finding.found
+    assert (finding.effect, finding.fix) == ("time", fix)
 
 
 # ---- command lines
@@ -135,6 +192,10 @@ def test_a_good_command_line_has_no_findings(capsys, model):
         (["--mamba-cache-mode", "none"], "mamba-cache-mode"),
         (["--max-num-batched-tokens=512"], "step-below-block"),
         (["--max-num-batched-tokens", "1k"], "step-below-two-blocks"),
+        (["--max-num-scheduled-tokens", "512"], "step-below-block"),
+        (["--max-num-scheduled-tokens", "784"], "step-below-two-blocks"),
+        (["--long-prefill-token-threshold", "512"], "step-below-block"),
+        (["--no-enable-chunked-prefill"], "chunked-prefill"),
         (["--max-model-len", "512"], "prompts-below-block"),
         (["--prefix-cache-retention-interval", "None"], "retention"),
         (["-pp", "2"], "pipeline-parallel-size"),
@@ -176,6 +237,10 @@ def test_settings_that_cost_are_found(capsys, model, extra, name):
 @pytest.mark.parametrize(
     "words",
     [
+        ["--max-num-scheduled-tokens", "1567"],
+        ["--max-num-batched-tokens", "784", "--max-num-seqs", "1"],
+        ["--long-prefill-token-threshold", "784"],
+        ["--long-prefill-token-threshold", "0"],
         ["--max-model-len", "auto"],
         ["--max-model-len", "-1"],
         ["--disable-prefix-caching", "--enable-prefix-caching"],
@@ -229,6 +294,24 @@ def test_drafts_make_blocks_longer(capsys, model):
     (found,) = examined(capsys, *words, "--max-num-batched-tokens", "1567")["findings"]
     assert found["name"] == "step-below-two-blocks"
     assert found["fix"].startswith("--max-num-batched-tokens 1599 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "slot"),
+    [
+        (["-sc", '{"method": "draft_model", "model": "x", "num_speculative_tokens": 2}'], 1),
+        (["-sc", '{"model": "a/small", "num_speculative_tokens": 2}'], 1),
+        (["--spec-model", "a/small", "--spec-tokens", "2"], 1),
+        (["--spec-model", "a/EAGLE3-small", "--spec-tokens", "2"], 0),
+        (["-sc", '{"method": "mtp", "num_speculative_tokens": 2}'], 0),
+    ],
+)
+def test_a_draft_model_takes_a_place_of_a_step(capsys, model, words, slot):
+    command = ["vllm", "serve", model, "--kv-transfer-config", ours(), *words]
+    least = "--max-num-batched-tokens"
+    (found,) = examined(capsys, *command, least, str(1598 + slot))["findings"]
+    assert found["fix"] == f"{least} {1599 + slot} or more"
+    assert names(examined(capsys, *command, least, str(1599 + slot))) == []
 
 
 def test_the_cores_of_an_engine_share_the_machine(capsys, model):

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hybrid_pages.checks.situation import Finding, Situation
+from hybrid_pages.checks.steps import step_sizes
 
 Rule = Callable[[Situation], Iterator[Finding]]
 
 
 def findings(situation: Situation) -> list[Finding]:
     """What to change, the worst first."""
-    order = ("start", "safety", "hits", "memory")
+    order = ("start", "safety", "hits", "time", "memory")
     found = [finding for rule in RULES for finding in rule(situation)]
     return sorted(found, key=lambda finding: order.index(finding.effect))
 
@@ -34,28 +35,6 @@ def _budget(it: Situation) -> Iterator[Finding]:
 
 def _gib(nbytes: int) -> str:
     return f"{-(-nbytes // (1 << 20)) / 1024:.2f}"
-
-
-def _step(it: Situation) -> Iterator[Finding]:
-    n, most = it.block_tokens, it.max_batched_tokens
-    if n is None or most is None or not it.has_states:
-        return
-    if most < n:
-        yield Finding(
-            "step-below-block",
-            "hits",
-            f"a step of {most} tokens is shorter than a block of {n}: states are made at fewer "
-            "boundaries, and in some versions of vLLM a longer prompt waits for ever",
-            f"--max-num-batched-tokens {2 * n - 1} or more",
-        )
-    elif most < 2 * n - 1:
-        yield Finding(
-            "step-below-two-blocks",
-            "hits",
-            f"a step of {most} tokens: beside more than {most - n} other tokens no prefill gets a "
-            f"whole block of {n}, and it waits",
-            f"--max-num-batched-tokens {2 * n - 1} or more",
-        )
 
 
 def _length(it: Situation) -> Iterator[Finding]:
@@ -164,7 +143,7 @@ def _one_draft(it: Situation) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     _budget,
-    _step,
+    step_sizes,
     _length,
     _retention,
     _hashes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Effect = Literal["start", "safety", "hits", "memory"]
-"""What a finding means: the engine does not start, answers may be wrong, hits or memory are
+Effect = Literal["start", "safety", "hits", "time", "memory"]
+"""What a finding means: the engine does not start, answers may be wrong, hits, time or memory are
 lost."""
 
 
@@ -35,9 +35,22 @@ class Situation:
     has_states: bool | None = None
     exports_states: bool = False
     host_bytes: int | None = None
+    state_tokens: int | None = None
+    """Of the block at whose ends steps of a prompt end; None for N."""
     max_batched_tokens: int | None = None
+    max_scheduled_tokens: int | None = None
+    """``max_num_scheduled_tokens``, if it is not ``max_num_batched_tokens``."""
+    long_prefill_tokens: int = 0
+    """``long_prefill_token_threshold``: what a prompt gets of a step, at most, beside other
+    requests; 0 for no limit."""
+    max_requests: int | None = None
+    """``max_num_seqs``."""
+    cuts_prompts: bool = True
+    """Whether a prompt may take several steps (chunked prefill)."""
     max_model_len: int | None = None
     drafts: int = 0
+    draft_slots: int = 0
+    """Places that each request takes of a step for drafts, beside its tokens."""
     retention: int | None = 0
     """``prefix_cache_retention_interval``; None keeps all."""
     hash_algorithm: str = "sha256"

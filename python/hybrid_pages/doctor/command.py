@@ -14,6 +14,7 @@ from hybrid_pages.adapter.memory import GIB, require_huge_pages, require_memory
 from hybrid_pages.adapter.pool import budget_of
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
+from hybrid_pages.checks.steps import least_batched_tokens
 from hybrid_pages.doctor.words import Command
 from hybrid_pages.models.blocks import Plan, plan
 from hybrid_pages.models.choices import Choices
@@ -87,8 +88,9 @@ def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str
         if settings is not None:
             found += _machine(settings, _ranks(command), cores)
             found += _disk(settings)
-    found += findings(_situation(command, planned, settings))
-    _step(command, planned, skipped)
+    situation = _situation(command, planned, settings)
+    found += findings(situation)
+    _step(situation, skipped)
     return found, skipped
 
 
@@ -175,11 +177,9 @@ def _offloading(command: Command) -> Iterator[Finding]:
         )
 
 
-def _step(command: Command, planned: Plan | None, skipped: list[str]) -> None:
-    if planned is None or not planned.checkpoint_bytes:
-        return
-    least = 2 * planned.block_tokens - 1
-    if command.number("max-num-batched-tokens") is None and least > _LEAST_STEP:
+def _step(it: Situation, skipped: list[str]) -> None:
+    least = least_batched_tokens(it)
+    if it.max_batched_tokens is None and it.cuts_prompts and least > _LEAST_STEP:
         skipped.append(
             f"the length of a step: this model needs --max-num-batched-tokens {least} or more, and "
             f"vLLM's default is {_LEAST_STEP} to 16384, by the GPU"
@@ -313,9 +313,15 @@ def _situation(command: Command, planned: Plan | None, settings: Settings | None
         has_states=None if planned is None else planned.checkpoint_bytes > 0,
         exports_states=planned is not None and planned.exports,
         host_bytes=None if settings is None else int(settings.host_gb * GIB),
+        state_tokens=None if planned is None else min(it.block_tokens for it in planned.groups),
         max_batched_tokens=command.number("max-num-batched-tokens"),
+        max_scheduled_tokens=command.number("max-num-scheduled-tokens"),
+        long_prefill_tokens=command.number("long-prefill-token-threshold", 0, least=0) or 0,
+        max_requests=command.number("max-num-seqs"),
+        cuts_prompts=command.is_on("enable-chunked-prefill") is not False,
         max_model_len=_most_tokens(command),
         drafts=command.drafts(),
+        draft_slots=int(command.drafts() > 0 and command.draft_method() == "draft_model"),
         retention=_retention(command),
         hash_algorithm=command.text("prefix-caching-hash-algo", "sha256"),
         has_hash_seed=bool(environment.get("PYTHONHASHSEED")),

@@ -20,6 +20,7 @@ _MEANS = {
     "start": ("does not start", "bold red"),
     "safety": ("answers may be wrong", "bold red"),
     "hits": ("costs hits", "yellow"),
+    "time": ("costs time", "yellow"),
     "memory": ("costs memory", "yellow"),
 }
 

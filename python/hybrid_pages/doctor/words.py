@@ -79,6 +79,8 @@ _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NO_SERVER = {"docker", "podman", "nerdctl", "vllm"}
 """What a command begins with that names its server with ``serve``, or not at all."""
 _CONNECTOR = "HybridPagesConnector"
+_DRAFTERS = ("ngram", "eagle3", "eagle", "dflash", "dspark", "medusa", "mtp")
+"""Methods of drafting that a model's name tells."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,15 @@ class Command:
         given = self.number("spec-tokens", 0)
         found = self.speculative.get("num_speculative_tokens", given)
         return found if isinstance(found, int) else 0
+
+    def draft_method(self) -> str:
+        """How drafts are made; without a method, as vLLM tells it from the name of the drafting
+        model. Empty if nothing says it."""
+        method = self.speculative.get("method") or self.text("spec-method")
+        model = str(self.speculative.get("model") or self.text("spec-model")).lower()
+        if method or not model:
+            return str(method)
+        return next((each for each in _DRAFTERS if each in model), "draft_model")
 
     def connectors(self) -> list[dict[str, Any]]:
         """The outermost connector, or the children of a MultiConnector."""

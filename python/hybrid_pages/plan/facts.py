@@ -152,8 +152,8 @@ def _settings(
     if found.checkpoint_bytes:
         row(
             f"--max-num-batched-tokens {2 * n - 1} or more",
-            "2N-1: a prefill still gets a whole block beside N-1 other tokens; with less it waits, "
-            "or states are made at fewer boundaries",
+            "2N-1: a prefill still gets a whole block beside N-1 other tokens; with less it may "
+            "wait, and below N each block takes several steps",
             "longer steps, and activations for as many tokens; vLLM's default may be larger "
             "already",
         )

@@ -58,7 +58,8 @@ def _say(found: Iterable[Finding]) -> None:
 def _situation(
     config: "VllmConfig", settings: Settings, grid: BlockGrid, plan: Geometry | None
 ) -> Situation:
-    cache, own = config.cache_config, config.kv_transfer_config
+    cache, own, steps = config.cache_config, config.kv_transfer_config, config.scheduler_config
+    batched, scheduled = steps.max_num_batched_tokens, steps.max_num_scheduled_tokens
     classes = () if plan is None else plan.classes
     return Situation(
         block_tokens=grid.block_tokens,
@@ -66,9 +67,16 @@ def _situation(
         has_states=any(item.kind == "recurrent" for item in classes) if plan else None,
         exports_states=grid.exports_states,
         host_bytes=int(settings.host_gb * GIB),
-        max_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        state_tokens=min(each.tokens for each in grid.groups),
+        max_batched_tokens=batched,
+        # With drafts, vLLM sets the one to the other.
+        max_scheduled_tokens=None if scheduled == batched else scheduled,
+        long_prefill_tokens=steps.long_prefill_token_threshold,
+        max_requests=steps.max_num_seqs,
+        cuts_prompts=steps.enable_chunked_prefill,
         max_model_len=config.model_config.max_model_len,
         drafts=grid.drafts,
+        draft_slots=versions.draft_slots(config),
         retention=cache.prefix_cache_retention_interval,
         hash_algorithm=str(cache.prefix_caching_hash_algo),
         has_hash_seed=bool(os.environ.get("PYTHONHASHSEED")),

@@ -104,6 +104,12 @@ def steps_ahead(config: "VllmConfig") -> int:
     return 2 if config.scheduler_config.async_scheduling else 1
 
 
+def draft_slots(config: "VllmConfig") -> int:
+    """Places that each request takes of a step for drafts, beside its tokens: a draft model's."""
+    found = config.speculative_config
+    return 0 if found is None else int(found.max_num_new_slots_for_drafting)
+
+
 def conv_state_layout() -> str:
     """How convolution states lie in memory: set by the environment, not by the configuration."""
     from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout

@@ -26,7 +26,7 @@ READS: dict[str, str] = {
     "vllm.config.LoadConfig": "download_dir load_format",
     "vllm.config.LoRAConfig": "lora_dtype",
     "vllm.config.SpeculativeConfig": (
-        "draft_model_config method model num_speculative_tokens "
+        "draft_model_config max_num_new_slots_for_drafting method model num_speculative_tokens "
         "num_speculative_tokens_per_batch_size "
         "parallel_drafting quantization revision use_eagle_block_drop use_multi_module_mtp"
     ),
@@ -54,7 +54,8 @@ READS: dict[str, str] = {
         "use_ubatching"
     ),
     "vllm.config.SchedulerConfig": (
-        "async_scheduling disable_hybrid_kv_cache_manager max_num_batched_tokens"
+        "async_scheduling disable_hybrid_kv_cache_manager enable_chunked_prefill "
+        "long_prefill_token_threshold max_num_batched_tokens max_num_scheduled_tokens max_num_seqs"
     ),
     # The connector's registry and base class.
     f"{_CONNECTOR}.factory.KVConnectorFactory": "_registry register_connector supports_hma_config",
