@@ -111,14 +111,20 @@ def test_nothing_is_stored_of_a_prompt_that_fills_no_block(engine: Engine):
     assert not any(key.startswith("stored") for key in counted)
 
 
-def test_decode_that_fills_blocks_can_be_continued(engine: Engine):
+@pytest.mark.parametrize("mode", ["adaptive", "align", "all"])
+def test_the_blocks_of_an_answer_are_restored_or_counted(engine: Engine, recurrent, mode):
     prompt = tokens("turn", 2 * engine.N + 3)
     engine.reset_all()
-    answer = engine.run(prompt, engine.N + 10).tokens
+    with with_mode(engine, mode):
+        answer = engine.run(prompt, engine.N + 10).tokens
     follow_up = (*prompt, *answer, *tokens("next turn", 20))
     engine.reset_local()
-    restored = engine.run(follow_up)
-    assert restored.host >= 2 * engine.N
+    with engine.counting() as counted:
+        restored = engine.run(follow_up)
+    left = 0 if mode == "all" or not recurrent else engine.N
+    assert restored.host == 3 * engine.N - left
+    assert counted.get("missing_answer_tokens", 0) == left
+    assert counted.get("missing_states:answer", 0) == bool(left)
     engine.reset_all()
     with engine.looking_away():
         engine.run(prompt, engine.N + 10)

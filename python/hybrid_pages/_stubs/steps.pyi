@@ -43,6 +43,14 @@ class Run:
         """Steps that go on from `position` and end before this many tokens complete nothing, unless
         the engine hands something over in them; 0 if each is looked at."""
 
+    @property
+    def wanted(self) -> list[int]:
+        """Boundaries that get a checkpoint, if there is a state."""
+
+    @property
+    def passed_over(self) -> list[int]:
+        """Boundaries of the answer whose states were there, were not wanted, and are not stored."""
+
     def want(self, boundaries: Iterable[int]) -> None:
         """Add boundaries that get a checkpoint."""
 

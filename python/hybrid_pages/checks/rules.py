@@ -53,12 +53,19 @@ def _retention(it: Situation) -> Iterator[Finding]:
     if it.retention == 0 or not it.has_states:
         return
     kept = "all states" if it.retention is None else f"a state every {it.retention} tokens"
+    fix = "leave --prefix-cache-retention-interval at 0, its default"
+    if it.checkpoint_mode in ("adaptive", "align"):
+        fix = (
+            f'"checkpoint_mode": "all" with --prefix-cache-retention-interval 0. With '
+            f'"{it.checkpoint_mode}" the interval helps next turns: of an answer the states that '
+            "vLLM keeps itself are kept, and no others"
+        )
     yield Finding(
         "retention",
         "memory",
-        f"vLLM keeps {kept} of each prompt in the engine's own memory, which leaves less for "
-        "requests; here they are in host memory",
-        "leave --prefix-cache-retention-interval at 0, its default",
+        f"vLLM keeps {kept} of each request in the engine's own memory, which leaves less for "
+        "requests",
+        fix,
     )
 
 

@@ -18,6 +18,7 @@ from typing import IO
 
 from hybrid_pages import HybridPagesError
 from hybrid_pages.arguments import WrongArgument, require_port
+from hybrid_pages.cause import cause_of
 from hybrid_pages.demo.chat import ensure_chat
 from hybrid_pages.demo.engine import ENVIRONMENT
 from hybrid_pages.demo.quiet import hushed, stage
@@ -167,13 +168,17 @@ def _healthy(port: int) -> bool:
 
 
 def _died(server: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    return f"the server ended with status {server.returncode}\n{_tail(log)}"
+    return f"the server ended with status {server.returncode}\n{_tail(log, server.returncode)}"
 
 
-def _tail(log: IO[bytes]) -> str:
+def _tail(log: IO[bytes], status: int | None = None) -> str:
     log.seek(0)
-    last = log.read().decode(errors="replace").splitlines()[-_TAIL:]
-    return "\n".join(["its last lines:", *last] if last else ["its output is above"])
+    text = log.read().decode(errors="replace")
+    said = ["its last lines:", *text.splitlines()[-_TAIL:]] if text else ["its output is above"]
+    cause = cause_of(text, status)
+    if cause is not None:
+        said += ["", f"what went wrong first: {cause}"]
+    return "\n".join(said)
 
 
 def _welcome(args: SimpleNamespace) -> str:

@@ -12,6 +12,9 @@ from hybrid_pages.vllm.support import is_supported, supported_range
 
 _MANY_MISSES = 0.1
 _READY = 0.999
+_ANSWERS_FIX = (
+    '"checkpoint_mode": "all", which also keeps the states of answers: it takes more of host_gb'
+)
 
 
 def examine(samples: Samples, version: str | None) -> tuple[list[Finding], list[str]]:
@@ -115,6 +118,7 @@ def _ours(samples: Samples) -> Iterator[Finding]:
         worst = max(reasons, key=lambda key: reasons[key], default="never_made")
         fix = {
             "evicted": "raise host_gb, or add a disk_path",
+            "answer": _ANSWERS_FIX,
             "never_made": "leave checkpoint_mode at adaptive, or hint checkpoint_at for shared "
             "prompts (docs/hints.md)",
             "window": "raise host_gb",
@@ -125,6 +129,15 @@ def _ours(samples: Samples) -> Iterator[Finding]:
             f"{missing / lookups:.0%} of the prompts' tokens have pages, but no state to resume "
             f"from, mostly {worst}",
             fix,
+        )
+    answers = samples.ours("missing_answer_tokens")
+    if lookups and answers > _MANY_MISSES * lookups:
+        yield Finding(
+            "answers",
+            "hits",
+            f"{answers / lookups:.0%} of the prompts' tokens are earlier answers, sent again and "
+            "computed again, as their states were not kept",
+            _ANSWERS_FIX,
         )
     if lookups and not hits:
         n = _block_tokens(samples)

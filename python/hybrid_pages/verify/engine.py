@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -249,6 +250,8 @@ async def _serve(answers: int) -> None:
                     found = await getattr(engine, name)(**command)
             except Exception as error:
                 known = isinstance(error, HybridPagesError)
+                if not known:
+                    traceback.print_exc()  # with what has caused it, for its log
                 text = str(error) if known else f"{type(error).__name__}: {error}"
                 found = {"error": text, "known": known}
             out.write(json.dumps(found) + "\n")

@@ -13,6 +13,7 @@ import time
 from typing import IO, Any
 
 from hybrid_pages import HybridPagesError
+from hybrid_pages.cause import cause_of
 from hybrid_pages.verify.tiers import Start
 from hybrid_pages.vllm.settings import PLANT_VARIABLE
 
@@ -20,7 +21,8 @@ _TAIL, _END_SECONDS, _LOOK_SECONDS = 40, 90.0, 1.0
 
 
 class EngineFailed(HybridPagesError, RuntimeError):
-    """The engine can't be started or can't go on; with its reason or the last lines of its log."""
+    """The engine can't be started or can't go on; with its reason, or the last lines of its log and
+    what went wrong first."""
 
     def __init__(self, message: str, *, by_log: bool = False) -> None:
         super().__init__(message)
@@ -115,8 +117,12 @@ class EngineProcess:
         if self._log is None:
             return EngineFailed(f"{text}\nits output is above")
         self._log.seek(self._begins)
-        last = self._log.read().decode(errors="replace").splitlines()[-_TAIL:]
-        return EngineFailed("\n".join([text, "the last lines of its log:", *last]), by_log=True)
+        log = self._log.read().decode(errors="replace")
+        said = [text, "the last lines of its log:", *log.splitlines()[-_TAIL:]]
+        cause = cause_of(log, self._process.poll())
+        if cause is not None:
+            said += ["", f"what went wrong first: {cause}"]
+        return EngineFailed("\n".join(said), by_log=True)
 
     def close(self) -> None:
         """Ends the engine, gently first, and every process of its group."""

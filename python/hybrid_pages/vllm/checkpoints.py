@@ -9,6 +9,7 @@ every boundary that needs one.
 from hybrid_pages import Cache, Geometry
 from hybrid_pages.adapter.admission import Admissions, last_boundary
 from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.answers import Answers
 from hybrid_pages.vllm.hints import read_hints
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger
@@ -32,6 +33,7 @@ class Checkpoints:
         self._admissions = Admissions(cache, self.grid.block_tokens)
         self.mode = settings.checkpoint_mode
         self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
+        self.answers = Answers()
         self._hints_ignored = False
         self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
 
@@ -48,6 +50,8 @@ class Checkpoints:
         admission = self._admissions.admit(
             tracked.run.namespace, self.keys.of(tracked), tokens, tracked.run.hints
         )
+        keys, namespace = self.keys.of(tracked), tracked.run.namespace
+        tracked.answer = n * self.answers.depth(namespace, keys, admission.fork)
         if not self._steers(tracked):
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
@@ -121,10 +125,9 @@ class Checkpoints:
         """Tells the policy what a request produced, if it was stored."""
         if not tracked.hints.store:
             return
-        request = tracked.request
+        request, run, keys = tracked.request, tracked.run, self.keys.of(tracked)
         self._admissions.finish(
-            tracked.run.namespace,
-            self.keys.of(tracked),
-            request.num_prompt_tokens,
-            request.num_output_tokens,
+            run.namespace, keys, request.num_prompt_tokens, request.num_output_tokens
         )
+        if not (tracked.stale or versions.failed(request)):
+            self.answers.ended(run.namespace, keys, run.passed_over, run.wanted)

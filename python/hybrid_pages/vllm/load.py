@@ -265,10 +265,19 @@ class Loads:
             tracked.counted, tracked.others = True, other
             self.figures.count("lookups")
             self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
-            if lookup.missing is not None and lookup.paged > start:
-                self.figures.count("missing_state_tokens", lookup.paged - start)
-                self.figures.count("missing_states", label=lookup.missing)
+            self._count_missing(tracked, lookup, start)
         return other
+
+    def _count_missing(self, tracked: Tracked, lookup: Lookup, start: int) -> None:
+        """Counts why a request is not scheduled behind more tokens than ``start``."""
+        reason = lookup.missing if lookup.paged > start else None
+        if reason is not None:
+            self.figures.count("missing_state_tokens", lookup.paged - start)
+        if tracked.answer > start:
+            self.figures.count("missing_answer_tokens", tracked.answer - start)
+            reason = "answer" if reason in (None, "never_made") else reason
+        if reason is not None:
+            self.figures.count("missing_states", label=reason)
 
     def _count_tiers(
         self, hits: str, depths: Sequence[tuple[str, int]] | None, loaded: int, end: int

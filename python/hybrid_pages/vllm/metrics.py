@@ -38,10 +38,15 @@ COUNTERS = {
         None,
         "Tokens whose attention pages were there but no recurrent state to resume from.",
     ),
+    "missing_answer_tokens": (
+        None,
+        "Tokens of earlier answers that were computed again: their states were not kept.",
+    ),
     "missing_states": (
         "reason",
-        "Prompts whose attention pages reached deeper than any state to resume from, by reason: "
-        "never_made, evicted, writing, or window (its pages are missing).",
+        "Prompts that no state lets resume as deep as they could have, by reason: answer (the "
+        "state is in an earlier answer, and checkpoint_mode did not keep it), or, where attention "
+        "pages are deeper: never_made, evicted, writing, or window (its pages are missing).",
     ),
     "steered_steps": (
         None,

@@ -355,6 +355,7 @@ class SchedulerHalf(Connection):
             tracked.drop_restore()
         if self.connected:
             self.cache.clear()
+            self.checkpoints.answers.forget()
 
     def _engine_was_reset(self) -> None:
         """Forgets as the engine has, if the settings say so."""

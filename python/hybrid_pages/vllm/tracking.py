@@ -51,6 +51,8 @@ class Tracked:
     """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
     restore: Restore | None = None
     """Reads tiers below for this request, from the lookup until vLLM allocates blocks for it."""
+    answer: int = 0
+    """Tokens up to which it sends an earlier answer again whose state there was not kept."""
     lookup: Lookup | None = None
     """The last lookup, until the request is scheduled."""
     counted: bool = False

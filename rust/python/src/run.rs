@@ -76,6 +76,16 @@ impl PyRun {
         Ok(())
     }
 
+    #[getter]
+    fn wanted(&self) -> Vec<usize> {
+        self.inner.wanted().collect()
+    }
+
+    #[getter]
+    fn passed_over(&self) -> Vec<usize> {
+        self.inner.passed_over().collect()
+    }
+
     fn take_back(&mut self, first: Whole) {
         self.inner.take_back(first.0);
     }

@@ -289,6 +289,53 @@ fn an_answer_gets_the_checkpoints_that_the_engine_keeps_itself() {
     assert_eq!(run.offered, 3, "pages up to the last checkpoint");
 }
 
+/// What an answer of three blocks behind a prompt of two leaves: the engine keeps the state of its first boundary.
+fn left_of_an_answer(mode: Mode) -> (Run, Vec<usize>) {
+    let mut run = Run::default();
+    let mut engine = prompt(2 * N);
+    engine.carry = [(103, 3), (203, 3)].into();
+    engine.tokens = 5 * N + 1;
+    let ends = [N, 2 * N, 3 * N, 4 * N, 5 * N];
+    steps(&mut run, &rules(mode), &mut engine, &ends);
+    let left = run.passed_over().collect();
+    (run, left)
+}
+
+#[test]
+fn states_of_an_answer_that_are_not_kept_are_known() {
+    for (mode, left) in [
+        (Mode::Adaptive, vec![4, 5]),
+        (Mode::Align, vec![4, 5]),
+        (Mode::All, vec![]),
+        (Mode::None, vec![]),
+    ] {
+        assert_eq!(left_of_an_answer(mode).1, left, "{mode:?}");
+    }
+}
+
+#[test]
+fn a_state_that_was_not_whole_is_not_one_that_was_passed_over() {
+    let (mut run, mut engine) = (Run::default(), prompt(2 * N));
+    engine.freed = [203].into();
+    engine.tokens = 4 * N + 1;
+    let ends = [2 * N, 3 * N, 4 * N];
+    steps(&mut run, &rules(Mode::Adaptive), &mut engine, &ends);
+    assert_eq!(run.passed_over().collect::<Vec<_>>(), [4]);
+}
+
+#[test]
+fn what_was_passed_over_outlives_a_preemption_and_not_other_tokens() {
+    let (mut run, _) = left_of_an_answer(Mode::Adaptive);
+    run.restart();
+    assert_eq!(run.passed_over().collect::<Vec<_>>(), [4, 5]);
+    run.want([5]);
+    assert_eq!(run.passed_over().collect::<Vec<_>>(), [4]);
+    run.take_back(4);
+    assert_eq!(run.passed_over().collect::<Vec<_>>(), [4], "it ends there");
+    run.take_back(3);
+    assert_eq!(run.passed_over().count(), 0);
+}
+
 #[test]
 fn drafts_fill_nothing() {
     let (mut run, rules) = (Run::default(), drafting());

@@ -141,6 +141,8 @@ pub struct Run {
     pub quiet_until: usize,
     /// Boundaries, in blocks, that get a checkpoint if there is a state.
     wanted: BTreeSet<usize>,
+    /// Boundaries, in blocks, of the answer whose states were there and not wanted.
+    passed_over: BTreeSet<usize>,
     /// Boundaries, in blocks, at which a step ended, ascending.
     ends: Vec<usize>,
     late: Option<Late>,
@@ -156,8 +158,10 @@ impl Run {
     /// Forgets what the request had computed: the engine has freed its blocks.
     pub fn restart(&mut self) {
         let wanted = std::mem::take(&mut self.wanted);
+        let passed_over = std::mem::take(&mut self.passed_over);
         *self = Self {
             wanted,
+            passed_over,
             ..Self::default()
         };
     }
@@ -352,6 +356,7 @@ impl Run {
         self.reports_from = 0;
         self.quiet_until = 0;
         self.offered = self.offered.min(first);
+        self.passed_over.retain(|&boundary| boundary <= first);
     }
 
     fn ended_at(&mut self, boundary: usize) {

@@ -41,6 +41,11 @@ impl Run {
         self.wanted.last().copied().unwrap_or(0)
     }
 
+    /// Boundaries, in blocks, of the answer whose states were there, were not wanted, and are not stored.
+    pub fn passed_over(&self) -> impl Iterator<Item = usize> {
+        self.passed_over.difference(&self.wanted).copied()
+    }
+
     /// Whether a state at a boundary after `end` tokens may be wanted.
     pub(super) fn may_want<R: Request>(
         &self,
@@ -75,13 +80,16 @@ impl Run {
         if self.wanted.contains(&boundary) {
             return Ok(true);
         }
+        let in_answer = boundary * rules.block_tokens > request.prompt_tokens()?;
         let wanted = match rules.mode {
             Mode::All => true,
-            Mode::Adaptive if boundary * rules.block_tokens <= request.prompt_tokens()? => false,
+            Mode::Adaptive if !in_answer => false,
             _ => found.is_kept(rules, request)?,
         };
         if wanted {
             self.wanted.insert(boundary);
+        } else if in_answer && !found.state.blocks.contains(&0) {
+            self.passed_over.insert(boundary);
         }
         Ok(wanted)
     }

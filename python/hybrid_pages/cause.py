@@ -1,0 +1,156 @@
+"""Why an engine did not start: the exception that began it, found in its log, and what to change.
+
+An engine is several processes whose lines are mixed. The last ones say only that another process
+has failed; the first traceback is the one that counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+_PROCESS = re.compile(r"\((?P<name>[\w.: -]+ pid=\d+)\) ?")
+_LEVEL = re.compile(r"(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?P<place>\[[^\]]*\]) ?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_HARMLESS = {"DEBUG", "INFO", "WARNING"}
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
+_MOST_LINES = 12
+_CONSEQUENCES = re.compile(
+    r"See root cause above|See stack trace for root cause|initialization failed due to"
+    r"|^(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|CancelledError|BrokenPipeError"
+    r"|EngineDeadError|ConnectionResetError)\b"
+)
+"""What a process says when another one, or its user, has ended it."""
+_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*?'(?P<name>[^']+)': (?P<status>-\d+)")
+_USAGE = re.compile(r"[\w./-]+(?: \w+)?: error: \S.*")
+_FATAL = re.compile(r"Fatal Python error: |terminate called |Segmentation fault|Bus error")
+
+_MEMORY = "a smaller --gpu-memory-utilization (on a CPU, too) or --kv-cache-memory-bytes"
+_OF_ALL = re.compile(r"\((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\)")
+_SPARE = 0.9
+"""Of what is free, for a share that fits: other programs take more meanwhile."""
+_FIXES = (
+    (
+        r"less than desired CPU memory utilization|on kv cache allocation is less than",
+        f"{_MEMORY}. vLLM takes a share of the machine's whole memory, and what other programs and "
+        "the page cache hold may count as taken",
+    ),
+    (r"less than desired GPU memory utilization", f"{_MEMORY}, or end what else uses the GPU"),
+    (
+        r"No available memory for the cache blocks|KV cache is needed, which is larger than",
+        "a smaller --max-model-len, or more memory for vLLM's own cache: "
+        "--gpu-memory-utilization or --kv-cache-memory-bytes",
+    ),
+    (
+        r"out of memory|OutOfMemory|can't allocate memory|Cannot allocate memory|MemoryError"
+        r"|bad_alloc",
+        f"{_MEMORY}, a smaller host_gb, or a smaller model",
+    ),
+    (
+        r"[Aa]ddress already in use",
+        "end what listens on that port, or choose another with --port",
+    ),
+    (
+        r"is not a (?:valid|local) |Repo id must|RepositoryNotFound|couldn't connect to "
+        r"|Can't load the configuration|does not appear to have a file named config\.json"
+        r"|Invalid repository ID|LocalEntryNotFound|OfflineModeIsEnabled",
+        "name a folder with a config.json, or a model of the hub that can be reached or is in the "
+        "local cache",
+    ),
+    (
+        r"signal 9\b",
+        f"look at the kernel's log: it kills processes where memory runs out. {_MEMORY}, or a "
+        "smaller host_gb",
+    ),
+    (r"Bus error", "a larger /dev/shm, such as `docker run --shm-size 16g`"),
+)
+"""What to change, by what an exception says. The errors of hybrid-pages say it themselves."""
+
+
+def cause_of(log: str, status: int | None = None) -> str | None:
+    """The cause of a failure in a line or few, with what to change where that is known.
+
+    Args:
+        log: what the engine's processes have printed.
+        status: of the process that has ended, as :mod:`subprocess` gives it.
+
+    Returns:
+        None if the log does not say.
+    """
+    by_process = _by_process(log.splitlines())
+    found = next(filter(None, (_first(lines) for lines in _tracebacks(by_process))), None)
+    if found is None:
+        found = _without_traceback(by_process, status)
+    return None if found is None else with_fix(found)
+
+
+def with_fix(found: str) -> str:
+    """An exception's own line, with what to change behind it where that is known."""
+    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, found)), None)
+    if fix is None:
+        return found
+    fits, share = _OF_ALL.search(found), ""
+    if fits is not None and float(fits["all"]) > 0:
+        most = int(100 * _SPARE * float(fits["free"]) / float(fits["all"])) / 100
+        share = f"--gpu-memory-utilization {most:g} would fit now: "
+    return f"{found}\nchange: {share}{fix}"
+
+
+_Line = tuple[str, str, str]
+"""The process, what a logger has put before the text, and the text."""
+
+
+def _by_process(lines: Iterable[str]) -> list[_Line]:
+    found = list[_Line]()
+    for line in lines:
+        text = _COLOUR.sub("", line).rpartition("\r")[2]
+        process = ""
+        while (match := _PROCESS.match(text)) is not None:
+            process, text = match["name"], text[match.end() :]
+        match = _LEVEL.match(text)
+        header = ""
+        if match is not None:
+            header, text = f"{match['level']} {match['place']}", text[match.end() :]
+        found.append((process, header, text.rstrip()))
+    return found
+
+
+def _tracebacks(lines: list[_Line]) -> Iterator[list[_Line]]:
+    """What its process has printed from each traceback on, in the order in which they begin."""
+    for index, (process, header, text) in enumerate(lines):
+        if text.endswith(_TRACEBACK) and header.partition(" ")[0] not in _HARMLESS:
+            yield [line for line in lines[index + 1 :] if line[0] == process]
+
+
+def _first(lines: list[_Line]) -> str | None:
+    """The exception's own lines at the end of the traceback that begins here, if they say more than
+    that another process has failed."""
+    header, said = lines[0][1] if lines else "", list[str]()
+    for _, each, text in lines:
+        if each != header:
+            if said:
+                break
+            continue
+        if not said:
+            if _EXCEPTION.match(text):
+                said.append(text)
+        elif len(said) < _MOST_LINES and text and (header or text[0] in " -"):
+            said.append(text.strip())
+        else:
+            break
+    if not said or _CONSEQUENCES.search(said[0]):
+        return None
+    return "\n".join(said)
+
+
+def _without_traceback(lines: list[_Line], status: int | None) -> str | None:
+    """What a process has said, or how it was ended, where no exception tells."""
+    for _, _, text in lines:
+        if (killed := _KILLED.search(text)) is not None:
+            return f"the process {killed['name']} was ended by signal {-int(killed['status'])}"
+        if _FATAL.match(text) or _USAGE.fullmatch(text):
+            return text
+    if status is not None and status < 0:
+        return f"the engine's process was ended by signal {-status}"
+    return None
