@@ -111,17 +111,17 @@ def test_nothing_is_stored_of_a_prompt_that_fills_no_block(engine: Engine):
     assert not any(key.startswith("stored") for key in counted)
 
 
-@pytest.mark.parametrize("mode", ["adaptive", "align", "all"])
-def test_the_blocks_of_an_answer_are_restored_or_counted(engine: Engine, recurrent, mode):
+def test_the_blocks_of_an_answer_are_restored_or_counted(engine: Engine):
     prompt = tokens("turn", 2 * engine.N + 3)
     engine.reset_all()
-    with with_mode(engine, mode):
-        answer = engine.run(prompt, engine.N + 10).tokens
+    answer = engine.run(prompt, engine.N + 10).tokens
     follow_up = (*prompt, *answer, *tokens("next turn", 20))
     engine.reset_local()
     with engine.counting() as counted:
         restored = engine.run(follow_up)
-    left = 0 if mode == "all" or not recurrent else engine.N
+    # By default no state of an answer is kept.
+    recurrent = any(group.kind == "recurrent" for group in engine.half.geometry.groups)
+    left = engine.N if recurrent else 0
     assert restored.host == 3 * engine.N - left
     assert counted.get("missing_answer_tokens", 0) == left
     assert counted.get("missing_states:answer", 0) == bool(left)

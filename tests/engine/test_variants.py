@@ -42,14 +42,21 @@ def test_a_resend_an_extension_and_a_fork_are_restored(engine: Engine):
     assert engine.restored([exact], exact).host == 2 * n
 
 
-def test_decode_across_boundaries_is_restored(engine: Engine):
+def retention(engine: Engine) -> int | None:
+    return engine.scheduler.cache_config.prefix_cache_retention_interval
+
+
+def test_decode_across_boundaries_is_restored_or_counted(engine: Engine):
     prompt = tokens("decode", 2 * engine.N - 5)
     engine.reset_all()
     answer = engine.run(prompt, engine.N + 10).tokens
     follow_up = (*prompt, *answer, *tokens("next", 9))
     engine.reset_local()
-    restored = engine.run(follow_up)
-    assert restored.host >= engine.N
+    with engine.counting() as counted:
+        restored = engine.run(follow_up)
+    kept = engine.half.settings.checkpoint_mode == "all" or retention(engine) != 0
+    assert restored.host == (3 * engine.N if kept else engine.N)
+    assert counted.get("missing_answer_tokens", 0) == (0 if kept else 2 * engine.N)
     engine.reset_all()
     with engine.looking_away():
         engine.run(prompt, engine.N + 10)
