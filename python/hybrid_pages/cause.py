@@ -27,16 +27,17 @@ _USAGE = re.compile(r"[\w./-]+(?: \w+)?: error: \S.*")
 _FATAL = re.compile(r"Fatal Python error: |terminate called |Segmentation fault|Bus error")
 
 _MEMORY = "a smaller --gpu-memory-utilization (on a CPU, too) or --kv-cache-memory-bytes"
-_OF_ALL = re.compile(r"\((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\)")
+_OF_ALL = re.compile(r"\((?P<free>\d+\.?\d*)/(?P<all>\d+\.?\d*) GiB\)")
 _SPARE = 0.9
 """Of what is free, for a share that fits: other programs take more meanwhile."""
 _FIXES = (
     (
-        r"less than desired CPU memory utilization|on kv cache allocation is less than",
+        r"less than desired CPU memory utilization",
         f"{_MEMORY}. vLLM takes a share of the machine's whole memory, and what other programs and "
         "the page cache hold may count as taken",
     ),
     (r"less than desired GPU memory utilization", f"{_MEMORY}, or end what else uses the GPU"),
+    (r"on kv cache allocation is less than", f"{_MEMORY}, or end other programs"),
     (
         r"No available memory for the cache blocks|KV cache is needed, which is larger than",
         "a smaller --max-model-len, or more memory for vLLM's own cache: "
@@ -85,16 +86,31 @@ def cause_of(log: str, status: int | None = None) -> str | None:
     return None if found is None else with_fix(found)
 
 
+def cause_of_error(error: BaseException) -> str:
+    """The same for an engine in this process, by what it has raised."""
+    first = error
+    while (before := first.__cause__ or _context(first)) is not None:
+        first = before
+    return with_fix(f"{type(first).__name__}: {first}")
+
+
+def _context(error: BaseException) -> BaseException | None:
+    return None if error.__suppress_context__ else error.__context__
+
+
 def with_fix(found: str) -> str:
     """An exception's own line, with what to change behind it where that is known."""
     fix = next((fix for pattern, fix in _FIXES if re.search(pattern, found)), None)
-    if fix is None:
-        return found
-    fits, share = _OF_ALL.search(found), ""
-    if fits is not None and float(fits["all"]) > 0:
-        most = int(100 * _SPARE * float(fits["free"]) / float(fits["all"])) / 100
-        share = f"--gpu-memory-utilization {most:g} would fit now: "
-    return f"{found}\nchange: {share}{fix}"
+    return found if fix is None else f"{found}\nchange: {_share(found)}{fix}"
+
+
+def _share(found: str) -> str:
+    """The share of memory that would fit, where vLLM says what is free."""
+    fits = _OF_ALL.search(found)
+    if fits is None or "memory utilization" not in found or not float(fits["all"]):
+        return ""
+    most = int(100 * _SPARE * float(fits["free"]) / float(fits["all"])) / 100
+    return f"--gpu-memory-utilization {most:g}, which would fit now, or "
 
 
 _Line = tuple[str, str, str]
@@ -135,10 +151,15 @@ def _first(lines: list[_Line]) -> str | None:
         if not said:
             if _EXCEPTION.match(text):
                 said.append(text)
-        elif len(said) < _MOST_LINES and text and (header or text[0] in " -"):
-            said.append(text.strip())
-        else:
+        elif (
+            len(said) == _MOST_LINES
+            or not text
+            or text.endswith(_TRACEBACK)
+            or not (header or text[0] in " -")
+        ):
             break
+        else:
+            said.append(text.strip())
     if not said or _CONSEQUENCES.search(said[0]):
         return None
     return "\n".join(said)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
+from hybrid_pages.cause import cause_of_error
 from hybrid_pages.demo.cases import Row, cases, restarted, show
 from hybrid_pages.demo.engine import DemoEngine
 from hybrid_pages.demo.models import ensure
@@ -28,7 +31,19 @@ _HEAD = (
 
 
 def run(args: SimpleNamespace) -> int:
-    """Runs the demo. Exit status 1 when anything differs or nothing was restored."""
+    """Runs the demo. Exit status 1 when anything differs, nothing was restored, or the engine
+    failed."""
+    try:
+        return _run(args)
+    except Exception as error:
+        traceback.print_exc()
+        print(
+            f"\nhybrid-pages demo: what went wrong first: {cause_of_error(error)}", file=sys.stderr
+        )
+        return 1
+
+
+def _run(args: SimpleNamespace) -> int:
     with stage("making a tiny Qwen3.5 (once)"), hushed(verbose=args.verbose):
         model = ensure("qwen3.5")
     with stage("starting vLLM (15 to 60 s)"), hushed(verbose=args.verbose):

@@ -13,7 +13,7 @@ import time
 from typing import IO, Any
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.cause import cause_of
+from hybrid_pages.cause import cause_of, with_fix
 from hybrid_pages.verify.tiers import Start
 from hybrid_pages.vllm.settings import PLANT_VARIABLE
 
@@ -119,8 +119,8 @@ class EngineProcess:
         self._log.seek(self._begins)
         log = self._log.read().decode(errors="replace")
         said = [text, "the last lines of its log:", *log.splitlines()[-_TAIL:]]
-        cause = cause_of(log, self._process.poll())
-        if cause is not None:
+        cause = cause_of(log, self._process.poll()) or with_fix(text)
+        if cause != text:
             said += ["", f"what went wrong first: {cause}"]
         return EngineFailed("\n".join(said), by_log=True)
 

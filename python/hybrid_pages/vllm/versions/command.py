@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.vllm.versions.supported import platform
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+_OF_FREE = 0.4
 _PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.common.cli_args")
 
 
 def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
     """The engine's arguments of ``vllm serve MODEL FLAGS``; what only the server reads is dropped.
+    On a CPU, flags that name no share of its memory leave one that fits.
 
     Raises:
         SettingsError: vLLM does not take the flags; with its own words. Or they name a model.
@@ -25,6 +28,8 @@ def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
 
     parser = FlexibleArgumentParser(prog="vllm serve")
     _parsers().make_arg_parser(parser)
+    if platform() == "cpu":
+        parser.set_defaults(gpu_memory_utilization=_share_that_fits())
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -40,6 +45,16 @@ def serve_arguments(model: str, flags: Sequence[str]) -> "AsyncEngineArgs":
             "before `--`"
         )
     return AsyncEngineArgs.from_cli_args(found)
+
+
+def _share_that_fits() -> float:
+    """Of a CPU's memory. vLLM's default is nearly all of it, and it does not start where so much is
+    not free. ``host_gb`` may be half of what is free."""
+    from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
+
+    nodes = [get_memory_node_info(node) for node in get_visible_memory_node()]
+    free = min((node.available_memory / node.total_memory for node in nodes), default=1.0)
+    return max(1, int(100 * _OF_FREE * free)) / 100
 
 
 def _parsers() -> Any:

@@ -160,6 +160,7 @@ READS_COMMAND = {
     ),
     "vllm.entrypoints.launchers.cli_args|vllm.entrypoints.common.cli_args": "make_arg_parser",
     "vllm.utils.argparse_utils": "FlexibleArgumentParser",
+    "vllm.utils.cpu_resource_utils": "get_memory_node_info get_visible_memory_node",
     "vllm.usage.usage_lib.UsageContext": "OPENAI_API_SERVER",
     "vllm.v1.engine.async_llm.AsyncLLM": (
         "from_engine_args generate model_config reset_prefix_cache shutdown tokenizer"

@@ -1,0 +1,129 @@
+"""Why an engine did not start: found in logs of real vLLM engines (`tests/data/engine-logs/`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybrid_pages.cause import cause_of, cause_of_error
+
+LOGS = Path(__file__).parents[1] / "data" / "engine-logs"
+
+
+def said(name: str, status: int | None = 1) -> tuple[str, str]:
+    """What went wrong first in a log, and what to change."""
+    found = cause_of((LOGS / f"{name}.log").read_text(), status)
+    assert found is not None
+    cause, _, fix = found.partition("\nchange: ")
+    return cause, fix
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "fix"),
+    [
+        (
+            "cpu-memory",
+            "ValueError: Available memory on node 0 (16.56/23.54 GiB) on startup is less than "
+            "desired CPU memory utilization (0.95, 22.36 GiB).",
+            "--gpu-memory-utilization 0.63, which would fit now",
+        ),
+        (
+            "cache-memory",
+            "ValueError: Available memory on node 0 (15.15/23.54 GiB) on kv cache allocation is "
+            "less than requested memory for kv (931.32 GiB).",
+            "--kv-cache-memory-bytes",
+        ),
+        (
+            "no-model",
+            "huggingface_hub.errors.HFValidationError: Repo id must be in the form",
+            "name a folder with a config.json",
+        ),
+        (
+            "quantization",
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+            "Value error, Cannot find the config file for awq",
+            "",
+        ),
+        ("two-ranks", "AssertionError: Not enough allowed NUMA nodes to bind threads of 2", ""),
+        ("port", "OSError: [Errno 98] Address already in use", "another with --port"),
+        ("option", "entry.py: error: unrecognized arguments: --no-such-option", ""),
+        ("killed", "the process EngineCore was ended by signal 9", "the kernel's log"),
+    ],
+)
+def test_the_first_exception_is_found_with_what_to_change(name: str, cause: str, fix: str) -> None:
+    found = said(name)
+    assert found[0].startswith(cause)
+    assert fix in found[1]
+    assert bool(fix) == bool(found[1])
+
+
+@pytest.mark.parametrize("name", ["cpu-memory", "cache-memory"])
+def test_the_last_lines_do_not_hold_the_cause(name: str) -> None:
+    """As long as that is so, they do not suffice."""
+    last = "\n".join((LOGS / f"{name}.log").read_text().splitlines()[-40:])
+    assert said(name)[0].partition("\n")[0] not in last
+
+
+def test_a_process_that_was_killed_itself_is_told_by_its_status() -> None:
+    found = cause_of("INFO 01-01 00:00:00 [core.py:1] starting\n", -9)
+    assert found is not None and found.startswith("the engine's process was ended by signal 9\n")
+    assert cause_of("nothing\n", 1) is None
+    assert cause_of("", None) is None
+
+
+def test_lines_of_other_processes_between_are_left_out() -> None:
+    log = (
+        "(A pid=1) ERROR 01-01 00:00:00 [a.py:1] Traceback (most recent call last):\n"
+        "(B pid=2) ERROR 01-01 00:00:00 [b.py:1] Traceback (most recent call last):\n"
+        '(A pid=1) ERROR 01-01 00:00:00 [a.py:1]   File "a.py", line 1, in f\n'
+        '(B pid=2) ERROR 01-01 00:00:00 [b.py:1]   File "b.py", line 1, in g\n'
+        "(B pid=2) ERROR 01-01 00:00:00 [b.py:1] KeyError: 'second'\n"
+        "(A pid=1) ERROR 01-01 00:00:00 [a.py:1] ValueError: first\n"
+        "(B pid=2) INFO 01-01 00:00:00 [b.py:2] going on\n"
+        "(A pid=1) ERROR 01-01 00:00:00 [a.py:1]   of two lines\n"
+        "(A pid=1) INFO 01-01 00:00:00 [a.py:2] ends\n"
+    )
+    assert cause_of(log) == "ValueError: first\nof two lines"
+
+
+def test_a_traceback_that_is_only_a_warning_is_no_cause() -> None:
+    def log(level: str) -> str:
+        head = f"{level} 01-01 00:00:00 [a.py:1]"
+        return f"{head} Traceback (most recent call last):\n{head}   f()\n{head} KeyError: 1\n"
+
+    assert cause_of(log("WARNING")) is None
+    assert cause_of(log("WARNING") + log("ERROR").replace("1\n", "2\n")) == "KeyError: 2"
+
+
+def test_what_only_says_that_another_process_failed_is_no_cause() -> None:
+    log = (
+        "Traceback (most recent call last):\n  f()\n"
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
+        "proc(s): {}\n"
+    )
+    assert cause_of(log) is None
+    real = "Traceback (most recent call last):\n  f()\nMemoryError\n"
+    assert str(cause_of(log + real)).startswith("MemoryError\nchange: ")
+
+
+def test_colours_do_not_hide_it() -> None:
+    log = (
+        "\x1b[0;36m(EngineCore pid=7)\x1b[0;0m ERROR 01-01 00:00:00 [core.py:1] Traceback (most "
+        "recent call last):\n"
+        "\x1b[0;36m(EngineCore pid=7)\x1b[0;0m ERROR 01-01 00:00:00 [core.py:1] ValueError: it\n"
+    )
+    assert cause_of(log) == "ValueError: it"
+
+
+def test_an_exception_in_this_process_is_told_by_the_one_that_began_it() -> None:
+    def fail() -> None:
+        try:
+            raise OSError("[Errno 98] Address already in use")
+        except OSError as error:
+            raise RuntimeError("could not start") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    found = cause_of_error(caught.value)
+    assert found.startswith("OSError: [Errno 98] Address already in use\nchange: ")
