@@ -23,6 +23,7 @@ _CONSEQUENCES = re.compile(
 )
 """What a process says when another one, or its user, has ended it."""
 _KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*?'(?P<name>[^']+)': (?P<status>-\d+)")
+_SILENT = re.compile(r"See root cause above|See stack trace for root cause")
 _USAGE = re.compile(r"[\w./-]+(?: \w+)?: error: \S.*")
 _FATAL = re.compile(r"Fatal Python error: |terminate called |Segmentation fault|Bus error")
 
@@ -174,4 +175,6 @@ def _without_traceback(lines: list[_Line], status: int | None) -> str | None:
             return text
     if status is not None and status < 0:
         return f"the engine's process was ended by signal {-status}"
+    if any(_SILENT.search(text) for _, _, text in lines):
+        return "a process of the engine ended without a word, as with signal 9"
     return None

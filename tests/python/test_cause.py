@@ -48,7 +48,11 @@ def said(name: str, status: int | None = 1) -> tuple[str, str]:
         ("two-ranks", "AssertionError: Not enough allowed NUMA nodes to bind threads of 2", ""),
         ("port", "OSError: [Errno 98] Address already in use", "another with --port"),
         ("option", "entry.py: error: unrecognized arguments: --no-such-option", ""),
-        ("killed", "the process EngineCore was ended by signal 9", "the kernel's log"),
+        (
+            "killed",
+            "a process of the engine ended without a word, as with signal 9",
+            "it kills processes where memory runs out",
+        ),
     ],
 )
 def test_the_first_exception_is_found_with_what_to_change(name: str, cause: str, fix: str) -> None:
@@ -68,6 +72,8 @@ def test_the_last_lines_do_not_hold_the_cause(name: str) -> None:
 def test_a_process_that_was_killed_itself_is_told_by_its_status() -> None:
     found = cause_of("INFO 01-01 00:00:00 [core.py:1] starting\n", -9)
     assert found is not None and found.startswith("the engine's process was ended by signal 9\n")
+    core = "RuntimeError: See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}\n"
+    assert str(cause_of(core)).startswith("the process EngineCore_DP0 was ended by signal 9\n")
     assert cause_of("nothing\n", 1) is None
     assert cause_of("", None) is None
 
@@ -102,7 +108,7 @@ def test_what_only_says_that_another_process_failed_is_no_cause() -> None:
         "RuntimeError: Engine core initialization failed. See root cause above. Failed core "
         "proc(s): {}\n"
     )
-    assert cause_of(log) is None
+    assert "without a word" in str(cause_of(log))
     real = "Traceback (most recent call last):\n  f()\nMemoryError\n"
     assert str(cause_of(log + real)).startswith("MemoryError\nchange: ")
 
