@@ -133,3 +133,35 @@ def test_an_exception_in_this_process_is_told_by_the_one_that_began_it() -> None
         fail()
     found = cause_of_error(caught.value)
     assert found.startswith("OSError: [Errno 98] Address already in use\nchange: ")
+
+
+@pytest.mark.parametrize("name", ["cpu-memory", "option"])
+def test_serve_ends_with_what_went_wrong_first(name: str) -> None:
+    from hybrid_pages.demo.serve import _tail
+
+    with (LOGS / f"{name}.log").open("rb") as log:
+        text = _tail(log, 1)
+    assert text.startswith("its last lines:\n")
+    cause, fix = said(name)
+    *_, last = text.split("\nwhat went wrong first: ")
+    assert last == (f"{cause}\nchange: {fix}" if fix else cause)
+
+
+def test_verify_ends_with_what_went_wrong_first() -> None:
+    from hybrid_pages.verify import process
+
+    class Ended:
+        def poll(self) -> int:
+            return 1
+
+    engine = object.__new__(process.EngineProcess)
+    with (LOGS / "cpu-memory.log").open("rb") as log:
+        engine._log, engine._begins, engine._process = log, 0, Ended()  # type: ignore[assignment]
+        failed = str(engine._failed("RuntimeError: See root cause above.", by_log=True))
+        known = str(engine._failed("a setting: expected 1, found 2", by_log=False))
+        engine._begins = (LOGS / "cpu-memory.log").stat().st_size
+        told = str(engine._failed("OSError: [Errno 98] Address already in use", by_log=True))
+    assert failed.splitlines()[-2].startswith("what went wrong first: ValueError: Available memory")
+    assert failed.splitlines()[-1].startswith("change: --gpu-memory-utilization 0.63")
+    assert known == "a setting: expected 1, found 2"
+    assert told.splitlines()[-1].startswith("change: end what listens on that port")

@@ -87,6 +87,25 @@ def test_each_rule_finds_what_it_is_for(values, names):
     assert changed(**values) == names
 
 
+@pytest.mark.parametrize("mode", ["adaptive", "align"])
+@pytest.mark.parametrize("retention", [None, 8192])
+def test_what_keeps_states_of_answers_is_not_advised_against_without_what_else_does(
+    mode, retention
+):
+    (finding,) = findings(Situation(**vars(CLEAN) | kept_by(mode, retention)))
+    assert (finding.name, finding.effect) == ("retention", "memory")
+    assert finding.fix.startswith('"checkpoint_mode": "all" with ')
+
+
+def test_beside_all_states_vllms_own_copies_are_only_a_cost():
+    (finding,) = findings(Situation(**vars(CLEAN) | kept_by("all", None)))
+    assert finding.fix == "leave --prefix-cache-retention-interval at 0, its default"
+
+
+def kept_by(mode: str, retention: int | None) -> dict[str, Any]:
+    return {"checkpoint_mode": mode, "retention": retention}
+
+
 def test_the_worst_comes_first():
     assert changed(changes_weights="x", retention=None, kv_role="kv_consumer") == [
         "resets",
@@ -573,6 +592,7 @@ def test_a_good_engine_has_no_findings(capsys, server):
         ('failures_total{reason="load"} 2', "failures"),
         ('refused_hints_total{engine="0"} 2', "hints"),
         ('missing_state_tokens_total{engine="1"} 50000', "missing-states"),
+        ('missing_answer_tokens_total{engine="1"} 50000', "answers"),
         ('skipped_entries_total{reason="no_room"} 50', "no-room"),
         ('disk_out{engine="1"} 1', "disk-out"),
         ('disk_used_bytes{engine="0",identity="other"} 600', "foreign-store"),
@@ -588,6 +608,23 @@ def test_a_good_engine_has_no_findings(capsys, server):
 )
 def test_what_an_engine_reports_is_found(capsys, server, line, name):
     assert of_engine(capsys, server(f"{GOOD}vllm:hybrid_pages_{line}\n")) == [name]
+
+
+def test_answers_that_are_computed_again_are_told_with_what_keeps_them(capsys, server):
+    tokens = 'vllm:hybrid_pages_missing_answer_tokens_total{engine="0"}'
+    assert of_engine(capsys, server(f"{GOOD}{tokens} 1000\n")) == [], "few"
+    pages = "".join(
+        f"vllm:hybrid_pages_{line}\n"
+        for line in (
+            'missing_state_tokens_total{engine="1"} 50000',
+            'missing_states_total{engine="1",reason="answer"} 9',
+            'missing_states_total{engine="1",reason="evicted"} 3',
+        )
+    )
+    assert cli.main(["doctor", "--json", "--url", server(f"{GOOD}{tokens} 50000\n{pages}")]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["name"] for finding in found] == ["missing-states", "answers"]
+    assert all('"checkpoint_mode": "all"' in finding["fix"] for finding in found)
 
 
 def test_a_remote_store_that_works_has_no_finding(capsys, server):
