@@ -167,6 +167,7 @@ def test_every_metric_is_listed_with_its_label():
     ("metric", "heading"),
     [
         ("missing_states", "Pages, but no state to resume from"),
+        ("skipped_loads", "Found, but not loaded"),
         ("skipped_entries", "Computed, but not stored"),
     ],
 )

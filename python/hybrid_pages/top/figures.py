@@ -56,6 +56,7 @@ def figures(now: Samples, before: Samples | None, seconds: float) -> dict[str, A
         "stored_entries": span.labels("stored_entries", "kind"),
         "evicted_entries": span.labels("evicted_entries", "kind"),
         "skipped_entries": span.labels("skipped_entries", "reason"),
+        "skipped_loads": span.labels("skipped_loads", "reason"),
         "failures": now.by_label("failures", "reason"),
         "disk_failures": now.by_label("disk_failures", "reason"),
         "remote": _remote(now, span),

@@ -197,6 +197,7 @@ def _counts(figures: dict[str, Any], totals: dict[str, Any]) -> list[Text]:
         ("stored_entries", "stored"),
         ("evicted_entries", "evicted"),
         ("skipped_entries", "not stored"),
+        ("skipped_loads", "not loaded"),
     ):
         said = ", ".join(f"{n:,.0f} {name}" for name, n in totals[key].items())
         lines.append(Text(f"{label:<12}{said or 'nothing'}"))

@@ -15,7 +15,14 @@ MARGIN = 2.0
 """The noise is known from few runs: a restored one may differ by so many times the most seen."""
 BLIND = 1.0
 """Noise above this hides faults: a wrong page may move a log-probability by less."""
-_REASONS = ("failures", "disk_failures", "remote_failures", "skipped_entries", "missing_states")
+_REASONS = (
+    "failures",
+    "disk_failures",
+    "remote_failures",
+    "skipped_loads",
+    "skipped_entries",
+    "missing_states",
+)
 
 
 @dataclass(frozen=True)

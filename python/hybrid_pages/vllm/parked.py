@@ -97,7 +97,7 @@ class Parked:
         return False
 
     def refuse(self, requests: Iterable[Tracked]) -> None:
-        """Nothing runs and nothing is copied: vLLM will never admit the load that it was offered."""
+        """Nothing runs, nothing is copied: vLLM will never admit the load that it was offered."""
         for tracked in requests:
             if tracked.offered:
                 tracked.offered, tracked.refused = False, True
