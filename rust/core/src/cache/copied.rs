@@ -86,6 +86,12 @@ impl State {
     /// Takes out an entry that could not be read, or whose bytes were others. Returns how many left the host.
     fn unread(&mut self, id: EntryId, from: Places, failed: bool) -> u64 {
         if failed {
+            let entry = self.entries.get(id);
+            for tier in from.and(Places::BELOW).tiers() {
+                self.below[tier - 1]
+                    .unread
+                    .extend(entry.home.map(|node| (node, entry.class)));
+            }
             self.forget(&[id], from)
         } else {
             self.take_out(&[id], from)

@@ -1,10 +1,10 @@
 //! Copies between the host and tiers below that are under way.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::kept::Keep;
 use super::stats::TierStats;
-use crate::ids::EntryId;
+use crate::ids::{EntryId, NodeId};
 use crate::slab::Slab;
 use crate::tier::{Below, CopyId};
 
@@ -13,6 +13,8 @@ pub(super) struct Level {
     pub(super) tier: Box<dyn Below>,
     /// Slots of the host that writes to it hold.
     pub(super) queued: u64,
+    /// Boundaries and classes of reads that failed: the tier may have these entries still, and is asked again.
+    pub(super) unread: HashSet<(NodeId, usize)>,
     pub(super) stats: TierStats,
 }
 
@@ -25,6 +27,7 @@ impl Level {
         Self {
             tier,
             queued: 0,
+            unread: HashSet::new(),
             stats,
         }
     }
@@ -37,7 +40,7 @@ impl Level {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.tier.room().bytes()
+        size_of::<Self>() + self.tier.room().bytes() + self.unread.allocation_size()
     }
 }
 

@@ -76,6 +76,7 @@ impl State {
         }
         let dropped = self.give_up(&left);
         for level in &mut self.below {
+            level.unread.clear();
             level.tier.clear();
         }
         dropped as usize

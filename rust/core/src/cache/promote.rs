@@ -195,9 +195,16 @@ impl State {
                 self.find_others(&mut walk, at, block, &keys[block]);
             }
         }
+        if !self.below[tier - 1].unread.is_empty() {
+            for (block, &node) in nodes.iter().enumerate() {
+                let above = block.checked_sub(1).map(|above| nodes[above]);
+                self.find_again(&mut walk, (node, above), block, &keys[block]);
+            }
+        }
         'blocks: for (block, key) in keys.iter().enumerate().skip(nodes.len()) {
             let known = self.index.child(parent, block, namespace, key);
-            if known.is_some() && attention.is_none() {
+            if let Some(node) = known.filter(|_| attention.is_none()) {
+                self.find_again(&mut walk, (node, parent), block, key);
                 continue;
             }
             if known.is_none() && self.index.has(namespace, key) {
@@ -262,6 +269,31 @@ impl State {
             let there = known.is_some_and(|id| self.is_at(id, walk.tier));
             if Some(class) != attention && !there {
                 self.find(walk, at, block, key, class);
+            }
+        }
+    }
+
+    /// Looks for what a read at a known boundary has failed for, until it is in the tier again.
+    fn find_again(
+        &mut self,
+        walk: &mut Walk,
+        (node, parent): (NodeId, Option<NodeId>),
+        block: usize,
+        key: &PrefixKey,
+    ) {
+        for class in self.index.roles().pages_first() {
+            let unread = (node, class);
+            if !self.below[walk.tier - 1].unread.contains(&unread) {
+                continue;
+            }
+            let known = self.index.cell(node, class).entry();
+            let there = known.is_some_and(|id| self.is_at(id, walk.tier));
+            if there
+                || self
+                    .find(walk, (Some(node), parent), block, key, class)
+                    .is_some()
+            {
+                self.below[walk.tier - 1].unread.remove(&unread);
             }
         }
     }
