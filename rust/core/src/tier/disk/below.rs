@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::book::Finding;
-use super::connect::clear;
+use super::connect::{self, clear};
 use super::crew;
 use super::door::ALIGNMENT;
-use super::folder::Lane;
 use super::handle::DiskHandle;
 use super::job::{Direction, Job, Subject};
 use super::lock;
@@ -17,6 +16,7 @@ use super::shape::{capacity, shapes};
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::buffer;
+use super::trouble::Trouble;
 use super::uses::{Learner, Noting};
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
@@ -40,7 +40,8 @@ pub struct Disk {
 
 impl Disk {
     /// Takes a lane of a disk path for the entries of a geometry in slots of that size. `policy` is an empty policy
-    /// for this tier alone. The store is opened by [`DiskHandle::connect`].
+    /// for this tier alone. The store is opened by [`DiskHandle::connect`], which also tries again what the system
+    /// refuses here.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] for a quota that can't hold an
@@ -67,11 +68,16 @@ impl Disk {
         let largest = shapes.iter().map(|shape| shape.slots as u64).max();
         let quota = options.quota_bytes;
         let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
-        let lane = Lane::open(&options.path, options.lane)?;
         let sizes = (geometry.ranks(), slot_bytes);
         let policy = Learner::new(policy);
-        let shared = Shared::new(options, shapes, sizes, lane, policy.clone());
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(options, shapes, sizes, policy.clone()));
+        match shared.take_lane() {
+            Ok(_) => {}
+            Err(Trouble::Refused(error)) => return Err(error),
+            Err(Trouble::Passing(reason, what)) => {
+                shared.failed(reason, &format!("{what}: it is tried again"));
+            }
+        }
         let policy = Noting::new(policy, Arc::clone(&shared.uses));
         Ok(Self {
             room: Room::new(room, Box::new(policy)),
@@ -103,25 +109,23 @@ impl Disk {
             }
             return;
         }
-        let hangs = {
-            let book = lock(&shared.book);
-            let late = |job: &Arc<Job>| {
-                job.direction == Direction::Read
-                    && job.started().is_some_and(|at| at.elapsed() > deadline)
-            };
-            // A write that waits for its cell, while a directory is removed, is no sign of a hang.
-            let waits = |job: &Arc<Job>| {
-                let since = if job.direction == Direction::Read {
-                    Some(job.begun)
-                } else {
-                    job.started()
-                };
-                since.is_some_and(|at| at.elapsed() > deadline)
-            };
-            let stuck = lock(&shared.health).progress().elapsed() > deadline;
-            let mut running = book.running.values();
-            running.any(|job| late(job) || stuck && waits(job))
+        // What is waited for is progress, however long a copy takes: a call that returns, or else a copy whose turn
+        // does not come while nothing moves.
+        let late = |since: Instant| since.elapsed() > deadline;
+        let (oldest, progress) = {
+            let health = lock(&shared.health);
+            (health.oldest_call(), health.progress())
         };
+        let hangs = oldest.is_some_and(late)
+            || late(progress) && {
+                // A write that waits for its cell, while a directory is removed, is no sign of a hang.
+                let since = |job: &Arc<Job>| match job.direction {
+                    Direction::Read => Some(job.begun),
+                    Direction::Write => job.started(),
+                };
+                let book = lock(&shared.book);
+                book.running.values().filter_map(since).any(late)
+            };
         if hangs {
             lock(&shared.health).take_out();
             shared.count(|counts| counts.outages += 1);
@@ -173,18 +177,33 @@ impl Disk {
 fn try_again(shared: &Arc<Shared>) {
     let trial = Arc::clone(shared);
     let run = move || {
-        let works = probe(&trial);
-        let mut health = lock(&trial.health);
-        if works {
-            let crew = trial.queue.new_crew();
-            health.tried(crew::start(&trial, crew).is_ok());
+        let connected = lock(&trial.book).connected;
+        let answers = if connected {
+            probe(&trial)
         } else {
-            health.tried(false);
-        }
+            opens(&trial)
+        };
+        let works = answers && crew::start(&trial, trial.queue.new_crew()).is_ok();
+        lock(&trial.health).tried(works);
     };
     let thread = std::thread::Builder::new().name("hybrid-pages-disk-trial".into());
     if thread.spawn(run).is_err() {
         lock(&shared.health).tried(false);
+    }
+}
+
+/// Whether the store that could not be opened at the start can be opened now.
+fn opens(shared: &Arc<Shared>) -> bool {
+    match connect::open(shared) {
+        Ok(()) => true,
+        Err(Trouble::Passing(reason, what)) => {
+            shared.failed(reason, &what);
+            false
+        }
+        Err(Trouble::Refused(error)) => {
+            shared.failed(Reason::Directory, &error.to_string());
+            false
+        }
     }
 }
 
@@ -193,7 +212,8 @@ fn probe(shared: &Shared) -> bool {
     let direct = lock(&shared.book).store.as_ref().map(|store| store.direct);
     let outcome = || -> std::io::Result<()> {
         let door = &shared.options.door;
-        let file = door.open(shared.lane.folder(), "trial", direct.unwrap_or(false))?;
+        let folder = shared.lane()?.folder();
+        let file = door.open(folder, "trial", direct.unwrap_or(false))?;
         let mut bytes = buffer(ALIGNMENT)?;
         file.write_all(&bytes, 0)?;
         file.read_all(&mut bytes, 0)
@@ -401,7 +421,9 @@ pub(super) fn close(shared: &Shared) {
     if shared.has_threads() {
         return;
     }
-    if let Err(error) = shared.lane.release() {
+    if let Ok(lane) = shared.lane()
+        && let Err(error) = lane.release()
+    {
         shared.failed(Reason::Directory, &format!("cannot unlock: {error}"));
     }
 }

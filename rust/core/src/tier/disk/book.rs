@@ -221,8 +221,9 @@ impl Book {
         }
     }
 
+    /// What changes before there is a store is for the index, too: only a store without one has none.
     fn change(&mut self, name: Name, place: Option<Place>) {
-        if self.store.as_ref().is_some_and(|store| store.persistent) {
+        if self.store.as_ref().is_none_or(|store| store.persistent) {
             self.changes.push((name, place));
         }
     }

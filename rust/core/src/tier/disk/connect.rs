@@ -1,8 +1,10 @@
-//! A disk opens its store when the arena and the identity are known.
+//! A disk opens its store when the arena and the identity are known, or later where the system refuses that.
+//!
+//! Only what was opened and read can be damaged. Until then nothing there is changed, and nothing is cut.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, SendError};
-use std::thread::Builder;
+use std::sync::mpsc::{self, SendError, SyncSender};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::book::{Book, Trash, minute};
@@ -15,27 +17,86 @@ use super::lock;
 use super::shared::Shared;
 use super::stats::Reason;
 use super::store::{Store, StoreNames};
+use super::trouble::Trouble;
 use crate::error::{Error, Result};
 use crate::tier::{Arena, Identity, Name, Planes};
 
-/// Opens the store of an identity over an arena and starts the threads.
+/// Refused calls often work a moment later: so many attempts are made at the start.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Connects a disk to an arena, and opens the store of an identity. Where the system refuses that, the disk is out,
+/// and it is tried again as after an outage.
 pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {
     let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
-    let mut keeper = lock(&shared.keeper);
     if shared.planes.set(planes).is_err() {
         return Err(Error::Disk(
             "expected to be connected once, found a second time: make a new cache".into(),
         ));
     }
-    let directory = directory_of(identity);
-    let failed = |what: &str, error: std::io::Error| {
-        let lane = shared.lane.name();
-        Error::Disk(format!("{lane}: expected {what}, found {error}"))
+    shared.identity.get_or_init(|| *identity);
+    for attempt in 1..=ATTEMPTS {
+        let opened = open(shared).and_then(|()| {
+            crew::start(shared, shared.queue.new_crew())
+                .map_err(|error| Trouble::Passing(Reason::Read, error.to_string()))
+        });
+        match opened {
+            Ok(()) => return Ok(()),
+            Err(Trouble::Refused(error)) => return Err(error),
+            Err(Trouble::Passing(reason, what)) => {
+                let what = format!("{what}: all that is there stays, and it is tried again");
+                shared.failed(reason, &what);
+                if attempt < ATTEMPTS {
+                    std::thread::sleep(PAUSE * attempt);
+                }
+            }
+        }
+    }
+    lock(&shared.health).take_out();
+    shared.count(|counts| counts.outages += 1);
+    Ok(())
+}
+
+/// Opens the lane and the store, if that is not done yet, and starts the keeper. Until everything that can be
+/// refused was done, nothing on the disk has changed.
+pub(super) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
+    // As long as it is counted, no other process gets the lane.
+    let _counted = Member::of(shared);
+    let _alone = lock(&shared.opening);
+    let connected = lock(&shared.book).connected;
+    let Some(identity) = shared.identity.get().filter(|_| !connected) else {
+        return Ok(());
     };
-    let others = shared.lane.others(&directory, |name, error| {
-        shared.failed(Reason::Directory, &format!("cannot read {name}: {error}"));
-    });
-    let (others, cleared) = others.map_err(|error| failed("a list of directories", error))?;
+    let lane = shared.take_lane()?;
+    let directory = directory_of(identity);
+    let place = format!("{}/{directory}", shared.place);
+    let refused = |reason, what| move |error| Trouble::of(reason, &place, what, error);
+    let (others, cleared) = lane
+        .others(&directory, |name, error| {
+            shared.failed(Reason::Directory, &format!("cannot read {name}: {error}"));
+        })
+        .map_err(refused.clone()(Reason::Directory, "a list of directories"))?;
+    let names = StoreNames {
+        identity: *identity,
+        epoch: 0,
+        directory: directory.clone(),
+        persistent: true,
+    };
+    let store = lane
+        .identity(&directory)
+        .and_then(|folder| Store::open(&*shared.options.door, folder, names, shared.shapes.len()))
+        .map_err(refused.clone()(Reason::Directory, "files of this user"))?;
+    let cells = store
+        .cells(&shared.shapes)
+        .map_err(refused.clone()(Reason::Read, "the lengths of its slabs"))?;
+    let owner = owner(shared, &store);
+    let (index, found) = Index::open(&*shared.options.door, &store.folder, &owner)
+        .map_err(refused(Reason::Index, "to open its index"))?;
+    let keeper = Starting::new(shared)?;
+    if lock(&shared.health).is_closed() {
+        return Ok(()); // Too late: another process may have the lane next.
+    }
+
     {
         let mut book = lock(&shared.book);
         book.others.extend(others);
@@ -44,18 +105,9 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
             .map(|Other { name, bytes, .. }| Trash { name, bytes });
         book.trash.extend(trash);
     }
-    let folder = shared.lane.identity(&directory);
-    let names = StoreNames {
-        identity: *identity,
-        epoch: 0,
-        directory,
-        persistent: true,
-    };
-    let store = folder
-        .and_then(|folder| Store::open(&*shared.options.door, folder, names, shared.shapes.len()));
-    let store = store.map_err(|error| failed("files of this user", error))?;
-    let index = open_index(shared, &store);
+    take_over(shared, found, &cells);
     shrink(shared, &store);
+    let index = forget_what_went(shared, index);
     let room: Vec<_> = {
         let book = lock(&shared.book);
         book.cells()
@@ -74,21 +126,66 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
             clear(shared, &mut book);
         }
     }
-    let thread = Keeper::new(Arc::clone(shared), index.map(|index| (0, index)));
-    let thread = Builder::new()
-        .name("hybrid-pages-disk-keeper".into())
-        .spawn(move || thread.run())
-        .map_err(|error| Error::Disk(format!("disk threads cannot start: {error}")))?;
-    *keeper = Some(thread);
-    crew::start(shared, shared.queue.new_crew())?;
+    keeper.run(shared, index);
+    shared.describe();
     shared.bell.ring();
     Ok(())
+}
+
+/// The keeper's thread, before it has an index.
+struct Starting {
+    thread: JoinHandle<()>,
+    index: SyncSender<Option<Index>>,
+}
+
+impl Starting {
+    fn new(shared: &Arc<Shared>) -> std::result::Result<Self, Trouble> {
+        let (index, given) = mpsc::sync_channel::<Option<Index>>(1);
+        let here = Arc::clone(shared);
+        let run = move || {
+            if let Ok(index) = given.recv() {
+                Keeper::new(here, index.map(|index| (0, index))).run();
+            }
+        };
+        let thread = Builder::new()
+            .name("hybrid-pages-disk-keeper".into())
+            .spawn(run)
+            .map_err(|error| {
+                Trouble::of(Reason::Index, &shared.place, "a thread to start", error)
+            })?;
+        Ok(Self { thread, index })
+    }
+
+    fn run(self, shared: &Shared, index: Option<Index>) {
+        // The thread waits for it.
+        let _ = self.index.send(index);
+        *lock(&shared.keeper) = Some(self.thread);
+    }
+}
+
+/// Has the index forget what the start has dropped, before the cells of that are cut off or get other entries.
+/// `None`: it could not be written, and the keeper brings it up to the book.
+fn forget_what_went(shared: &Shared, mut index: Index) -> Option<Index> {
+    let changes = std::mem::take(&mut lock(&shared.book).changes);
+    match index.commit(&changes) {
+        Ok(()) => Some(index),
+        Err(why) => {
+            shared.failed(Reason::Index, &format!("cannot write the index: {why}"));
+            drop(index.close());
+            None
+        }
+    }
 }
 
 /// Forgets everything, for this process and those after it. A disk that hangs is waited for up to the deadline.
 pub(super) fn clear(shared: &Arc<Shared>, book: &mut Book) {
     if !book.connected {
         book.cleared_early = true;
+        if shared.identity.get().is_some() {
+            let what = "expected to move what was cleared away at once, found that the disk could not be opened yet: \
+                        if this process is killed before that, the next one finds what was cleared";
+            shared.failed(Reason::Directory, what);
+        }
         return;
     }
     let aside = match book.store.clone() {
@@ -138,9 +235,10 @@ fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
 }
 
 fn move_away(shared: &Shared, store: &Store) -> Option<String> {
+    let door = &*shared.options.door;
     let moved = shared
-        .lane
-        .set_aside(&*shared.options.door, &store.directory);
+        .lane()
+        .and_then(|lane| lane.set_aside(door, &store.directory));
     let error = match moved {
         Ok(name) => return Some(name),
         Err(error) => error,
@@ -154,17 +252,8 @@ fn move_away(shared: &Shared, store: &Store) -> Option<String> {
     None
 }
 
-/// Opens the index and takes over what it has. Whatever is wrong with it costs entries, not the start.
-fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
-    let owner = owner(shared, store);
-    let opened = Index::open(&*shared.options.door, &store.folder, &owner);
-    let (index, found) = match opened {
-        Ok(opened) => opened,
-        Err(why) => {
-            shared.failed(Reason::Index, &format!("cannot open the index: {why}"));
-            return None;
-        }
-    };
+/// Takes over what an index has. Whatever is wrong with it costs entries, not the start.
+fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
     let Found {
         places,
         damaged,
@@ -172,8 +261,7 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
         aside,
         is_new,
     } = found;
-    let lost =
-        is_new && aside.is_none() && (0..shared.shapes.len()).any(|class| has_cells(store, class));
+    let lost = is_new && aside.is_none() && cells.iter().any(|&cells| cells > 0);
     let aside = aside.or_else(|| lost.then(|| "slabs without one".to_owned()));
     if let Some(why) = aside {
         shared.failed(
@@ -193,7 +281,8 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
             "expected what the policy has learned, found damage or another version: it learns anew",
         );
     }
-    let (mut places, short) = within(shared, store, places);
+    let inside = |(_, place): &(Name, Place)| place.cell < cells[place.class];
+    let (mut places, short): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
     let now = minute(&*shared.options.door);
     // A clock that was wrong once must not keep entries for ever.
     for (_, place) in &mut places {
@@ -206,34 +295,8 @@ fn open_index(shared: &Shared, store: &Store) -> Option<Index> {
         );
     }
     // Their cells are free: the index must forget them before others get these cells.
-    let gone = damaged.into_iter().chain(short);
+    let gone = damaged.into_iter().chain(short.into_iter().map(|it| it.0));
     let mut book = lock(&shared.book);
     book.changes.extend(gone.map(|name| (name, None)));
     book.fill(&shared.shapes, places);
-    drop(book);
-    Some(index)
-}
-
-fn has_cells(store: &Store, class: usize) -> bool {
-    // A slab that can't be measured has been counted, or will be.
-    store.slab(class).length().is_ok_and(|length| length > 0)
-}
-
-/// The entries whose cells lie inside the slabs, and the names of the others.
-fn within(
-    shared: &Shared,
-    store: &Store,
-    places: Vec<(Name, Place)>,
-) -> (Vec<(Name, Place)>, Vec<Name>) {
-    let cells = |class: usize| {
-        let length = store.slab(class).length().unwrap_or_else(|error| {
-            shared.failed(Reason::Read, &format!("a slab's length: {error}"));
-            0
-        });
-        length / shared.shapes[class].cell_bytes
-    };
-    let cells: Vec<u64> = (0..shared.shapes.len()).map(cells).collect();
-    let inside = |(_, place): &(Name, Place)| place.cell < cells[place.class];
-    let (inside, outside): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
-    (inside, outside.into_iter().map(|(name, _)| name).collect())
 }

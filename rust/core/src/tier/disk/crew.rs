@@ -80,11 +80,9 @@ impl Member {
                     }
                 },
                 Work::Row(row) => {
-                    let (shape, moved) = (&shared.shapes[row[0].class], || {
-                        lock(&shared.health).moved()
-                    });
-                    Job::run_row(&row, shape, planes, &mut bytes, moved);
-                    moved();
+                    let shape = &shared.shapes[row[0].class];
+                    Job::run_row(&row, shape, planes, &mut bytes, &shared.health);
+                    lock(&shared.health).moved();
                     for job in row {
                         if job.end_pieces(1) {
                             shared.finish(&job);
@@ -92,7 +90,8 @@ impl Member {
                     }
                 }
                 Work::Piece(job, piece) => {
-                    job.run(piece, &shared.shapes[job.class], planes, &mut bytes);
+                    let shape = &shared.shapes[job.class];
+                    job.run(piece, shape, planes, &mut bytes, &shared.health);
                     lock(&shared.health).moved();
                     if job.end_pieces(1) {
                         shared.finish(&job);

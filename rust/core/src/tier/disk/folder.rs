@@ -16,11 +16,12 @@ use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::door::Door;
-use super::format::DISK_FORMAT_VERSION;
+use super::marker;
+use super::stats::Reason;
+use super::trouble::Trouble;
 use crate::error::{Error, Result};
 use crate::tier::Identity;
 
-const MARKER: &str = "hybrid-pages-disk";
 const LANE: &str = "lane-";
 const LOCK: &str = "lock";
 const CLEARED: &str = "cleared-";
@@ -32,7 +33,6 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Lane {
     folder: OwnedFd,
-    name: String,
     lock: Mutex<Option<File>>,
 }
 
@@ -46,27 +46,28 @@ pub(super) struct Other {
     pub(super) used: u64,
 }
 
-fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Error {
-    let error = error.into();
-    Error::Disk(format!(
-        "{}: expected {what}, found {error}",
-        path.display()
-    ))
+fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Trouble {
+    Trouble::of(Reason::Directory, path.display(), what, error)
 }
 
 impl Lane {
-    /// Opens the disk path, which is made if its parent is there, and takes one of its lanes.
+    /// Opens the disk path, which is made if its parent is there, and takes one of its lanes. `note` is told of
+    /// a marker that was damaged.
     ///
     /// # Errors
-    /// [`Error::Disk`] if the path is no directory of this user's, or another process has the lane;
-    /// [`Error::Foreign`] if something else is in it, or another format.
-    pub(super) fn open(path: &Path, lane: u32) -> Result<Self> {
+    /// Refused are a path that is no directory of this user's, a lane that another process has, something else in
+    /// the path, and another format.
+    pub(super) fn open(
+        path: &Path,
+        lane: u32,
+        note: &mut dyn FnMut(Reason, &str),
+    ) -> std::result::Result<Self, Trouble> {
         let path = &plain(path);
         let root = open_root(path)?;
-        check_marker(path, &root)?;
+        marker::claim(path, &root, note)?;
         // Only now: what is somebody else's stays as it is.
         make_private(root.as_fd())
-            .map_err(|error| failed(path, "a directory of this user", error))?;
+            .map_err(|error| Trouble::of_path(path.display(), "a directory of this user", error))?;
         let name = lane_name(lane);
         let here = path.join(&name);
         let folder = make_folder(root.as_fd(), &name)
@@ -74,7 +75,6 @@ impl Lane {
         let lock = take_lock(&here, folder.as_fd())?;
         Ok(Self {
             folder,
-            name: here.display().to_string(),
             lock: Mutex::new(Some(lock)),
         })
     }
@@ -101,14 +101,8 @@ impl Lane {
             .map_err(|error| failed(&here.join(LOCK), "a file of the directory's owner", error))?;
         Ok(Self {
             folder,
-            name: here.display().to_string(),
             lock: Mutex::new(Some(lock)),
         })
-    }
-
-    /// Its path, for messages.
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// The directory of an identity, made if it is not there.
@@ -222,15 +216,11 @@ pub(super) fn remove_folder(parent: BorrowedFd<'_>, name: &str) -> io::Result<()
 pub(super) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
     let path = &plain(path);
     let root = open_there(path)?;
-    let marker = read_marker(path, &root)?;
-    if marker.as_deref() != Some(&expected_marker()) {
-        return Err(foreign_marker(path, marker.as_deref()));
+    if marker::owner_of(path, &root)? == marker::Owner::Nobody {
+        return Err(marker::missing(path));
     }
     let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
-    let number = |name: OsString| -> Option<u32> {
-        let number = name.to_str()?.strip_prefix(LANE)?.parse().ok()?;
-        (name == *lane_name(number)).then_some(number)
-    };
+    let number = |name: OsString| lane_number(name.to_str()?);
     let mut lanes: Vec<u32> = names.into_iter().filter_map(number).collect();
     lanes.sort_unstable();
     Ok((root, lanes.into_iter().map(lane_name).collect()))
@@ -238,6 +228,20 @@ pub(super) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
 
 fn lane_name(number: u32) -> String {
     format!("{LANE}{number}")
+}
+
+fn lane_number(name: &str) -> Option<u32> {
+    let number = name.strip_prefix(LANE)?.parse().ok()?;
+    (name == lane_name(number)).then_some(number)
+}
+
+pub(super) fn is_lane(name: &str) -> bool {
+    lane_number(name).is_some()
+}
+
+/// The path of a lane, for messages.
+pub(super) fn lane_path(path: &Path, lane: u32) -> String {
+    plain(path).join(lane_name(lane)).display().to_string()
 }
 
 /// Opens a file that is there, for reading; never waits.
@@ -281,7 +285,12 @@ pub(super) fn directory_of(identity: &Identity) -> String {
 
 /// A new name of what was cleared.
 pub(super) fn cleared() -> io::Result<String> {
-    Ok(format!("{CLEARED}{}", hex(&random()?[..16])))
+    random_name(CLEARED)
+}
+
+/// A name that nothing has.
+pub(super) fn random_name(start: &str) -> io::Result<String> {
+    Ok(format!("{start}{}", hex(&random()?[..16])))
 }
 
 pub(super) fn is_identity(name: &str) -> bool {
@@ -314,22 +323,25 @@ fn plain(path: &Path) -> PathBuf {
     path.components().collect()
 }
 
-fn open_root(path: &Path) -> Result<OwnedFd> {
+fn open_root(path: &Path) -> std::result::Result<OwnedFd, Trouble> {
     match rustix::fs::mkdir(path, PRIVATE) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(failed(path, "a directory, or a place for one", error)),
+        Ok(()) | Err(Errno::EXIST) => open_there(path),
+        Err(error) => {
+            let what = "a directory, or a place for one";
+            // One that is there is used, though none could be made now.
+            open_there(path).map_err(|_| Trouble::of_path(path.display(), what, error))
+        }
     }
-    open_there(path)
 }
 
-fn open_there(path: &Path) -> Result<OwnedFd> {
+fn open_there(path: &Path) -> std::result::Result<OwnedFd, Trouble> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
-        Errno::LOOP | Errno::NOTDIR => Error::Disk(format!(
+        Errno::LOOP | Errno::NOTDIR => Trouble::Refused(Error::Disk(format!(
             "{}: expected a directory, found a symbolic link or a file: name the directory itself",
             path.display()
-        )),
-        error => failed(path, "a directory of this user", error),
+        ))),
+        error => Trouble::of_path(path.display(), "a directory of this user", error),
     })
 }
 
@@ -349,7 +361,7 @@ pub(super) fn open_folder(parent: BorrowedFd<'_>, name: &str) -> rustix::io::Res
 }
 
 /// Closes a directory to everybody but its owner.
-fn make_private(folder: BorrowedFd<'_>) -> io::Result<()> {
+fn make_private(folder: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let stat = rustix::fs::fstat(folder)?;
     if stat.st_mode & 0o777 != 0o700 {
         rustix::fs::fchmod(folder, PRIVATE)?;
@@ -365,7 +377,7 @@ fn make_private(folder: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// The names in a directory.
-fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
+pub(super) fn names(folder: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
     let mut found = Vec::new();
     for entry in rustix::fs::Dir::read_from(folder)? {
         let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
@@ -393,79 +405,6 @@ fn size_of_files(folder: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((bytes, used))
 }
 
-/// Accepts an empty directory, which gets a marker, and one with the marker of this format.
-fn check_marker(path: &Path, root: &OwnedFd) -> Result<()> {
-    let marker = expected_marker();
-    let here = path.join(MARKER);
-    let mut found = read_marker(path, root)?;
-    if found.is_none() {
-        let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
-        // Another lane may be writing its marker now; a new file system has `lost+found`.
-        let foreign = |name: &&OsString| {
-            let ours = name.as_bytes().starts_with(MARKER.as_bytes());
-            !ours && *name != "lost+found"
-        };
-        if let Some(name) = names.iter().find(foreign) {
-            return Err(Error::Foreign(format!(
-                "{}: expected an empty directory or one that hybrid-pages made, found '{}' in it: \
-                 name a directory for the disk tier alone",
-                path.display(),
-                name.display()
-            )));
-        }
-        write_marker(root, &marker).map_err(|error| failed(&here, "a new file", error))?;
-        found = read_marker(path, root)?;
-    }
-    if found.as_deref() == Some(&marker) {
-        return Ok(());
-    }
-    Err(foreign_marker(path, found.as_deref()))
-}
-
-fn expected_marker() -> String {
-    format!("hybrid-pages disk store, format {DISK_FORMAT_VERSION}\n")
-}
-
-fn read_marker(path: &Path, root: &OwnedFd) -> Result<Option<String>> {
-    let read = || -> io::Result<Option<String>> {
-        match open_file(root.as_fd(), MARKER) {
-            Ok(file) => {
-                let mut text = String::new();
-                file.take(256).read_to_string(&mut text)?;
-                Ok(Some(text))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
-    };
-    read().map_err(|error| failed(&path.join(MARKER), "a file of this user", error))
-}
-
-fn foreign_marker(path: &Path, found: Option<&str>) -> Error {
-    let found = found.map_or_else(
-        || "none".to_owned(),
-        |found| format!("'{}'", found.trim_end().escape_debug()),
-    );
-    Error::Foreign(format!(
-        "{}: expected '{}', found {found}: it was left as it is; name another directory, or remove this one \
-         if nothing uses it",
-        path.join(MARKER).display(),
-        expected_marker().trim_end(),
-    ))
-}
-
-/// Writes the marker whole or not at all, unless another lane has.
-fn write_marker(root: &OwnedFd, marker: &str) -> io::Result<()> {
-    let draft = format!("{MARKER}.{}", hex(&random()?[..8]));
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(root, &draft, flags, Mode::RUSR | Mode::WUSR)?;
-    let mut file = File::from(file);
-    file.write_all(marker.as_bytes())?;
-    file.sync_all()?;
-    rustix::fs::renameat(root, &draft, root, MARKER)?;
-    Ok(())
-}
-
 /// Takes a lock. Who only looks whether it is taken has it for a moment, too.
 fn lock_soon(file: &File) -> rustix::io::Result<()> {
     let begun = Instant::now();
@@ -478,15 +417,20 @@ fn lock_soon(file: &File) -> rustix::io::Result<()> {
 }
 
 /// Takes the lock of a lane, which the system gives back when the process ends.
-fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> Result<File> {
+fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> std::result::Result<File, Trouble> {
     let path = here.join(LOCK);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, LOCK, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|error| failed(&path, "a file of this user", error))?;
     let mut file = File::from(file);
-    if !file.metadata().is_ok_and(|found| found.is_file()) {
-        let error = io::Error::other("something else");
-        return Err(failed(&path, "a file of this user", error));
+    let found = file
+        .metadata()
+        .map_err(|error| failed(&path, "a file of this user", error))?;
+    if !found.is_file() {
+        return Err(Trouble::Refused(Error::Disk(format!(
+            "{}: expected a file of this user, found something else: remove it",
+            path.display()
+        ))));
     }
     match lock_soon(&file) {
         Ok(()) => {}
@@ -496,11 +440,11 @@ fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> Result<File> {
             let _ = (&file).take(32).read_to_string(&mut holder);
             let holder = holder.trim();
             let holder = if holder.is_empty() { "unknown" } else { holder };
-            return Err(Error::Disk(format!(
+            return Err(Trouble::Refused(Error::Disk(format!(
                 "{}: expected to be its only user, found that process {holder} uses it: give each server a \
                  disk path of its own, or stop the other one",
                 here.display()
-            )));
+            ))));
         }
         Err(error) => return Err(failed(&path, "a file that can be locked", error)),
     }

@@ -1,6 +1,5 @@
 //! A disk as its owner sees it, once the cache has the disk itself.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,8 +7,7 @@ use super::below::close;
 use super::connect::connect;
 use super::lock;
 use super::shared::Shared;
-use super::stats::{DiskStats, Reason};
-use super::tree::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
+use super::stats::DiskStats;
 use crate::error::Result;
 use crate::tier::{Arena, Identity};
 
@@ -23,10 +21,13 @@ impl DiskHandle {
     /// Opens the store of an identity over the arena that the cache's slots lie in. Before that the disk finds
     /// nothing and takes nothing. `identity` names everything that the bytes depend on.
     ///
-    /// Damage of any kind costs entries, never the start.
+    /// Damage of any kind costs entries, never the start. Where the system refuses a call, the disk is out and
+    /// everything on it stays as it is: it is tried again as after an outage.
     ///
     /// # Errors
-    /// [`Error::Disk`](crate::error::Error::Disk) if files can't be made or threads not be started, and at the second call;
+    /// [`Error::Disk`](crate::error::Error::Disk) for symbolic links in the place of files, and at the second call;
+    /// [`Error::Disk`](crate::error::Error::Disk) and [`Error::Foreign`](crate::error::Error::Foreign) as
+    /// [`Disk::open`](super::Disk::open), if that could not open the directory;
     /// [`Error::Arena`](crate::error::Error::Arena) if the arena lacks a plane;
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
@@ -34,28 +35,12 @@ impl DiskHandle {
     }
 
     /// Writes down what the identity was made from, for people and tools: nothing reads it to find entries.
-    /// Before the disk is connected this does nothing. A failure is counted, and so is more than a mebibyte.
+    /// Before the disk is connected this does nothing; where it could not be opened yet, it is written when it is.
+    /// A failure is counted, and so is more than a mebibyte.
     pub fn describe(&self, about: &str) {
-        let store = lock(&self.0.book).store.clone();
-        let Some(store) = store.filter(|store| store.persistent) else {
-            return;
-        };
-        let write = || {
-            if about.len() as u64 > MOST_ABOUT {
-                let found = about.len();
-                return Err(std::io::Error::other(format!(
-                    "expected at most {MOST_ABOUT} bytes, found {found}"
-                )));
-            }
-            let (door, folder) = (&self.0.options.door, store.folder.as_fd());
-            let file = door.open(folder, ABOUT_DRAFT, false)?;
-            file.set_length(0)?;
-            file.write_all(about.as_bytes(), 0)?;
-            door.rename(folder, ABOUT_DRAFT, ABOUT)
-        };
-        if let Err(error) = write() {
-            self.0
-                .failed(Reason::Upkeep, &format!("cannot write {ABOUT}: {error}"));
+        if self.0.identity.get().is_some() {
+            *lock(&self.0.about) = Some(about.to_owned());
+            self.0.describe();
         }
     }
 

@@ -1,6 +1,11 @@
-//! Whether a disk answers. One that hangs is out, and tried again after pauses that grow.
+//! Whether a disk answers. One that hangs, or could not be opened, is out, and tried again after pauses that grow.
 
+use std::io;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use super::door::DoorFile;
+use super::lock;
 
 /// A pause doubles so often.
 const DOUBLINGS: u32 = 6;
@@ -14,8 +19,11 @@ pub(super) struct Health {
     probing: bool,
     outages: u32,
     back: Option<Instant>,
-    /// When the last piece was over, or the first copy came.
+    /// When a call last returned, or the first copy came.
     progress: Instant,
+    /// Calls to the slabs that have not returned, and when they began, the oldest in front.
+    calls: Vec<(u64, Instant)>,
+    begun: u64,
     /// No writes until then.
     writes_from: Option<Instant>,
     refusals: u32,
@@ -31,6 +39,8 @@ impl Health {
             outages: 0,
             back: None,
             progress: Instant::now(),
+            calls: Vec::new(),
+            begun: 0,
             writes_from: None,
             refusals: 0,
             closed: false,
@@ -64,8 +74,27 @@ impl Health {
         self.progress
     }
 
-    /// It hangs.
+    /// A call to a slab begins: a number for [`returned`](Self::returned).
+    pub(super) fn call(&mut self) -> u64 {
+        self.begun += 1;
+        self.calls.push((self.begun, Instant::now()));
+        self.begun
+    }
+
+    /// It has returned.
+    pub(super) fn returned(&mut self, call: u64) {
+        self.calls.retain(|&(number, _)| number != call);
+        self.moved();
+    }
+
+    /// Since when the oldest call has not returned, of those that nobody has given up.
+    pub(super) fn oldest_call(&self) -> Option<Instant> {
+        self.calls.first().map(|&(_, since)| since)
+    }
+
+    /// It hangs, or can't be opened.
     pub(super) fn take_out(&mut self) {
+        self.calls.clear();
         let longest = self.pause(DOUBLINGS);
         if self.back.is_some_and(|back| back.elapsed() > longest) {
             self.outages = 0;
@@ -87,6 +116,7 @@ impl Health {
     pub(super) fn tried(&mut self, works: bool) {
         self.probing = false;
         if works {
+            self.calls.clear();
             self.out = None;
             self.back = Some(Instant::now());
             self.progress = Instant::now();
@@ -112,5 +142,55 @@ impl Health {
 
     pub(super) fn takes_writes(&self) -> bool {
         self.writes_from.is_none_or(|from| Instant::now() >= from)
+    }
+}
+
+/// A file whose reads and writes are calls that a disk's health knows of.
+#[derive(Debug)]
+pub(super) struct Timed<'a> {
+    pub(super) slab: &'a dyn DoorFile,
+    pub(super) health: &'a Mutex<Health>,
+}
+
+/// A call under way, until this is dropped.
+struct Call<'a>(&'a Mutex<Health>, u64);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        lock(self.0).returned(self.1);
+    }
+}
+
+impl Timed<'_> {
+    fn call(&self) -> Call<'_> {
+        Call(self.health, lock(self.health).call())
+    }
+}
+
+impl DoorFile for Timed<'_> {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        let _call = self.call();
+        self.slab.read_at(bytes, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        let _call = self.call();
+        self.slab.write_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.slab.sync()
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.slab.punch(offset, length)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        self.slab.length()
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        self.slab.set_length(length)
     }
 }

@@ -1,14 +1,15 @@
 //! The index of one identity: which entry is in which cell, in a redb file and a journal.
 //!
 //! What is wrong in it is never trusted: a damaged file is set aside, a damaged record is left out, and the
-//! cells that records name have headers of their own.
+//! cells that records name have headers of their own. But only a file that was opened and read can be damaged: where
+//! the system refuses a call, nothing is known of it, and it stays as it is.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redb::{
@@ -127,28 +128,25 @@ impl Index {
     /// takes its place.
     ///
     /// # Errors
-    /// Why not even an empty one can be made.
+    /// What the system refused: the index is as it was, and what it has is not known.
     pub(super) fn open(
         door: &dyn Door,
         folder: &OwnedFd,
         owner: &Owner<'_>,
-    ) -> Result<(Self, Found), String> {
-        let why = match guarded(|| Self::read(door, folder, owner)) {
+    ) -> io::Result<(Self, Found)> {
+        let refused = Refused::default();
+        let why = match guarded(|| Self::read(door, folder, owner, &refused)) {
             Ok(opened) => return Ok(opened),
             Err(why) => why,
         };
-        let (index, mut found) = Self::anew(door, folder, owner)?;
+        if let Some(error) = refused.take() {
+            return Err(error);
+        }
+        door.rename(folder.as_fd(), FILE, ASIDE)?;
+        let (index, mut found) = guarded(|| Self::read(door, folder, owner, &refused))
+            .map_err(|why| refused.take().unwrap_or_else(|| io::Error::other(why)))?;
         found.aside = Some(why);
         Ok((index, found))
-    }
-
-    /// An empty index; the old one is set aside.
-    fn anew(door: &dyn Door, folder: &OwnedFd, owner: &Owner<'_>) -> Result<(Self, Found), String> {
-        match rustix::fs::renameat(folder, FILE, folder, ASIDE) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(format!("{FILE} cannot be set aside: {error}")),
-        }
-        guarded(|| Self::read(door, folder, owner))
     }
 
     /// What copies of an index and of the journal beside it say.
@@ -190,25 +188,34 @@ impl Index {
         })
     }
 
-    fn read(door: &dyn Door, folder: &OwnedFd, owner: &Owner<'_>) -> Result<(Self, Found), String> {
-        let open = |name| door.open(folder.as_fd(), name, false);
-        let mut file = open(FILE).map_err(|error| error.to_string())?;
-        let is_new = file.length().map_err(|error| error.to_string())? == 0;
+    /// Notes in `refused` what the system refused; any other error is damage.
+    fn read(
+        door: &dyn Door,
+        folder: &OwnedFd,
+        owner: &Owner<'_>,
+        refused: &Refused,
+    ) -> Result<(Self, Found), String> {
+        let open = |name| refused.call(door.open(folder.as_fd(), name, false));
+        let mut file = open(FILE)?;
+        let is_new = refused.call(file.length())? == 0;
         if is_new {
             // This process may be killed before it is whole.
-            remove(folder, NEW).map_err(|error| error.to_string())?;
-            file = open(NEW).map_err(|error| error.to_string())?;
+            refused.call(remove(folder, NEW))?;
+            file = open(NEW)?;
         }
+        let backend = Backend {
+            file,
+            refused: refused.clone(),
+        };
         let database = Builder::new()
             .set_cache_size(CACHE_BYTES)
             .set_check_integrity_on_open(!is_new)
-            .create_with_backend(Backend(file))
+            .create_with_backend(backend)
             .map_err(|error| error.to_string())?;
         let claim = owner.encode();
         if is_new {
             claim_new(&database, &claim).map_err(|error| error.to_string())?;
-            let renamed = door.rename(folder.as_fd(), NEW, FILE);
-            renamed.map_err(|error| error.to_string())?;
+            refused.call(door.rename(folder.as_fd(), NEW, FILE))?;
         }
         let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
         let Some(Loaded {
@@ -220,9 +227,8 @@ impl Index {
         else {
             return Err("an index of another identity".into());
         };
-        let file = door.open(folder.as_fd(), journal::FILE, false);
-        let journal = file.and_then(|file| Journal::open(file, generation, owner.ranks));
-        let (journal, unsaved) = journal.map_err(|error| format!("a journal: {error}"))?;
+        let journal = Journal::open(open(journal::FILE)?, generation, owner.ranks);
+        let (journal, unsaved) = refused.call(journal)?;
         apply(&mut records, &unsaved);
         let places = check(records, owner.cells.len(), &mut damaged);
         let found = Found {
@@ -496,29 +502,73 @@ fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
     Some(start..start.checked_add(length)?)
 }
 
+/// The first error of the system in a row of calls. redb's errors do not tell it from damage.
+#[derive(Debug, Clone, Default)]
+struct Refused(Arc<Mutex<Option<io::Error>>>);
+
+impl Refused {
+    /// Notes that a call was refused.
+    fn call<T>(&self, outcome: io::Result<T>) -> Result<T, String> {
+        outcome.map_err(|error| {
+            let text = error.to_string();
+            lock(&self.0).get_or_insert(error);
+            text
+        })
+    }
+
+    /// The same for a call whose numbers come from the file: what makes no sense to the system is damage.
+    fn asked<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &outcome
+            && !matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::InvalidInput
+                    | io::ErrorKind::FileTooLarge
+            )
+        {
+            lock(&self.0).get_or_insert_with(|| copy_of(error));
+        }
+        outcome
+    }
+
+    fn take(&self) -> Option<io::Error> {
+        lock(&self.0).take()
+    }
+}
+
+fn copy_of(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
 /// redb's file, through the door. The lane's lock keeps other processes away.
 #[derive(Debug)]
-struct Backend(Box<dyn DoorFile>);
+struct Backend {
+    file: Box<dyn DoorFile>,
+    refused: Refused,
+}
 
 impl StorageBackend for Backend {
     fn len(&self) -> io::Result<u64> {
-        self.0.length()
+        self.refused.asked(self.file.length())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.read_all(out, offset)
+        self.refused.asked(self.file.read_all(out, offset))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_length(len)
+        self.refused.asked(self.file.set_length(len))
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync()
+        self.refused.asked(self.file.sync())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all(data, offset)
+        self.refused.asked(self.file.write_all(data, offset))
     }
 
     fn try_lock_range(

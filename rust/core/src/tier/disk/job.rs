@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, RwLock, TryLockError};
 use std::time::Instant;
 
-use super::door::ALIGNMENT;
+use super::door::{ALIGNMENT, DoorFile};
 use super::format::Header;
+use super::health::{Health, Timed};
 use super::lock;
 use super::shape::{Part, Piece, Shape};
 use super::stats::Reason;
@@ -158,17 +159,17 @@ impl Job {
             && self.cell().map(|cell| cell + 1) == next.cell()
     }
 
-    /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone, and has
-    /// the whole deadline for itself. `moved` is told of every answer.
+    /// Reads entries in adjacent cells by one call, or one by one if that fails: each costs itself alone.
     pub(super) fn run_row(
         row: &[Arc<Self>],
         shape: &Shape,
         planes: &Planes,
         buffer: &mut [u8],
-        moved: impl Fn(),
+        health: &Mutex<Health>,
     ) {
         let cell_bytes = shape.cell_bytes as usize;
-        let slab = row[0].store.slab(row[0].class);
+        let slab = row[0].slab(health);
+        let slab: &dyn DoorFile = &slab;
         let cells: Option<Vec<u64>> = row.iter().map(|job| job.begin()).collect();
         let cells = cells.filter(|cells| {
             let bytes = buffer.get_mut(..cells.len() * cell_bytes);
@@ -177,11 +178,7 @@ impl Job {
         });
         let Some(cells) = cells else {
             for job in row {
-                lock(&job.progress).started = None;
-            }
-            for job in row {
-                moved();
-                job.run(0, shape, planes, buffer);
+                job.run(0, shape, planes, buffer, health);
             }
             return;
         };
@@ -207,16 +204,29 @@ impl Job {
         progress.cell
     }
 
+    /// Its slab, whose calls `health` is told of.
+    fn slab<'a>(&'a self, health: &'a Mutex<Health>) -> Timed<'a> {
+        let slab = self.store.slab(self.class);
+        Timed { slab, health }
+    }
+
     /// Copies one piece.
-    pub(super) fn run(&self, piece: usize, shape: &Shape, planes: &Planes, buffer: &mut [u8]) {
+    pub(super) fn run(
+        &self,
+        piece: usize,
+        shape: &Shape,
+        planes: &Planes,
+        buffer: &mut [u8],
+        health: &Mutex<Health>,
+    ) {
         let Some(cell) = self.begin() else {
             return;
         };
         let piece = &shape.pieces[piece];
         let bytes = &mut buffer[..piece.length];
         let outcome = match self.direction {
-            Direction::Read => self.read(cell, piece, shape, planes, bytes),
-            Direction::Write => self.write(cell, piece, shape, planes, bytes),
+            Direction::Read => self.read(cell, piece, shape, planes, bytes, health),
+            Direction::Write => self.write(cell, piece, shape, planes, bytes, health),
         };
         if let Err((reason, what)) = outcome {
             self.fail(reason, what);
@@ -230,9 +240,11 @@ impl Job {
         shape: &Shape,
         planes: &Planes,
         bytes: &mut [u8],
+        health: &Mutex<Health>,
     ) -> Result<(), (Reason, String)> {
         let offset = cell * shape.cell_bytes + piece.at as u64;
-        let slab = self.store.slab(self.class);
+        let slab = self.slab(health);
+        let slab: &dyn DoorFile = &slab;
         slab.read_all(bytes, offset).map_err(|error| {
             let short = error.kind() == std::io::ErrorKind::UnexpectedEof;
             let reason = if short { Reason::Short } else { Reason::Read };
@@ -286,6 +298,7 @@ impl Job {
         shape: &Shape,
         planes: &Planes,
         bytes: &mut [u8],
+        health: &Mutex<Health>,
     ) -> Result<(), (Reason, String)> {
         if piece.at == 0 {
             self.header(cell, shape).encode(bytes);
@@ -313,7 +326,8 @@ impl Job {
             }
         }
         let offset = cell * shape.cell_bytes + piece.at as u64;
-        let slab = self.store.slab(self.class);
+        let slab = self.slab(health);
+        let slab: &dyn DoorFile = &slab;
         slab.write_all(bytes, offset).map_err(|error| {
             let full = matches!(
                 error.kind(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::book::Victim;
+use super::folder::Lane;
 use super::index::{Index, Owner};
 use super::lock;
 use super::shared::Shared;
@@ -83,7 +84,7 @@ impl Keeper {
             };
             drop(book);
             if !std::mem::replace(&mut synced, true)
-                && let Err(error) = shared.lane.sync()
+                && let Err(error) = shared.lane().and_then(Lane::sync)
             {
                 shared.failed(Reason::Upkeep, &format!("cannot sync a rename: {error}"));
             }
@@ -103,7 +104,7 @@ impl Keeper {
     /// identity was named.
     fn open_ephemeral(&self, epoch: u64) -> std::io::Result<()> {
         let shared = &self.shared;
-        let (directory, folder) = shared.lane.ephemeral()?;
+        let (directory, folder) = shared.lane()?.ephemeral()?;
         let names = StoreNames {
             identity: super::folder::random()?,
             epoch,
@@ -145,7 +146,7 @@ impl Keeper {
                     self.index = Some((store.epoch, index));
                     found
                 }
-                Err(why) => return self.broken(&why),
+                Err(error) => return self.broken(&error.to_string()),
             };
             let mut book = lock(&shared.book);
             if book.epoch != store.epoch {

@@ -20,6 +20,7 @@ mod index;
 mod job;
 mod journal;
 mod keeper;
+mod marker;
 mod options;
 mod queue;
 mod shape;
@@ -27,6 +28,7 @@ mod shared;
 mod stats;
 mod store;
 mod tree;
+mod trouble;
 mod uses;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -19,7 +19,8 @@ pub struct DiskOptions {
     pub quota_bytes: u64,
     /// Number of this process among those that share the path: each lane has a directory of its own.
     pub lane: u32,
-    /// A read may take so long; then the disk is out for some time.
+    /// A call of the system may take so long, and so long may nothing move while a copy waits; then the disk is
+    /// out for some time. A copy has as many calls as it needs.
     pub deadline: Duration,
     /// Threads that read and write: as many calls are under way at a time.
     pub threads: usize,

@@ -1,13 +1,14 @@
 //! What the threads of a disk share with it, and how copies end.
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::book::{Book, Trash, Victim, minute};
-use super::folder::Lane;
+use super::folder::{self, Lane};
 use super::format::Place;
 use super::health::Health;
 use super::job::{Direction, Job};
@@ -16,9 +17,10 @@ use super::options::DiskOptions;
 use super::queue::Queue;
 use super::shape::Shape;
 use super::stats::{DiskStats, Reason};
+use super::trouble::Trouble;
 use super::uses::{Learner, Uses};
 use crate::error::{Error, Result};
-use crate::tier::{CopyEnd, Planes};
+use crate::tier::{CopyEnd, Identity, Planes};
 
 /// How long somebody who needs room waits for others who make some.
 const GIVING: Duration = Duration::from_millis(2);
@@ -32,8 +34,17 @@ pub(super) struct Shared {
     pub(super) shapes: Vec<Shape>,
     pub(super) ranks: usize,
     pub(super) slot_bytes: usize,
-    pub(super) lane: Lane,
+    /// Once it could be taken.
+    lane: OnceLock<Lane>,
+    /// The path of the lane, for messages.
+    pub(super) place: String,
     pub(super) planes: OnceLock<Planes>,
+    /// From the time when it is to be connected.
+    pub(super) identity: OnceLock<Identity>,
+    /// Whoever opens the lane and the store holds this.
+    pub(super) opening: Mutex<()>,
+    /// What the identity was made from, if that could not be written yet.
+    pub(super) about: Mutex<Option<String>>,
     pub(super) queue: Queue,
     pub(super) book: Mutex<Book>,
     pub(super) health: Mutex<Health>,
@@ -108,11 +119,11 @@ impl Shared {
         options: DiskOptions,
         shapes: Vec<Shape>,
         (ranks, slot_bytes): (usize, usize),
-        lane: Lane,
         learner: Learner,
     ) -> Self {
         let door = Arc::clone(&options.door);
         Self {
+            place: folder::lane_path(&options.path, options.lane),
             slot_bytes,
             uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
             keeper: Mutex::default(),
@@ -122,9 +133,12 @@ impl Shared {
             health: Mutex::new(Health::new(options.retry)),
             shapes,
             ranks,
-            lane,
+            lane: OnceLock::new(),
             options,
             planes: OnceLock::new(),
+            identity: OnceLock::new(),
+            opening: Mutex::default(),
+            about: Mutex::default(),
             queue: Queue::default(),
             ended: Mutex::default(),
             threads: AtomicUsize::new(0),
@@ -134,9 +148,39 @@ impl Shared {
         }
     }
 
+    /// Writes down what the identity was made from, as soon as there is a store.
+    pub(super) fn describe(&self) {
+        let Some(store) = lock(&self.book).store.clone() else {
+            return;
+        };
+        let about = lock(&self.about).take().filter(|_| store.persistent);
+        if let Some(about) = about
+            && let Err(error) = store.describe(&*self.options.door, &about)
+        {
+            let what = format!("cannot write what the identity was made from: {error}");
+            self.failed(Reason::Upkeep, &what);
+        }
+    }
+
     /// Whether this is a fork of the process that opened the disk.
     pub(super) fn is_inherited(&self) -> bool {
         self.process != std::process::id()
+    }
+
+    /// The lane, which is taken if it is not yet.
+    pub(super) fn take_lane(&self) -> std::result::Result<&Lane, Trouble> {
+        if let Some(lane) = self.lane.get() {
+            return Ok(lane);
+        }
+        let (path, number) = (&self.options.path, self.options.lane);
+        let lane = Lane::open(path, number, &mut |reason, what| self.failed(reason, what))?;
+        Ok(self.lane.get_or_init(|| lane))
+    }
+
+    /// The lane, if it could be taken.
+    pub(super) fn lane(&self) -> io::Result<&Lane> {
+        let lane = self.lane.get();
+        lane.ok_or_else(|| io::Error::other("expected a lane, found none yet"))
     }
 
     pub(super) fn count(&self, change: impl FnOnce(&mut DiskStats)) {
@@ -148,7 +192,7 @@ impl Shared {
         self.count(|counts| counts.failures[reason as usize] += 1);
         let mut notes = lock(&self.notes);
         if notes.said.insert(reason) {
-            let (place, name) = (self.lane.name(), reason.name());
+            let (place, name) = (&self.place, reason.name());
             notes.waiting.push(format!(
                 "disk tier {place}: {what} (counted as '{name}'; further ones are counted only)"
             ));
@@ -226,7 +270,7 @@ impl Shared {
 
     /// Removes a directory.
     pub(super) fn discard(&self, trash: Trash) {
-        let outcome = self.lane.remove(&trash.name);
+        let outcome = self.lane().and_then(|lane| lane.remove(&trash.name));
         if let Err(error) = &outcome {
             let name = &trash.name;
             self.failed(Reason::Directory, &format!("cannot remove {name}: {error}"));

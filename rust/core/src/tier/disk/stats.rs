@@ -13,7 +13,7 @@ pub enum Reason {
     Short,
     /// A read that the system refused.
     Read,
-    /// A read or write that took longer than the deadline, or waited for one that did.
+    /// A read or write with a call that took longer than the deadline, or that waited for one.
     Deadline,
     /// The entry left before it was read.
     Gone,
@@ -25,13 +25,13 @@ pub enum Reason {
     Quota,
     /// The bytes in the slots had not the checksums that they were offered with.
     Source,
-    /// The index could not be written; it is made anew.
+    /// The index could not be opened, and is tried again; or not be written, and is made anew.
     Index,
     /// The index was damaged; it was set aside.
     IndexDamaged,
     /// A record of the index was damaged; the entry is lost.
     Record,
-    /// A directory or file could not be removed, made or renamed.
+    /// A directory or file could not be opened, removed, made or renamed, or the marker of the path was damaged.
     Directory,
     /// Bytes that could not be synced, or a hole that could not be punched.
     Upkeep,
@@ -134,7 +134,7 @@ pub struct DiskStats {
     pub writing: u64,
     /// Times that an entry was offered while the disk took none.
     pub dropped: u64,
-    /// Times that the disk was taken out because it hung.
+    /// Times that the disk was taken out because it hung or could not be opened.
     pub outages: u64,
     /// Whether it is out now.
     pub out: bool,

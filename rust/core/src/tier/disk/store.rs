@@ -8,6 +8,7 @@ use memmap2::MmapMut;
 
 use super::door::{ALIGNMENT, Door, DoorFile};
 use super::shape::Shape;
+use super::tree::{ABOUT, ABOUT_DRAFT, MOST_ABOUT};
 use crate::tier::Identity;
 
 /// An open store. Copies under way keep theirs when the disk has moved on to another.
@@ -56,6 +57,29 @@ impl Store {
             slabs,
             punches: AtomicBool::new(true),
         })
+    }
+
+    /// How many whole cells each slab has room for.
+    pub(super) fn cells(&self, shapes: &[Shape]) -> io::Result<Vec<u64>> {
+        let slabs = self.slabs.iter().zip(shapes);
+        slabs
+            .map(|(slab, shape)| Ok(slab.length()? / shape.cell_bytes))
+            .collect()
+    }
+
+    /// Writes down what the identity was made from.
+    pub(super) fn describe(&self, door: &dyn Door, about: &str) -> io::Result<()> {
+        if about.len() as u64 > MOST_ABOUT {
+            let found = about.len();
+            return Err(io::Error::other(format!(
+                "expected at most {MOST_ABOUT} bytes, found {found}"
+            )));
+        }
+        let folder = self.folder.as_fd();
+        let file = door.open(folder, ABOUT_DRAFT, false)?;
+        file.set_length(0)?;
+        file.write_all(about.as_bytes(), 0)?;
+        door.rename(folder, ABOUT_DRAFT, ABOUT)
     }
 
     pub(super) fn slab(&self, class: usize) -> &dyn DoorFile {

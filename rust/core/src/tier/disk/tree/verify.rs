@@ -108,7 +108,8 @@ impl DiskTree {
         let lane = folder::open_folder(self.root.as_fd(), lane).map_err(|it| failed(it.into()))?;
         let inside = folder::open_folder(lane.as_fd(), identity);
         let inside = inside.map_err(|error| failed(error.into()))?;
-        let is_used = || Ok(folder::holder(lane.as_fd()).map_err(failed)?.is_some());
+        let is_used =
+            || -> Result<bool> { Ok(folder::holder(lane.as_fd()).map_err(failed)?.is_some()) };
         let used_before = is_used()?;
         let copied = || {
             let copied = Copied::of(inside.as_fd(), is_used()?);
