@@ -89,6 +89,7 @@ fn only_the_owner_may_read() {
 fn symbolic_links_are_refused() {
     let place = tempfile::tempdir().unwrap();
     let setup = Setup::small(place.path());
+    setup.restarts.excuse("symbolic links are left in it");
     drop(setup.engine());
     let elsewhere = place.path().join("elsewhere");
     fs::rename(&setup.options.path, &elsewhere).unwrap();

@@ -3,35 +3,24 @@
 
 #[path = "../shared/arena_engine.rs"]
 mod arena_engine;
+#[path = "disk_restarts.rs"]
+mod disk_restarts;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
-use arena_engine::{Handle, cache_config};
+use arena_engine::cache_config;
 pub use arena_engine::{IDENTITY, LIMIT, cache_support, geometry};
+pub use disk_restarts::{Restarts, Watched};
 use hybrid_pages::cache::{Cache, CacheConfig};
 use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::policy::{self, Policy};
-use hybrid_pages::tier::disk::{Disk, DiskHandle, DiskOptions, DiskStats};
+use hybrid_pages::tier::disk::{Disk, DiskOptions, DiskStats};
 use hybrid_pages::tier::{Arena, Identity};
 
 /// An engine over a disk.
-pub type Engine = arena_engine::Engine<DiskHandle>;
-
-impl Handle for DiskHandle {
-    fn settled(&self, limit: Duration) -> bool {
-        self.settle(limit)
-    }
-
-    fn audited(&self) -> Option<String> {
-        self.audit()
-    }
-
-    fn counts(&self) -> String {
-        format!("{:?}", self.stats())
-    }
-}
+pub type Engine = arena_engine::Engine<Watched>;
 
 impl Engine {
     pub fn stats(&self) -> DiskStats {
@@ -48,6 +37,8 @@ pub struct Setup {
     pub identity: Identity,
     pub policy: &'static str,
     pub options: DiskOptions,
+    /// What the test ends with.
+    pub restarts: Arc<Restarts>,
 }
 
 impl Setup {
@@ -62,6 +53,7 @@ impl Setup {
             identity: IDENTITY,
             policy: "lru",
             options,
+            restarts: Arc::default(),
         }
     }
 
@@ -99,7 +91,7 @@ impl Setup {
         let geometry = &self.geometry;
         let config = self.config(self.slots);
         let disk = Disk::open(self.options.clone(), geometry, self.slot_bytes, policy)?;
-        let handle = disk.handle();
+        let handle = Watched::new(disk.handle(), self);
         let cache = Cache::with_tiers(&config, vec![Box::new(disk)])?;
         let arena = Arena::create(geometry, self.slot_bytes, self.slots)?;
         Ok(Engine::over(cache, arena, handle, geometry))

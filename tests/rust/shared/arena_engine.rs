@@ -34,6 +34,9 @@ pub trait Handle {
 
     /// Its counts, for messages.
     fn counts(&self) -> String;
+
+    /// The engine ends.
+    fn ended(&self) {}
 }
 
 /// The settings of a cache over a geometry.
@@ -254,6 +257,7 @@ impl<H: Handle> Drop for Engine<H> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.audit();
+            self.below.ended();
         }
     }
 }

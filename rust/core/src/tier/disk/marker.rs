@@ -176,7 +176,10 @@ fn read(path: &Path, root: &OwnedFd) -> Result<Option<Vec<u8>>, Trouble> {
     let here = path.join(MARKER);
     read().map_err(|error| {
         if error.raw_os_error().is_none() {
-            let text = format!("{}: expected a file of this user, {error}", here.display());
+            let text = format!(
+                "{}: expected a file of this user, found something else: remove it",
+                here.display()
+            );
             return Trouble::Refused(Error::Disk(text));
         }
         Trouble::of(
