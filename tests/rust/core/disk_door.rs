@@ -29,6 +29,10 @@ pub enum Fault {
     Flip,
     /// Reads and writes wait until the fault is gone.
     Hang,
+    /// Writes do.
+    HangWrites,
+    /// Reads and writes take so long.
+    Slow(Duration),
     /// Nothing can be opened past the system's cache.
     Undirect,
     /// Holes can't be punched.
@@ -163,7 +167,7 @@ impl BadDoor {
             let hit = |(name, fault): &&(&str, Fault)| file.contains(name) && wanted(*fault);
             let found = state.faults.iter().find(hit).map(|(_, fault)| *fault);
             state.met += usize::from(found.is_some());
-            if found != Some(Fault::Hang) {
+            if !matches!(found, Some(Fault::Hang | Fault::HangWrites)) {
                 return found;
             }
             state.hanging += 1;
@@ -252,7 +256,7 @@ impl DoorFile for BadFile {
             Fault::Unreadable(at) | Fault::SlowlyUnreadable(at, _) => reached.contains(&at),
             fault => matches!(
                 fault,
-                Fault::Reads(_) | Fault::Short | Fault::Flip | Fault::Hang
+                Fault::Reads(_) | Fault::Short | Fault::Flip | Fault::Hang | Fault::Slow(_)
             ),
         };
         if self.name.contains("class") {
@@ -265,6 +269,10 @@ impl DoorFile for BadFile {
             Some(Fault::SlowlyUnreadable(_, time)) => {
                 std::thread::sleep(time);
                 Err(io::ErrorKind::Other.into())
+            }
+            Some(Fault::Slow(time)) => {
+                std::thread::sleep(time);
+                self.inner.read_at(bytes, offset)
             }
             Some(Fault::Short) if bytes.len() > 4096 => {
                 let length = bytes.len() - 4096;
@@ -282,8 +290,17 @@ impl DoorFile for BadFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        let wanted = |fault| matches!(fault, Fault::Writes(_) | Fault::Short | Fault::Hang);
+        let wanted = |fault| {
+            matches!(
+                fault,
+                Fault::Writes(_) | Fault::Short | Fault::Hang | Fault::HangWrites | Fault::Slow(_)
+            )
+        };
         let bytes = match self.door.meet(&self.name, wanted) {
+            Some(Fault::Slow(time)) => {
+                std::thread::sleep(time);
+                bytes
+            }
             Some(Fault::Writes(kind)) => return Err(kind.into()),
             Some(Fault::Short) if bytes.len() > 4096 => &bytes[..bytes.len() - 4096],
             _ => bytes,
