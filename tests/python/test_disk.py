@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,9 +31,19 @@ class Process:
 
     def __init__(self, path: Path, identity: bytes = IDENTITY) -> None:
         geometry = hybrid()
-        self.arena = Arena.create(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS)
-        self.disk = Disk(geometry, slot_bytes=SLOT_BYTES, path=path, quota_bytes=1 << 20)
-        self.cache = Cache(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS, disk=self.disk)
+        arena = Arena.create(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS)
+        disk = Disk(geometry, slot_bytes=SLOT_BYTES, path=path, quota_bytes=1 << 20)
+        self._begin(arena, disk, identity)
+
+    @classmethod
+    def over(cls, arena: Arena, disk: Disk) -> Process:
+        process = cls.__new__(cls)
+        process._begin(arena, disk, IDENTITY)
+        return process
+
+    def _begin(self, arena: Arena, disk: Disk, identity: bytes) -> None:
+        self.arena, self.disk = arena, disk
+        self.cache = Cache(hybrid(), slot_bytes=SLOT_BYTES, slots=SLOTS, disk=disk)
         self.namespace = self.cache.namespace(b"engine")
         self.disk.connect(self.arena, identity)
 
@@ -160,3 +172,67 @@ def test_settings_that_make_no_sense_are_rejected(tmp_path, error, settings):
 def test_an_identity_has_32_bytes(tmp_path):
     with pytest.raises(InvalidArgumentError, match="identity: expected 32 bytes, found 3"):
         Process(tmp_path / "disk", identity=b"abc")
+
+
+STARVED = """
+import os, resource, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from cache_support import SLOT_BYTES, hybrid
+from hybrid_pages import Arena, Disk
+from test_disk import SLOTS, Process
+
+path = Path(sys.argv[2])
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+used = max(int(name) for name in os.listdir("/proc/self/fd"))
+refused = 0
+for more in range(0, 40):
+    arena = Arena.create(hybrid(), slot_bytes=SLOT_BYTES, slots=SLOTS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, most))
+    disk = Disk(hybrid(), slot_bytes=SLOT_BYTES, path=path, quota_bytes=1 << 20)
+    process = Process.over(arena, disk)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+    out = disk.stats()["out"]
+    assert not out or any("it is tried again" in note for note in disk.notes())
+    refused += out
+    limit = time.monotonic() + 60
+    while disk.stats()["out"]:
+        assert time.monotonic() < limit, disk.stats()
+        process.cache.poll()
+        time.sleep(0.01)
+    assert process.restore("abcd") == 3, (more, disk.stats(), disk.notes())
+    disk.close()
+    del process, disk, arena
+    if not out and more > 5:
+        break
+assert refused > 3, refused
+"""
+
+
+def test_a_start_with_too_many_open_files_costs_nothing_whichever_file_it_is(tmp_path):
+    first = Process(tmp_path / "disk")
+    first.store("abc")
+    del first
+    command = [sys.executable, "-c", STARVED, str(Path(__file__).parent), str(tmp_path / "disk")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for _ in range(2):
+        process = Process(tmp_path / "disk")
+        assert process.restore("abcd") == 3
+        assert not any(n for name, n in process.disk.stats().items() if name.startswith("failed_"))
+        del process
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 34, 29))
+def test_a_flipped_bit_in_the_marker_stops_no_engine(tmp_path, bit):
+    first = Process(tmp_path / "disk")
+    first.store("abc")
+    del first
+    marker = tmp_path / "disk" / "hybrid-pages-disk"
+    data = bytearray(marker.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    marker.write_bytes(data)
+    second = Process(tmp_path / "disk")
+    assert second.restore("abcd") == 3
+    assert second.disk.stats()["failed_directory"] == 1
+    assert "written anew" in second.disk.notes()[0]

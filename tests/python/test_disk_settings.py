@@ -1,5 +1,6 @@
 """A disk's settings, checked before anything is loaded."""
 
+import errno
 import os
 
 import pytest
@@ -88,3 +89,15 @@ def test_engine_cores_share_the_quota():
     assert [share.nbytes for share in shares] == [1 << 30] * 3
     assert [share.lane for share in shares] == [0, 1, 2]
     assert disk.DiskShare.of("", 0.0, 7) is None
+
+
+@pytest.mark.parametrize("errno", [errno.EIO, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("call", ["lstat", "stat", "statvfs"])
+def test_what_the_system_does_not_answer_is_no_reason_to_reject(tmp_path, monkeypatch, errno, call):
+    def refuse(*args, **kwargs):
+        raise OSError(errno, os.strerror(errno))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        disk.require_directory(str(tmp_path), 0.001)
+    disk.require_directory(str(tmp_path), 0.001)

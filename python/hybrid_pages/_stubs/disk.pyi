@@ -35,10 +35,14 @@ class Disk:
         """Take a lane of a directory, which is made if its parent is there.
 
         quota_bytes: what all entries of the lane may take, those of other identities included.
-        lane: the number of this process among those that share the directory. deadline_ms: a read
-        that takes longer fails, and the disk is out for some time. threads: so many reads and
-        writes are under way at a time. queue_bytes: of slots that wait to be written; what is
-        offered beyond that is declined.
+        lane: the number of this process among those that share the directory. deadline_ms: when a
+        call of the system takes longer, or nothing moves for so long, copies fail and the disk is
+        out for some time; an entry may take longer as a whole. threads: so many reads and writes
+        are under way at a time. queue_bytes: of slots that wait to be written; what is offered
+        beyond that is declined.
+
+        A marker that is damaged is written anew. What the system refuses otherwise is counted,
+        and :meth:`connect` tries it again.
 
         Raises DiskError if the path is no directory of this user's or another process has the lane,
         ForeignError if something else is in it or another format, BudgetError for a quota that
@@ -49,17 +53,20 @@ class Disk:
         """Open the store of an identity over the arena in which the cache's slots lie.
 
         identity: 32 bytes that name everything that the entries' bytes depend on, the geometry
-        included. Before this the disk finds nothing and takes nothing.
+        included. Before this the disk finds nothing and takes nothing. If the system refuses to
+        open it, it is out and stays as it is, and is tried again while the cache is used.
 
-        Raises DiskError if files can't be made, and at the second call; ArenaError if the arena
-        lacks a plane; InvalidArgumentError for another length or slots of another size.
+        Raises DiskError for symbolic links in the place of files, if another process has the
+        directory, and at the second call; ForeignError if something else is in it; ArenaError if
+        the arena lacks a plane; InvalidArgumentError for another length or slots of another size.
         """
 
     def describe(self, about: str) -> None:
         """Write down, in `about.json`, what the identity was made from: for people and tools.
 
-        Nothing reads it to find entries. Before :meth:`connect` this does nothing. A failure is
-        counted, and so is more than 1 MiB, which is not written.
+        Nothing reads it to find entries. Before :meth:`connect` this does nothing; while the disk
+        can't be opened, it waits for that. A failure is counted, and so is more than 1 MiB, which
+        is not written.
         """
 
     def settle(self, seconds: float) -> bool:
@@ -84,7 +91,7 @@ class Disk:
         hits, misses: of lookups of entries that the cache did not know; reads, writes: entries;
         read_bytes: their payload; written_bytes: with headers and padding; spared_writes: the
         bytes were there; reading, writing: now; dropped: offers while the disk took none; outages;
-        out: 1 while it hangs; entries: that can be found; left_over: of earlier processes, not
+        out: 1 while it hangs or can't be opened; entries: that can be found; left_over: of earlier processes, not
         found again yet; live_bytes, other_bytes (of other identities), quota_bytes; durable:
         entries written that outlive the process; persistent: 0 after a clear, when nothing does;
         direct: 1 if bytes go past the system's cache; failed_*: by reason.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ DEADLINE_MS = 5000
 LONGEST_DEADLINE_MS = 3_600_000
 _SETTLE_SECONDS = 5.0
 _MARKER = "hybrid-pages-disk"
+_UNUSABLE = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
+"""What the system says of a path that no later try makes usable."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class DiskShare:
         )
 
 
+def disk_notes(disk: Disk | None) -> list[str]:
+    """What an operator should read, and has not read yet: after the start, why there is no disk."""
+    return [] if disk is None else disk.notes()
+
+
 def close_disk(disk: Disk | None) -> list[str]:
     """Waits a while for what is on its way to the disk, and gives its directory back.
 
@@ -97,19 +105,29 @@ def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None
 
 def require_directory(disk_path: str, disk_gb: float) -> None:
     """Rejects a path where no files can be made, one where something else is, and a quota that its
-    file system cannot hold. Makes nothing.
+    file system cannot hold. Makes nothing. What the system does not answer is no reason to reject:
+    the disk is tried again.
 
     Raises:
         SettingsError: names the path, what is wrong and what to do.
         BudgetError: the quota is larger than the file system.
         ForeignError: something else is in the directory.
     """
+    try:
+        _require_place(disk_path, disk_gb)
+    except OSError:
+        return
+
+
+def _require_place(disk_path: str, disk_gb: float) -> None:
     path = Path(disk_path)
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _UNUSABLE:
+            raise
         raise SettingsError(
             f"disk_path: expected a directory that this process can look at, found {disk_path!r}: "
             f"{error}: name another path"
@@ -119,8 +137,8 @@ def require_directory(disk_path: str, disk_gb: float) -> None:
             f"disk_path: expected a directory, found the symbolic link {disk_path!r}: name the "
             "directory that it leads to"
         )
-    place = path if os.path.lexists(path) else path.parent
-    if not os.path.lexists(place):
+    place = path if _is_there(path) else path.parent
+    if not _is_there(place):
         raise SettingsError(
             f"disk_path: expected a directory, or one in which it can be made, found neither "
             f"{disk_path!r} nor {str(place)!r}: make it first"
@@ -147,7 +165,14 @@ def require_directory(disk_path: str, disk_gb: float) -> None:
             f"{nbytes / GIB:.1f} GiB, found {disk_gb:g} GiB: lower it"
         )
     if place == path and any(map(_is_somebodys, os.listdir(path))):
+        _require_ours(disk_path)
+
+
+def _require_ours(disk_path: str) -> None:
+    try:
         DiskTree(disk_path)  # only looks at whose it is
+    except DiskError:
+        return
 
 
 def _is_somebodys(name: str) -> bool:
@@ -180,3 +205,11 @@ def require_unused(disk_path: str, lane: int = 0) -> None:
         return
     finally:
         os.close(lock)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    return True

@@ -279,7 +279,7 @@ def _disk(settings: Settings) -> Iterator[Finding]:
             "foreign-store", "start", str(error), "name a directory of these engines' own"
         )
         return
-    except HybridPagesError as error:
+    except (HybridPagesError, OSError) as error:
         yield Finding("disk", "start", str(error), "name another disk_path")
         return
     for lane in lanes:

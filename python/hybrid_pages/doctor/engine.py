@@ -180,8 +180,8 @@ def _disk(samples: Samples) -> Iterator[Finding]:
         yield Finding(
             "disk-out",
             "hits",
-            "the disk hung and is left alone",
-            "look at the disk; the log says what it did not answer",
+            "the disk hung or could not be opened, and is left alone for now",
+            "look at the disk; the log says what it did not answer or refused",
         )
     if samples.all("vllm:hybrid_pages_disk_lasting") and not samples.ours("disk_lasting"):
         yield Finding(
@@ -203,7 +203,7 @@ def _disk(samples: Samples) -> Iterator[Finding]:
         yield Finding(
             "disk-failures",
             "hits",
-            f"{count:.0f} entries were lost on the disk",
+            f"{count:.0f} failures on the disk: most cost an entry",
             "hybrid-pages store verify PATH; the log names the first of each reason",
         )
 

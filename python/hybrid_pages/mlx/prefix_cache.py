@@ -71,7 +71,8 @@ class PrefixCache(Closing):
         disk_path: a directory for what outlives the process. Prompts are found again by a later
             process with the same model, by every byte of its weights, under the same settings.
         disk_gb: its quota, in GiB.
-        disk_deadline_ms: a read that takes longer has failed.
+        disk_deadline_ms: a restore waits no longer for the disk, and a call to it that takes
+            longer has failed.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 
 from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk
+from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk, disk_notes
 from hybrid_pages.adapter.entries import Checksums, Entries, Reach
 from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
@@ -97,6 +97,8 @@ class CacheStore(Closing):
             private=True,
         )
         self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
+        for note in disk_notes(self._disk):
+            _log.warning("the disk: %s", note)
         self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
         self.moved = self.entries.moved
         # What fills the caches that are given to `snapshot` has no name in another process.

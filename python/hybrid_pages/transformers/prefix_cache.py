@@ -67,7 +67,8 @@ class PrefixCache(Closing):
             are prompts of the same model, by every byte of its weights, under the same settings
             and with the same code.
         disk_gb: its quota, in GiB.
-        disk_deadline_ms: a read that takes longer has failed.
+        disk_deadline_ms: a restore waits no longer for the disk, and a call to it that takes
+            longer has failed.
         remote_url: a store that machines share, see :class:`CacheStore`. The same prompts are
             found as on a disk.
         remote_deadline_ms: a read from it that takes longer has failed.

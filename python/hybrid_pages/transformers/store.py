@@ -13,7 +13,7 @@ import torch
 
 from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk
+from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk, disk_notes
 from hybrid_pages.adapter.entries import Checksums, Entries
 from hybrid_pages.adapter.identity import about, stable_identity
 from hybrid_pages.adapter.keys import Prefix, holding, identity
@@ -130,6 +130,8 @@ class CacheStore(Closing):
         )
         self.index, self.arena = pool.cache, pool.arena
         self._disk, self._remote = pool.disk, pool.remote
+        for note in disk_notes(self._disk):
+            _log.warning("the disk: %s", note)
         self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
         self.moved = self.entries.moved
         self.lock = threading.RLock()

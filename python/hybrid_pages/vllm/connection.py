@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Arena, Cache, Disk, Geometry, Mooncake, Remote
-from hybrid_pages.adapter.disk import DiskShare
+from hybrid_pages.adapter.disk import DiskShare, disk_notes
 from hybrid_pages.adapter.pool import Slots
 from hybrid_pages.adapter.remote import RemoteShare
 from hybrid_pages.vllm import versions
@@ -226,6 +226,9 @@ class Connection:
             tier.connect(arena, identity)
             if isinstance(tier, Disk) or (isinstance(tier, Remote) and self.may_store):
                 tier.describe(about)  # Values are all that a Mooncake Store keeps.
+            if isinstance(tier, Disk):
+                for note in disk_notes(tier):
+                    logger.warning("hybrid-pages: the disk at %s: %s", place, note)
             logger.info(
                 "hybrid-pages: the %s at %s serves identity %s (%s)",
                 kind,

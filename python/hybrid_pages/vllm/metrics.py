@@ -74,7 +74,7 @@ COUNTERS = {
     "disk_bytes": ("event", "Bytes of the disk, by event: written or read."),
     "disk_seconds": ("event", "Seconds that copies took, queues included, summed, by event."),
     "disk_failures": ("reason", "Copies that failed and entries that were lost, by reason."),
-    "disk_outages": (None, "Times that the disk was left alone since it hung."),
+    "disk_outages": (None, "Times that the disk was left alone since it hung or could not be opened."),
     "remote_entries": (
         "event",
         "Entries of the remote store, by event: written, read, found (not put there by this "
@@ -110,7 +110,7 @@ GAUGES = {
     "disk_used_bytes": ("identity", "Bytes taken of them, by identity: this, or other."),
     "disk_left_over_entries": (None, "Entries of earlier engines that were not found again yet."),
     "disk_queue": ("event", "Copies that have not ended, by event: written or read."),
-    "disk_out": (None, "1 while the disk is left alone since it hung."),
+    "disk_out": (None, "1 while the disk is left alone since it hung or could not be opened."),
     "disk_lasting": (None, "1 while what is written outlives the engine: until its first reset."),
     "remote_known_entries": (None, "Entries that the remote store is known to have."),
     "remote_known_packs": (None, "Packs that the remote store is known to have."),

@@ -43,8 +43,9 @@ class Settings:
     Needed with ``disk_path``."""
 
     disk_deadline_ms: int = DEADLINE_MS
-    """A read from ``disk_path`` that takes longer has failed, and the disk is left alone for a
-    while. A request waits no longer for it, either."""
+    """When a call to the files in ``disk_path`` takes longer, or nothing moves for so long, what is
+    being copied has failed, and the disk is left alone for a while. An entry may take longer as a
+    whole. A request waits no longer than this for the disk."""
 
     disk_events: bool = True
     """KV events name what is on disk, too, with medium ``STORAGE``. For routers that do not know

@@ -214,7 +214,10 @@ impl Index {
             .map_err(|error| error.to_string())?;
         let claim = owner.encode();
         if is_new {
-            claim_new(&database, &claim).map_err(|error| error.to_string())?;
+            // A journal of an index that was here before must not be taken for this one's.
+            let generation = refused.call(random())?;
+            let claimed = claim_new(&database, &claim, &generation[..8]);
+            claimed.map_err(|error| error.to_string())?;
             refused.call(door.rename(folder.as_fd(), NEW, FILE))?;
         }
         let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
@@ -307,15 +310,13 @@ fn remove(folder: &OwnedFd, name: &str) -> io::Result<()> {
     }
 }
 
-fn claim_new(database: &Database, claim: &[u8]) -> Result<(), redb::Error> {
+fn claim_new(database: &Database, claim: &[u8], generation: &[u8]) -> Result<(), redb::Error> {
     let mut writing = database.begin_write()?;
     writing.set_durability(Durability::Immediate)?;
     {
         let mut meta = writing.open_table(META)?;
         meta.insert(OWNER, claim)?;
-        // A journal of an index that was here before must not be taken for this one's.
-        let random = random()?;
-        meta.insert(GENERATION, &random[..8])?;
+        meta.insert(GENERATION, generation)?;
     }
     writing.open_table(ENTRIES)?;
     writing.commit()?;

@@ -220,9 +220,13 @@ impl Shared {
         stats.other_bytes = book.other_bytes();
         stats.quota_bytes = book.quota;
         stats.durable = book.durable;
-        if let Some(store) = &book.store {
-            stats.persistent = store.persistent;
-            stats.direct = store.direct;
+        match &book.store {
+            Some(store) => {
+                stats.persistent = store.persistent;
+                stats.direct = store.direct;
+            }
+            // What could not be opened yet.
+            None => stats.persistent = stats.out && !book.connected && !book.cleared_early,
         }
         stats
     }
