@@ -91,10 +91,10 @@ class Disk:
         hits, misses: of lookups of entries that the cache did not know; reads, writes: entries;
         read_bytes: their payload; written_bytes: with headers and padding; spared_writes: the
         bytes were there; reading, writing: now; dropped: offers while the disk took none; outages;
-        out: 1 while it hangs or can't be opened; entries: that can be found; left_over: of earlier processes, not
-        found again yet; live_bytes, other_bytes (of other identities), quota_bytes; durable:
-        entries written that outlive the process; persistent: 0 after a clear, when nothing does;
-        direct: 1 if bytes go past the system's cache; failed_*: by reason.
+        out: 1 while it hangs or can't be opened; entries: that can be found; left_over: of earlier
+        processes, not found again yet; live_bytes, other_bytes (of other identities), quota_bytes;
+        durable: entries written that outlive the process; persistent: 0 after a clear, when nothing
+        does; direct: 1 if bytes go past the system's cache; failed_*: by reason.
         """
 
     def latencies(self) -> dict[str, tuple[list[int], int]]:

@@ -127,7 +127,13 @@ def _room(figures: dict[str, Any]) -> Table:
             table.add_row(f"  {kind}", size(nbytes), "", f"{count:,.0f} entries")
     if disk is not None:
         here, quota = sum(disk["used_bytes"].values()), disk["quota_bytes"]
-        state = "out: it hung or could not be opened" if disk["out"] else "" if disk["lasting"] else "ends with the engine"
+        state = (
+            "out: it failed or hung"
+            if disk["out"]
+            else ""
+            if disk["lasting"]
+            else "ends with the engine"
+        )
         bar = _Bar([("blue", here / quota)], f" {state}" if state else "")
         table.add_row("disk", size(here), size(quota), bar)
     if (remote := figures["remote"]) is not None:

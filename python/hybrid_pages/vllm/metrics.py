@@ -74,7 +74,10 @@ COUNTERS = {
     "disk_bytes": ("event", "Bytes of the disk, by event: written or read."),
     "disk_seconds": ("event", "Seconds that copies took, queues included, summed, by event."),
     "disk_failures": ("reason", "Copies that failed and entries that were lost, by reason."),
-    "disk_outages": (None, "Times that the disk was left alone since it hung or could not be opened."),
+    "disk_outages": (
+        None,
+        "Times that the disk was left alone since it hung or could not be opened.",
+    ),
     "remote_entries": (
         "event",
         "Entries of the remote store, by event: written, read, found (not put there by this "
