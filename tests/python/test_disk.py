@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -17,6 +20,7 @@ from hybrid_pages import (
     Cache,
     Disk,
     DiskError,
+    DiskTree,
     ForeignError,
     InvalidArgumentError,
     checksum,
@@ -26,14 +30,38 @@ SLOTS = 32
 IDENTITY = bytes(range(32))
 
 
+@pytest.fixture(autouse=True)
+def restarts() -> Iterator[None]:
+    """Every test ends with two more starts of its disks, which lose nothing that is whole."""
+    Process.used.clear()
+    yield
+    gc.collect()
+    for path, identity in list(Process.used):
+        before = whole_entries(path, identity)
+        for _ in range(2):
+            process = Process(path, identity)
+            assert process.disk.stats()["entries"] >= before
+            process.disk.close()
+        assert whole_entries(path, identity) == before
+
+
+def whole_entries(path: Path, identity: bytes) -> int:
+    verdict = DiskTree(path).verify("lane-0", identity.hex())
+    return 0 if verdict is None else verdict["good"]
+
+
 class Process:
     """What an engine's process has: an arena, and a cache over a disk."""
+
+    used: ClassVar[dict[tuple[Path, bytes], None]] = {}
+    """Paths and identities that a test has used."""
 
     def __init__(self, path: Path, identity: bytes = IDENTITY) -> None:
         geometry = hybrid()
         arena = Arena.create(geometry, slot_bytes=SLOT_BYTES, slots=SLOTS)
         disk = Disk(geometry, slot_bytes=SLOT_BYTES, path=path, quota_bytes=1 << 20)
         self._begin(arena, disk, identity)
+        self.used[path, identity] = None
 
     @classmethod
     def over(cls, arena: Arena, disk: Disk) -> Process:

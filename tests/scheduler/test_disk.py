@@ -13,7 +13,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
-from hybrid_pages import DiskError, ForeignError
+from hybrid_pages import Arena, Disk, DiskError, DiskTree, ForeignError
 from hybrid_pages.vllm import adapters
 from simulation.config import SimulatedHybridForCausalLM, save_model
 from simulation.copies import Script
@@ -54,6 +54,31 @@ def start(script: Script, model: Path, tmp_path: Path) -> Iterator[Start]:
     yield start
     for engine in engines:
         engine.close()
+    for engine in engines[-1:]:
+        if engine.half.arena is not None:
+            restart_twice(engine)
+
+
+def restart_twice(engine: Engine) -> None:
+    """Every test ends with two more starts of its disk, which lose nothing that is whole."""
+    half = engine.half
+    path, lane = half.settings.disk_path, half.cores.index
+    identity = half.model.identity(half.geometry)
+    shape = {"geometry": half.geometry, "slot_bytes": half.slots.slot_bytes}
+    arena = Arena.create(**shape, slots=half.slots.least(half.geometry))
+
+    def whole() -> int:
+        verdict = DiskTree(path).verify(f"lane-{lane}", identity.hex())
+        return 0 if verdict is None else verdict["good"]
+
+    before = whole()
+    for _ in range(2):
+        quota = half.disk.stats()["quota_bytes"]
+        disk = Disk(**shape, path=path, quota_bytes=quota, lane=lane)
+        disk.connect(arena, identity)
+        assert disk.stats()["entries"] >= before
+        disk.close()
+    assert whole() == before
 
 
 def settled(engine: Engine) -> Engine:
@@ -171,6 +196,48 @@ def test_a_damaged_file_costs_a_recompute_and_is_written_again(
     engine = start()
     assert engine.generate(PROMPT).restored_tokens == 4 * N
     engine.check_idle()
+
+
+def test_a_damaged_marker_is_mended_and_costs_nothing(start: Start, tmp_path: Path) -> None:
+    start().generate(PROMPT)
+    start().close()
+    marker = tmp_path / "disk" / "hybrid-pages-disk"
+    whole = marker.read_bytes()
+    for damaged in (bytes([whole[0] ^ 4]) + whole[1:], whole[:9], b"", bytes(len(whole))):
+        marker.write_bytes(damaged)
+        engine = start()
+        assert engine.generate(PROMPT).restored_tokens == 4 * N
+        assert counters(engine)["disk_failures:directory"] == 1
+        assert marker.read_bytes() == whole
+        engine.check_idle()
+
+
+def test_a_marker_of_a_later_format_is_refused_at_start(start: Start, tmp_path: Path) -> None:
+    start().generate(PROMPT)
+    start().close()
+    marker = tmp_path / "disk" / "hybrid-pages-disk"
+    marker.write_bytes(b"hybrid-pages disk store, format 2\n")
+    with pytest.raises(ForeignError, match="format 2"):
+        start()
+
+
+@pytest.mark.parametrize("disk_gb", [0.0004, 0.0003])
+def test_a_lower_quota_costs_what_has_no_room_and_nothing_that_is_written_then(
+    start: Start, disk_gb: float
+) -> None:
+    engine = start()
+    for seed in range(1, 12):
+        engine.generate(tokens(4 * N + 3, seed))
+        settled(engine)
+    for _ in range(2):
+        engine = start(extra={"disk_gb": disk_gb})
+        engine.generate(PROMPT)
+        settled(engine)
+    for _ in range(2):
+        engine = start(extra={"disk_gb": disk_gb})
+        assert engine.generate(PROMPT).restored_tokens == 4 * N
+        assert not any(key.startswith("disk_failures") for key in counters(engine))
+        engine.check_idle()
 
 
 def test_salts_stay_apart_across_restarts(start: Start) -> None:

@@ -26,8 +26,8 @@ use crate::tier::{CopyEnd, Identity, Planes};
 const GIVING: Duration = Duration::from_millis(2);
 const MOST_WAITS: usize = 5_000;
 
-/// Shared by a disk, its handles and its threads. Of these locks, the book's is taken before the others, and
-/// none while a system call runs that may wait for the device.
+/// Shared by a disk, its handles and its threads. Of these locks, `opening` is taken first and the book's before the
+/// others, and none but `opening` is held while a system call runs that may wait for the device.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) options: DiskOptions,
