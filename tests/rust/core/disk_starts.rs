@@ -298,6 +298,8 @@ fn what_is_cleared_before_the_disk_could_be_opened_is_gone_when_it_is() {
     engine.cache.clear();
     engine.weights += 1;
     assert_eq!(engine.stats().failed(Reason::Directory), before + 1);
+    let notes = engine.below.take_notes().join("\n");
+    assert!(notes.contains("what was cleared"), "{notes}");
     stock.door.mend();
     wait("the disk", || {
         engine.cache.poll();

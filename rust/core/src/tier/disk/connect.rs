@@ -35,6 +35,7 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
         ));
     }
     shared.identity.get_or_init(|| *identity);
+    let mut why = String::new();
     for attempt in 1..=ATTEMPTS {
         let opened = open(shared).and_then(|()| {
             crew::start(shared, shared.queue.new_crew())
@@ -44,14 +45,17 @@ pub(super) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) 
             Ok(()) => return Ok(()),
             Err(Trouble::Refused(error)) => return Err(error),
             Err(Trouble::Passing(reason, what)) => {
-                let what = format!("{what}: all that is there stays, and it is tried again");
                 shared.failed(reason, &what);
+                why = what;
                 if attempt < ATTEMPTS {
                     std::thread::sleep(PAUSE * attempt);
                 }
             }
         }
     }
+    shared.note(&format!(
+        "the disk is left alone, all that is there stays, and it is tried again: {why}"
+    ));
     lock(&shared.health).take_out();
     shared.count(|counts| counts.outages += 1);
     Ok(())
@@ -184,7 +188,8 @@ pub(super) fn clear(shared: &Arc<Shared>, book: &mut Book) {
         if shared.identity.get().is_some() {
             let what = "expected to move what was cleared away at once, found that the disk could not be opened yet: \
                         if this process is killed before that, the next one finds what was cleared";
-            shared.failed(Reason::Directory, what);
+            shared.count(|counts| counts.failures[Reason::Directory as usize] += 1);
+            shared.note(what);
         }
         return;
     }

@@ -190,13 +190,19 @@ impl Shared {
     /// Counts a failure; the first for a reason is noted.
     pub(super) fn failed(&self, reason: Reason, what: &str) {
         self.count(|counts| counts.failures[reason as usize] += 1);
-        let mut notes = lock(&self.notes);
-        if notes.said.insert(reason) {
-            let (place, name) = (&self.place, reason.name());
-            notes.waiting.push(format!(
-                "disk tier {place}: {what} (counted as '{name}'; further ones are counted only)"
+        let first = lock(&self.notes).said.insert(reason);
+        if first {
+            let name = reason.name();
+            self.note(&format!(
+                "{what} (counted as '{name}'; further ones are counted only)"
             ));
         }
+    }
+
+    /// Notes what an operator should read, whatever was noted before.
+    pub(super) fn note(&self, what: &str) {
+        let note = format!("disk tier {}: {what}", self.place);
+        lock(&self.notes).waiting.push(note);
     }
 
     /// What was noted since the last call.
