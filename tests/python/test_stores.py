@@ -57,10 +57,11 @@ class Pool:
 class Engine:
     """An engine with two requests of three blocks each."""
 
-    def __init__(self, **options):
-        self.cache, self.namespace = make()
-        columns = TableColumns(hybrid(), [(1, N, 1, 1, None), (0, N, 1, 1, None)])
-        self.stores = Stores(hybrid(), self.cache, columns, rules(**options))
+    def __init__(self, ranks=1, **options):
+        self.cache, self.namespace = make(ranks=ranks)
+        geometry = hybrid(ranks=ranks)
+        columns = TableColumns(geometry, [(1, N, 1, 1, None), (0, N, 1, 1, None)])
+        self.stores = Stores(geometry, self.cache, columns, rules(**options))
         self.pool = Pool(20)
         self.block_tables = {"a": [[1, 2, 3], [4, 5, 6]], "b": [[7, 8, 9], [10, 11, 12]]}
         self.said, self.begun = [], []

@@ -120,12 +120,12 @@ class Stores:
         if first:
             self.figures.count("failures", label=outcome.reason)
 
-    def not_in_flight(self, job: int) -> None:
+    def not_in_flight(self, job: object) -> None:
         """A worker has reported a job that it was not given, or had ended."""
-        if job in self._ahead:
+        if isinstance(job, int) and job in self._ahead:
             self._ahead.discard(job)
             return
-        logger.error("a worker reported store %d, which is not in flight", job)
+        logger.error("a worker reported store %r, which is not in flight", job)
         self.figures.count("failures", label="worker_metadata")
 
     def not_published(self, job: int, error: Exception) -> None:

@@ -14,6 +14,7 @@ mod error;
 mod facts;
 mod fleet;
 mod geometry;
+mod heard;
 mod hints;
 mod keys;
 mod layer;

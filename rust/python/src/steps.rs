@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::cache::{PyCache, Room, StateSource, namespace_id};
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
+use crate::heard::{self, Heard};
 use crate::lease::left_out;
 use crate::number::{Whole, whole};
 use crate::pins::{pin, unpin};
@@ -49,8 +50,7 @@ struct Store {
     entries: usize,
     /// The source blocks turned out to hold something else.
     void: bool,
-    /// By rank.
-    outcomes: Vec<Option<Py<PyAny>>>,
+    heard: Heard,
 }
 
 /// Plans stores and publishes what every rank has copied.
@@ -228,29 +228,14 @@ impl PyStores {
         outcomes: &Bound<'_, PyDict>,
         trusted: bool,
     ) -> PyResult<()> {
-        let py = engine.py();
         // What the engine is told may change them.
         let outcomes: Vec<_> = outcomes.iter().collect();
+        let mut all = Ok(());
         for (job, outcomes) in outcomes {
-            let job = whole(&job)?;
-            if self.lock().place(job).is_none() {
-                engine.call_method1(intern!(py, "not_in_flight"), (job,))?;
-                continue;
-            }
-            let ended = match self.note(job, &outcomes) {
-                Ok(Some(mut store)) => self.end(engine, &mut store, trusted),
-                Ok(None) => Ok(()),
-                Err(error) => {
-                    self.drop_jobs(engine, vec![Whole(job)])?;
-                    Err(error)
-                }
-            };
-            if let Err(error) = ended {
-                let error = caught(py, error)?;
-                engine.call_method1(intern!(py, "not_published"), (job, error))?;
-            }
+            // Whoever wants the engine to end costs no other job its outcome.
+            all = all.and(self.ended_one(engine, &job, &outcomes, trusted));
         }
-        Ok(())
+        all
     }
 
     fn take_copied(&self) -> (usize, f64) {
@@ -270,35 +255,50 @@ impl PyStores {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes ranks' outcomes of a job, which ends with the last one.
-    fn note(&self, job: usize, outcomes: &Bound<'_, PyAny>) -> PyResult<Option<Store>> {
-        let py = outcomes.py();
-        let mut by_rank = Vec::with_capacity(self.ranks);
-        for outcome in outcomes.try_iter()? {
-            let outcome = outcome?;
-            let rank = whole(&outcome.getattr(intern!(py, "rank"))?)?;
-            if rank >= self.ranks {
-                return Err(to_py(Error::InvalidArgument(format!(
-                    "rank: expected one below {}, found {rank}",
-                    self.ranks
-                ))));
-            }
-            by_rank.push((rank, outcome.unbind()));
-        }
+    /// Takes ranks' outcomes of a job, which ends when all of them have spoken.
+    fn ended_one(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        job: &Bound<'_, PyAny>,
+        outcomes: &Bound<'_, PyAny>,
+        trusted: bool,
+    ) -> PyResult<()> {
+        let py = engine.py();
+        let found = job.extract::<Whole>().map(|Whole(number)| number);
+        let number = found
+            .ok()
+            .filter(|&number| self.lock().place(number).is_some());
+        let Some(number) = number else {
+            return engine
+                .call_method1(intern!(py, "not_in_flight"), (job,))
+                .map(|_| ());
+        };
+        let (trouble, ended) = self.note(number, outcomes);
+        let told = trouble.map_or(Ok(()), |error| not_published(engine, number, error));
+        let Some(mut store) = ended else {
+            return told;
+        };
+        let ended = self.end(engine, &mut store, trusted);
+        told.and(ended.or_else(|error| not_published(engine, number, error)))
+    }
+
+    /// Takes ranks' outcomes of a job: what made no sense about them, and the job, if it has ended.
+    fn note(&self, job: usize, outcomes: &Bound<'_, PyAny>) -> (Option<PyErr>, Option<Store>) {
+        let (said, trouble) = heard::read(outcomes, self.ranks);
         let mut in_flight = self.lock();
         let Some(store) = in_flight.get_mut(job) else {
-            return Ok(None);
+            return (trouble, None);
         };
-        for (rank, outcome) in by_rank {
-            store.outcomes[rank] = Some(outcome);
-        }
-        let all = store.outcomes.iter().all(Option::is_some);
-        Ok(all.then(|| in_flight.remove(job)).flatten())
+        let trouble = store.heard.add(said, trouble);
+        let all = store.heard.all();
+        (trouble, all.then(|| in_flight.remove(job)).flatten())
     }
 
     /// Publishes what every rank has copied, and lets go of its source blocks.
     fn end(&self, engine: &Bound<'_, PyAny>, store: &mut Store, trusted: bool) -> PyResult<()> {
-        let published = if store.void {
+        let published = if store.heard.is_doubtful() {
+            Ok(()) // That was told when it came.
+        } else if store.void {
             skip(engine, "invalid", store.entries)
         } else if !trusted {
             skip(engine, "unconfirmed", store.entries)
@@ -535,7 +535,7 @@ impl PyStores {
             pins: pins.into_iter().map(Bound::unbind).collect(),
             entries: count,
             void: false,
-            outcomes: (0..self.ranks).map(|_| None).collect(),
+            heard: Heard::nothing(self.ranks),
         };
         let mut in_flight = self.lock();
         let job = in_flight.next;
@@ -555,6 +555,15 @@ fn caught(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
     }
 }
 
+/// Tells of an error that costs one job alone.
+fn not_published(engine: &Bound<'_, PyAny>, job: usize, error: PyErr) -> PyResult<()> {
+    let py = engine.py();
+    let error = caught(py, error)?;
+    engine
+        .call_method1(intern!(py, "not_published"), (job, error))
+        .map(|_| ())
+}
+
 fn run_of<'py>(tracked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyRun>> {
     let run = tracked.getattr(intern!(tracked.py(), "run"))?;
     Ok(run.cast_into::<PyRun>()?)
@@ -571,8 +580,8 @@ fn skip(engine: &Bound<'_, PyAny>, reason: &str, entries: usize) -> PyResult<()>
 fn publish(engine: &Bound<'_, PyAny>, store: &mut Store) -> PyResult<(usize, f64)> {
     let py = engine.py();
     let (mut bytes, mut seconds, mut failed) = (0, 0.0, false);
-    let mut shards = Vec::with_capacity(store.outcomes.len());
-    for outcome in store.outcomes.iter().flatten() {
+    let mut shards = Vec::new();
+    for outcome in store.heard.outcomes() {
         let outcome = outcome.bind(py);
         if !outcome.getattr(intern!(py, "error"))?.is_none() {
             engine.call_method1(intern!(py, "not_copied"), (outcome, !failed))?;
