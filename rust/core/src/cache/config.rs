@@ -19,7 +19,7 @@ pub struct ClassConfig {
 /// A request on its arrival, for [`Cache::admit`](super::Cache::admit).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
-    /// Milliseconds on any clock that never goes back, the same for all calls.
+    /// Milliseconds on any clock that never goes back, the same for all calls: [`MOST_NOW`](Self::MOST_NOW) at most.
     pub now: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
@@ -27,6 +27,22 @@ pub struct Arrival {
     pub limit: usize,
     /// What the application says of it.
     pub hints: Hints,
+}
+
+impl Arrival {
+    /// The latest moment that makes sense: ages and times to come are counted from there on.
+    pub const MOST_NOW: u64 = u64::MAX / 4;
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.now <= Self::MOST_NOW {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument(format!(
+            "now: expected at most {} milliseconds, found {}",
+            Self::MOST_NOW,
+            self.now
+        )))
+    }
 }
 
 /// Boundaries that deserve a checkpoint, in blocks: the answer of [`Cache::admit`](super::Cache::admit).

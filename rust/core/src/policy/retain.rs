@@ -135,7 +135,9 @@ impl<P: Policy> Policy for Retaining<P> {
         if hints.retain == 0 {
             return;
         }
-        let until = self.now + hints.retain.min(Hints::MOST_RETAIN);
+        let until = self
+            .now
+            .saturating_add(hints.retain.min(Hints::MOST_RETAIN));
         let kept = self.kept.entry(id).or_insert(Kept {
             until,
             priority: hints.priority,

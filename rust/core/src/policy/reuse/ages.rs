@@ -150,9 +150,9 @@ impl Ages {
         }
         let queue = &mut self.queues[bin];
         let life = *queue.first()?;
-        let due = life.since + end;
-        if now < due {
-            self.due[bin] = due;
+        // By its age: the end of a bin may lie behind the last moment that a clock can name.
+        if now.saturating_sub(life.since) < end {
+            self.due[bin] = life.since.saturating_add(end);
             return None;
         }
         queue.shift(&mut self.spare);
@@ -207,6 +207,19 @@ mod tests {
         let lives: Vec<_> = std::iter::from_fn(|| ages.pop(0, 16, 100)).collect();
         let states: Vec<_> = lives.iter().map(|life| ages.goes_on(life)).collect();
         assert_eq!(states, [Some(true), None, Some(false), None]);
+    }
+
+    #[test]
+    fn at_the_end_of_the_clock_no_life_leaves_a_bin_that_it_has_not_lived_through() {
+        let mut ages = Ages::new();
+        for since in [u64::MAX - 16, u64::MAX - 15, u64::MAX] {
+            ages.begin(1, since, Features::NONE, true);
+        }
+        for _ in 0..2 {
+            let left = taken(&mut ages, 0, 16, u64::MAX);
+            assert!(left.len() <= 1, "one has lived through it: {left:?}");
+        }
+        assert!(ages.pop(0, 16, u64::MAX).is_none());
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Reuse {
         if watched {
             life.features = self.records[life.record].features;
         }
-        let age = self.now - life.since;
+        let age = self.now.saturating_sub(life.since);
         let mut next = bin;
         while next < BINS - 1 && age >= self.hazards.end(next) {
             if life.teaches {
@@ -84,7 +84,7 @@ impl Reuse {
     /// The index of a record is that of its age, and is renewed with it from now on.
     pub(super) fn watch(&mut self, at: u32) {
         let record = &mut self.records[at];
-        let bin = self.hazards.bin(self.now - record.since);
+        let bin = self.hazards.bin(self.now.saturating_sub(record.since));
         record.index = self.hazards.index(&record.features, bin);
         self.records.ages.watch(at, true);
     }
