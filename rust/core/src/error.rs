@@ -27,6 +27,9 @@ pub enum Error {
     /// A copy that did not happen, or whose bytes were not those that left the engine.
     #[error("transfer: {0}")]
     Transfer(String),
+    /// A panic inside: what it was at is in doubt, and is not used any more.
+    #[error("panic: {0}")]
+    Panicked(String),
     /// A disk's directory that cannot be used, or a copy from or to a disk that did not happen.
     #[error("disk: {0}")]
     Disk(String),

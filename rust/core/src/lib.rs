@@ -8,12 +8,13 @@
 //! | L3 | [`prefix`]: which boundaries can be resumed; [`tier`]: where whole entries live |
 //! | L2 | [`slot`]: slots of an arena, and the entries that own them; [`transfer`]: copies and what executes them |
 //! | L1 | [`geometry`]: what a page and a checkpoint are made of; [`policy`]: which entries stay |
-//! | L0 | [`columns`]: entries in block tables; [`run`]: what a request's steps fill; [`error`], [`ids`] |
+//! | L0 | [`columns`]: entries in block tables; [`run`]: what a request's steps fill; [`guarded`]: locks; [`error`], [`ids`] |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod columns;
 pub mod error;
+pub mod guarded;
 pub mod ids;
 pub mod run;
 mod slab;

@@ -14,14 +14,15 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] without a class of attention pages: nothing links the blocks then.
     pub fn follow(&self) -> Result<()> {
-        let index = &mut self.shared.lock().index;
-        if index.roles().attention.is_none() {
-            return Err(Error::InvalidArgument(
-                "follow: expected a class of attention pages, found none".into(),
-            ));
-        }
-        index.follow();
-        Ok(())
+        self.shared.with(|state| {
+            if state.index.roles().attention.is_none() {
+                return Err(Error::InvalidArgument(
+                    "follow: expected a class of attention pages, found none".into(),
+                ));
+            }
+            state.index.follow();
+            Ok(())
+        })?
     }
 
     /// The blocks of a prefix that the cache knows and that have no [`note`](Self::note).
@@ -29,9 +30,10 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn unnoted(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Vec<usize>> {
-        let index = &self.shared.lock().index;
-        index.namespaces.check(namespace)?;
-        Ok(index.unnoted(namespace, keys))
+        self.shared.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            Ok(state.index.unnoted(namespace, keys))
+        })?
     }
 
     /// Keeps a note with blocks of a prefix, for [`changes`](Self::changes), for as long as they are known.
@@ -45,17 +47,21 @@ impl Cache {
         keys: &[PrefixKey],
         notes: impl IntoIterator<Item = (usize, Box<[u8]>)>,
     ) -> Result<()> {
-        let index = &mut self.shared.lock().index;
-        index.namespaces.check(namespace)?;
-        index.note(namespace, keys, notes.into_iter());
-        Ok(())
+        self.shared.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            state.index.note(namespace, keys, notes.into_iter());
+            Ok(())
+        })?
     }
 
     /// What the follower is to be told of a medium since the last call. With `anew`, all that it was told
     /// is removed first and all that is announced told again: for a follower whose listeners may have lost it.
     #[must_use]
     pub fn changes(&self, medium: Medium, anew: bool) -> Changes {
-        self.shared.lock().index.take_changes(medium, anew)
+        let changes = self
+            .shared
+            .with(|state| state.index.take_changes(medium, anew));
+        changes.unwrap_or_default()
     }
 
     /// Announces nothing of a namespace any more, as long as its number is known: no request will ask there.
@@ -63,9 +69,10 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn retire(&self, namespace: NamespaceId) -> Result<()> {
-        let index = &mut self.shared.lock().index;
-        index.namespaces.check(namespace)?;
-        index.retire(namespace);
-        Ok(())
+        self.shared.with(|state| {
+            state.index.namespaces.check(namespace)?;
+            state.index.retire(namespace);
+            Ok(())
+        })?
     }
 }

@@ -54,7 +54,7 @@ impl ReadLease {
     /// Ends it; a second time does nothing.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            self.shared.lock().release(&self.hold.held);
+            self.shared.end(|state| state.release(&self.hold.held));
         }
     }
 
@@ -130,7 +130,7 @@ impl WriteLease {
                 checksums.len()
             )));
         }
-        let ranks = self.shared.lock().ranks();
+        let ranks = self.shared.with(|state| state.ranks())?;
         for (index, shards) in checksums.iter().enumerate() {
             let found = shards.as_ref().len();
             if found != ranks {
@@ -149,18 +149,24 @@ impl WriteLease {
     /// Those of [`commit`](Self::commit).
     pub fn commit_flat(&mut self, checksums: &[u64]) -> Result<usize> {
         self.check_lasts()?;
-        let mut state = self.shared.lock();
-        let (ranks, entries) = (state.ranks(), self.reservation.written.len());
-        if checksums.len() != ranks * entries {
-            return Err(Error::InvalidArgument(format!(
-                "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
-                ranks * entries,
-                checksums.len()
-            )));
-        }
-        self.ended = true;
-        let checksums = checksums.chunks_exact(ranks).map(Some);
-        Ok(self.reservation.publish(&mut state, checksums))
+        let Self {
+            shared,
+            reservation,
+            ended,
+        } = self;
+        shared.with(|state| {
+            let (ranks, entries) = (state.ranks(), reservation.written.len());
+            if checksums.len() != ranks * entries {
+                return Err(Error::InvalidArgument(format!(
+                    "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
+                    ranks * entries,
+                    checksums.len()
+                )));
+            }
+            *ended = true;
+            let checksums = checksums.chunks_exact(ranks).map(Some);
+            Ok(reservation.publish(state, checksums))
+        })?
     }
 
     /// As [`commit`](Self::commit), for bytes whose checksums nobody has computed: a load can't verify them.
@@ -170,17 +176,20 @@ impl WriteLease {
     /// the process has checksums. The lease goes on then.
     pub fn commit_without_checksums(&mut self) -> Result<usize> {
         self.check_lasts()?;
-        let mut state = self.shared.lock();
-        if !state.below.is_empty() {
-            return Err(Error::InvalidArgument(
-                "commit: expected checksums, since this cache has tiers below the host, found none"
-                    .into(),
-            ));
-        }
-        self.ended = true;
-        Ok(self
-            .reservation
-            .publish(&mut state, std::iter::repeat(None)))
+        let Self {
+            shared,
+            reservation,
+            ended,
+        } = self;
+        shared.with(|state| {
+            if !state.below.is_empty() {
+                return Err(Error::InvalidArgument(
+                    "commit: expected checksums, since this cache has tiers below the host, found none".into(),
+                ));
+            }
+            *ended = true;
+            Ok(reservation.publish(state, std::iter::repeat(None)))
+        })?
     }
 
     fn check_lasts(&self) -> Result<()> {
@@ -195,8 +204,7 @@ impl WriteLease {
     /// Gives the room back; after the lease's end it does nothing.
     pub fn abort(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
-            let mut state = self.shared.lock();
-            self.reservation.abandon(&mut state);
+            self.shared.end(|state| self.reservation.abandon(state));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The only door to index, slots and policy: lookup, acquire, reserve, commit, release.
 //!
 //! One lock guards everything behind the door and is held for microseconds, never while bytes
-//! move. A lease holds the entries that it names and those that they can't be reached without, so
+//! move. A panic under it closes the door for good. A lease holds the entries that it names and those that they can't be reached without, so
 //! whatever may be evicted has nothing below it that somebody uses. Where the policy evicts no page before
 //! what hangs from it, a write lease holds only the last page of the prefix that it extends.
 //!
@@ -31,7 +31,7 @@ mod waves;
 mod weigh;
 mod write_behind;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub use config::{Admission, Arrival, CacheConfig, ClassConfig};
 pub use entry::{LeaseEntry, Skipped, Slots};
@@ -41,7 +41,8 @@ pub use stats::{RestoreStats, Stats, TierStats};
 
 pub use crate::prefix::{Changes, Medium, Removed, Span};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::guarded::Guarded;
 use crate::ids::{NamespaceId, PrefixKey, SlotId};
 use crate::policy::Hints;
 use crate::prefix::Hit;
@@ -53,13 +54,30 @@ pub struct Cache {
     shared: Arc<Shared>,
 }
 
-/// The part that a cache shares with its leases.
-struct Shared(Mutex<State>);
+/// The part that a cache shares with its leases. After a panic under its lock nobody gets at the state: nothing is
+/// found or handed out, and leases end without a trace, so that no slot of theirs is ever used again.
+struct Shared {
+    state: Guarded<State>,
+    /// What is said of it then.
+    closed: (Stats, Vec<TierStats>),
+}
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Poison is no reason to fail: only a broken invariant panics in here, and leases must still end.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(state: State) -> Self {
+        Self {
+            closed: state.when_closed(),
+            state: Guarded::new(state),
+        }
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> Result<R> {
+        self.state.with(work)
+    }
+
+    /// The same for what has to end, and ends by itself with the state.
+    fn end(&self, work: impl FnOnce(&mut State)) {
+        // Whoever asks for anything is told of the panic.
+        drop(self.with(work));
     }
 }
 
@@ -81,7 +99,7 @@ impl Cache {
     /// a cache can follow.
     pub fn with_tiers(config: &CacheConfig, below: Vec<Box<dyn Below>>) -> Result<Self> {
         Ok(Self {
-            shared: Arc::new(Shared(Mutex::new(State::new(config, below)?))),
+            shared: Arc::new(Shared::new(State::new(config, below)?)),
         })
     }
 
@@ -102,7 +120,8 @@ impl Cache {
     /// Those of [`namespace`](Self::namespace), and [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an identity that is another
     /// tenant's.
     pub fn namespace_of(&self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
-        self.shared.lock().namespace(identity, tenant)
+        self.shared
+            .with(|state| state.namespace(identity, tenant))?
     }
 
     /// Gives back one hold of [`namespace`](Self::namespace). Without that the identity stays known.
@@ -110,7 +129,8 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, and for one that has entries and no hold.
     pub fn release_namespace(&self, namespace: NamespaceId) -> Result<()> {
-        self.shared.lock().release_namespace(namespace)
+        self.shared
+            .with(|state| state.release_namespace(namespace))?
     }
 
     /// The joint hit for a prefix, one key per block, over all tiers, and why it is no deeper. It refreshes
@@ -119,7 +139,7 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
-        self.shared.lock().lookup(namespace, keys)
+        self.shared.with(|state| state.lookup(namespace, keys))?
     }
 
     /// Brings what the joint hit needs and only tiers below have into the host, when the first `first`
@@ -141,7 +161,8 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<bool> {
-        self.shared.lock().promote(namespace, keys, first)
+        self.shared
+            .with(|state| state.promote(namespace, keys, first))?
     }
 
     /// Begins to bring the joint hit to the engine, when its first `first` blocks need no load: also one that is
@@ -156,14 +177,16 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<Option<Restore>> {
-        let course = self.shared.lock().plan_restore(namespace, keys, first)?;
+        let course = self
+            .shared
+            .with(|state| state.plan_restore(namespace, keys, first))??;
         Ok(course.map(|course| Restore::new(Arc::clone(&self.shared), course)))
     }
 
     /// Takes note of copies to and from tiers below that ended. Lookups, promotions and commits do so, too:
     /// it is for times when there are none.
     pub fn poll(&self) {
-        self.shared.lock().poll();
+        self.shared.end(State::poll);
     }
 
     /// Holds what must be loaded to resume at the joint hit of the host when the first `first` blocks need no
@@ -177,7 +200,9 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<Option<ReadLease>> {
-        let hold = self.shared.lock().acquire(namespace, keys, first)?;
+        let hold = self
+            .shared
+            .with(|state| state.acquire(namespace, keys, first))??;
         Ok(hold.map(|hold| ReadLease::new(Arc::clone(&self.shared), first, hold)))
     }
 
@@ -193,7 +218,8 @@ impl Cache {
         keys: &[PrefixKey],
         arrival: Arrival,
     ) -> Result<Admission> {
-        self.shared.lock().admit(namespace, keys, arrival)
+        self.shared
+            .with(|state| state.admit(namespace, keys, arrival))?
     }
 
     /// Tells the policy how many tokens a request produced. `keys` are those of all its full blocks, of
@@ -209,8 +235,7 @@ impl Cache {
         output_tokens: u64,
     ) -> Result<()> {
         self.shared
-            .lock()
-            .finish(namespace, keys, end, output_tokens)
+            .with(|state| state.finish(namespace, keys, end, output_tokens))?
     }
 
     /// Finds room for entries, each a class and a block of `keys`, in any order. What is resident or
@@ -245,7 +270,8 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<usize> {
-        self.shared.lock().unwritten(namespace, keys, first)
+        self.shared
+            .with(|state| state.unwritten(namespace, keys, first))?
     }
 
     /// The same for a request with hints: they say how the entries are kept, and those that they stand on.
@@ -259,13 +285,14 @@ impl Cache {
         entries: &[(usize, usize)],
         hints: &Hints,
     ) -> Result<WriteLease> {
-        let mut state = self.shared.lock();
-        let mut reservation = state.reserve(namespace, keys, entries, hints)?;
-        let written = reservation.written.iter();
-        reservation.entries = written
-            .map(|&(at, id)| state.describe(at.block, id))
-            .collect();
-        drop(state);
+        let reservation = self.shared.with(|state| {
+            let mut reservation = state.reserve(namespace, keys, entries, hints)?;
+            let written = reservation.written.iter();
+            reservation.entries = written
+                .map(|&(at, id)| state.describe(at.block, id))
+                .collect();
+            Ok(reservation)
+        })??;
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }
 
@@ -282,12 +309,13 @@ impl Cache {
         hints: &Hints,
         mut each: impl FnMut(usize, usize, &[SlotId]),
     ) -> Result<WriteLease> {
-        let mut state = self.shared.lock();
-        let reservation = state.reserve(namespace, keys, entries, hints)?;
-        for &(at, id) in &reservation.written {
-            each(at.class, at.block, &state.slots(id));
-        }
-        drop(state);
+        let reservation = self.shared.with(|state| {
+            let reservation = state.reserve(namespace, keys, entries, hints)?;
+            for &(at, id) in &reservation.written {
+                each(at.class, at.block, &state.slots(id));
+            }
+            Ok(reservation)
+        })??;
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }
 
@@ -299,13 +327,13 @@ impl Cache {
     /// [`Error::Lease`](crate::error::Error::Lease) if the lease was released or belongs to another cache.
     pub fn invalidate(&self, lease: &ReadLease) -> Result<usize> {
         let ids = lease.ids_in(&self.shared)?;
-        Ok(self.shared.lock().invalidate(ids))
+        self.shared.with(|state| state.invalidate(ids))
     }
 
     /// Forgets every entry in every tier; slots under a lease return when it ends. Returns how many entries
     /// resident in the host were dropped. Namespaces that somebody holds stay.
     pub fn clear(&self) -> usize {
-        self.shared.lock().clear()
+        self.shared.with(State::clear).unwrap_or_default()
     }
 
     /// Hands out only the first so many slots from now on: the memory of the others is not ready. All are at
@@ -316,7 +344,7 @@ impl Cache {
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) if one behind them was handed out
     /// before, or the cache has not as many.
     pub fn set_ready_slots(&self, slots: usize) -> Result<()> {
-        self.shared.lock().set_ready_slots(slots)
+        self.shared.with(|state| state.set_ready_slots(slots))?
     }
 
     /// Says how many blocks of a prompt the engine computes in a second; `None`, as at the beginning, if that is
@@ -325,30 +353,42 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for a rate that is not above 0.
     pub fn set_compute_rate(&self, blocks_per_second: Option<f64>) -> Result<()> {
-        self.shared.lock().set_compute_rate(blocks_per_second)
+        self.shared
+            .with(|state| state.set_compute_rate(blocks_per_second))?
     }
 
-    /// Counts and sizes at this moment.
+    /// Counts and sizes at this moment; after a [`failure`](Self::failure) all slots count as leased.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.shared.lock().stats()
+        let stats = self.shared.with(|state| state.stats());
+        stats.unwrap_or(self.shared.closed.0)
     }
 
     /// Counts of the tiers below the host, in order.
     #[must_use]
     pub fn tiers(&self) -> Vec<TierStats> {
-        self.shared.lock().tiers()
+        let tiers = self.shared.with(|state| state.tiers());
+        tiers.unwrap_or_else(|_| self.shared.closed.1.clone())
     }
 
     /// Counts of restores from tiers below.
     #[must_use]
     pub fn restores(&self) -> RestoreStats {
-        self.shared.lock().restores
+        let restores = self.shared.with(|state| state.restores);
+        restores.unwrap_or_default()
+    }
+
+    /// Why the cache finds and stores nothing any more, if that is so: there was a panic inside. Every other call
+    /// that can fail fails with this, and leases end without giving anything back.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.shared.state.failure()
     }
 
     /// Walks everything and names the first contradiction, if there is one: for tests and tools.
     #[must_use]
     pub fn audit(&self) -> Option<String> {
-        self.shared.lock().audit()
+        let audit = self.shared.with(|state| state.audit());
+        audit.unwrap_or_else(|error| Some(error.to_string()))
     }
 }

@@ -120,7 +120,8 @@ impl Restore {
         if self.ended {
             return Progress::Failed;
         }
-        self.shared.lock().advance(&mut self.course)
+        let progress = self.shared.with(|state| state.advance(&mut self.course));
+        progress.unwrap_or(Progress::Failed)
     }
 
     /// The wave that is ready. The one after it may be read while this one is loaded.
@@ -128,14 +129,15 @@ impl Restore {
         if self.ended {
             return None;
         }
-        let (first, hold) = self.shared.lock().take_wave(&mut self.course)?;
+        let wave = self.shared.with(|state| state.take_wave(&mut self.course));
+        let (first, hold) = wave.ok().flatten()?;
         Some(ReadLease::new(Arc::clone(&self.shared), first, hold))
     }
 
     /// Ends it: what was not taken is given up. A second time does nothing.
     pub fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.shared.lock().end_restore(&mut self.course);
+            self.shared.end(|state| state.end_restore(&mut self.course));
         }
     }
 }

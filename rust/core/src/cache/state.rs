@@ -261,6 +261,7 @@ impl State {
         arrival: Arrival,
     ) -> Result<Admission> {
         let seed = self.index.namespaces.seed(namespace)?;
+        arrival.check()?;
         let limit = arrival.limit.min(keys.len());
         let whole = self.hit_anywhere(namespace, keys);
         let pages = whole.pages;
@@ -487,6 +488,23 @@ impl State {
 
     pub(super) fn tiers(&self) -> Vec<TierStats> {
         self.below.iter().map(Level::stats).collect()
+    }
+
+    /// What is said of a cache that nobody gets at any more: none of its slots is ever free again.
+    pub(super) fn when_closed(&self) -> (Stats, Vec<TierStats>) {
+        let slots = self.host.slots() as u64;
+        let stats = Stats {
+            slots,
+            ready_slots: slots,
+            leased_slots: slots,
+            slot_bytes: self.slot_bytes(),
+            ..Stats::default()
+        };
+        let named = |level: &Level| TierStats {
+            name: level.tier.name().to_owned(),
+            ..TierStats::default()
+        };
+        (stats, self.below.iter().map(named).collect())
     }
 
     fn metadata_bytes(&self) -> usize {

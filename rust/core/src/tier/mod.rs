@@ -9,6 +9,7 @@
 //!   host moves none: the engine's workers do.
 
 mod below;
+mod by_name;
 pub mod disk;
 mod host;
 mod name;
@@ -17,6 +18,7 @@ mod room;
 mod speed;
 
 pub use below::{Below, CopyEnd, CopyId, Found};
+pub use by_name::{ByName, Recent};
 pub(crate) use host::Host;
 pub use host::{Arena, Plane, PlaneOptions, prefault};
 pub use name::{Identity, Name, name_of};
