@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::{Error, Result};
+use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::{Arena, Identity, Planes};
 
 use crate::link::Link;
-use crate::lock;
 use crate::shared::Shared;
 use crate::state::Work;
 use crate::stats::MooncakeStats;
@@ -46,7 +46,7 @@ impl MooncakeHandle {
             ));
         }
         let link = Link::new(Arc::clone(shared), *identity, paths);
-        lock(&shared.state).identity = Some(*identity);
+        shared.state().identity = Some(*identity);
         let thread = std::thread::Builder::new()
             .name("hybrid-pages-mooncake".into())
             .spawn(move || link.run())
@@ -58,7 +58,7 @@ impl MooncakeHandle {
     /// Counts at this moment.
     #[must_use]
     pub fn stats(&self) -> MooncakeStats {
-        let state = lock(&self.0.state);
+        let state = self.0.state();
         let mut stats = lock(&self.0.counts).clone();
         stats.out = !state.answers_now();
         stats.shared = state.identity.is_some() && !state.cleared;
@@ -73,7 +73,7 @@ impl MooncakeHandle {
         };
         let running = || state.running.values().map(|batch| &batch.work);
         stats.reading = state.gets.len() as u64 + running().map(reads).sum::<u64>();
-        stats.writing = state.puts.len() as u64 + running().map(writes).sum::<u64>();
+        stats.writing = state.puts_waiting() as u64 + running().map(writes).sum::<u64>();
         stats
     }
 
@@ -87,7 +87,7 @@ impl MooncakeHandle {
     #[must_use]
     pub fn settle(&self, limit: Duration) -> bool {
         let begun = Instant::now();
-        while !lock(&self.0.state).is_idle() {
+        while !self.0.state().is_idle() {
             if begun.elapsed() >= limit {
                 return false;
             }

@@ -34,10 +34,3 @@ pub use options::MooncakeOptions;
 pub use stats::{MooncakeStats, Reason};
 pub use tier::Mooncake;
 pub use value::MOONCAKE_FORMAT_VERSION;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hybrid_pages::guarded::{lock, unless_it_panics};
 use hybrid_pages::tier::{CopyId, Identity};
 use hybrid_pages::transfer::TILE_BYTES;
 
 use crate::helper::Helper;
-use crate::lock;
 use crate::reply;
 use crate::shared::{Shared, refused};
-use crate::state::{Batch, Get, Put, State, Work};
+use crate::state::{Batch, Get, PORTION, Put, State, Work};
 use crate::stats::Reason;
 use crate::value::{Header, key_of};
 use crate::wire::{GetItem, Message, PutItem, Reply};
@@ -57,43 +57,70 @@ impl Link {
         }
     }
 
-    /// Until the tier is closed.
+    /// Until the tier is closed. Then nothing touches slots any more, and all that was under way ends, also after a
+    /// panic.
     pub(crate) fn run(mut self) {
+        if unless_it_panics(|| self.serve()).is_none() {
+            self.shared.breaks();
+        }
+        if unless_it_panics(|| self.finish()).is_none() {
+            self.shared.breaks();
+        }
+    }
+
+    fn serve(&mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
             self.tend();
-            let state = lock(&shared.state);
+            let state = shared.state();
             if state.closed {
-                break;
+                return;
             }
-            let idle = |state: &mut State| !state.closed && !state.lost && !state.has_work();
-            drop(shared.bell.wait_timeout_while(state, TICK, idle));
+            shared.wait_for_work(state, TICK);
             std::thread::sleep(GATHERING);
             self.give();
         }
-        self.finish();
     }
 
     /// Starts a helper if there is none, ends one that hangs, and gives up what takes too long.
     fn tend(&mut self) {
         let shared = Arc::clone(&self.shared);
         let deadline = shared.options.deadline;
-        let mut state = lock(&shared.state);
-        let late = state.give_up_questions(deadline);
+        let (out, cleared) = {
+            let state = shared.state();
+            (state.breaker.is_open(), state.cleared)
+        };
+        if cleared {
+            in_portions(&shared, |state| {
+                let puts = state.take_puts(PORTION, |_| true);
+                (!puts.is_empty()).then(|| end_puts(&shared, puts, "a reset"))
+            });
+        } else if out {
+            fail_puts(&shared);
+        }
+        let mut late = 0;
+        in_portions(&shared, |state| {
+            let some = state.give_up_questions(deadline);
+            late += some;
+            (some > 0).then_some(())
+        });
         if late > 0 {
             shared.failed_times(Reason::Deadline, late, "expected an answer, found none");
-            shared.store_failed(&mut state);
+            shared.store_failed(&mut shared.state());
         }
-        if state.breaker.is_open() {
-            let puts = state.puts.drain(..).collect();
-            fail(&shared, &mut state, Work::Put(puts));
-        }
-        let late = state.give_up_gets(deadline);
+        let mut late = Vec::new();
+        in_portions(&shared, |state| {
+            let some = state.give_up_gets(deadline);
+            let any = !some.is_empty();
+            late.extend(some);
+            any.then_some(())
+        });
+        let mut state = shared.state();
         if !late.is_empty() {
             shared.store_failed(&mut state);
         }
         for (copy, name) in late {
-            state.suspect(name, shared.suspicion());
+            state.suspect(name);
             shared.failed(Reason::Deadline, "expected an entry, found none in time");
             shared.end(copy, Err(refused("an entry", "none before the deadline")));
         }
@@ -162,7 +189,7 @@ impl Link {
             Err(error) => {
                 let program = shared.options.command[0].display();
                 shared.failed(Reason::Helper, &format!("cannot start {program}: {error}"));
-                lock(&shared.state).breaker.open();
+                shared.state().breaker.open();
             }
         }
     }
@@ -171,7 +198,7 @@ impl Link {
     fn give(&mut self) {
         let shared = Arc::clone(&self.shared);
         loop {
-            let mut state = lock(&shared.state);
+            let mut state = shared.state();
             let Some(running) = self.helper.as_mut().filter(|_| state.ready && !state.lost) else {
                 return;
             };
@@ -208,7 +235,7 @@ impl Link {
                 .failed(Reason::Helper, "the thread that reads answers panicked");
         }
         let shared = &self.shared;
-        let mut state = lock(&shared.state);
+        let mut state = shared.state();
         let was_ready = std::mem::take(&mut state.ready);
         state.lost = false;
         if !state.closed {
@@ -221,14 +248,8 @@ impl Link {
         for batch in batches {
             fail(shared, &mut state, batch.work);
         }
-        let puts: Vec<_> = state.puts.drain(..).collect();
-        fail(shared, &mut state, Work::Put(puts));
-        let gets: Vec<_> = state.gets.drain(..).collect();
-        for get in gets {
-            end_get(shared, get.copy);
-        }
-        let questions: Vec<_> = state.questions.drain(..).collect();
-        fail(shared, &mut state, Work::Ask(questions));
+        drop(state);
+        fail_all(shared);
     }
 
     /// The tier is closed: what runs may end, what waits does not begin.
@@ -236,31 +257,65 @@ impl Link {
         let shared = Arc::clone(&self.shared);
         let begun = Instant::now();
         let limit = shared.options.deadline.min(LEAVING);
-        while begun.elapsed() < limit && !lock(&shared.state).running.is_empty() {
-            if lock(&shared.state).lost {
+        while begun.elapsed() < limit && !shared.is_broken() {
+            let state = shared.state();
+            if state.running.is_empty() || state.lost {
                 break;
             }
+            drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
         self.lose(ENDING);
         // Without a helper there may still be some.
-        let mut state = lock(&shared.state);
-        let puts: Vec<_> = state.puts.drain(..).collect();
-        fail(&shared, &mut state, Work::Put(puts));
-        let gets: Vec<_> = state.gets.drain(..).collect();
-        for get in gets {
-            end_get(&shared, get.copy);
-        }
+        fail_all(&shared);
+        let state = shared.state();
         let lost = lock(&shared.counts).failures[Reason::Closed as usize];
         if lost > 0 {
             shared.note(&format!("closed before {lost} entries were written"));
         }
-        let left = state.removes.len();
+        let left = state.to_go();
         if state.cleared && left > 0 {
             shared.note(&format!(
                 "closed before {left} entries that a reset made wrong were removed: empty the store"
             ));
         }
+    }
+}
+
+/// Does something again and again until it says that nothing is left: the cache may get at the state meanwhile.
+fn in_portions(shared: &Shared, mut some: impl FnMut(&mut State) -> Option<()>) {
+    while some(&mut shared.state()).is_some() {}
+}
+
+/// Nothing comes of the writes that wait.
+fn fail_puts(shared: &Shared) {
+    in_portions(shared, |state| {
+        let puts = state.take_puts(PORTION, |_| true);
+        (!puts.is_empty()).then(|| fail(shared, state, Work::Put(puts)))
+    });
+}
+
+/// Nothing comes of all that waits.
+fn fail_all(shared: &Shared) {
+    fail_puts(shared);
+    in_portions(shared, |state| {
+        let count = state.gets.len().min(PORTION);
+        state
+            .gets
+            .drain(..count)
+            .for_each(|get| end_get(shared, get.copy));
+        (count > 0).then_some(())
+    });
+    in_portions(shared, |state| {
+        let questions = state.take_questions();
+        (!questions.is_empty()).then(|| fail(shared, state, Work::Ask(questions)))
+    });
+}
+
+/// Ends writes that have not begun.
+pub(crate) fn end_puts(shared: &Shared, puts: Vec<Put>, why: &str) {
+    for put in puts {
+        shared.end(put.copy, Err(refused("an entry that is wanted", why)));
     }
 }
 
@@ -286,9 +341,9 @@ fn fail(shared: &Shared, state: &mut State, work: Work) {
             for put in puts {
                 // It may have arrived.
                 if put.undone || state.cleared {
-                    state.removes.insert(put.name);
+                    state.removes.insert(put.name, ());
                 } else {
-                    state.written.insert(put.name);
+                    state.wrote(put.name);
                 }
                 shared.end(put.copy, Err(refused("a store that takes writes", "none")));
             }
@@ -383,12 +438,20 @@ fn parts(shared: &Shared, put: &Put) -> Vec<(usize, usize, usize)> {
 
 /// Takes what the helper says, until it ends.
 fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
+    if unless_it_panics(|| hear(shared, identity, stream)).is_none() {
+        shared.breaks();
+    }
+    shared.state().lost = true;
+    shared.bell.notify_all();
+}
+
+fn hear(shared: &Shared, identity: &Identity, stream: UnixStream) {
     let mut tile = [0; TILE_BYTES];
     for line in BufReader::new(stream).lines() {
         let reply = line.ok().and_then(|line| serde_json::from_str(&line).ok());
         match reply {
             Some(Reply::Ready { ready: true }) => {
-                let mut state = lock(&shared.state);
+                let mut state = shared.state();
                 state.ready = true;
                 state.breaker.worked();
             }
@@ -406,6 +469,4 @@ fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
         }
         shared.bell.notify_all();
     }
-    lock(&shared.state).lost = true;
-    shared.bell.notify_all();
 }

@@ -3,17 +3,18 @@
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::unless_it_panics;
 use hybrid_pages::tier::Identity;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
 
-use crate::lock;
 use crate::shared::{Shared, refused};
-use crate::state::{Get, Put, Question, State, Work};
+use crate::state::{Batch, Get, PORTION, Put, Question, State, Work};
 use crate::stats::Reason;
 use crate::value::Header;
 use crate::wire::{NO_ANSWER, NO_ROOM, NOT_FOUND, NOT_READY, WRONG_LENGTH};
 
-/// Takes the answer to a batch. Bytes are verified in `tile`, where nobody else writes.
+/// Takes the answer to a batch. Bytes are verified in `tile`, where nobody else writes. Its copies end, also if that
+/// panics: then nothing touches their slots any more.
 pub(crate) fn take(
     shared: &Shared,
     identity: &Identity,
@@ -21,7 +22,7 @@ pub(crate) fn take(
     tile: &mut [u8; TILE_BYTES],
 ) {
     let batch = {
-        let mut state = lock(&shared.state);
+        let mut state = shared.state();
         let batch = state.running.remove(&id);
         state.reading_replies += usize::from(batch.is_some());
         batch
@@ -29,6 +30,27 @@ pub(crate) fn take(
     let Some(batch) = batch else {
         return; // It was given up with an earlier helper.
     };
+    let copies = batch.work.copies();
+    if unless_it_panics(|| understand(shared, identity, batch, codes, tile)).is_none() {
+        shared.breaks();
+        shared.state().reading_replies -= 1;
+        for copy in copies {
+            // The cache ignores the end of one that has ended.
+            shared.end(
+                copy,
+                Err(refused("an answer that is understood", "a panic")),
+            );
+        }
+    }
+}
+
+fn understand(
+    shared: &Shared,
+    identity: &Identity,
+    batch: Batch,
+    codes: &[i64],
+    tile: &mut [u8; TILE_BYTES],
+) {
     // A code that is missing is an error of the store's.
     let codes = codes.iter().copied().chain(std::iter::repeat(-1));
     let reply = Taking { shared, identity };
@@ -42,29 +64,31 @@ pub(crate) fn take(
             let bytes = gets
                 .iter()
                 .map(|get| shared.classes[get.class].value_bytes as u64);
-            let took = lock(&shared.state).read_for(batch.given);
+            let took = shared.state().read_for(batch.given);
             measured = Measured::Read(bytes.sum(), took);
             reply.gets(gets, codes, tile)
         }
         Work::Put(puts) => reply.puts(puts, codes),
         Work::Remove(names) => {
             let mut health = Health::default();
-            let mut state = lock(&shared.state);
-            for (name, code) in names.iter().zip(codes) {
-                if matches!(code, 0 | NOT_FOUND | NOT_READY) {
-                    health.worked = true;
-                    state.removes.remove(name);
-                    state.written.remove(name);
-                } else {
-                    health.failed |= code <= NO_ANSWER;
-                    state.removes_from = Some(Instant::now() + shared.options.retry);
-                    shared.failed(Reason::Remove, &format!("Mooncake's code {code}"));
+            let names: Vec<_> = names.iter().zip(codes).collect();
+            for part in names.chunks(PORTION) {
+                let mut state = shared.state();
+                for &(name, code) in part {
+                    if matches!(code, 0 | NOT_FOUND | NOT_READY) {
+                        health.worked = true;
+                        state.removed(name);
+                    } else {
+                        health.failed |= code <= NO_ANSWER;
+                        state.removes_from = Some(Instant::now() + shared.options.retry);
+                        shared.failed(Reason::Remove, &format!("Mooncake's code {code}"));
+                    }
                 }
             }
             health
         }
     };
-    let mut state = lock(&shared.state);
+    let mut state = shared.state();
     state.reading_replies -= 1;
     if health.failed {
         shared.store_failed(&mut state);
@@ -118,25 +142,32 @@ impl Taking<'_> {
     fn damaged(&self, state: &mut State, name: &[u8; 32], reason: Reason, what: &str) {
         self.shared.failed(reason, what);
         state.unsay(name);
-        state.removes.insert(*name);
+        state.removes.insert(*name, ());
     }
 
     fn questions(&self, questions: &[Question], codes: impl Iterator<Item = i64>) -> Health {
         let mut health = Health::default();
-        let mut state = lock(&self.shared.state);
-        for (index, (question, code)) in questions.iter().zip(codes).enumerate() {
-            let Question { name, class } = question;
+        let read = |(index, (question, code)): (usize, (&Question, i64))| {
             let at = self.shared.staging.question(index);
-            let sums = (code == 1).then(|| self.staged(at, name, *class)).flatten();
+            let staged = || self.staged(at, &question.name, question.class);
+            (question.name, code, (code == 1).then(staged).flatten())
+        };
+        let answers: Vec<_> = questions.iter().zip(codes).enumerate().map(read).collect();
+        let mut state = self.shared.state();
+        for (index, (name, code, sums)) in answers.into_iter().enumerate() {
+            if index % PORTION == PORTION - 1 {
+                drop(state); // Somebody may wait for it.
+                state = self.shared.state();
+            }
             health.worked |= code >= 0 || matches!(code, NOT_FOUND | NOT_READY | WRONG_LENGTH);
             match code {
                 1 if sums.is_none() => {
                     let what = "expected the header of the entry, found other bytes";
-                    self.damaged(&mut state, name, Reason::Header, what);
+                    self.damaged(&mut state, &name, Reason::Header, what);
                 }
                 WRONG_LENGTH => {
                     let what = "expected a value with a header, found a shorter one";
-                    self.damaged(&mut state, name, Reason::Header, what);
+                    self.damaged(&mut state, &name, Reason::Header, what);
                 }
                 0 | 1 | NOT_FOUND | NOT_READY => {}
                 code => {
@@ -145,7 +176,7 @@ impl Taking<'_> {
                         .failed(Reason::Ask, &format!("Mooncake's code {code}"));
                 }
             }
-            state.answered(*name, sums);
+            state.answered(name, sums);
         }
         health
     }
@@ -177,7 +208,7 @@ impl Taking<'_> {
                     Err((Reason::Read, format!("Mooncake's code {code}")))
                 }
             };
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state();
             state.free_cells.push(get.cell);
             let Some(copy) = get.copy else {
                 continue; // Its end was reported at the deadline.
@@ -193,7 +224,7 @@ impl Taking<'_> {
                         self.shared.failed(reason, &what);
                     }
                     _ => {
-                        state.suspect(get.name, self.shared.suspicion());
+                        state.suspect(get.name);
                         self.shared.failed(reason, &what);
                     }
                 }
@@ -253,7 +284,7 @@ impl Taking<'_> {
 
     fn puts(&self, puts: Vec<Put>, codes: impl Iterator<Item = i64>) -> Health {
         let mut health = Health::default();
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state();
         for (index, (put, code)) in puts.into_iter().zip(codes).enumerate() {
             let at = self.shared.staging.put(index);
             let there = (code == 0)
@@ -270,7 +301,7 @@ impl Taking<'_> {
                     Some(sums) if sums == put.sums => Ok(Vec::new()),
                     Some(_) => failed(Reason::Kept, "the entry with other bytes"),
                     None => {
-                        state.removes.insert(put.name);
+                        state.removes.insert(put.name, ());
                         failed(Reason::Header, "another value under its key")
                     }
                 },
@@ -286,9 +317,9 @@ impl Taking<'_> {
             };
             let kept = code == 0 && result.is_err();
             if !kept && (put.undone || state.cleared) {
-                state.removes.insert(put.name);
+                state.removes.insert(put.name, ());
             } else if !kept {
-                state.written.insert(put.name); // After an error it may be there.
+                state.wrote(put.name); // After an error it may be there.
             }
             state.unsay(&put.name);
             if result.is_ok() {

@@ -1,14 +1,15 @@
 //! What the threads of a tier share with it.
 
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hashbrown::HashSet;
 use hybrid_pages::error::{Error, Result};
+use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::{CopyEnd, CopyId, Planes};
 
-use crate::lock;
 use crate::options::MooncakeOptions;
 use crate::staging::Staging;
 use crate::state::State;
@@ -33,10 +34,14 @@ pub(crate) struct Shared {
     pub(crate) slot_bytes: usize,
     pub(crate) planes: OnceLock<Planes>,
     pub(crate) staging: Staging,
-    pub(crate) state: Mutex<State>,
+    state: Mutex<State>,
     /// Rings when there is something to do.
     pub(crate) bell: Condvar,
-    pub(crate) ended: Mutex<Vec<CopyEnd>>,
+    ended: Mutex<Vec<CopyEnd>>,
+    /// A thread of the tier has panicked.
+    broken: AtomicBool,
+    /// That was counted.
+    told: AtomicBool,
     /// The thread that has the helper.
     pub(crate) link: Mutex<Option<JoinHandle<()>>>,
     process: u32,
@@ -49,6 +54,9 @@ struct Notes {
     said: HashSet<Reason>,
     waiting: Vec<String>,
 }
+
+const PANICKED: &str = "expected no panic, found one inside: the store is left alone until the engine starts anew; please \
+                        report what standard error says";
 
 /// A copy that did not happen.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
@@ -85,6 +93,8 @@ impl Shared {
             staging,
             bell: Condvar::new(),
             ended: Mutex::default(),
+            broken: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             link: Mutex::default(),
             process: std::process::id(),
             counts: Mutex::default(),
@@ -99,6 +109,41 @@ impl Shared {
 
     pub(crate) fn header_bytes(&self) -> usize {
         header_bytes(self.ranks)
+    }
+
+    /// What the tier knows and has to do. After a panic it is closed: nothing is found or taken any more.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = lock(&self.state);
+        if self.is_broken() {
+            state.closed = true;
+            if !self.told.swap(true, Ordering::SeqCst) {
+                self.failed(Reason::Panic, PANICKED);
+                self.bell.notify_all();
+            }
+        }
+        state
+    }
+
+    /// Whether what the tier knows is in doubt, since there was a panic.
+    pub(crate) fn is_broken(&self) -> bool {
+        let poisoned = self.state.is_poisoned() || self.ended.is_poisoned();
+        poisoned || self.broken.load(Ordering::SeqCst)
+    }
+
+    /// A thread of the tier has panicked: what it was at is in doubt.
+    pub(crate) fn breaks(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        drop(self.state());
+    }
+
+    /// Waits for work, or a tick.
+    pub(crate) fn wait_for_work(&self, state: MutexGuard<'_, State>, tick: Duration) {
+        let idle = |state: &mut State| !state.closed && !state.lost && !state.has_work();
+        drop(self.bell.wait_timeout_while(state, tick, idle));
+    }
+
+    pub(crate) fn take_ended(&self, ended: &mut Vec<CopyEnd>) {
+        ended.append(&mut lock(&self.ended));
     }
 
     pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
@@ -137,19 +182,13 @@ impl Shared {
         }
     }
 
-    /// How long nobody finds an entry whose read has failed.
-    pub(crate) fn suspicion(&self) -> Duration {
-        self.options.retry * 8
-    }
-
     /// Ends the copies, the threads and the helper.
     pub(crate) fn close(&self) {
         if self.is_inherited() {
             return;
         }
         {
-            let mut state = lock(&self.state);
-            state.closed = true;
+            self.state().closed = true;
             self.bell.notify_all();
         }
         let link = lock(&self.link).take();

@@ -6,6 +6,12 @@ use memmap2::MmapRaw;
 
 /// Questions in one batch at most.
 pub(crate) const MOST_QUESTIONS: usize = 1024;
+/// Cells that are of use: those of the reads that the helper has at a time.
+const MOST_CELLS: usize = MOST_GET_BATCHES * MOST_GETS;
+/// Batches of reads that the helper has at a time: one moves, one waits.
+pub(crate) const MOST_GET_BATCHES: usize = 2;
+/// Reads in one batch at most.
+pub(crate) const MOST_GETS: usize = 32;
 /// Writes in one batch at most.
 pub(crate) const MOST_PUTS: usize = 64;
 
@@ -42,7 +48,7 @@ impl Staging {
         wanted: usize,
     ) -> std::io::Result<Self> {
         let cell_bytes = largest_value.next_multiple_of(4096);
-        let cells = (wanted / cell_bytes).max(2);
+        let cells = (wanted / cell_bytes).clamp(2, MOST_CELLS);
         let file = nameless()?;
         let heads = ((MOST_QUESTIONS + MOST_PUTS) * header_bytes).next_multiple_of(4096);
         file.set_len((heads + cells * cell_bytes) as u64)?;

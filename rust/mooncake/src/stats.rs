@@ -27,11 +27,13 @@ pub enum Reason {
     Helper,
     /// A write that had not ended when the store was closed.
     Closed,
+    /// A panic inside: the store is left alone for good.
+    Panic,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Header,
         Self::Checksum,
         Self::Read,
@@ -44,6 +46,7 @@ impl Reason {
         Self::Remove,
         Self::Helper,
         Self::Closed,
+        Self::Panic,
     ];
 
     /// Its name in counts.
@@ -62,6 +65,7 @@ impl Reason {
             Self::Remove => "remove",
             Self::Helper => "helper",
             Self::Closed => "closed",
+            Self::Panic => "panic",
         }
     }
 }

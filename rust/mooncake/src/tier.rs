@@ -10,10 +10,11 @@ use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Name, Room, Tier, name_of};
 
 use crate::handle::MooncakeHandle;
-use crate::lock;
+use crate::link::end_puts;
 use crate::options::MooncakeOptions;
 use crate::shared::{Shared, refused};
-use crate::state::{Get, Known, Put, Question, State, Work};
+use crate::state::{Get, Known, PORTION, Put, State, Work};
+use crate::stats::Reason;
 
 /// Entries that the cache keeps track of here: the store has no bound that is known.
 const MOST_ENTRIES: u64 = 1 << 20;
@@ -63,14 +64,10 @@ impl Mooncake {
 
     /// Gives up a write: one that waits does not begin. Says whether one is under way.
     fn undo_write(&self, state: &mut State, name: &Name, gone: bool) -> bool {
-        state.puts.retain(|put| {
-            let stays = put.name != *name;
-            if !stays {
-                let error = refused("an entry that is wanted", "that it is to go");
-                self.shared.end(put.copy, Err(error));
-            }
-            stays
-        });
+        if let Some(put) = state.take_put(name) {
+            let error = refused("an entry that is wanted", "that it is to go");
+            self.shared.end(put.copy, Err(error));
+        }
         let mut under_way = false;
         for batch in state.running.values_mut() {
             if let Work::Put(puts) = &mut batch.work {
@@ -121,7 +118,7 @@ impl Below for Mooncake {
 
     fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
         let weighs = self.shared.options.weighs;
-        weighs.then(|| lock(&self.shared.state).speed.expects(bytes))
+        weighs.then(|| self.shared.state().speed.expects(bytes))
     }
 
     fn accepts(&mut self, entry: &NewEntry) -> bool {
@@ -129,7 +126,7 @@ impl Below for Mooncake {
             self.shared.count(|counts| counts.unproven += 1);
             return false;
         }
-        let able = lock(&self.shared.state).takes_writes();
+        let able = self.shared.state().takes_writes();
         if !able {
             self.shared.count(|counts| counts.dropped += 1);
         }
@@ -139,7 +136,7 @@ impl Below for Mooncake {
     fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
         let shared = &self.shared;
         let (name, class) = (name_of(key), key.class_index);
-        let mut state = lock(&shared.state);
+        let mut state = shared.state();
         if !state.takes_writes() {
             return shared.end(copy, Err(refused("a store that takes writes", "none")));
         }
@@ -151,7 +148,7 @@ impl Below for Mooncake {
             return shared.end(copy, Ok(Vec::new()));
         }
         self.undo_write(&mut state, &name, false);
-        state.puts.push_back(Put {
+        state.put(Put {
             copy,
             name,
             class,
@@ -165,7 +162,7 @@ impl Below for Mooncake {
 
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
         let shared = &self.shared;
-        let mut state = lock(&shared.state);
+        let mut state = shared.state();
         if !state.answers_now() {
             return shared.end(copy, Err(refused("a store that answers", "an outage")));
         }
@@ -184,15 +181,16 @@ impl Below for Mooncake {
     }
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
-        ended.append(&mut lock(&self.shared.ended));
+        self.shared.take_ended(ended);
     }
 
     /// The other entries of the boundary are asked for with the first.
     fn find(&mut self, key: &EntryKey) -> Found {
         let shared = &self.shared;
-        let mut state = lock(&shared.state);
+        let name = name_of(key);
+        let mut state = shared.state();
         let known = if state.answers_now() {
-            state.known(&name_of(key))
+            state.known(&name)
         } else {
             Known::Absent
         };
@@ -206,6 +204,12 @@ impl Below for Mooncake {
                 Found::Absent
             }
             Known::Asking => Found::Asking,
+            Known::Unknown if !state.may_ask() => {
+                let what = "expected fewer questions at a time, found the queue full";
+                shared.failed(Reason::Ask, what);
+                shared.count(|counts| counts.misses += 1);
+                Found::Absent
+            }
             Known::Unknown => {
                 for class in 0..shared.classes.len() {
                     let name = name_of(&EntryKey {
@@ -213,7 +217,7 @@ impl Below for Mooncake {
                         ..key.clone()
                     });
                     if state.known(&name) == Known::Unknown {
-                        state.ask(Question { name, class });
+                        state.ask(name, class);
                         shared.count(|counts| counts.asked += 1);
                     }
                 }
@@ -226,25 +230,23 @@ impl Below for Mooncake {
     /// Others may use it.
     fn evict(&mut self, key: &EntryKey) {
         let name = name_of(key);
-        self.undo_write(&mut lock(&self.shared.state), &name, false);
+        self.undo_write(&mut self.shared.state(), &name, false);
     }
 
     fn remove(&mut self, key: &EntryKey) {
         let name = name_of(key);
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state();
         self.undo_write(&mut state, &name, true);
         state.unsay(&name);
         // What others have put is theirs: this process leaves it alone for a while.
-        if state.written.remove(&name) {
-            state.removes.insert(name);
-        } else {
-            state.suspect(name, self.shared.suspicion());
+        if !state.take_back(name) {
+            state.suspect(name);
         }
     }
 
     fn forget(&mut self, key: &EntryKey) {
         let name = name_of(key);
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state();
         self.undo_write(&mut state, &name, false);
         state.unsay(&name);
     }
@@ -256,18 +258,23 @@ impl Below for Mooncake {
         if shared.is_inherited() {
             return;
         }
-        let mut state = lock(&shared.state);
+        let mut state = shared.state();
         if state.closed || std::mem::replace(&mut state.cleared, true) {
             return;
         }
-        let puts: Vec<Put> = state.puts.drain(..).collect();
-        for put in puts {
-            shared.end(put.copy, Err(refused("an entry that is wanted", "a reset")));
-        }
-        let written: Vec<Name> = state.written.drain().collect();
-        state.removes.extend(written);
+        let waiting = state.take_puts(PORTION, |_| true);
+        end_puts(shared, waiting, "a reset"); // The link ends the rest.
+        state.take_all_back();
+        let forgotten = state.forgotten;
         drop(state);
+        shared.bell.notify_all();
         shared.note("after a reset nothing is shared until the engine starts anew");
+        if forgotten > 0 {
+            shared.note(&format!(
+                "of the entries that a reset made wrong, {forgotten} were written so long ago that their names are \
+                 forgotten: empty the store"
+            ));
+        }
     }
 }
 
