@@ -6,9 +6,10 @@ failure anywhere makes vLLM compute the request, and its entries are dropped.
 """
 
 import math
+import operator
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease, Restore
@@ -40,8 +41,10 @@ class _Load:
     tables: Tables = ()
     end: int = 0
     """The request resumes after so many tokens."""
-    ranks: int = 0
-    """Those that have not ended the wave that is being copied."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks that have not said how copying has ended; in waves, of the one that is copied."""
+    nameless: bool = False
+    """Whether somebody has said so whose rank could not be read."""
     since: float = 0.0
     """When the last wave ended, or the read of the next one began if it had to wait for room."""
     queued: bool = False
@@ -52,6 +55,15 @@ class _Load:
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.release()
+
+    def copies(self, ranks: int) -> None:
+        """Every rank is to copy, and to say one thing when it has ended."""
+        self.silent, self.nameless = set(range(ranks)), False
+
+    @property
+    def copied(self) -> bool:
+        """Whether no rank copies any more: the nameless one can only be the one that is silent."""
+        return len(self.silent) <= self.nameless
 
     def end_restore(self) -> None:
         """Brings no further wave."""
@@ -147,6 +159,7 @@ class Loads:
             return
         name = request.request_id
         self.in_flight[name] = load
+        load.copies(self.ranks)
         try:
             local = tracked.lookup.local if tracked and tracked.lookup else 0
             load.end = local + n
@@ -184,7 +197,7 @@ class Loads:
         load.lease = restore.take()
         if load.lease is None:
             raise InvalidArgumentError("expected a wave that is ready, found none")
-        load.ranks = self.ranks
+        load.copies(self.ranks)
         entries = load.lease.targets(self.columns, load.tables, load.end)
         last = restore.progress() == "done"
         if last:
@@ -218,6 +231,7 @@ class Loads:
                     load.release()
             self._fail(name, load.tracked, "promotion")
         load.end_restore()
+        load.copies(self.ranks)  # nothing, but they say so
         return LoadJob(name, [])
 
     def _may_wait(self, load: _Load, *, queued: bool) -> bool:
@@ -299,31 +313,62 @@ class Loads:
     def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
         """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
         for this request."""
-        outcomes = list(outcomes)
-        failed = [outcome for outcome in outcomes if outcome.error is not None]
-        for outcome in outcomes:
-            if outcome.error is None:
-                self.figures.count("loaded_bytes", outcome.nbytes)
-                self.figures.count("loaded_seconds", outcome.seconds)
-            else:
+        load = self.in_flight.get(request_id)
+        failures = []
+        try:
+            for outcome in outcomes:
+                failures.append(self._heard(request_id, load, outcome))
+        except Exception as error:
+            failures.append(self._unreadable(request_id, load, error))
+        reason = next((failure for failure in failures if failure is not None), None)
+        if reason is not None:
+            self._fail(request_id, tracked, reason)
+        if load is None:
+            return
+        if reason is not None and load.lease is not None:
+            self.cache.invalidate(load.lease)
+        if load.restore is not None and load.copied:
+            load.release()  # the next wave may follow
+            load.since = self.below.moved = time.monotonic()
+
+    def _heard(self, request_id: str, load: _Load | None, outcome: Outcome) -> str | None:
+        """Takes one rank's outcome of a load. Returns why the load has failed, if it has."""
+        try:
+            rank = operator.index(outcome.rank)
+            if not 0 <= rank < self.ranks:
+                raise InvalidArgumentError(f"rank: expected one below {self.ranks}, found {rank}")
+        except Exception as error:
+            return self._unreadable(request_id, load, error)
+        try:
+            if load is not None:
+                if rank not in load.silent:
+                    raise InvalidArgumentError(f"expected one outcome of rank {rank}, found two")
+                load.silent.discard(rank)
+            if outcome.error is not None:
                 logger.warning(
                     "the load of request %s failed on rank %d and is recomputed: %s",
                     request_id,
-                    outcome.rank,
+                    rank,
                     outcome.error,
                 )
-        load = self.in_flight.get(request_id)
-        if failed:
-            self._fail(request_id, tracked, failed[0].reason)
-        if load is None:
-            return
-        if load.restore is not None:
-            load.ranks -= len(outcomes)
-        if failed and load.lease is not None:
-            self.cache.invalidate(load.lease)
-        if load.restore is not None and load.ranks <= 0:
-            load.release()  # the next wave may follow
-            load.since = self.below.moved = time.monotonic()
+                return str(outcome.reason)
+            nbytes, seconds = operator.index(outcome.nbytes), float(outcome.seconds)
+        except Exception as error:
+            return self._unreadable(request_id, None, error)
+        self.figures.count("loaded_bytes", nbytes)
+        self.figures.count("loaded_seconds", seconds)
+        return None
+
+    def _unreadable(self, request_id: str, load: _Load | None, error: Exception) -> str:
+        """A rank has said something that makes no sense; ``load``: and who, is not known."""
+        if load is not None:
+            load.nameless = True
+        logger.error(
+            "what a rank said of the load of request %s cannot be read, so it is recomputed",
+            request_id,
+            exc_info=error,
+        )
+        return "worker_metadata"
 
     def released(self, request_id: str) -> bool:
         """Ends a load that every rank has ended: its slots may be evicted again.
@@ -333,6 +378,9 @@ class Loads:
         """
         load = self.in_flight.pop(request_id, None)
         if load is not None:
+            if load.silent and request_id not in self._failed:
+                logger.error("%d ranks did not say how request %s was loaded", len(load.silent), request_id)
+                self._fail(request_id, load.tracked, "worker_metadata")
             load.release()
             load.end_restore()
             self.below.moved = time.monotonic()

@@ -55,7 +55,13 @@ impl<'a> Crowd<'a> {
                 begins[session] = begins[session].min(visit.now - start);
             }
         }
-        let mut calls = Vec::with_capacity((trace.visits.len() as f64 * copies) as usize);
+        let mut calls = Vec::new();
+        let expected = (trace.visits.len() as f64 * copies) as usize;
+        calls.try_reserve_exact(expected).map_err(|_| {
+            Error::InvalidArgument(format!(
+                "engines: expected work that memory can hold, found {expected} requests"
+            ))
+        })?;
         for copy in 0..count {
             let left = copies - copy as f64;
             let delay = ((copy as f64 * SPREAD).fract() * lasts as f64) as u64;

@@ -1,6 +1,7 @@
 //! One engine of several: a live cache of counts, without bytes.
 
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Medium};
+use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::prefix::Hit;
 
@@ -10,6 +11,20 @@ use crate::trace::Visit;
 /// Classes of the cache.
 pub(crate) const PAGE: usize = 0;
 pub(crate) const CHECKPOINT: usize = 1;
+
+/// Engines of a fleet at most: each is a cache of its own.
+const MOST_ENGINES: usize = 1 << 12;
+
+/// Rejects a number of engines that no fleet has.
+pub(crate) fn check_engines(engines: usize) -> Result<()> {
+    if (1..=MOST_ENGINES).contains(&engines) {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!(
+        "engines: expected 1 to {MOST_ENGINES}, found {engines}"
+    ))
+    .into())
+}
 
 pub(crate) struct Engine {
     cache: Cache,

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use hybrid_pages::error::Error;
 
+use crate::engine::check_engines;
 use crate::error::Result;
 use crate::load::Packing;
 use crate::simulation::{Fleet, FleetRow, Terms, copies, counted, run};
@@ -13,6 +14,9 @@ use crate::trace::Trace;
 
 /// How many more requests have run, and about how many will in all; whether to go on.
 pub type Progress<'a> = dyn Fn(usize, usize) -> ControlFlow<()> + Sync + 'a;
+
+/// Each second is counted apart: those of a hundred days at most.
+const MOST_SECONDS: u64 = 100 * 24 * 3600;
 
 /// Runs every fleet, over all cores. Rows come in order. After a break nothing goes on, and the rows are incomplete.
 ///
@@ -54,13 +58,15 @@ pub fn fleets(
         ))
         .into());
     }
-    if let Some(fleet) = all.iter().find(|fleet| fleet.engines == 0) {
+    if end > MOST_SECONDS * 1000 {
         return Err(Error::InvalidArgument(format!(
-            "engines: expected at least 1, found {}",
-            fleet.engines
+            "trace: expected requests over at most {MOST_SECONDS} seconds, found {} ms: shorten it with `lasts`",
+            trace.lasts()
         ))
         .into());
     }
+    all.iter()
+        .try_for_each(|fleet| check_engines(fleet.engines))?;
     let calls = |fleet: &Fleet| copies(trace, terms, fleet.engines) * trace.requests() as f64;
     let expected = all.iter().map(calls).sum::<f64>() as usize;
     let progress = |run: usize| progress(run, expected);

@@ -4,6 +4,9 @@ use hybrid_pages::error::Error;
 
 use crate::error::Result;
 
+/// Most bytes of a page and of a checkpoint.
+const MOST_BYTES: u64 = 1 << 40;
+
 /// Bytes per second, tokens per second, and how many bytes there are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
@@ -49,6 +52,7 @@ impl Link {
     /// [`Error::InvalidArgument`] with the number's name.
     pub fn check(&self) -> Result<()> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
+        let sizes = 1..=MOST_BYTES;
         let wrong = if !(self.latency.is_finite() && self.latency >= 0.0) {
             format!(
                 "latency: expected seconds from 0 on, found {}",
@@ -62,10 +66,10 @@ impl Link {
                 "speed: expected tokens per second above 0, found {}",
                 self.speed
             )
-        } else if self.page_bytes == 0 || self.checkpoint_bytes == 0 {
+        } else if !sizes.contains(&self.page_bytes) || !sizes.contains(&self.checkpoint_bytes) {
             let (page, checkpoint) = (self.page_bytes, self.checkpoint_bytes);
             format!(
-                "bytes of a page and of a checkpoint: expected at least 1 each, found {page} and {checkpoint}"
+                "bytes of a page and of a checkpoint: expected 1 to {MOST_BYTES} each, found {page} and {checkpoint}"
             )
         } else {
             return Ok(());
@@ -86,7 +90,8 @@ impl Link {
 
     /// Bytes of so many entries.
     pub(crate) const fn bytes(&self, pages: usize, checkpoints: usize) -> u64 {
-        self.page_bytes * pages as u64 + self.checkpoint_bytes * checkpoints as u64
+        let pages = self.page_bytes.saturating_mul(pages as u64);
+        pages.saturating_add(self.checkpoint_bytes.saturating_mul(checkpoints as u64))
     }
 
     /// Seconds that fetching takes; its requests are under way together.

@@ -45,7 +45,8 @@ impl Default for Packing {
 impl Packing {
     /// Bytes of the tables of packs with so many entries together.
     pub(crate) const fn table(&self, packs: u64, entries: u64) -> u64 {
-        packs * self.table_bytes + entries * self.row_bytes
+        let rows = entries.saturating_mul(self.row_bytes);
+        packs.saturating_mul(self.table_bytes).saturating_add(rows)
     }
 }
 
@@ -72,7 +73,7 @@ pub struct Load {
 
 impl Load {
     pub(crate) fn add(&mut self, other: &Self) {
-        self.merge(other, |one, more| one + more);
+        self.merge(other, u64::saturating_add);
     }
 
     /// The larger of each.

@@ -115,7 +115,9 @@ impl Packs {
     /// What happens until a time.
     pub(crate) fn advance(&mut self, now: u64) {
         while let Some(&pack) = self.open.front() {
-            let due = self.packs[pack as usize].opened + self.packing.wait;
+            let due = self.packs[pack as usize]
+                .opened
+                .saturating_add(self.packing.wait);
             let engine = self.packs[pack as usize].engine as usize;
             let still = self.engines[engine].open == Some(pack);
             if still && due > now {
@@ -144,7 +146,7 @@ impl Packs {
             self.came.push(there);
             self.live_packs += 1;
             self.live_entries += u64::from(entries);
-            self.live_bytes += bytes;
+            self.live_bytes = self.live_bytes.saturating_add(bytes);
             self.stored.push_back(pack);
         }
         let Some(retention) = self.packing.retention else {
@@ -152,12 +154,12 @@ impl Packs {
         };
         while let Some(&pack) = self.stored.front() {
             let pack = &self.packs[pack as usize];
-            if pack.there + retention > now {
+            if pack.there.saturating_add(retention) > now {
                 break;
             }
             self.live_packs -= 1;
             self.live_entries -= u64::from(pack.entries);
-            self.live_bytes -= pack.bytes;
+            self.live_bytes = self.live_bytes.saturating_sub(pack.bytes);
             self.stored.pop_front();
         }
     }
@@ -171,13 +173,14 @@ impl Packs {
             .packing
             .table(1, u64::from(self.packs[open as usize].entries));
         let pack = &mut self.packs[open as usize];
-        pack.bytes += table;
+        pack.bytes = pack.bytes.saturating_add(table);
         let bytes = pack.bytes;
-        pack.there = now + (self.link.fetch(bytes) * 1000.0).ceil() as u64;
+        let takes = (self.link.fetch(bytes) * 1000.0).ceil() as u64;
+        pack.there = now.saturating_add(takes).min(NEVER - 1);
         self.on_the_way.push(Reverse((pack.there, open)));
         let load = self.load(now);
         load.puts += 1;
-        load.up_bytes += bytes;
+        load.up_bytes = load.up_bytes.saturating_add(bytes);
     }
 
     /// A lookup of an engine: it lists and gets tables if its index is old.
@@ -218,12 +221,13 @@ impl Packs {
         // A full reply says that there may be more.
         load.lists += 1 + keys / packing.list_keys;
         load.table_gets += tables;
-        load.table_bytes += packing.table(tables, rows);
+        load.table_bytes = load.table_bytes.saturating_add(packing.table(tables, rows));
     }
 
     fn alive(&self, pack: &Pack, now: u64) -> bool {
         let retention = self.packing.retention;
-        pack.there == NEVER || retention.is_none_or(|retention| now < pack.there + retention)
+        pack.there == NEVER
+            || retention.is_none_or(|retention| now < pack.there.saturating_add(retention))
     }
 
     /// Whether an engine can get an entry.
@@ -245,12 +249,12 @@ impl Packs {
         let (mut gets, mut bytes) = (0, 0);
         let mut run: Option<(Spot, u64)> = None;
         for (spot, size) in wanted {
-            bytes += size;
+            bytes = u64::saturating_add(bytes, size);
             run = match run {
                 Some((last, length))
                     if last.pack == spot.pack
                         && last.place + 1 == spot.place
-                        && length + size <= self.packing.run_bytes =>
+                        && length.saturating_add(size) <= self.packing.run_bytes =>
                 {
                     Some((spot, length + size))
                 }
@@ -262,7 +266,7 @@ impl Packs {
         }
         let load = self.load(now);
         load.data_gets += gets;
-        load.down_bytes += bytes;
+        load.down_bytes = load.down_bytes.saturating_add(bytes);
     }
 
     /// An engine puts an entry unless it knows that it is there or on the way.
@@ -295,7 +299,7 @@ impl Packs {
         let pack = &mut self.packs[open as usize];
         let place = pack.entries;
         pack.entries += 1;
-        pack.bytes += size;
+        pack.bytes = pack.bytes.saturating_add(size);
         let full = pack.bytes >= self.packing.pack_bytes;
         // Who comes second is not found: the first is as good.
         if !elsewhere {

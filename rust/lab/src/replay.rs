@@ -244,7 +244,7 @@ fn run(
     let (outcome, metadata_bytes) = if name == BOUND {
         let most = match tier {
             Tier::Everything => u64::MAX >> 8,
-            _ => size + disk_size,
+            _ => size.saturating_add(disk_size),
         };
         let hit_tokens = bound(trace, ratio, most);
         (

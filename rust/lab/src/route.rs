@@ -4,7 +4,7 @@
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::PrefixKey;
 
-use crate::engine::{Engine, imbalance};
+use crate::engine::{Engine, check_engines, imbalance};
 use crate::error::Result;
 use crate::replay::Budget;
 use crate::router::{Route, Router};
@@ -35,15 +35,13 @@ pub fn route(
     engines: usize,
     budget: Budget,
 ) -> Result<Routed> {
-    if engines == 0 || ratio == 0 {
-        return Err(Error::InvalidArgument(format!(
-            "engines and ratio: expected at least 1 each, found {engines} and {ratio}"
-        ))
-        .into());
+    if ratio == 0 {
+        return Err(Error::InvalidArgument("ratio: expected at least 1, found 0".into()).into());
     }
+    check_engines(engines)?;
     let footprint = trace.distinct_blocks() as u64 * (1 + u64::from(ratio));
     let slots = budget.resolve(footprint)?.0 as usize / engines;
-    let mut fleet = Vec::with_capacity(engines);
+    let mut fleet = Vec::new();
     for _ in 0..engines {
         fleet.push(Engine::new(policy, ratio, slots)?);
     }

@@ -63,7 +63,7 @@ impl Shelf {
             }
         }
         self.crossed.hit_tokens += tokens;
-        self.crossed.down_bytes += bytes;
+        self.crossed.down_bytes = self.crossed.down_bytes.saturating_add(bytes);
         self.crossed.saved_seconds += saved;
         true
     }
@@ -86,7 +86,8 @@ impl Shelf {
             let checkpoint = used
                 && host.has_checkpoint(at)
                 && !std::mem::replace(&mut self.checkpoints[index], true);
-            self.crossed.up_bytes += self.link.bytes(usize::from(page), usize::from(checkpoint));
+            let bytes = self.link.bytes(usize::from(page), usize::from(checkpoint));
+            self.crossed.up_bytes = self.crossed.up_bytes.saturating_add(bytes);
         }
     }
 

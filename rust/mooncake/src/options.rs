@@ -61,6 +61,12 @@ impl MooncakeOptions {
                 self.deadline
             ));
         }
+        if self.retry > Duration::from_secs(3600) {
+            return refused(format!(
+                "retry: expected at most an hour, found {:?}",
+                self.retry
+            ));
+        }
         Ok(())
     }
 }

@@ -533,6 +533,14 @@ impl PyCache {
         py.detach(|| self.inner.clear())
     }
 
+    fn failure(&self) -> Option<String> {
+        self.inner.failure().map(|error| error.to_string())
+    }
+
+    fn audit(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.inner.audit())
+    }
+
     fn poll(&self, py: Python<'_>) {
         py.detach(|| self.inner.poll());
     }

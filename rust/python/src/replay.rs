@@ -388,10 +388,11 @@ pub fn beside<S: Send + 'static, T: Send + 'static>(
         }
         py.check_signals()?;
     }
-    worker
-        .join()
-        .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
-        .map_err(lab_to_py)
+    let outcome = worker.join().map_err(|_| {
+        let what = "expected a result, found a panic: please report what standard error says";
+        to_py(Error::Panicked(what.into()))
+    })?;
+    outcome.map_err(lab_to_py)
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {

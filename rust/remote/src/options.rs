@@ -6,6 +6,11 @@ use hybrid_pages::error::{Error, Result};
 
 use crate::place::Place;
 
+/// The longest deadline, pause and limit of a write: no clock overflows, though a pause doubles.
+const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
+/// The longest of the others: a year.
+const MOST_AGE: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What is read from a store, and written to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Admit {
@@ -90,9 +95,15 @@ impl RemoteOptions {
 
     pub(crate) fn check(&self) -> Result<()> {
         let times = [self.deadline, self.retry, self.write_limit];
-        if times.iter().any(Duration::is_zero) {
+        if times.iter().any(Duration::is_zero) || times.iter().any(|time| *time > MOST_TIME) {
             return Err(Error::InvalidArgument(format!(
-                "remote: expected a deadline, a pause and a limit above 0, found {times:?}"
+                "remote: expected a deadline, a pause and a limit above 0 and of at most {MOST_TIME:?}, found {times:?}"
+            )));
+        }
+        let ages = [self.pack_age, self.refresh, self.skew, self.whole];
+        if ages.iter().any(|age| *age > MOST_AGE) {
+            return Err(Error::InvalidArgument(format!(
+                "remote: expected ages and differences of at most {MOST_AGE:?}, found {ages:?}"
             )));
         }
         if self.requests == 0 || self.most_entries == 0 {

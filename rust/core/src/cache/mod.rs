@@ -42,7 +42,7 @@ pub use stats::{RestoreStats, Stats, TierStats};
 pub use crate::prefix::{Changes, Medium, Removed, Span};
 
 use crate::error::{Error, Result};
-use crate::guarded::Guarded;
+use crate::guarded::{Guarded, unless_it_panics};
 use crate::ids::{NamespaceId, PrefixKey, SlotId};
 use crate::policy::Hints;
 use crate::prefix::Hit;
@@ -98,8 +98,11 @@ impl Cache {
     /// Those of [`new`](Self::new), and [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for more tiers, or more room in them, than
     /// a cache can follow.
     pub fn with_tiers(config: &CacheConfig, below: Vec<Box<dyn Below>>) -> Result<Self> {
+        let made = unless_it_panics(|| State::new(config, below).map(Shared::new));
+        let panicked =
+            || Error::Panicked("expected a cache, found a panic while it was made".into());
         Ok(Self {
-            shared: Arc::new(Shared::new(State::new(config, below)?)),
+            shared: Arc::new(made.ok_or_else(panicked)??),
         })
     }
 

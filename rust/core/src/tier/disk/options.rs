@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 /// Most threads of one disk.
 pub(super) const MAX_THREADS: usize = 64;
 
+/// The longest deadline and pause: no clock overflows, though a pause doubles.
+const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
+
 /// Settings of a disk.
 #[derive(Debug, Clone)]
 pub struct DiskOptions {
@@ -56,9 +59,10 @@ impl DiskOptions {
                 self.threads
             ));
         }
-        if self.deadline.is_zero() || self.retry.is_zero() {
+        let sensible = |time: Duration| !time.is_zero() && time <= MOST_TIME;
+        if !sensible(self.deadline) || !sensible(self.retry) {
             return invalid(format!(
-                "disk: expected a deadline and a pause above 0, found {:?} and {:?}",
+                "disk: expected a deadline and a pause above 0 and of at most {MOST_TIME:?}, found {:?} and {:?}",
                 self.deadline, self.retry
             ));
         }
