@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 
 use crate::engine::check_engines;
 use crate::error::Result;
@@ -79,7 +80,7 @@ pub fn fleets(
         while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
             match run(trace, terms, all[at], &progress) {
                 Ok(Some(row)) => {
-                    rows.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(row);
+                    lock(&rows)[at] = Some(row);
                 }
                 stopped => {
                     next.store(order.len(), Ordering::Relaxed);

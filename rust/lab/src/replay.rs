@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::policy::{self, Shape};
 
 use crate::bound::bound;
@@ -191,7 +192,7 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
             if done(&row).is_break() {
                 next.store(jobs.len(), Ordering::Relaxed);
             }
-            rows.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(row);
+            lock(&rows)[index] = Some(row);
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,10 +1,11 @@
 //! What an engine calls in every step, answered here unless Python has something to do.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use pyo3::PyTraverseError;
 use pyo3::gc::PyVisit;
 use pyo3::intern;
@@ -196,9 +197,7 @@ impl PyStepCalls {
 
 impl PyStepCalls {
     fn figures_from(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.figures_from
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.figures_from)
     }
 
     fn is_busy(&self, py: Python<'_>) -> PyResult<bool> {

@@ -1,9 +1,10 @@
 //! The keys of a prefix: as a sequence of hashes, or as what was read of one before.
 
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::ids::PrefixKey;
 use hybrid_pages::prefix::boundaries;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
@@ -22,7 +23,7 @@ pub struct PyPrefixKeys {
 
 impl PyPrefixKeys {
     fn lock(&self) -> MutexGuard<'_, Vec<PrefixKey>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.keys)
     }
 
     /// Those of leading blocks, `limit` at most. No Python code may run while they last.

@@ -1,8 +1,9 @@
 //! Leases.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use hybrid_pages::cache::{LeaseEntry, ReadLease, Skipped, WriteLease};
+use hybrid_pages::guarded::lock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -64,7 +65,7 @@ impl PyReadLease {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, ReadLease> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 
@@ -156,7 +157,7 @@ impl PyWriteLease {
     }
 
     fn lock(&self) -> MutexGuard<'_, WriteLease> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Restores.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use hybrid_pages::cache::Restore;
+use hybrid_pages::guarded::lock;
 use pyo3::prelude::*;
 
 use crate::lease::PyReadLease;
@@ -21,7 +22,7 @@ impl PyRestore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Restore> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! The half of an engine that is the same for all: entries, completions, waiting, the end. The GIL is
 //! released wherever Rust may wait.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::transfer::{Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySequence, PyString, PyTuple};
@@ -98,11 +99,7 @@ impl PyEngine {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.engine.close());
         // Dropped outside the lock: that may run Python.
-        let owners = self
-            .owners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let owners = lock(&self.owners).take();
         drop(owners);
     }
 }

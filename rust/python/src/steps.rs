@@ -1,10 +1,11 @@
 //! Stores, from what the steps of an engine fill to published entries: a call a step, and a call a report.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use hybrid_pages::cache::WriteLease;
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::run::{Plan, Request, State};
 use pyo3::exceptions::PyException;
@@ -250,9 +251,7 @@ impl PyStores {
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlight> {
-        self.in_flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.in_flight)
     }
 
     /// Takes ranks' outcomes of a job, which ends when all of them have spoken.

@@ -1,11 +1,12 @@
 //! What the classes of tiers below a cache have in common.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use hybrid_pages::cache::CacheConfig;
 use hybrid_pages::error::Error;
 use hybrid_pages::geometry::Geometry;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::policy::{self, Policy};
 use hybrid_pages::tier::{Below, Identity};
 use pyo3::prelude::*;
@@ -41,7 +42,7 @@ impl<T: Below + 'static> Untaken<T> {
                 self.slot_bytes
             ))));
         }
-        let mut tier = self.tier.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tier = lock(&self.tier);
         match tier.take() {
             Some(tier) => Ok(Box::new(tier)),
             None => Err(to_py(Error::InvalidArgument(format!(

@@ -32,9 +32,4 @@ pub use place::Place;
 pub use remote::Remote;
 pub use stats::{Reason, RemoteStats};
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use hybrid_pages::guarded::lock;

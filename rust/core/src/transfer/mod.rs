@@ -20,8 +20,8 @@ mod region;
 mod tile;
 mod transfers;
 
+use crate::guarded::lock;
 use std::any::Any;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use lanes::fence;
 pub(crate) use path::Path;
@@ -42,9 +42,4 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message")
-}
-
-/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::env;
 use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use hybrid_pages::guarded::lock;
 
 use libloading::Library;
 
@@ -170,7 +172,7 @@ impl Driver {
         let name = env::var_os(LIBRARY_VARIABLE)
             .filter(|name| !name.is_empty())
             .unwrap_or_else(|| LIBRARY.into());
-        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut drivers = lock(&DRIVERS);
         let drivers = drivers.get_or_insert_default();
         if let Some(driver) = drivers.get(&name) {
             return Ok(Arc::clone(driver));
@@ -237,7 +239,7 @@ impl Driver {
 
     /// Registered ranges of host memory, by address and bytes, and how many hold each.
     pub(crate) fn pinned(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pinned)
     }
 
     /// Copies in one call, where the driver can.

@@ -1,7 +1,9 @@
 //! Points in the streams of others. Their events are used again: making one is a call that may wait.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use hybrid_pages::guarded::lock;
 
 use crate::driver::{Device, Event};
 use crate::error::Result;
@@ -30,11 +32,7 @@ impl Marks {
     /// # Safety
     /// The handle is a live stream of this device, or 0 for its default stream.
     pub(super) unsafe fn mark(self: &Arc<Self>, stream: usize) -> Result<Mark> {
-        let free = self
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let free = lock(&self.free).pop();
         let event = match free {
             Some(event) => event,
             None => Event::new(&self.device)?,
@@ -50,10 +48,7 @@ impl Marks {
 
     /// Gives up all events that no mark holds.
     pub(super) fn clear(&self) {
-        self.free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        lock(&self.free).clear();
     }
 }
 
@@ -71,11 +66,7 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        let mut free = self
-            .marks
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.marks.free);
         free.extend(self.event.take());
     }
 }

@@ -19,12 +19,13 @@ mod options;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::transfer::{
     Completion, Direction, Engine, EntryCopy, Layout, SlotMemory, TILE_BYTES, Ticket, Transfers,
 };
@@ -234,7 +235,7 @@ impl CudaEngine {
     }
 
     fn last_fence(&self) -> MutexGuard<'_, Option<Fence>> {
-        self.fence.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.fence)
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -263,7 +264,7 @@ impl Engine for CudaEngine {
 
     fn close(&self) {
         self.transfers().close(|| {
-            let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut thread = lock(&self.thread);
             if let Some(thread) = thread.take() {
                 let told = self.queue.send(Message::Stop);
                 debug_assert!(told.is_ok(), "the thread leaves when it is told");

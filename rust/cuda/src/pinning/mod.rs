@@ -10,6 +10,7 @@ use std::thread::{Builder, JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Error;
+use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::prefault;
 use hybrid_pages::transfer::{Region, SlotMemory};
 
@@ -220,11 +221,7 @@ impl Pinning {
 
     fn release(&self) {
         self.state.stop.store(true, Ordering::Release);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let left = thread.join();
             debug_assert!(left.is_ok(), "the thread catches nothing that panics");
@@ -270,7 +267,7 @@ impl Drop for Pinning {
 
 impl State {
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.progress)
     }
 
     fn run(&self) {

@@ -31,7 +31,7 @@ mod tree;
 mod trouble;
 mod uses;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::guarded::lock;
 
 pub use below::Disk;
 pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};
@@ -40,8 +40,3 @@ pub use handle::DiskHandle;
 pub use options::DiskOptions;
 pub use stats::{DiskStats, LATENCY_LIMITS_US, Latencies, Reason};
 pub use tree::{Bad, Collected, DiskTree, IdentityView, LaneView, Limits, Verdict};
-
-/// Every critical section here leaves its data whole, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
