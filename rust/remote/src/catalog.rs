@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use hashbrown::{HashMap, HashSet};
-use hybrid_pages::tier::Name;
+use hashbrown::HashSet;
+use hybrid_pages::tier::{ByName, Name};
 
 use crate::class::Class;
 use crate::pack::{PackId, PackName, Record, Table};
@@ -26,9 +26,9 @@ const PART: usize = 1024;
 pub(crate) struct Catalog {
     /// Most records of packs.
     most: usize,
-    entries: HashMap<Name, Spot>,
+    entries: ByName<Spot>,
     /// Where entries are that another pack has, too.
-    spare: HashMap<Name, Spot>,
+    spare: ByName<Spot>,
     packs: BTreeMap<PackId, Pack>,
     /// Entries of all packs, those that several have included.
     records: usize,
@@ -53,8 +53,8 @@ impl Catalog {
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,
-            entries: HashMap::new(),
-            spare: HashMap::new(),
+            entries: ByName::default(),
+            spare: ByName::default(),
             packs: BTreeMap::new(),
             records: 0,
             refused: BTreeSet::new(),
@@ -138,7 +138,7 @@ impl Catalog {
                 sums,
             };
             // The cache counts on what it was told: another engine may have computed other bits.
-            if !own && self.entries.contains_key(&entry) {
+            if !own && self.entries.contains(&entry) {
                 self.spare.insert(entry, spot);
                 continue;
             }

@@ -271,10 +271,9 @@ fn fail(shared: &Shared, run: &[Fetch], reason: Reason, what: &str) {
     {
         let mut state = lock(&shared.state);
         let now = Instant::now();
-        let until = now + shared.options.deadline.max(shared.options.retry);
-        state.suspects.retain(|_, until| now < *until);
+        let until = now + shared.options.suspicion();
         for fetch in run {
-            state.suspects.insert(fetch.name, until);
+            state.suspects.insert(fetch.name, until, now);
         }
     }
     for fetch in run {

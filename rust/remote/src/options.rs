@@ -93,6 +93,11 @@ impl RemoteOptions {
         }
     }
 
+    /// How long an entry is not found whose read has failed.
+    pub(crate) fn suspicion(&self) -> Duration {
+        self.deadline.max(self.retry)
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         let times = [self.deadline, self.retry, self.write_limit];
         if times.iter().any(Duration::is_zero) || times.iter().any(|time| *time > MOST_TIME) {

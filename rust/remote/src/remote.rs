@@ -77,6 +77,9 @@ impl Remote {
 
     /// Lists the store if that is due.
     fn try_again(&self) {
+        if self.shared.is_broken() {
+            return;
+        }
         let begins = {
             let mut state = lock(&self.shared.state);
             let used = !state.closed && !state.cleared;
@@ -93,8 +96,9 @@ impl Remote {
 
     /// Whether entries may be written and found.
     fn is_used(&self) -> bool {
+        let broken = self.shared.is_broken();
         let state = lock(&self.shared.state);
-        self.shared.connection.get().is_some() && !state.closed && !state.cleared
+        self.shared.connection.get().is_some() && !broken && !state.closed && !state.cleared
     }
 }
 
@@ -190,8 +194,9 @@ impl Below for Remote {
     fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
         let shared = &self.shared;
         let name = name_of(key);
+        let used = self.is_used();
         let mut state = lock(&shared.state);
-        let out = state.is_out();
+        let out = state.is_out() || !used;
         let spot = state.catalog.find(&name).filter(|_| !state.closed).cloned();
         let Some((spot, connection)) = spot.zip(shared.connection.get()) else {
             drop(state);

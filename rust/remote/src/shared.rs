@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::{HashMap, HashSet};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::{CopyEnd, CopyId, Identity, Name, Planes, Speed};
+use hybrid_pages::tier::{CopyEnd, CopyId, Identity, Name, Planes, Recent, Speed};
 use hybrid_pages::transfer::{TILE_BYTES, tile_digest};
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
@@ -23,6 +24,9 @@ use crate::messages::{Fetch, Owner, Upload};
 use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
 use crate::stats::{Reason, RemoteStats};
+
+/// Entries whose read has failed, that are remembered at most.
+const MOST_SUSPECTS: usize = 1 << 20;
 
 /// Shared by a remote store, its handles and its tasks. No lock is held while the store is waited for.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub(crate) struct Shared {
     runtime: Mutex<Option<Runtime>>,
     counts: Mutex<RemoteStats>,
     notes: Mutex<Notes>,
+    /// That a panic has broken it was counted.
+    told: AtomicBool,
     process: u32,
 }
 
@@ -67,7 +73,7 @@ pub(crate) struct State {
     /// The newest write of a name; one that is undone is not in it.
     pub(crate) writing: HashMap<Name, CopyId>,
     /// Entries whose read has failed are not found before.
-    pub(crate) suspects: HashMap<Name, Instant>,
+    pub(crate) suspects: Recent<Instant>,
     /// Packs of this process, for when they have to be taken back.
     pub(crate) own: Vec<PackName>,
     /// This process has begun to write: others may have packs of it.
@@ -124,6 +130,7 @@ impl Shared {
         slot_bytes: usize,
     ) -> Self {
         let retry = options.retry;
+        let suspicion = options.suspicion();
         Self {
             classes,
             ranks,
@@ -134,7 +141,7 @@ impl Shared {
                 freshness: Freshness::default(),
                 running: HashMap::new(),
                 writing: HashMap::new(),
-                suspects: HashMap::new(),
+                suspects: Recent::new(MOST_SUSPECTS, Some(suspicion)),
                 own: Vec::new(),
                 writes_begun: false,
                 answers: Breaker::new(retry),
@@ -153,6 +160,7 @@ impl Shared {
             runtime: Mutex::new(None),
             counts: Mutex::default(),
             notes: Mutex::default(),
+            told: AtomicBool::new(false),
             process: std::process::id(),
             options,
         }
@@ -161,6 +169,22 @@ impl Shared {
     /// Whether this is a fork of the process that opened the store: it has none of the threads.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process != std::process::id()
+    }
+
+    /// Whether a panic under a lock has left in doubt what is known of the store. Then it is left alone for good: its
+    /// copies end, and nothing is found or taken.
+    pub(crate) fn is_broken(&self) -> bool {
+        let locks = [
+            self.state.is_poisoned(),
+            self.ended.is_poisoned(),
+            self.unread.is_poisoned(),
+        ];
+        let broken = locks.contains(&true);
+        if broken && !self.told.swap(true, Ordering::SeqCst) {
+            self.failed(Reason::Panic, BROKEN);
+            self.leave_slots();
+        }
+        broken
     }
 
     /// Below the prefix, the folder of a name for an identity.
@@ -444,6 +468,10 @@ impl Owner for Shared {
 
 /// Why a copy ended that nobody ended.
 pub(crate) const PANICKED: &str = "expected a task that ends, found that it panicked: standard error says where; please report it";
+
+/// Why nothing is found or taken after a panic under a lock.
+const BROKEN: &str = "expected no panic, found one inside: the store is left alone until the engine starts anew; please \
+                      report what standard error says";
 
 /// Why a pack is not read that was listed.
 pub(crate) const GONE: &str = "expected a pack, found that it had left";

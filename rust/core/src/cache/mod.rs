@@ -294,7 +294,7 @@ impl Cache {
             reservation.entries = written
                 .map(|&(at, id)| state.describe(at.block, id))
                 .collect();
-            Ok(reservation)
+            Ok::<_, Error>(reservation)
         })??;
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }
@@ -317,7 +317,7 @@ impl Cache {
             for &(at, id) in &reservation.written {
                 each(at.class, at.block, &state.slots(id));
             }
-            Ok(reservation)
+            Ok::<_, Error>(reservation)
         })??;
         Ok(WriteLease::new(Arc::clone(&self.shared), reservation))
     }

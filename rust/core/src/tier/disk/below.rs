@@ -102,6 +102,10 @@ impl Disk {
             return;
         }
         self.checked = Instant::now();
+        if shared.is_broken() {
+            shared.abandon_all();
+            return;
+        }
         if lock(&shared.health).is_out() {
             shared.abandon_all();
             if lock(&shared.health).try_again() {
@@ -154,7 +158,7 @@ impl Disk {
     }
 
     fn is_out(&self) -> bool {
-        lock(&self.shared.health).is_out()
+        self.shared.is_broken() || lock(&self.shared.health).is_out()
     }
 
     /// A directory that can't be removed takes a part of the quota: the room becomes smaller as entries leave.
@@ -176,7 +180,7 @@ impl Disk {
 /// Tries the device on a thread of its own, which may hang, too.
 fn try_again(shared: &Arc<Shared>) {
     let trial = Arc::clone(shared);
-    let run = move || {
+    let tried = move || {
         let connected = lock(&trial.book).connected;
         let answers = if connected {
             probe(&trial)
@@ -186,6 +190,8 @@ fn try_again(shared: &Arc<Shared>) {
         let works = answers && crew::start(&trial, trial.queue.new_crew()).is_ok();
         lock(&trial.health).tried(works);
     };
+    let here = Arc::clone(shared);
+    let run = move || here.unless_it_panics(tried);
     let thread = std::thread::Builder::new().name("hybrid-pages-disk-trial".into());
     if thread.spawn(run).is_err() {
         lock(&shared.health).tried(false);
@@ -243,8 +249,7 @@ impl Below for Disk {
     fn accepts(&mut self, entry: &NewEntry) -> bool {
         let able = {
             let has_store = lock(&self.shared.book).store.is_some();
-            let health = lock(&self.shared.health);
-            has_store && !health.is_out() && health.takes_writes()
+            has_store && !self.is_out() && lock(&self.shared.health).takes_writes()
         };
         if !able {
             self.shared.count(|counts| counts.dropped += 1);
@@ -259,6 +264,9 @@ impl Below for Disk {
         let (name, class) = (name_of(key), key.class_index);
         lock(&shared.uses).writes(name);
         let out = self.is_out();
+        if shared.is_broken() {
+            return self.end(copy, Err(refused("a disk that takes writes", "a panic")));
+        }
         let mut book = lock(&shared.book);
         let same = |record: &super::book::Record| record.place.sums[..] == *checksums;
         if book.entries.get(&name).is_some_and(same) {
@@ -390,7 +398,8 @@ pub(super) fn close(shared: &Shared) {
     }
     let limit = shared.options.deadline.max(Duration::from_secs(1));
     let begun = Instant::now();
-    while !shared.is_idle() && !lock(&shared.health).is_out() && begun.elapsed() < limit {
+    let waits = || !shared.is_idle() && !lock(&shared.health).is_out() && !shared.is_broken();
+    while waits() && begun.elapsed() < limit {
         std::thread::sleep(NAP);
     }
     if lock(&shared.health).close() {

@@ -29,7 +29,10 @@ pub(super) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
         let member = Member::of(shared);
         let thread = Builder::new()
             .name(format!("hybrid-pages-disk-{index}"))
-            .spawn(move || member.work(crew));
+            .spawn(move || {
+                let shared = Arc::clone(&member.0);
+                shared.unless_it_panics(|| member.work(crew));
+            });
         match thread {
             Ok(_) => started = Ok(()),
             Err(error) if started.is_err() => started = Err(error.to_string()),

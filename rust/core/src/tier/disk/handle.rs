@@ -8,7 +8,7 @@ use super::connect::connect;
 use super::lock;
 use super::shared::Shared;
 use super::stats::DiskStats;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tier::{Arena, Identity};
 
 const NAP: Duration = Duration::from_millis(2);
@@ -31,7 +31,10 @@ impl DiskHandle {
     /// [`Error::Arena`](crate::error::Error::Arena) if the arena lacks a plane;
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
-        connect(&self.0, arena, identity)
+        let mut outcome = Err(Error::Disk("expected a disk, found a panic".into()));
+        self.0
+            .unless_it_panics(|| outcome = connect(&self.0, arena, identity));
+        outcome
     }
 
     /// Writes down what the identity was made from, for people and tools: nothing reads it to find entries.
@@ -40,7 +43,7 @@ impl DiskHandle {
     pub fn describe(&self, about: &str) {
         if self.0.identity.get().is_some() {
             *lock(&self.0.about) = Some(about.to_owned());
-            self.0.describe();
+            self.0.unless_it_panics(|| self.0.describe());
         }
     }
 
@@ -93,6 +96,9 @@ impl DiskHandle {
     /// The first contradiction in what the disk knows, if there is one: for tests and tools.
     #[must_use]
     pub fn audit(&self) -> Option<String> {
+        if self.0.is_broken() {
+            return Some("expected no panic, found one".into());
+        }
         lock(&self.0.book).audit()
     }
 }

@@ -51,10 +51,18 @@ impl Keeper {
         }
     }
 
-    /// Until it is told to stop. What was published by then is committed.
-    pub(super) fn run(mut self) {
+    /// Until it is told to stop. What was published by then is committed, unless a panic has left that in doubt.
+    pub(super) fn run(self) {
+        let shared = Arc::clone(&self.shared);
+        shared.unless_it_panics(|| self.keep());
+    }
+
+    fn keep(mut self) {
         loop {
             let ringing = self.shared.bell.wait(IDLE);
+            if self.shared.is_broken() {
+                return;
+            }
             if ringing.rung && !ringing.stop {
                 self.shared.bell.pause(BATCH);
             }

@@ -116,6 +116,11 @@ impl Queue {
         waiting.reads.is_empty() && waiting.writes.is_empty() && waiting.placeless.is_empty()
     }
 
+    /// Whether a panic has left what waits in doubt.
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.waiting.is_poisoned()
+    }
+
     /// Has all threads leave.
     pub(super) fn stop(&self) {
         lock(&self.waiting).stopped = true;

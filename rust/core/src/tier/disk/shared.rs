@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,11 +20,15 @@ use super::stats::{DiskStats, Reason};
 use super::trouble::Trouble;
 use super::uses::{Learner, Uses};
 use crate::error::{Error, Result};
+use crate::guarded;
 use crate::tier::{CopyEnd, Identity, Planes};
 
 /// How long somebody who needs room waits for others who make some.
 const GIVING: Duration = Duration::from_millis(2);
 const MOST_WAITS: usize = 5_000;
+
+const PANICKED: &str = "expected no panic, found one inside: the disk is left alone until the engine starts anew; please \
+                        report what standard error says";
 
 /// Shared by a disk, its handles and its threads. Of these locks, `opening` is taken first and the book's before the
 /// others, and none but `opening` is held while a system call runs that may wait for the device.
@@ -49,6 +53,10 @@ pub(super) struct Shared {
     pub(super) book: Mutex<Book>,
     pub(super) health: Mutex<Health>,
     pub(super) ended: Mutex<Vec<CopyEnd>>,
+    /// A thread has panicked.
+    broken: AtomicBool,
+    /// That was counted.
+    told: AtomicBool,
     /// Threads that read and write, those that hang included.
     pub(super) threads: AtomicUsize,
     pub(super) bell: Bell,
@@ -141,6 +149,8 @@ impl Shared {
             about: Mutex::default(),
             queue: Queue::default(),
             ended: Mutex::default(),
+            broken: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             threads: AtomicUsize::new(0),
             bell: Bell::default(),
             counts: Mutex::default(),
@@ -160,6 +170,35 @@ impl Shared {
             let what = format!("cannot write what the identity was made from: {error}");
             self.failed(Reason::Upkeep, &what);
         }
+    }
+
+    /// Whether what is known of the disk is in doubt, since a thread panicked, or somebody under a lock: then it is out
+    /// for good.
+    pub(super) fn is_broken(&self) -> bool {
+        let locks = [
+            self.book.is_poisoned(),
+            self.health.is_poisoned(),
+            self.ended.is_poisoned(),
+            self.queue.is_poisoned(),
+        ];
+        let broken = self.broken.load(Ordering::SeqCst) || locks.contains(&true);
+        if broken && !self.told.swap(true, Ordering::SeqCst) {
+            self.count(|counts| counts.outages += 1);
+            let note = format!("disk tier {}: {PANICKED}", self.place);
+            lock(&self.notes).waiting.push(note);
+            self.queue.stop();
+            self.bell.ring();
+        }
+        broken
+    }
+
+    /// Does something for the disk, which is out for good if that panics. Says whether it did.
+    pub(super) fn unless_it_panics(&self, work: impl FnOnce()) -> bool {
+        if guarded::unless_it_panics(work).is_some() {
+            return true;
+        }
+        self.broken.store(true, Ordering::SeqCst);
+        !self.is_broken()
     }
 
     /// Whether this is a fork of the process that opened the disk.
@@ -211,6 +250,7 @@ impl Shared {
     }
 
     pub(super) fn stats(&self) -> DiskStats {
+        let broken = self.is_broken();
         let book = lock(&self.book);
         let mut stats = lock(&self.counts).clone();
         for job in book.running.values() {
@@ -219,7 +259,7 @@ impl Shared {
                 Direction::Write => stats.writing += 1,
             }
         }
-        stats.out = lock(&self.health).is_out();
+        stats.out = broken || lock(&self.health).is_out();
         stats.entries = book.entries.len() as u64;
         stats.left_over = book.left_over() as u64;
         stats.live_bytes = book.live_bytes();
@@ -289,8 +329,15 @@ impl Shared {
     }
 
     /// All pieces of a copy are over: its end is reported, unless that was done, and its cell is kept or
-    /// given back.
+    /// given back. It ends, also if that panics.
     pub(super) fn finish(&self, job: &Arc<Job>) {
+        if !self.unless_it_panics(|| self.end(job)) {
+            // The cache ignores the end of one that has ended.
+            self.report(job, Err(Error::Disk(PANICKED.into())));
+        }
+    }
+
+    fn end(&self, job: &Arc<Job>) {
         let shape = &self.shapes[job.class];
         let failure = job.failure().or_else(|| {
             let wrong = job.found_sums(shape) != job.sums[..];

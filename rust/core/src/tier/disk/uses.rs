@@ -96,6 +96,9 @@ impl Learner {
 
     /// What it has learned by now.
     pub(super) fn learnt(&self) -> Vec<u8> {
+        if self.0.is_poisoned() {
+            return Vec::new();
+        }
         lock(&self.0).learnt()
     }
 
