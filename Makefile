@@ -458,6 +458,7 @@ gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchma
 bench: ## Measure the Rust core (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
 	@cargo bench --locked --package hybrid-pages-remote --bench remote
+	@cargo bench --locked --package hybrid-pages-mooncake --bench mooncake
 
 .PHONY: bench-engine
 bench-engine: $(STAMPS)/package ## Measure scheduler time and time to first token against vLLM's own offloading

@@ -1,10 +1,10 @@
-"""Calls of everything that the stubs of the binding name, with numbers and objects that make no sense.
+"""Calls of everything that the stubs name, with numbers and objects that make no sense.
 
     python binding_fuzz.py SEED CALLS
 
-runs in a process of its own, since what is looked for is what ends or hangs one. It prints each call before it
-makes it. A call may be refused; it may not panic, hang or take memory because a number says so, and what is
-refused changes nothing.
+runs in a process of its own, since what is looked for is what ends or hangs one. It prints each
+call before it makes it. A call may be refused; it may not panic, hang or take memory because a
+number says so, and what is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class World:
             )
             for group, array in enumerate(self.memory)
         ]
-        self.maps, self.cache = maps, cache
+        self.maps, self.cache, arrays = maps, cache, self.memory
         self.namespaces = [cache.namespace(b"a"), cache.namespace(b"b", b"tenant")]
         for _ in range(1000):  # more often than it is released
             cache.namespace(b"a")
@@ -161,7 +161,7 @@ class World:
             entries, link, cache.changes(), cache.lookup(self.namespaces[0], self.keys(3)),
             cache.admit(self.namespaces[0], self.keys(3), now=0, tokens=50), _core.Hints(),
             _core.Stores(geometry, cache, columns, rules),
-            _core.HostEngine(geometry, arena, rank=0, num_blocks=8, layers=maps, owners=self.memory),
+            _core.HostEngine(geometry, arena, rank=0, num_blocks=8, layers=maps, owners=arrays),
             _core.Remote(geometry, slot_bytes=64, url=f"file://{self.folder}/remote"),
             _core.Mooncake(geometry, slot_bytes=64, master="localhost:1", command=["/bin/false"]),
             _core.DiskTree(str(self.folder / f"disk{self.made}")), _core.ArrayView(self.memory[0]),
@@ -245,7 +245,9 @@ class World:
         if name in ("url", "command"):
             wrong = ["", "file://", "x", "file:///\0", "\ud800", f"file://{self.folder}/r"]
             return choice(wrong) if name == "url" else choice([[], ["/bin/false"], ["/none"], 3])
-        if name == "layers" and "LayerMap" in annotation:  # others would be read from where they say
+        if (
+            name == "layers" and "LayerMap" in annotation
+        ):  # others would be read from where they say
             return [*self.maps] if chance < 0.8 else choice([[], self.maps[:1], self.maps[::-1], 5])
         if chance < 0.12:
             return self.odd()
@@ -256,7 +258,9 @@ class World:
 
     def path(self, chance: float) -> Any:
         if chance < 0.6:
-            return self.random.choice([str(self.folder / "a"), str(self.folder / "b"), self.trace()])
+            return self.random.choice(
+                [str(self.folder / "a"), str(self.folder / "b"), self.trace()]
+            )
         return self.random.choice([f"{self.folder}/\ud800", f"{self.folder}/a\0b", 5, None, 0.5])
 
     def known(self, name: str) -> Any:
@@ -285,16 +289,22 @@ class World:
             "fractions": lambda: [choice([0.1, 0.5])],
             "fraction": lambda: choice([0.1, 0.5]),
             "engines": lambda: choice([1, 3]),
-            "fleets": lambda: [(choice([1, 2]), choice(_core.ROUTES), choice(["auto", "all", None]))],
+            "fleets": lambda: [
+                (choice([1, 2]), choice(_core.ROUTES), choice(["auto", "all", None]))
+            ],
             "traces": lambda: [choice(self.pool["Trace"])],
             "checksums": lambda: [[1]],
             "timeout": lambda: choice([0.0, 0.01, 0]),
             "seconds": lambda: choice([0.0, 0.01]),
             "request": self.request,
-            "tracked": lambda: SimpleNamespace(run=choice(self.pool["Run"]), request=self.request()),
+            "tracked": lambda: SimpleNamespace(
+                run=choice(self.pool["Run"]), request=self.request()
+            ),
             "array": lambda: self.memory[0],
             "arrays": lambda: self.memory,
-            "groups": lambda: choice([choice(self.pool["Geometry"]).groups, [(0, N, 1, 1, None)] * 2]),
+            "groups": lambda: choice(
+                [choice(self.pool["Geometry"]).groups, [(0, N, 1, 1, None)] * 2]
+            ),
             "segments": lambda: self.pool["Segment"][:1],
             "shape": lambda: [choice([1, 64])],
         }
@@ -351,7 +361,9 @@ class World:
         try:
             made = function(*positional, **keywords)
         except Exception:  # it may be refused
-            assert self.state() == before or to.name in ("commit", "step", "ended"), "it changed something"
+            assert self.state() == before or to.name in ("commit", "step", "ended"), (
+                "it changed something"
+            )
         else:
             if type(made).__name__ in self.pool and len(self.pool[type(made).__name__]) < 8:
                 self.pool[type(made).__name__].append(made)

@@ -1,4 +1,4 @@
-"""Whatever the binding is called with, it answers or refuses: it does not panic, hang or take all memory.
+"""Whatever the binding is called with, it answers or refuses: it neither panics nor hangs.
 
 A longer run: ``HYBRID_PAGES_FUZZ=500`` processes. One that failed runs alone as ``-k 17``.
 """

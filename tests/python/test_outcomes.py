@@ -1,4 +1,4 @@
-"""A store's slots and blocks stay the ranks' until all of them have spoken, whatever one of them says."""
+"""A store's slots and blocks stay the ranks' until all have spoken, whatever one of them says."""
 
 from __future__ import annotations
 

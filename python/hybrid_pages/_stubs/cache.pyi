@@ -449,7 +449,8 @@ class Cache:
 
         For the caller to follow as far as it can. To be called once per request, before its
         entries are reserved, with the keys of all full blocks of its prompt: the policy learns
-        from it what is used, and when. now: milliseconds on any clock that never goes back.
+        from it what is used, and when. now: milliseconds on any clock that never goes back, below
+        2^62; InvalidArgumentError beyond.
         blocks: those that the prompt has, if the keys may be of more.
         limit: the deepest boundary, in blocks, from which the request could resume.
         hints: what the application says of it; nothing is admitted if it is not to be stored.
@@ -560,6 +561,16 @@ class Cache:
 
     def retire(self, namespace: int) -> None:
         """Announce nothing of a namespace any more, as long as its number is known."""
+
+    def failure(self) -> str | None:
+        """Why the cache finds and stores nothing any more: there was a panic inside.
+
+        Every call that can fail raises PanickedError then, and leases end without giving slots
+        back: somebody may still fill them. Only a new process has a cache again.
+        """
+
+    def audit(self) -> str | None:
+        """The first contradiction in what the cache knows, if there is one: for tests and tools."""
 
     def poll(self) -> None:
         """Take note of copies to and from tiers below that ended.

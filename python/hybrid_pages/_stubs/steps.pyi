@@ -160,6 +160,10 @@ class Stores:
     def ended(self, engine: object, outcomes: dict[int, list[_Outcome]], trusted: bool) -> None:
         """Take ranks' outcomes by job, and publish, if `trusted`, what all of them have copied.
 
+        A job lasts, with its slots and blocks, until every rank has spoken: once, by its `rank`.
+        What makes no sense is noted at once, and then nothing of the job is published. One rank may
+        be missing if somebody has spoken whose `rank` cannot be read.
+
         An outcome has `rank`, `error`, `nbytes`, `seconds` and `checksums`: eight bytes of each
         entry, in the machine's order, or none.
         """

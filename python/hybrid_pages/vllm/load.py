@@ -379,7 +379,9 @@ class Loads:
         load = self.in_flight.pop(request_id, None)
         if load is not None:
             if load.silent and request_id not in self._failed:
-                logger.error("%d ranks did not say how request %s was loaded", len(load.silent), request_id)
+                logger.error(
+                    "%d ranks did not say how request %s was loaded", len(load.silent), request_id
+                )
                 self._fail(request_id, load.tracked, "worker_metadata")
             load.release()
             load.end_restore()

@@ -332,8 +332,10 @@ class Figures:
     def _count_up(self, found: Mapping[tuple[str, str | None], float]) -> None:
         """Counts what has come to figures that count from the start."""
         for (name, label), seen in found.items():
-            self.count(name, seen - self._below.get((name, label), 0), label)
-        self._below.update(found)
+            # A cache that a panic has closed says 0.
+            known = self._below.get((name, label), 0)
+            self._below[name, label] = max(seen, known)
+            self.count(name, max(seen - known, 0), label)
 
     def take(self) -> HybridPagesStats:
         """The interval so far, which then starts anew."""

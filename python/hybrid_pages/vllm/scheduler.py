@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages import StepCalls
+from hybrid_pages import PanickedError, StepCalls
 from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.remote import close_remote
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from hybrid_pages import Geometry
 
 
 _STATS_SECONDS = 1.0
@@ -64,6 +66,10 @@ class SchedulerHalf(Connection):
                 Path(settings.trace_dir), grid.block_tokens, grid.stride, self.figures
             )
 
+    def _connect(self, plan: "Geometry") -> None:
+        super()._connect(plan)
+        self.stores.closed = lambda error: self._stop(error, "panic")
+
     def bind_pool(self, pool: "BlockPool") -> None:
         """Takes vLLM's block pool, which pins source blocks while they are copied."""
         super().bind_pool(pool)
@@ -94,6 +100,7 @@ class SchedulerHalf(Connection):
 
     def match(self, request: "Request", local_tokens: int) -> int | None:
         """Tokens that can be loaded beyond ``local_tokens``; None if vLLM is to ask again."""
+        self._look_for_panics()
         if not self.serving:
             return 0
         # The engine resets only while no request holds blocks, and asks here before one does.
@@ -163,6 +170,7 @@ class SchedulerHalf(Connection):
 
     def step(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """This step's copies, in both directions."""
+        self._look_for_panics()
         if not self.serving:
             # Of a cache that was stopped: loads between two waves end as failed.
             loads = self.loads.take_planned() if self.connected else []
@@ -224,7 +232,8 @@ class SchedulerHalf(Connection):
                     self.confirm(metadata.reports)
                 except Exception as error:
                     self._stop(error)
-            if metadata.ready:
+            self._look_for_panics()
+            if metadata.ready and not self.stopped:
                 self.got_ready(metadata.ready)
             trusted = self.agreement.geometry is not None and not self.stopped
             if metadata.stores:
@@ -232,6 +241,8 @@ class SchedulerHalf(Connection):
             for request_id, outcomes in metadata.loads.items():
                 try:
                     self.loads.ended(request_id, self._requests.get(request_id), outcomes)
+                except PanickedError as error:
+                    self._stop(error, "panic")
                 except Exception:
                     logger.exception("dropping the failed load of %s failed", request_id)
                     self.figures.count("failures", label="invalidate")
@@ -239,12 +250,20 @@ class SchedulerHalf(Connection):
             logger.error("expected WorkerMetadata, found %s", type(metadata).__name__)
             self.figures.count("failures", label="worker_metadata")
 
-    def _stop(self, error: Exception) -> None:
-        """Stores and loads nothing from now on: the workers are not as planned."""
+    def _look_for_panics(self) -> None:
+        """The engine goes on without the cache if a panic has closed that."""
+        if self.serving and (failure := self.cache.failure()) is not None:
+            self._stop(PanickedError(failure), "panic")
+
+    def _stop(self, error: Exception, label: str = "geometry") -> None:
+        """Stores and loads nothing from now on: the workers are not as planned, or the cache is
+        closed. A second time does nothing."""
+        if self.stopped:
+            return
         self.stopped = True
         self.calls.rest()
         logger.error("hybrid-pages stores and restores nothing in this engine: %s", error)
-        self.figures.count("failures", label="geometry")
+        self.figures.count("failures", label=label)
         if self.connected:
             self.stores.drop_unsent()
         self._clear()

@@ -8,7 +8,7 @@ with a call a step and a call a report; what it asks and says of an engine goes 
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, StoreEntries
+from hybrid_pages import Cache, Geometry, PanickedError, StoreEntries
 from hybrid_pages import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import Tables
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 def _no_tables(request_id: str) -> Tables:
     raise EngineError("expected vLLM's cache manager at start, found none")
+
+
+def _ignore(error: Exception) -> None:
+    """Nobody wants to know."""
 
 
 class Stores:
@@ -60,6 +64,8 @@ class Stores:
         self.tables: Callable[[str], Tables] = _no_tables
         """Gives all blocks that vLLM holds for a request, including those not reported as computed;
         for this step only."""
+        self.closed: Callable[[Exception], None] = _ignore
+        """Told that a panic has closed the cache."""
         self.pool: BlockPool | None = None
         """vLLM's block pool."""
         self.unsent: dict[int, StoreEntries] = {}
@@ -110,6 +116,8 @@ class Stores:
 
     def not_planned(self, tracked: Tracked, error: Exception) -> None:
         """The store of what a step completes of a request could not be planned."""
+        if self._is_closed(error):
+            return
         name = tracked.request.request_id
         logger.error("a store of request %s could not be planned", name, exc_info=error)
         self.figures.count("failures", label="store_plan")
@@ -130,8 +138,16 @@ class Stores:
 
     def not_published(self, job: int, error: Exception) -> None:
         """What every rank has copied could not be published."""
+        if self._is_closed(error):
+            return
         logger.error("publishing store %d failed", job, exc_info=error)
         self.figures.count("failures", label="publish")
+
+    def _is_closed(self, error: Exception) -> bool:
+        closed = isinstance(error, PanickedError)
+        if closed:
+            self.closed(error)
+        return closed
 
     # ---- from the engine's blocks to published entries
 

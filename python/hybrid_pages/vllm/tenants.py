@@ -1,7 +1,9 @@
 """Tenants and namespaces of requests. The requests with one ``cache_salt`` are a tenant, and those
 without a salt are one, too."""
 
-from hybrid_pages import Cache
+from contextlib import suppress
+
+from hybrid_pages import Cache, PanickedError
 
 
 def tenant_of(salt: str | None, share: float) -> bytes:
@@ -41,4 +43,5 @@ class Namespaces:
     def release(self, number: int) -> None:
         """A request needs its namespace no more."""
         if number != self._plain:
-            self._cache.release_namespace(number)
+            with suppress(PanickedError):  # a cache that is closed keeps it
+                self._cache.release_namespace(number)
