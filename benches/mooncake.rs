@@ -30,7 +30,9 @@ fn help() {
     for line in BufReader::new(stream).lines() {
         let Ok(line) = line else { return };
         let message: Value = serde_json::from_str(&line).unwrap();
-        let count = ["keys", "items"].iter().find_map(|name| message[name].as_array());
+        let count = ["keys", "items"]
+            .iter()
+            .find_map(|name| message[name].as_array());
         let answer = match count {
             None => json!({"ready": true}),
             Some(many) => json!({"id": message["id"], "codes": vec![0; many.len()]}),
@@ -189,7 +191,10 @@ fn main() {
         print(&format!("2^{power}"), median(rounds));
     }
     println!("| entries that are known | | | |");
-    for power in [10, 14, 16, 18, 20].into_iter().filter(|&power| power <= most) {
+    for power in [10, 14, 16, 18, 20]
+        .into_iter()
+        .filter(|&power| power <= most)
+    {
         let mut bench = Bench::new();
         let (mut known, mut took) = (0, Took::default());
         while known < 1 << power {

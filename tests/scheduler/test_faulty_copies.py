@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hybrid_pages import PanickedError
 from hybrid_pages.vllm.messages import Outcome
 from simulation.copies import Fault, Script
 from simulation.engine import Engine, StartEngine
@@ -296,3 +297,98 @@ def test_a_load_that_cannot_be_planned_is_recomputed(
         engine.generate(PROMPT)
     assert failures(engine) == {"failures:load_plan": 1}
     engine.check_idle()
+
+
+# ---- what a rank says cannot be read, or a panic has closed the cache
+
+UNREADABLE: list[Any] = [
+    None,
+    SimpleNamespace(rank="0", error=None, nbytes=1, seconds=0.0),
+    SimpleNamespace(rank=7, error=None, nbytes=1, seconds=0.0),
+    SimpleNamespace(rank=0),
+    SimpleNamespace(rank=0, error=None, nbytes="x", seconds=0.0),
+    SimpleNamespace(rank=0, error=None, nbytes=1, seconds=None),
+]
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_of_which_a_rank_says_what_cannot_be_read_is_recomputed(
+    unreadable: Any, ranks: int, start: StartEngine
+) -> None:
+    engine = start(ranks=ranks)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    loads = engine.connector.scheduler.loads
+    ended = loads.ended
+
+    def spoilt(name: str, tracked: Any, outcomes: list[Outcome]) -> None:
+        outcomes = [unreadable if item.rank == 0 else item for item in outcomes]
+        ended(name, tracked, outcomes)
+
+    loads.ended = spoilt
+    assert engine.generate(PROMPT).restored_tokens == 0
+    assert failures(engine) == {"failures:worker_metadata": 1}
+    loads.ended = ended
+    assert engine.reset_prefix_cache()
+    assert engine.generate(PROMPT).restored_tokens == 6 * N
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_of_which_a_rank_says_nothing_is_recomputed(ranks: int, start: StartEngine) -> None:
+    engine = start(ranks=ranks)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    loads = engine.connector.scheduler.loads
+    ended = loads.ended
+    loads.ended = lambda name, tracked, outcomes: ended(name, tracked, outcomes[1:])
+    assert engine.generate(PROMPT).restored_tokens == 0
+    assert failures(engine) == {"failures:worker_metadata": 1}
+
+
+class Closed:
+    """A cache that a panic has closed."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("stats", "tiers", "restores", "clear", "poll", "changes"):
+            return getattr(self._cache, name)
+        return self._raise
+
+    def failure(self) -> str:
+        return "panic: planted"
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise PanickedError(self.failure())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_engine_goes_on_without_a_cache_that_a_panic_has_closed(
+    ranks: int, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(ranks=ranks)
+    engine.generate(PROMPT)
+    assert engine.reset_prefix_cache()
+    half = engine.connector.scheduler
+    closed = Closed(half.cache)
+    half.cache = half.loads.cache = half.loads.below.cache = half.namespaces._cache = closed
+    for _ in range(3):
+        assert engine.generate(PROMPT).restored_tokens == 0
+        assert engine.reset_prefix_cache()
+    assert failures(engine) == {"failures:panic": 1}
+    said = [it for it in caplog.records if "planted" in it.getMessage()]
+    assert len(said) == 1
+
+
+def test_a_store_that_meets_a_panic_ends_the_use_of_the_cache(start: StartEngine) -> None:
+    engine = start()
+    half = engine.connector.scheduler
+    engine.add(PROMPT)
+    half.stores.not_published(0, PanickedError("planted"))
+    half.stores.not_published(1, PanickedError("planted"))
+    engine.run()
+    assert failures(engine) == {"failures:panic": 1}
+    assert not half.serving and half.cache.stats()["pages"] == 0

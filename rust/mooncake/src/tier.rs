@@ -283,3 +283,108 @@ impl Drop for Mooncake {
         self.handle().close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use hybrid_pages::geometry::{Dtype, Group, Layer, Segment};
+    use hybrid_pages::ids::{ClassKind, EntryId, PrefixKey, TenantId};
+    use hybrid_pages::policy::{EntryKind, Lru, Placement};
+
+    use super::*;
+    use crate::reply;
+    use crate::state::Batch;
+
+    fn tier() -> Mooncake {
+        let segment = Segment::new("d", Dtype::Uint8, vec![64]).unwrap();
+        let layer = Layer::new("a", vec![segment]).unwrap();
+        let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
+        let geometry = Geometry::new(16, vec![group], 1, BTreeMap::new()).unwrap();
+        let mut options = MooncakeOptions::new("localhost:1".into(), vec!["/bin/false".into()]);
+        options.weighs = false;
+        let policy = Box::new(Lru::new(Placement::Every, false));
+        let tier = Mooncake::open(options, &geometry, 64, policy).unwrap();
+        tier.shared.state().ready = true;
+        tier
+    }
+
+    fn key() -> EntryKey {
+        EntryKey {
+            namespace: Arc::from(&b"engine"[..]),
+            prefix: PrefixKey::new(&[7; 32]).unwrap(),
+            block_index: 0,
+            class_index: 0,
+        }
+    }
+
+    /// Nothing is found or taken, and that is said once.
+    fn check_closed(tier: &mut Mooncake) {
+        let entry = NewEntry {
+            id: EntryId(1),
+            kind: EntryKind::Page,
+            parent: None,
+            depth: 1,
+            size: 1,
+            boundary: 1,
+            tenant: TenantId::NONE,
+            unused: None,
+            proven: true,
+        };
+        for _ in 0..2 {
+            assert_eq!(tier.find(&key()), Found::Absent);
+            assert!(!tier.accepts(&entry));
+            tier.write(CopyId(1), &key(), &[SlotId(0)], &[7]);
+            tier.read(CopyId(2), &key(), &[SlotId(0)]);
+            let mut ended = Vec::new();
+            tier.poll(&mut ended);
+            assert!(ended.iter().all(|end| end.result.is_err()));
+            assert!(ended.len() >= 2);
+            tier.remove(&key());
+            tier.evict(&key());
+            tier.forget(&key());
+        }
+        tier.clear();
+        let stats = tier.handle().stats();
+        assert_eq!((stats.failed(Reason::Panic), stats.out), (1, true));
+        assert_eq!(tier.handle().take_notes().len(), 1);
+    }
+
+    #[test]
+    fn after_a_panic_under_its_lock_nothing_is_found_or_taken() {
+        let mut tier = tier();
+        let name = name_of(&key());
+        tier.shared.state().answered(name, Some(vec![7]));
+        assert_eq!(tier.find(&key()), Found::Here(vec![7]));
+        let shared = Arc::clone(&tier.shared);
+        let planted = std::thread::spawn(move || {
+            let _state = shared.state();
+            panic!("planted");
+        });
+        planted.join().unwrap_err();
+        check_closed(&mut tier);
+    }
+
+    #[test]
+    fn copies_end_whose_answer_is_read_by_a_thread_that_panics() {
+        let mut tier = tier();
+        let get = Get {
+            copy: Some(CopyId(9)),
+            name: name_of(&key()),
+            class: 5, // There is none.
+            slots: vec![SlotId(0)],
+            begun: Instant::now(),
+            cell: 0,
+        };
+        let (work, given) = (Work::Get(vec![get]), Instant::now());
+        tier.shared.state().running.insert(1, Batch { work, given });
+        let mut tile = [0; hybrid_pages::transfer::TILE_BYTES];
+        reply::take(&tier.shared, &[7; 32], (1, &[64]), &mut tile);
+        let mut ended = Vec::new();
+        tier.poll(&mut ended);
+        let copies: Vec<_> = ended.iter().map(|end| end.copy).collect();
+        assert_eq!(copies, [CopyId(9)]);
+        assert!(ended[0].result.is_err() && tier.handle().settle(Duration::from_secs(5)));
+        check_closed(&mut tier);
+    }
+}
