@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages import PanickedError
+from hybrid_pages import HybridPagesError
 from hybrid_pages.vllm.messages import Outcome
 from simulation.copies import Fault, Script
 from simulation.engine import Engine, StartEngine
@@ -362,7 +362,7 @@ class Closed:
         return "panic: planted"
 
     def _raise(self, *_: Any, **__: Any) -> Any:
-        raise PanickedError(self.failure())
+        raise HybridPagesError(self.failure())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -387,8 +387,9 @@ def test_a_store_that_meets_a_panic_ends_the_use_of_the_cache(start: StartEngine
     engine = start()
     half = engine.connector.scheduler
     engine.add(PROMPT)
-    half.stores.not_published(0, PanickedError("planted"))
-    half.stores.not_published(1, PanickedError("planted"))
+    half.stores.cache = Closed(half.cache)
+    half.stores.not_published(0, HybridPagesError("planted"))
+    half.stores.not_published(1, HybridPagesError("planted"))
     engine.run()
     assert failures(engine) == {"failures:panic": 1}
     assert not half.serving and half.cache.stats()["pages"] == 0

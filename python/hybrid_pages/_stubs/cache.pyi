@@ -565,7 +565,7 @@ class Cache:
     def failure(self) -> str | None:
         """Why the cache finds and stores nothing any more: there was a panic inside.
 
-        Every call that can fail raises PanickedError then, and leases end without giving slots
+        Every call that can fail raises HybridPagesError then, and leases end without giving slots
         back: somebody may still fill them. Only a new process has a cache again.
         """
 

@@ -24,9 +24,6 @@ class LeaseError(HybridPagesError):
 class TransferError(HybridPagesError):
     """A copy that did not happen, or whose bytes were not those that left the engine."""
 
-class PanickedError(HybridPagesError):
-    """A panic inside: what it was at is in doubt, and is not used any more."""
-
 class DiskError(HybridPagesError):
     """A disk's directory that cannot be used, or a copy from or to a disk that did not happen."""
 

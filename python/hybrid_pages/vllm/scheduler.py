@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages import PanickedError, StepCalls
+from hybrid_pages import HybridPagesError, StepCalls
 from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.remote import close_remote
@@ -241,8 +241,6 @@ class SchedulerHalf(Connection):
             for request_id, outcomes in metadata.loads.items():
                 try:
                     self.loads.ended(request_id, self._requests.get(request_id), outcomes)
-                except PanickedError as error:
-                    self._stop(error, "panic")
                 except Exception:
                     logger.exception("dropping the failed load of %s failed", request_id)
                     self.figures.count("failures", label="invalidate")
@@ -253,7 +251,7 @@ class SchedulerHalf(Connection):
     def _look_for_panics(self) -> None:
         """The engine goes on without the cache if a panic has closed that."""
         if self.serving and (failure := self.cache.failure()) is not None:
-            self._stop(PanickedError(failure), "panic")
+            self._stop(HybridPagesError(failure), "panic")
 
     def _stop(self, error: Exception, label: str = "geometry") -> None:
         """Stores and loads nothing from now on: the workers are not as planned, or the cache is

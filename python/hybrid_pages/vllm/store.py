@@ -8,7 +8,7 @@ with a call a step and a call a report; what it asks and says of an engine goes 
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, PanickedError, StoreEntries
+from hybrid_pages import Cache, Geometry, StoreEntries
 from hybrid_pages import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import Tables
@@ -54,7 +54,7 @@ class Stores:
         *,
         writes: bool = True,
     ) -> None:
-        self.keys, self.grid, self.figures = keys, keys.grid, figures
+        self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
         rules = self.grid.rules(geometry, mode, keys.known if keys.names_next else None)
         columns = self.grid.columns(geometry)
         self.core = Core(geometry, cache, columns, rules, writes=writes)
@@ -144,7 +144,7 @@ class Stores:
         self.figures.count("failures", label="publish")
 
     def _is_closed(self, error: Exception) -> bool:
-        closed = isinstance(error, PanickedError)
+        closed = self.cache.failure() is not None
         if closed:
             self.closed(error)
         return closed

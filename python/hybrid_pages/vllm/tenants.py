@@ -1,9 +1,7 @@
 """Tenants and namespaces of requests. The requests with one ``cache_salt`` are a tenant, and those
 without a salt are one, too."""
 
-from contextlib import suppress
-
-from hybrid_pages import Cache, PanickedError
+from hybrid_pages import Cache
 
 
 def tenant_of(salt: str | None, share: float) -> bytes:
@@ -43,5 +41,5 @@ class Namespaces:
     def release(self, number: int) -> None:
         """A request needs its namespace no more."""
         if number != self._plain:
-            with suppress(PanickedError):  # a cache that is closed keeps it
+            if self._cache.failure() is None:  # else it keeps all that it has
                 self._cache.release_namespace(number)

@@ -20,7 +20,6 @@ struct Table {
     budget: Py<PyType>,
     lease: Py<PyType>,
     transfer: Py<PyType>,
-    panicked: Py<PyType>,
     disk: Py<PyType>,
     remote: Py<PyType>,
     cuda: Py<PyType>,
@@ -97,11 +96,6 @@ impl Table {
                 &[parent],
             )?,
             transfer,
-            panicked: exception(
-                "PanickedError",
-                "A panic inside: what it was at is in doubt, and is not used any more.",
-                &[parent],
-            )?,
             disk: exception(
                 "DiskError",
                 "A disk's directory that cannot be used, or a copy from or to a disk that did not happen.",
@@ -122,7 +116,7 @@ impl Table {
         })
     }
 
-    fn all(&self) -> [&Py<PyType>; 13] {
+    fn all(&self) -> [&Py<PyType>; 12] {
         [
             &self.base,
             &self.geometry,
@@ -132,7 +126,6 @@ impl Table {
             &self.budget,
             &self.lease,
             &self.transfer,
-            &self.panicked,
             &self.disk,
             &self.remote,
             &self.cuda,
@@ -157,7 +150,6 @@ pub fn to_py(error: Error) -> PyErr {
             Error::Budget(_) => &table.budget,
             Error::Lease(_) => &table.lease,
             Error::Transfer(_) => &table.transfer,
-            Error::Panicked(_) => &table.panicked,
             Error::Disk(_) => &table.disk,
             Error::Remote(_) => &table.remote,
             _ => &table.base,
