@@ -40,6 +40,6 @@ class Namespaces:
 
     def release(self, number: int) -> None:
         """A request needs its namespace no more."""
-        if number != self._plain:
-            if self._cache.failure() is None:  # else it keeps all that it has
-                self._cache.release_namespace(number)
+        # A cache that a panic has closed keeps all that it has.
+        if number != self._plain and self._cache.failure() is None:
+            self._cache.release_namespace(number)
