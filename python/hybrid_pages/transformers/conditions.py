@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import types
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import torch
 from transformers import PreTrainedConfig, modeling_utils
 
 from hybrid_pages.transformers import rope
-from hybrid_pages.transformers.identity import VOLATILE
+from hybrid_pages.transformers.parts import CODE, PLAIN, is_plain, parts
 
 _STANDARD = frozenset(vars(torch.nn.Module())) - {"training"}
 # Attributes of models that no forward pass reads, or that `generate` itself writes.
@@ -52,10 +51,9 @@ _SKIPPED = _STANDARD | _IRRELEVANT
 # Hooks of transformers that change no output: they look at it, or let it require gradients.
 _OWN_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 _LIBRARIES = ("torch", "transformers", "accelerate", "huggingface_hub", "tokenizers", "builtins")
-_CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _FAST = {type(None), bool, int, str}
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-"""Types of values that are what they look like."""
+VOLATILE = ("_name_or_path", "transformers_version", "architectures")
+"""Fields of a config that change no byte: where a model came from and who wrote its file."""
 
 
 class Same:
@@ -71,6 +69,20 @@ class Same:
 
     def __hash__(self) -> int:
         return id(self.held)
+
+
+class Described(Same):
+    """One whose fields are described beside it."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In the place of a tensor's content, of which nothing can be read, and why."""
+
+    kind: str
+    why: str
 
 
 class ModuleDescription(NamedTuple):
@@ -116,16 +128,18 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
         if module.training and found.uncached is None:
             found.uncached = f"training mode of {name or 'the model'}"
         skipped = rope.derived(module) if "rope_type" in vars(module) else frozenset()
+        values: list[tuple[str, Hashable]] = []
         for kind in (module._parameters, module._buffers):
             for key, tensor in kind.items() if kind else ():
                 if tensor is not None and key not in skipped:
                     found.tensors[prefix + key] = tensor
+                    if not is_plain(tensor):
+                        values.append((key, describe.tensor(prefix + key, tensor)))
         if skipped:
             for key, tensor in rope.frequencies(module).items():
                 found.tensors[prefix + key] = tensor
                 found.replaced.add(prefix + key)
         attributes = vars(module)
-        values: list[tuple[str, Hashable]] = []
         for key in sorted(attributes.keys() - _SKIPPED):
             if key not in skipped and not (ignored and prefix + key in ignored):
                 value = attributes[key]
@@ -216,7 +230,7 @@ class _Describer:
             return value if value == value else "nan"
         if isinstance(value, torch.Tensor):
             self._found.tensors[name] = value
-            return "tensor"
+            return "tensor" if is_plain(value) else self.tensor(name, value)
         if isinstance(value, torch.nn.Module):
             return self._module(name, value)
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -235,6 +249,18 @@ class _Describer:
             return self._config(name, value)
         return self._object(name, value)
 
+    def tensor(self, name: str, tensor: torch.Tensor) -> Hashable:
+        """What a tensor consists of besides what can be sampled: its parts by path, and values."""
+        known = self._objects.get(id(tensor))
+        if known is not None:
+            return ("tensor of", known)
+        self._objects[id(tensor)] = name
+        found = parts(tensor)
+        values = [(path, self(name + path, value)) for path, value in found.values.items()]
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        unread = [(path, Unreadable(kind, why)) for path, why in found.unread.items()]
+        return (tuple(found.tensors), *values, *unread)
+
     def _module(self, name: str, module: Any) -> Hashable:
         """One of the model's own is described in its place; the weights of others are not seen."""
         known = self._modules.get(id(module))
@@ -245,14 +271,14 @@ class _Describer:
     def _object(self, name: str, value: Any) -> Hashable:
         """An object of the model's own code may hold anything; a library's is what it is."""
         library = type(value).__module__.partition(".")[0] in _LIBRARIES
-        if library or isinstance(value, _CODE) or not hasattr(value, "__dict__"):
+        if library or isinstance(value, CODE) or not hasattr(value, "__dict__"):
             return Same(value)
         known = self._objects.get(id(value))
         if known is not None:
             return ("object of", known)
         self._objects[id(value)] = name
         fields = [(key, self(f"{name}.{key}", item)) for key, item in vars(value).items()]
-        return (Same(value), tuple(fields))
+        return (Described(value), tuple(fields))
 
     def _key(self, key: Any) -> Hashable:
         return key if isinstance(key, PLAIN) else Same(key)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import DynamicCache
 
 from hybrid_pages.transformers import layers
+from hybrid_pages.transformers.parts import plain
 from hybrid_pages.transformers.probe import forward
 
 # Ways by which a tensor's content leaves torch unseen by operations.
@@ -52,13 +53,11 @@ class _Marks:
         self._held: dict[int, Any] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunction():
-            storage = tensor.untyped_storage()
-        self._held[storage._cdata] = storage
+        for storage in _storages(tensor):
+            self._held[storage._cdata] = storage
 
     def on(self, tensor: torch.Tensor) -> bool:
-        with torch._C.DisableTorchFunction():
-            return tensor.untyped_storage()._cdata in self._held
+        return any(storage._cdata in self._held for storage in _storages(tensor))
 
 
 class _Flow(TorchDispatchMode):
@@ -99,6 +98,11 @@ class _Leaks(TorchFunctionMode):
         if getattr(func, "__name__", "") in _LEAVES and any(map(self._marks.on, _tensors(args))):
             self._marks.left = True
         return func(*args, **(kwargs or {}))
+
+
+def _storages(tensor: torch.Tensor) -> list[Any]:
+    with torch._C.DisableTorchFunction():
+        return [part.untyped_storage() for part in plain(tensor)]
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

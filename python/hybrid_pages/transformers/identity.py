@@ -10,21 +10,24 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from hybrid_pages.transformers.conditions import VOLATILE, structure
+from hybrid_pages.transformers.parts import CODE, PLAIN, is_plain, parts, plain
 from hybrid_pages.transformers.support import UnsupportedError
 
 WeightsDigest = Literal["sampled", "full"]
 
 _SAMPLES, _THREADS = 64, 8
-# Where a model came from and who wrote its file changes no byte.
-VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 
 
 def model_identity(model: Any, weights: WeightsDigest) -> dict[str, str]:
     """Everything that a model's cached bytes depend on, as the identity of a geometry.
 
-    weights: "sampled" digests 64 elements of every tensor, "full" every byte.
+    weights: "sampled" digests 64 elements of every tensor, "full" every byte. Of a tensor that
+    consists of others, quantised weights and their scales, both digest each, and what stands
+    beside them.
     """
     import transformers
 
@@ -51,8 +54,13 @@ def adapters(model: Any) -> bool:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    """All that a model computes with: those that it lists, and those among attributes."""
+    listed = [*model.named_parameters(), *model.named_buffers()]
+    yield from listed
+    known = {id(part) for _, tensor in listed for part in (tensor, *plain(tensor))}
+    for name, tensor in structure(model).tensors.items():
+        if id(tensor) not in known:
+            yield name, tensor
 
 
 def _config_digest(config: Any) -> str:
@@ -75,11 +83,38 @@ def _weights_digest(model: Any, weights: WeightsDigest) -> str:
 
 
 def _contents(tensor: torch.Tensor, weights: WeightsDigest) -> bytes:
-    flat = tensor.detach().reshape(-1)
-    if weights == "sampled" and flat.numel() > _SAMPLES:
-        places = torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1)
-        flat = flat[places // (_SAMPLES - 1)]
-    if not flat.numel():
-        return b""
-    raw = flat.cpu().contiguous().view(torch.uint8).numpy()
-    return hashlib.blake2b(memoryview(raw), digest_size=16).digest()
+    if is_plain(tensor):
+        return _bytes(tensor, weights)
+    found = parts(tensor)
+    digest = hashlib.blake2b(digest_size=16)
+    for path, part in found.tensors.items():
+        digest.update(f"{path} {tuple(part.shape)} {part.dtype};".encode())
+        digest.update(_bytes(part, weights))
+    for path, value in found.values.items():
+        digest.update(f"{path}={_word(value)};".encode())
+    if found.unread:
+        digest.update(os.urandom(16))  # equal to no other
+    return digest.digest()
+
+
+def _word(value: Any) -> str:
+    """A value in words. What has none has that of its class: states tell such values apart."""
+    if isinstance(value, PLAIN):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, CODE):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _bytes(tensor: torch.Tensor, weights: WeightsDigest) -> bytes:
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        flat = tensor.detach().reshape(-1)
+        if weights == "sampled" and flat.numel() > _SAMPLES:
+            places = torch.arange(_SAMPLES, device=flat.device) * (flat.numel() - 1)
+            flat = flat[places // (_SAMPLES - 1)]
+        if not flat.numel():
+            return b""
+        raw = flat.cpu().contiguous().view(torch.uint8).numpy()
+        return hashlib.blake2b(memoryview(raw), digest_size=16).digest()

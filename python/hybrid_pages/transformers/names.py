@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.transformers.conditions import PLAIN, Same
+from hybrid_pages.transformers.conditions import Described, ModuleDescription, Same, Unreadable
+from hybrid_pages.transformers.parts import PLAIN
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MOST_DEPTH = 8
@@ -30,7 +31,18 @@ make functions that hold themselves."""
 
 
 class Unnamed(HybridPagesError):
-    """Something has no name that lasts; the message says what."""
+    """Something has no name that lasts; the message says what, and the remedy what to do."""
+
+    remedy = "another process could not tell whether it has the same: leave the setting out"
+
+
+class Unversioned(Unnamed):
+    """Code that may be another one tomorrow."""
+
+    remedy = (
+        "another process may have other code under that name: install it as a package, or leave "
+        "the setting out"
+    )
 
 
 def lasting_name(parts: Sequence[Hashable]) -> str:
@@ -53,8 +65,14 @@ def _name(value: Any, path: Path) -> Any:
         return "ellipsis"
     if isinstance(value, slice):
         return ["slice", _name((value.start, value.stop, value.step), path)]
+    if isinstance(value, Described):
+        return ["object of", _name(type(value.held), path)]
     if isinstance(value, Same):
         return _name(value.held, path)
+    if isinstance(value, Unreadable):
+        raise Unnamed(f"a tensor of {value.kind}, whose content can't be read ({value.why})")
+    if isinstance(value, ModuleDescription):
+        return _module(value, path)
     if isinstance(value, (tuple, list)):
         return [_name(item, path) for item in value]
     if isinstance(value, (set, frozenset)):
@@ -73,6 +91,18 @@ def _name(value: Any, path: Path) -> Any:
     if isinstance(value, _FUNCTIONS):
         return _function(value, path)
     return _object(value, path)
+
+
+def _module(value: ModuleDescription, path: Path) -> Any:
+    attributes = []
+    for key, item in value.attributes:
+        try:
+            attributes.append(_name((key, item), path))
+        except Unnamed as error:
+            said = f"{error}, in {key} of a {value.kind.__qualname__}"
+            raise type(error)(said) from None
+    rest = [_name(value.kind, path), _name(value.code, path)]
+    return [*rest, attributes, _name(value.modules, path)]
 
 
 def _function(value: Any, path: Path) -> Any:
@@ -102,10 +132,15 @@ def _cell(cell: types.CellType, path: Path) -> Any:
 
 def _object(value: Any, path: Path) -> Any:
     kind, fields = type(value), getattr(value, "__dict__", None)
-    if fields is None or len(path) >= _MOST_DEPTH or isinstance(value, torch.Tensor):
-        raise Unnamed(f"an object of {kind.__module__}.{kind.__qualname__}")
+    what = f"an object of {kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, torch.Tensor):
+        raise Unnamed(f"{what} where no digest of the weights looks")
+    if fields is None:
+        raise Unnamed(f"{what}, whose content can't be read")
     if id(value) in path:
         return ["again", path.index(id(value))]
+    if len(path) >= _MOST_DEPTH:
+        raise Unnamed(f"{what} inside {_MOST_DEPTH} others")
     inside = (*path, id(value))
     named = sorted(json.dumps([key, _name(item, inside)]) for key, item in fields.items())
     return ["object", _name(kind, path), named]
@@ -114,9 +149,9 @@ def _object(value: Any, path: Path) -> Any:
 def _place(module: str, value: Any) -> tuple[str, str]:
     try:
         return module, _version(module)
-    except Unnamed:
+    except Unversioned:
         name = getattr(value, "__qualname__", repr(value))
-        raise Unnamed(f"{name} of {module or 'no module'}, which has no version") from None
+        raise Unversioned(f"{name} of {module or 'no module'}, which has no version") from None
 
 
 @functools.cache
@@ -131,11 +166,11 @@ def _version(module: str) -> str:
         origin = distribution.read_text("direct_url.json")
         source = {} if origin is None else json.loads(origin)
         if "dir_info" in source:  # a folder, whose files change under one version
-            raise Unnamed(module)
+            raise Unversioned(module)
         commit = source.get("vcs_info", {}).get("commit_id", "")
         found.append(f"{name} {distribution.version} {commit}")
     if not found:
-        raise Unnamed(module)
+        raise Unversioned(module)
     return ", ".join(sorted(found))
 
 

@@ -166,12 +166,13 @@ class PrefixCache(Closing):
             self._watch.look()
         if self._watch.unnamed is not None:
             setting = "disk_path" if settings["disk_path"] else "remote_url"
-            found = f"{setting}: expected a model whose code has a version, found "
-            found += self._watch.unnamed
+            found = (
+                f"{setting}: expected a model whose code has a version and whose parts can all be "
+                f"compared by another process, found {self._watch.unnamed}"
+            )
             if not untested():
                 raise UnsupportedError(
-                    f"{found}: another process may have other code under that name: install it as "
-                    "a package, or leave the setting out"
+                    f"{found}: install code of your own as a package, or leave the setting out"
                 )
             _log.warning("%s: no later process finds what this one stores", found)
 

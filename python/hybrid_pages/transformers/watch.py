@@ -33,6 +33,7 @@ from hybrid_pages.transformers.support import reason_of, untested
 from hybrid_pages.transformers.weights import Reading, Sampler, same_weights
 
 _MAX_STATES = 16
+_UNREADABLE = (RuntimeError, NotImplementedError, TypeError)
 RANDOM = "random numbers in forward passes"
 """Why a model runs uncached: its texts would not be those of the same seed."""
 
@@ -132,7 +133,10 @@ class Watch:
         # Tensors and attributes that forward passes write and nothing that is stored depends on.
         self._written: frozenset[str] = frozenset()
         self._found = conditions.structure(model)
-        self._last = self._read(self._found)
+        try:
+            self._last = self._read(self._found)
+        except _UNREADABLE:  # each look says so
+            self._last = Reading({}, {})
         self.epoch = epoch
         # Whether the weights are those of the store's identity.
         self._lasting = lasting
@@ -152,7 +156,7 @@ class Watch:
             return State(0, uncached=found.uncached)
         try:
             self._take(self._read(found))
-        except (RuntimeError, NotImplementedError, TypeError, MemoryError) as error:
+        except (*_UNREADABLE, MemoryError) as error:
             if is_out_of_memory(error):  # nothing was learnt: the next look compares as before
                 return State(0, uncached="out of memory while looking at the weights")
             # What it is now cannot be told, so nothing that it was is known to hold.
@@ -179,7 +183,7 @@ class Watch:
             return reason
         try:
             changed = self._last.changed(self._read(found))
-        except (RuntimeError, NotImplementedError, TypeError, MemoryError):
+        except (*_UNREADABLE, MemoryError):
             return "weights"
         if changed:
             return changed[0]
@@ -189,7 +193,10 @@ class Watch:
     def has_weights_of(self, model: Any) -> bool:
         """Whether another model has the same weights now, and this one since its last look."""
         mine = conditions.structure(self._held(), self._written)
-        self._take(self._read(mine))
+        try:
+            self._take(self._read(mine))
+        except _UNREADABLE:
+            return False
         return same_weights(mine.tensors, conditions.structure(model, self._written).tensors)
 
     def _name(self, key: tuple[Hashable, ...], number: int) -> str:
@@ -198,7 +205,7 @@ class Watch:
             try:
                 name = lasting_name(key[1:])  # without the epoch
             except Unnamed as error:
-                self.unnamed = str(error)
+                self.unnamed = f"{error}: {error.remedy}"
                 self.changes[f"unnamed: {error}"] += 1
             else:
                 if self._models.may_have(name, key):

@@ -9,17 +9,18 @@ device. What none of them sees is for :meth:`PrefixCache.weights_changed`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hybrid_pages.transformers.parts import parts, plain
+
 SAMPLES = 64
 # Others are one byte wide, or pairs of these.
 _GATHERED = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32}
 _GATHERED |= {torch.int16, torch.uint8}
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -63,20 +64,19 @@ class Sampler:
             RuntimeError, NotImplementedError, TypeError: a kind of tensor that torch can't sample.
         """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            parts = [(name, part) for name, tensor in tensors.items() for part in plain(tensor)]
+            read = [(name, part) for name, tensor in tensors.items() for part in plain(tensor)]
             samples: dict[str, bytes] = dict.fromkeys(tensors, b"")
-            raw = self._sample([part for _, part in parts])
-            for (name, _), data in zip(parts, raw, strict=True):
+            raw = self._sample([part for _, part in read])
+            for (name, _), data in zip(read, raw, strict=True):
                 samples[name] = samples[name] + data if samples[name] else data
             marks: dict[str, tuple[Any, ...]] = {
-                name: (weakref.ref(tensor),) for name, tensor in tensors.items()
+                name: (weakref.ref(tensor), _version(tensor)) for name, tensor in tensors.items()
             }
-            for name, part in parts:
+            for name, part in read:
                 if name in replaced:
                     marks[name] = (None, part.shape, part.dtype)
                     continue
-                version = 0 if part.is_inference() else part._version
-                marks[name] += (part.data_ptr(), version, part.shape, part.dtype)
+                marks[name] += (part.data_ptr(), _version(part), part.shape, part.dtype)
         return Reading(marks, samples)
 
     def _sample(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
@@ -132,28 +132,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with memory of their own that a tensor consists of: quantised ones have several.
-
-    A subclass says so by ``__tensor_flatten__``, or keeps the others as attributes, its own or
-    those of an object that it has (``quant_state`` of bitsandbytes).
-    """
-    if type(tensor) in _PLAIN:
-        yield tensor
-    elif hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain(getattr(tensor, name))
-    else:
-        yield tensor
-        for value in list(vars(tensor).values()):
-            inner = [value] if isinstance(value, torch.Tensor) else _attributes(value)
-            for item in inner:
-                if isinstance(item, torch.Tensor):
-                    yield from plain(item)
-
-
-def _attributes(value: Any) -> list[Any]:
-    return list(vars(value).values()) if hasattr(value, "__dict__") else []
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def same_weights(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
@@ -161,11 +141,16 @@ def same_weights(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Ten
     if left.keys() != right.keys():
         return False
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        for name, tensor in left.items():
-            pairs = list(plain(tensor)), list(plain(right[name]))
-            if len(pairs[0]) != len(pairs[1]) or not all(map(_equal, *pairs)):
-                return False
-    return True
+        return all(_same(tensor, right[name]) for name, tensor in left.items())
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left is right:
+        return True
+    one, other = parts(left), parts(right)
+    if one.unread or other.unread or one.tensors.keys() != other.tensors.keys():
+        return False
+    return all(_equal(part, other.tensors[path]) for path, part in one.tensors.items())
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
