@@ -293,7 +293,9 @@ def test_parametrized_and_quantised_layers_are_other_models(cache):
         cache.model.model.layers[1], {torch.nn.Linear}, dtype=torch.qint8, inplace=True
     )
     cache.model.eval()
-    assert (agree(cache, IDS), agree(cache, IDS)) == (0, 64)
+    # One scale for all activations of a pass: texts depend on where the prompt is cut.
+    assert (agree(cache, IDS), agree(cache, IDS)) == (0, 0)
+    assert list(cache.stats().uncached.values()) == [2]
 
 
 def test_a_model_of_other_shapes_or_dtype_runs_without_the_cache(make):

@@ -199,14 +199,30 @@ def _default_device() -> str:
     return ",".join(str(mode.device) for mode in _function_modes() if hasattr(mode, "device"))
 
 
-def _precisions() -> Hashable:
-    """The precision of float32 products by backend; older versions of torch have flags instead."""
+def rounding(model: Any) -> float:
+    """By how much, of a value, a model rounds: by its coarsest dtype that is not merely storage."""
+    dtypes = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+    found = [torch.finfo(dtype).eps for dtype in dtypes if dtype.itemsize > 1]
+    lowered = set(_precisions(model.device.type))
+    # Products of float32 in the precision of bfloat16, or in TF32, which has that of float16.
+    if lowered & {"bf16", "medium"}:
+        found.append(torch.finfo(torch.bfloat16).eps)
+    elif lowered & {"tf32", "high", True}:
+        found.append(torch.finfo(torch.float16).eps)
+    return max(found, default=torch.finfo(torch.float32).eps)
+
+
+def _precisions(kind: str = "") -> tuple[Hashable, ...]:
+    """The precision of float32 products by backend, of all or of those that a kind of device
+    uses; older versions of torch have flags instead.
+    """
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is None:
         flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
         return (*flags, torch.get_float32_matmul_precision())
+    backends = {"cpu": ("mkldnn",), "cuda": ("cuda",)}.get(kind, ("cuda", "mkldnn"))
     pairs = [("generic", "all")]
-    pairs += [(b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")]
+    pairs += [(b, op) for b in backends for op in ("all", "matmul", "conv", "rnn")]
     return tuple(getter(backend, op) for backend, op in pairs)
 
 

@@ -22,8 +22,8 @@ CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, t
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _WHOLE = (*PLAIN, *CODE, torch.nn.Module, np.ndarray, functools.partial)
-# An attribute that loading a model leaves on its tensors.
-_IRRELEVANT = {"_is_hf_initialized"}
+# Attributes that loading a model and compiling it leave on its tensors.
+_LEFT = ("_is_hf_initialized", "_dynamo_")
 _CONTEXT = "__tensor_flatten__"
 _RAW = {torch.quint8: torch.uint8, torch.qint8: torch.uint8, torch.qint32: torch.int32}
 # What torch's own kinds of tensors without strided memory consist of.
@@ -76,7 +76,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) in _TENSORS
         and tensor.layout is torch.strided
         and not tensor.is_quantized
-        and not vars(tensor).keys() - _IRRELEVANT
+        and all(str(name).startswith(_LEFT) for name in vars(tensor))
     )
 
 
@@ -140,7 +140,7 @@ class _Walk:
 
     def _items(self, path: str, items: dict[Any, Any]) -> None:
         for name, value in list(items.items()):
-            if name not in _IRRELEVANT:
+            if not str(name).startswith(_LEFT):
                 self._visit(f"{path}.{name}", value)
 
     def _scales(self, path: str, tensor: torch.Tensor) -> None:

@@ -66,14 +66,14 @@ def continues(model: Any, layout: Layout) -> bool:
     """
     firsts = {spec.kind: spec for spec in reversed(list(layout.tensors())) if spec.is_state}
     for spec in firsts.values():
-        logits = []
+        found = []
         for value in (0.0, _OTHER_STATE):
             cache = DynamicCache(config=model.config)
             forward(model, cache)
             state = layers.states(cache.layers[spec.layer])[spec.kind, spec.index]
             state.fill_(value)
-            logits.append(forward(model, cache))
-        if torch.equal(*logits):
+            found.append(forward(model, cache))
+        if torch.equal(*found):
             return False
     return True
 
@@ -84,11 +84,19 @@ def forward(model: Any, cache: Any, tokens: int = 2) -> torch.Tensor:
     Never under autocast, which calls that use the cache are not. Modes, and rotary frequencies that
     a long text has left, are afterwards what they were.
     """
+    ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
+    return logits(model, cache, ids)[:, -1]
+
+
+def logits(model: Any, cache: Any, ids: torch.Tensor, **optional: Any) -> torch.Tensor:
+    """As :func:`forward`, for these tokens; the logits of all.
+
+    optional: arguments that the model gets if it takes them.
+    """
     with aside(model):
-        ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
-        logits = model(input_ids=ids, **forward_arguments(model, cache, {})).logits
-    last: torch.Tensor = logits[:, -1]
-    return last
+        found = model(input_ids=ids, **forward_arguments(model, cache, optional)).logits
+    assert isinstance(found, torch.Tensor)
+    return found
 
 
 @contextmanager

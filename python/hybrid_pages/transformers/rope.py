@@ -43,6 +43,12 @@ def regime(model: Any, tokens: int) -> Regime | str:
     return "longrope: some layers are past their original length, some not"
 
 
+def short_length(model: Any, most: int) -> int:
+    """How many tokens, at most so many, a text may have whose keys are those of short ones."""
+    dynamic, longrope = _limits(model)
+    return min([most, *longrope, *(limit - 1 for limit in dynamic)])
+
+
 def derived(module: Any) -> frozenset[str]:
     """Attributes of a module that follow from the length of its last forward pass."""
     types = _types(module)

@@ -27,6 +27,7 @@ from hybrid_pages.transformers.identity import adapters
 from hybrid_pages.transformers.layout import Layout
 from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.names import Unnamed, lasting_name
+from hybrid_pages.transformers.passes import depends_on_pass
 from hybrid_pages.transformers.probe import continues, read_layout
 from hybrid_pages.transformers.rehearsal import rehearse
 from hybrid_pages.transformers.support import reason_of, untested
@@ -268,6 +269,8 @@ class Watch:
         for name in tensors:
             if name not in after.tensors or _matters(model, name):
                 reason = f"{name} is written by each forward pass"
+        if reason is None:
+            reason = self._compare(model, goes_on)
         if reason is None and untested():
             reason = _fails(model, layout)
             set_random_states(model, generators)
@@ -284,6 +287,18 @@ class Watch:
         state = State(number, goes_on, reason, self._name(key, number))
         self._models.put(key, state)
         return state
+
+    def _compare(self, model: Any, goes_on: bool) -> str | None:
+        """Why texts would depend on where prompts are cut, told from a few longer passes."""
+        generators = random_states(model)
+        try:
+            reason = depends_on_pass(model, continues=goes_on)
+        except Exception as error:  # whatever it is, `generate` may not meet it
+            reason = f"the model fails on a few tokens: {type(error).__name__}"
+        if not all(map(torch.equal, generators, random_states(model))):
+            set_random_states(model, generators)
+            reason = RANDOM
+        return reason
 
 
 def _differences(before: Structure, after: Structure) -> Iterator[str]:

@@ -1,0 +1,132 @@
+"""Whether a token's result depends on the other tokens of its pass, beyond rounding.
+
+A restored prompt is cut into passes elsewhere than a cold one. Quantisation that takes one scale
+from all activations of a pass, experts with a limited capacity or a norm over tokens make other
+texts of that. Two comparisons of logits tell, on tokens of the whole vocabulary:
+
+- Passes of one length that differ behind some token: what stands before is computed by the same
+  kernels from the same numbers, so it is equal in every dtype. Only experts that get other numbers
+  of tokens may round otherwise.
+- One pass, and the same tokens in several: there kernels differ, and layers amplify what these
+  round. By how much is measured, by a pass whose embeddings are each off by one rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from hybrid_pages.transformers.conditions import rounding
+from hybrid_pages.transformers.probe import logits
+from hybrid_pages.transformers.rope import short_length
+
+_TOKENS, _FIRST, _ENDINGS = 48, 8, 3
+# Differences are of the logits' own size. Between passes of several lengths, healthy models of 2 to
+# 24 layers differ by at most 1.1 times what one rounding of the embeddings changes, ...
+_MARGIN = 4.0
+# ... or by 1e-5 in float32, where rounding can look like nothing behind a quantised layer.
+_LEAST = 2e-5
+# A model that amplifies a rounding more is none that computes in this dtype.
+_MOST = 1e4
+# Between endings, those differ by 0, or by 1e-5 if there are experts. Quantised activations that
+# share a scale make it 5e-4 to 1, mostly above 1e-2.
+_MOST_OF_ENDINGS = 2e-4
+
+_CUT = "texts depend on where a prompt is cut"
+
+
+def depends_on_pass(model: Any, *, continues: bool) -> str | None:
+    """Why texts of a model depend on where a prompt is cut into passes, or None.
+
+    continues: whether it goes on from its states when it gets several tokens.
+    """
+    for path, module in model.named_modules():
+        threshold = getattr(getattr(module, "state", None), "threshold", 0)
+        if type(module).__name__ == "Linear8bitLt" and threshold > 0:
+            # Which inputs are outliers depends on all tokens of the pass, also of a later one.
+            return f"{_CUT}: {path} is a Linear8bitLt with an outlier threshold of {threshold:g}"
+    count = short_length(model, _TOKENS)
+    first = min(_FIRST, count // 3)
+    if first == 0:
+        return None
+    prompts = _prompts(model, count, first)
+    whole = _run(model, prompts[1], [])
+    unit = rounding(model)
+    with _rounded(model, unit) as noted:
+        changed = _apart(_run(model, prompts[1], []), whole)
+    explained = min(max(_MARGIN * changed, _LEAST), _MOST * unit) if noted else _MOST * unit
+    most = min(explained, _MOST_OF_ENDINGS)
+    same = _run(model, prompts[0], [])[:first]
+    for ending in prompts[1:]:
+        found = whole if ending is prompts[1] else _run(model, ending, [])
+        apart = _apart(found[:first], same)
+        if not apart <= most:
+            return (
+                f"{_CUT}: with other tokens later in a pass, logits differ by {apart:.1g} of their "
+                f"size (rounding explains {most:.1g})"
+            )
+    cuts = [first, count // 2 + 1, count - 1] if continues else [count - 3, count - 2, count - 1]
+    apart = _apart(_run(model, prompts[1], cuts), whole)
+    if not apart <= explained:
+        return (
+            f"{_CUT}: in one pass and in {len(cuts) + 1}, logits differ by {apart:.1g} of their "
+            f"size (rounding explains {explained:.1g})"
+        )
+    return None
+
+
+def _prompts(model: Any, count: int, first: int) -> list[torch.Tensor]:
+    """Prompts of one length and one beginning: one that repeats it, and others that go on."""
+    generator = torch.Generator().manual_seed(0)
+    size = int(model.config.get_text_config(decoder=True).vocab_size)
+    beginning = torch.randint(0, size, (first,), generator=generator)
+    repeats = beginning.repeat(count // first + 1)[:count]
+    found = [repeats]
+    for _ in range(_ENDINGS):
+        ending = torch.randint(0, size, (count - first,), generator=generator)
+        found.append(torch.cat([beginning, ending]))
+    return [ids[None].to(model.device) for ids in found]
+
+
+def _run(model: Any, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+    """The logits of each token, from passes that end at the cuts and at the end."""
+    cache = DynamicCache(config=model.config)
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, ids.shape[1]], strict=True):
+        here = slice(start, end)
+        part = logits(model, cache, ids[:, here], position_ids=positions[:, here])
+        found.append(part[0].float())
+    return torch.cat(found)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """How much logits differ, of what they vary by; a shift of all changes no text."""
+    found = found - found.mean(-1, keepdim=True)
+    expected = expected - expected.mean(-1, keepdim=True)
+    difference = (found - expected).norm().item()
+    return difference / expected.norm().item() if difference else 0.0
+
+
+@contextmanager
+def _rounded(model: Any, unit: float) -> Iterator[list[None]]:
+    """Embeddings are off by one rounding; notes that some were."""
+    noted: list[None] = []
+
+    def change(module: Any, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return output
+        noted.append(None)
+        generator = torch.Generator().manual_seed(len(noted))
+        signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device) * 2 - 1
+        return (output.float() * (1 + signs * unit)).to(output.dtype)
+
+    handle = model.get_input_embeddings().register_forward_hook(change)
+    try:
+        yield noted
+    finally:
+        handle.remove()
