@@ -236,3 +236,61 @@ def test_a_model_that_makes_parts_of_itself_when_it_runs_is_named_after_that():
     with CacheStore(Lazy(), host_gb=0.05) as store:
         assert store.watch.look().name == ""
         assert not store.watch.changes
+
+
+class Dependent(nn.Module):
+    """A model whose results depend on the other tokens of a pass."""
+
+    def __init__(self, change, dtype):
+        super().__init__()
+        self.inner = tiny.make("lfm2", dtype=dtype)
+        self.layers, self.make_cache = self.inner.layers, self.inner.make_cache
+        norm = self.layers[1].operator_norm
+        self.layers[1].operator_norm = Changed(norm, change)
+
+    def __call__(self, inputs, cache=None):
+        return self.inner(inputs, cache=cache)
+
+
+class Changed(nn.Module):
+    def __init__(self, norm, change):
+        super().__init__()
+        self.norm, self.change = norm, change
+
+    def __call__(self, states):
+        return self.change(self.norm(states))
+
+
+def one_scale(states):
+    """Activations rounded to 8 bits by the largest of the pass."""
+    step = mx.abs(states).max() / 127
+    return mx.round(states / step) * step
+
+
+def norm_over_tokens(states):
+    return states - 0.1 * states.mean(1, keepdims=True)
+
+
+def mean_so_far(states):
+    """Causal, but it begins anew in each pass."""
+    counts = mx.arange(1, states.shape[1] + 1)[None, :, None]
+    return states - states.cumsum(1) / counts
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "compared"),
+    [
+        (one_scale, mx.float32, "with other tokens later in a pass"),
+        (one_scale, mx.bfloat16, "with other tokens later in a pass"),
+        (norm_over_tokens, mx.float32, "with other tokens later in a pass"),
+        (mean_so_far, mx.float32, "in one pass and in 4"),
+    ],
+)
+def test_results_that_depend_on_other_tokens_of_a_pass_are_rejected(change, dtype, compared):
+    with pytest.raises(UnsupportedError, match=f"differ by .* of their size {compared}"):
+        CacheStore(Dependent(change, dtype), host_gb=0.05, block_tokens=BLOCK)
+
+
+def test_a_model_of_half_the_width_is_not_rejected():
+    with CacheStore(tiny.make("lfm2", dtype=mx.bfloat16), host_gb=0.05, block_tokens=BLOCK):
+        pass

@@ -1,4 +1,4 @@
-"""Models whose results depend on the other tokens of a pass: they run without the cache, and say so."""
+"""Results that depend on the other tokens of a pass: no cache for such models, and a reason."""
 
 import copy
 import types
@@ -186,6 +186,21 @@ def test_logits_that_are_no_numbers_rule_a_model_out(make):
     model = make("lfm2")
     wrap(model.model.layers[1].feed_forward, lambda states: states * torch.nan)
     assert depends(model) is not None
+
+
+def test_logits_whose_squares_are_too_large_are_compared_all_the_same(make):
+    model = make("lfm2")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e28)
+    assert depends(model) is None
+    assert depends(one_scale(model)) is not None
+
+
+def test_logits_that_are_all_equal_are_no_fault(make):
+    model = make("lfm2")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert depends(model) is None
 
 
 # ---- the trial itself

@@ -1,7 +1,8 @@
-"""Quantised weights: tensors inside tensors, in names and in states; what cannot be read costs a disk."""
+"""Quantised weights: tensors inside tensors. What can't be read costs a disk."""
 
 import dataclasses
 import enum
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,18 +58,18 @@ class Wrapper(torch.Tensor):
         return (self.qdata + offset) * self.scale
 
 
+CONTENTS = {}
+
+
 class Secret(Wrapper):
     """It says of nothing what it consists of, and keeps it elsewhere."""
 
-    __slots__ = ()
-    _contents = {}
-
     def __init__(self, qdata, scale, kwargs=None):
-        Secret._contents[id(self)] = qdata, scale, Kwargs()
+        CONTENTS[id(self)] = qdata, scale, Kwargs()
 
-    qdata = property(lambda self: Secret._contents[id(self)][0])
-    scale = property(lambda self: Secret._contents[id(self)][1])
-    kwargs = property(lambda self: Secret._contents[id(self)][2])
+    qdata = property(lambda self: CONTENTS[id(self)][0])
+    scale = property(lambda self: CONTENTS[id(self)][1])
+    kwargs = property(lambda self: CONTENTS[id(self)][2])
 
     def __tensor_flatten__(self):
         raise RuntimeError("not for you")
@@ -223,12 +224,10 @@ def test_identities_of_plain_models_are_those_of_their_tensors_alone(make, monke
     """What earlier versions have written to a disk is found again."""
     model = make("qwen3.5")
     before = model_identity(model, "full")
-    monkeypatch.setattr("hybrid_pages.transformers.identity.structure", lambda _: _Empty())
+    monkeypatch.setattr(
+        "hybrid_pages.transformers.identity.structure", lambda _: SimpleNamespace(tensors={})
+    )
     assert model_identity(model, "full") == before
-
-
-class _Empty:
-    tensors = {}
 
 
 # ---- a disk

@@ -13,6 +13,7 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.mlx import parts
 from hybrid_pages.mlx.layout import Layout, read_layout
 from hybrid_pages.mlx.moving import Reader, Writer, states_of
+from hybrid_pages.mlx.passes import require_even_passes
 from hybrid_pages.mlx.support import UnsupportedError
 from hybrid_pages.mlx.views import numpy_dtype
 
@@ -60,6 +61,7 @@ def try_model(model: Any, block_tokens: int) -> Layout:
                 f"differ by {apart:.3g} after its caches were copied (at most {most:.3g} allowed): "
                 f"{type(model).__module__} cannot be resumed"
             )
+    require_even_passes(model, expected.shape[-1])
     return layout
 
 

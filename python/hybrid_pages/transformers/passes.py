@@ -13,6 +13,7 @@ texts of that. Two comparisons of logits tell, on tokens of the whole vocabulary
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,10 +107,13 @@ def _run(model: Any, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
 
 def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     """How much logits differ, of what they vary by; a shift of all changes no text."""
+    if torch.equal(found, expected):
+        return 0.0
     found = found - found.mean(-1, keepdim=True)
     expected = expected - expected.mean(-1, keepdim=True)
-    difference = (found - expected).norm().item()
-    return difference / expected.norm().item() if difference else 0.0
+    largest = expected.abs().max()  # squares of it may be too large for float32
+    size = (expected / largest).norm().item()
+    return ((found - expected) / largest).norm().item() / size if size else math.inf
 
 
 @contextmanager
