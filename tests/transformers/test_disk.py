@@ -1,9 +1,11 @@
 """Prompts of an earlier process: restored bit for bit, or not at all."""
 
 import copy
+import functools
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -215,6 +217,31 @@ def test_what_another_process_cannot_tell_has_no_name(value):
 def test_names_differ_where_values_do():
     values = [1, 1.0, True, "1", (1,), frozenset([1]), torch.nn.SiLU, torch.nn.functional.silu, len]
     assert len({lasting_name([value]) for value in values}) == len(values)
+
+
+def test_partial_functions_are_named_by_what_they_hold():
+    """Also behind a method: torchao puts such into the modules that it quantises."""
+    dropout, silu = torch.nn.functional.dropout, torch.nn.functional.silu
+    partials = [
+        functools.partial(dropout, p=0.1),
+        functools.partial(dropout, p=0.2),
+        functools.partial(silu),
+        functools.partial(silu, torch.float32),
+    ]
+    values = [*partials, *(types.MethodType(value, 1) for value in partials)]
+    assert len({lasting_name([value]) for value in values}) == len(values)
+
+
+class Nameless:
+    __slots__ = ()
+
+    def __call__(self):
+        pass
+
+
+def test_code_of_no_known_kind_has_no_name():
+    with pytest.raises(Unnamed):
+        lasting_name([types.MethodType(Nameless(), 1)])
 
 
 def test_names_differ_where_only_constants_of_code_do():

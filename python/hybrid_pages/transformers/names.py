@@ -53,8 +53,8 @@ def lasting_name(parts: Sequence[Hashable]) -> str:
     """
     try:
         text = json.dumps([sys.version, [_name(part, ()) for part in parts]])
-    except RecursionError:
-        raise Unnamed("an object that holds itself") from None
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise Unnamed(f"an object that has no name ({type(error).__name__}: {error})") from None
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
@@ -90,6 +90,8 @@ def _name(value: Any, path: Path) -> Any:
         return ["class", value.__qualname__, *_place(value.__module__, value)]
     if isinstance(value, _FUNCTIONS):
         return _function(value, path)
+    if isinstance(value, functools.partial):
+        return ["partial", _name((value.func, value.args, value.keywords), path)]
     return _object(value, path)
 
 
@@ -108,7 +110,7 @@ def _module(value: ModuleDescription, path: Path) -> Any:
 def _function(value: Any, path: Path) -> Any:
     owner = getattr(value, "__self__", None)
     if isinstance(value, types.MethodType):
-        return ["method", _function(value.__func__, path), _name(type(owner), path)]
+        return ["method", _name(value.__func__, path), _name(type(owner), path)]
     if isinstance(value, types.BuiltinFunctionType):
         module = value.__module__ or type(owner).__module__
         return ["builtin", value.__qualname__, *_place(module, value)]
