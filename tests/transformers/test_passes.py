@@ -251,3 +251,14 @@ def test_lengths_whose_keys_change_are_not_tried(limit):
     scaled = type(model)(config).eval()
     scaled.load_state_dict(model.state_dict(), strict=False)
     assert depends(scaled) is None
+
+
+def test_a_model_that_does_not_tell_its_embeddings_is_tried_all_the_same(make, monkeypatch):
+    model = make("lfm2")
+
+    def missing(self):
+        raise NotImplementedError
+
+    monkeypatch.setattr(type(model), "get_input_embeddings", missing)
+    assert depends(model) is None
+    assert depends(one_scale(model)) is not None

@@ -26,6 +26,7 @@ from hybrid_pages.transformers.probe import logits
 from hybrid_pages.transformers.rope import short_length
 
 _TOKENS, _FIRST, _ENDINGS = 48, 8, 3
+_FEWEST = 6
 # Differences are of the logits' own size. Between passes of several lengths, healthy models of 2 to
 # 24 layers differ by at most 1.1 times what one rounding of the embeddings changes, ...
 _MARGIN = 4.0
@@ -51,9 +52,9 @@ def depends_on_pass(model: Any, *, continues: bool) -> str | None:
             # Which inputs are outliers depends on all tokens of the pass, also of a later one.
             return f"{_CUT}: {path} is a Linear8bitLt with an outlier threshold of {threshold:g}"
     count = short_length(model, _TOKENS)
-    first = min(_FIRST, count // 3)
-    if first == 0:
+    if count < _FEWEST:
         return None
+    first = min(_FIRST, count // 3)
     prompts = _prompts(model, count, first)
     whole = _run(model, prompts[1], [])
     unit = rounding(model)
@@ -129,7 +130,11 @@ def _rounded(model: Any, unit: float) -> Iterator[list[None]]:
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device) * 2 - 1
         return (output.float() * (1 + signs * unit)).to(output.dtype)
 
-    handle = model.get_input_embeddings().register_forward_hook(change)
+    try:
+        handle = model.get_input_embeddings().register_forward_hook(change)
+    except (AttributeError, NotImplementedError):  # it tells no embeddings
+        yield noted
+        return
     try:
         yield noted
     finally:
