@@ -1,6 +1,7 @@
 """Results that depend on the other tokens of a pass: no cache for such models, and a reason."""
 
 import copy
+import inspect
 import types
 
 import pytest
@@ -215,7 +216,7 @@ def test_the_trial_takes_few_short_passes_and_leaves_nothing_behind(make, monkey
         lengths.append(kwargs["input_ids"].shape[1])
         return forward(self, *args, **kwargs)
 
-    counted.__signature__ = passes.inspect.signature(forward)
+    counted.__signature__ = inspect.signature(forward)
     monkeypatch.setattr(type(model), "forward", counted)
     before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     assert depends(model) is None

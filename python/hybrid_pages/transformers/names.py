@@ -53,7 +53,9 @@ def lasting_name(parts: Sequence[Hashable]) -> str:
     """
     try:
         text = json.dumps([sys.version, [_name(part, ()) for part in parts]])
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+    except RecursionError:
+        raise Unnamed("an object that holds itself") from None
+    except (AttributeError, TypeError, ValueError) as error:
         raise Unnamed(f"an object that has no name ({type(error).__name__}: {error})") from None
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
@@ -90,8 +92,6 @@ def _name(value: Any, path: Path) -> Any:
         return ["class", value.__qualname__, *_place(value.__module__, value)]
     if isinstance(value, _FUNCTIONS):
         return _function(value, path)
-    if isinstance(value, functools.partial):
-        return ["partial", _name((value.func, value.args, value.keywords), path)]
     return _object(value, path)
 
 
@@ -134,6 +134,8 @@ def _cell(cell: types.CellType, path: Path) -> Any:
 
 def _object(value: Any, path: Path) -> Any:
     kind, fields = type(value), getattr(value, "__dict__", None)
+    if isinstance(value, functools.partial):
+        fields = {"": (value.func, value.args, value.keywords)} | value.__dict__
     what = f"an object of {kind.__module__}.{kind.__qualname__}"
     if isinstance(value, torch.Tensor):
         raise Unnamed(f"{what} where no digest of the weights looks")
