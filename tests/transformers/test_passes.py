@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import PrefixCache, passes
+from hybrid_pages.transformers import PrefixCache
 from hybrid_pages.transformers.passes import depends_on_pass
 from runs import BLOCK, agree
 
