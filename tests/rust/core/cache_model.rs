@@ -19,6 +19,8 @@ struct Entry {
     slots: Vec<SlotId>,
     checksum: Option<u64>,
     holds: usize,
+    /// Of these, the holds that are not by a deeper page alone: only they keep its slots when it is dropped.
+    direct: usize,
     known: bool,
 }
 
@@ -45,11 +47,23 @@ struct Model {
     order: Vec<u64>,
     evicted: BTreeMap<ClassKind, u64>,
     reclaimed: u64,
+    /// Slots of prefixes of which writers hold the last page alone.
+    alone: usize,
+}
+
+/// What a lease holds.
+#[derive(Default)]
+struct Held {
+    /// The deepest first.
+    all: Vec<u64>,
+    direct: Vec<u64>,
+    /// Slots of the prefix of which it holds the last page alone.
+    alone: usize,
 }
 
 struct Reserved {
     ids: Vec<u64>,
-    held: Vec<u64>,
+    held: Held,
     skipped: Skipped,
 }
 
@@ -65,6 +79,7 @@ impl Model {
             order: Vec::new(),
             evicted: BTreeMap::new(),
             reclaimed: 0,
+            alone: 0,
         }
     }
 
@@ -159,16 +174,52 @@ impl Model {
         }
     }
 
-    fn release(&mut self, ids: &[u64]) {
+    fn hold_directly(&mut self, ids: &[u64]) {
         for id in ids {
-            let entry = self.entries.get_mut(id).unwrap();
+            self.entries.get_mut(id).unwrap().direct += 1;
+        }
+    }
+
+    fn release(&mut self, held: &Held) {
+        self.alone -= held.alone;
+        for id in &held.all {
+            // What a deeper page alone held is gone if it was dropped.
+            let Some(entry) = self.entries.get_mut(id) else {
+                continue;
+            };
             entry.holds -= 1;
+            entry.direct -= usize::from(held.direct.contains(id));
             match (entry.holds, entry.known) {
                 (0, true) => self.order.push(*id),
-                (0, false) => drop(self.entries.remove(id)),
+                (_, false) if entry.direct == 0 => drop(self.entries.remove(id)),
                 _ => {}
             }
         }
+    }
+
+    /// Slots that are free, or whose entries have no direct hold.
+    fn obtainable(&self) -> usize {
+        let entries = self.entries.iter();
+        let direct = entries.filter(|(_, entry)| entry.direct > 0);
+        self.slots - direct.map(|(&id, _)| self.size(id)).sum::<usize>()
+    }
+
+    /// The last page that the host has before what a store looks at, if holding it holds all before it.
+    fn tip(&self, prompt: &str, offered: &[(usize, usize)], last: usize) -> Option<(usize, usize)> {
+        let page = self.page()?;
+        let windows = self.of_kind(ClassKind::Window);
+        let seen = windows.map(|class| self.needs(class, last + 1).start).min();
+        let wanted = offered.iter().map(|&(_, block)| block).min()?;
+        let first = wanted.min(seen.unwrap_or(last + 1));
+        let there = |&block: &usize| self.known(page, &prompt[..=block]).is_some();
+        let block = (0..first).take_while(there).last()?;
+        let size = |&(class, _): &(usize, usize)| self.classes[class].slots_per_entry;
+        let pages =
+            (0..self.classes.len()).filter(|&class| self.kind(class) != ClassKind::Recurrent);
+        let alone = (block + 1) * pages.map(|class| size(&(class, 0))).sum::<usize>();
+        let needed = alone + offered.iter().map(size).sum::<usize>();
+        let holds = needed <= self.slots - self.used() || needed + self.alone <= self.obtainable();
+        holds.then_some((block, alone))
     }
 
     /// Drops entries and all that is behind their pages; how many were resident.
@@ -197,7 +248,7 @@ impl Model {
                     self.gone.insert(prefix);
                 }
                 let entry = &self.entries[&id];
-                if entry.holds == 0 {
+                if entry.direct == 0 {
                     self.entries.remove(&id);
                     self.order.retain(|&other| other != id);
                 }
@@ -210,7 +261,7 @@ impl Model {
         resident
     }
 
-    fn acquire(&mut self, prompt: &str, first: usize) -> Option<(Vec<u64>, Vec<u64>)> {
+    fn acquire(&mut self, prompt: &str, first: usize) -> Option<(Vec<u64>, Held)> {
         let n = self.hit(prompt).blocks;
         if n <= first {
             return None;
@@ -237,6 +288,12 @@ impl Model {
             }
         }
         self.hold(&held);
+        self.hold_directly(&held);
+        let held = Held {
+            direct: held.clone(),
+            all: held,
+            alone: 0,
+        };
         Some((loads, held))
     }
 
@@ -246,7 +303,7 @@ impl Model {
         let Some(last) = offered.iter().map(|&(_, block)| block).max() else {
             return Reserved {
                 ids: vec![],
-                held: vec![],
+                held: Held::default(),
                 skipped: Skipped::default(),
             };
         };
@@ -292,6 +349,14 @@ impl Model {
             wanted = kept;
         }
         wanted.sort_by_key(order);
+        let tip = self.tip(prompt, offered, last);
+        let direct = held
+            .iter()
+            .filter(|((_, block), _)| tip.is_none_or(|(tip, _)| *block >= tip));
+        let mut direct: Vec<u64> = direct.map(|&(_, id)| id).collect();
+        self.hold_directly(&direct);
+        let alone = tip.map_or(0, |(_, slots)| slots);
+        self.alone += alone;
         self.hold(&held.iter().map(|&(_, id)| id).collect::<Vec<_>>());
 
         // Checkpoints from the shallowest, each with all it needs; then the rest, block by block.
@@ -332,6 +397,7 @@ impl Model {
                     slots: vec![],
                     checksum: None,
                     holds: 1,
+                    direct: 1,
                     known: true,
                 };
                 self.entries.insert(self.made, entry);
@@ -341,10 +407,15 @@ impl Model {
         skipped.no_room = wanted.len() - written.len();
         written.sort_by_key(|(at, _)| order(at));
         held.extend(&written);
+        direct.extend(written.iter().map(|&(_, id)| id));
         held.sort_by_key(|(at, _)| std::cmp::Reverse(order(at)));
         Reserved {
             ids: written.into_iter().map(|(_, id)| id).collect(),
-            held: held.into_iter().map(|(_, id)| id).collect(),
+            held: Held {
+                all: held.into_iter().map(|(_, id)| id).collect(),
+                direct,
+                alone,
+            },
             skipped,
         }
     }
@@ -353,13 +424,13 @@ impl Model {
 struct Read {
     lease: ReadLease,
     loads: Vec<u64>,
-    held: Vec<u64>,
+    held: Held,
 }
 
 struct Write {
     lease: WriteLease,
     ids: Vec<u64>,
-    held: Vec<u64>,
+    held: Held,
 }
 
 struct Both {
@@ -557,9 +628,11 @@ impl Both {
         };
         let evicted = |kind| model.evicted.get(&kind).copied().unwrap_or_default();
         let writing: usize = self.writes.iter().map(|write| write.ids.len()).sum();
-        let evictable: usize = model.order.iter().map(|&id| model.size(id)).sum();
         assert_eq!(stats.free_slots as usize, model.slots - model.used());
-        assert_eq!(stats.leased_slots as usize, model.used() - evictable);
+        assert_eq!(
+            stats.leased_slots as usize,
+            model.slots - model.obtainable()
+        );
         assert_eq!(stats.pages, resident(ClassKind::Attention));
         assert_eq!(stats.windows, resident(ClassKind::Window));
         assert_eq!(stats.checkpoints, resident(ClassKind::Recurrent));

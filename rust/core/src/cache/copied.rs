@@ -5,7 +5,7 @@
 
 use hashbrown::HashSet;
 
-use super::copies::{Copy, Direction};
+use super::copies::{Copy, Direction, Held};
 use super::kept::Keep;
 use super::state::State;
 use crate::error::Result;
@@ -41,7 +41,7 @@ impl State {
     /// One copy fewer, or the batch has all its copies: with the last one it ends.
     pub(super) fn end_batch(&mut self, batch: u32) {
         if let Some(held) = self.copies.leave(batch) {
-            self.release(&held);
+            self.let_go(held);
         }
     }
 
@@ -109,27 +109,33 @@ impl State {
         false
     }
 
+    /// Ends what copies held in the host.
+    pub(super) fn let_go(&mut self, held: Held) {
+        self.tips.let_go(held.tip);
+        self.release(&held.entries);
+    }
+
     /// Ends the holds of copies in their tier, and counts the pages that they hang from as used there:
-    /// what hangs from a page goes before it.
+    /// what hangs from a page goes before it. Of pages that the tier's policy protects, the last one counts for all
+    /// before it.
     fn let_go_below(&mut self, tier: usize, ended: &[Copy]) {
-        let mut order = Vec::with_capacity(ended.len());
-        let mut seen = HashSet::new();
         let is_member = |copy: &&Copy| !matches!(copy.direction, Direction::Through(_));
-        for copy in ended.iter().filter(is_member) {
-            let mut next = Some(copy.id);
-            while let Some(id) = next.filter(|&id| seen.insert(id)) {
-                let entry = self.entries.get(id);
-                let page = self.index.roles().attention == Some(entry.class);
-                let block = entry.home.map(|node| self.index.boundary(node).0);
-                order.push((block, !page, id));
-                next = entry
-                    .home
-                    .and_then(|node| self.index.support(node, entry.class));
+        let members = ended.iter().filter(is_member);
+        let over: HashSet<EntryId> = members.map(|copy| copy.id).collect();
+        let mut order = Vec::with_capacity(over.len() + 1);
+        let mut met = HashSet::new();
+        for &id in &over {
+            order.push(self.depth_of(id));
+            let mut next = self.support(id);
+            while let Some(page) = next.filter(|&page| !over.contains(&page) && met.insert(page)) {
+                order.push(self.depth_of(page));
+                if self.protects(tier, page) {
+                    break;
+                }
+                next = self.support(page);
             }
         }
         order.sort_unstable_by_key(|&key| std::cmp::Reverse(key));
-        let members = ended.iter().filter(is_member);
-        let over: HashSet<EntryId> = members.map(|copy| copy.id).collect();
         for (_, _, id) in order {
             let entry = self.entries.get_mut(id);
             let size = self.classes[entry.class].slots;
@@ -146,6 +152,25 @@ impl State {
                 room.touch(id);
             }
         }
+    }
+
+    /// Orders entries so that what hangs from a page comes behind it.
+    fn depth_of(&self, id: EntryId) -> (Option<usize>, bool, EntryId) {
+        let entry = self.entries.get(id);
+        let page = self.index.roles().attention == Some(entry.class);
+        let block = entry.home.map(|node| self.index.boundary_block(node));
+        (block, !page, id)
+    }
+
+    /// The page without which an entry can't be reached.
+    pub(super) fn support(&self, id: EntryId) -> Option<EntryId> {
+        let entry = self.entries.get(id);
+        self.index.support(entry.home?, entry.class)
+    }
+
+    /// Whether a tier has a page, and evicts nothing that it stands on before it.
+    pub(super) fn protects(&self, tier: usize, page: EntryId) -> bool {
+        self.entries.get(page).members.has(tier) && self.room(tier).protects(page)
     }
 
     /// Counts entries as used in the tiers below, too: the deepest first.

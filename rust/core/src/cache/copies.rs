@@ -5,6 +5,7 @@ use hashbrown::{HashMap, HashSet};
 use super::kept::Keep;
 use super::stats::TierStats;
 use crate::ids::{EntryId, NodeId};
+use super::tips::Tip;
 use crate::slab::Slab;
 use crate::tier::{Below, CopyId};
 
@@ -15,6 +16,8 @@ pub(super) struct Level {
     pub(super) queued: u64,
     /// Boundaries and classes of reads that failed: the tier may have these entries still, and is asked again.
     pub(super) unread: HashSet<(NodeId, usize)>,
+    /// The page that is held in it instead of the prefix that it ends, while room is made.
+    pub(super) tip: Option<Tip>,
     pub(super) stats: TierStats,
 }
 
@@ -28,6 +31,7 @@ impl Level {
             tier,
             queued: 0,
             unread: HashSet::new(),
+            tip: None,
             stats,
         }
     }
@@ -63,10 +67,18 @@ pub(super) struct Copy {
     pub(super) batch: u32,
 }
 
+/// What is held in the host until copies have ended.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// In the order in which it is let go: the deepest first.
+    pub(super) entries: Vec<EntryId>,
+    /// The page among them that is held instead of the prefix that it ends.
+    pub(super) tip: Option<Tip>,
+}
+
 #[derive(Debug)]
 struct Batch {
-    /// Held until the last copy has ended, and let go in this order: the deepest first.
-    held: Vec<EntryId>,
+    held: Held,
     left: u32,
 }
 
@@ -90,8 +102,14 @@ impl Default for Copies {
 
 impl Copies {
     /// Opens a batch. It ends with its last copy, after [`leave`](Self::leave).
-    pub(super) fn open(&mut self, held: Vec<EntryId>) -> u32 {
+    pub(super) fn open(&mut self, held: Held) -> u32 {
         self.batches.insert(Batch { held, left: 1 })
+    }
+
+    /// A batch holds more, which stands on nothing that it holds: the deepest first.
+    pub(super) fn hold_more(&mut self, batch: u32, entries: &[EntryId]) {
+        let held = &mut self.batches.get_mut(batch).held.entries;
+        held.extend_from_slice(entries);
     }
 
     /// A name for a copy that is about to start.
@@ -122,7 +140,7 @@ impl Copies {
     }
 
     /// One copy fewer, or the batch has all its copies. With the last one it ends: returns what it held.
-    pub(super) fn leave(&mut self, batch: u32) -> Option<Vec<EntryId>> {
+    pub(super) fn leave(&mut self, batch: u32) -> Option<Held> {
         let record = self.batches.get_mut(batch);
         record.left -= 1;
         (record.left == 0).then(|| self.batches.remove(batch).held)

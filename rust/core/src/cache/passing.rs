@@ -5,7 +5,7 @@
 
 use hashbrown::HashMap;
 
-use super::copies::Direction;
+use super::copies::{Direction, Held};
 use super::kept::Keep;
 use super::state::State;
 use crate::ids::{EntryId, EntryKey, NamespaceId};
@@ -56,7 +56,10 @@ impl State {
         entry.slots = Some(self.host.lend(size));
         entry.holds = 2;
         self.passing.0.insert(id, false);
-        let batch = self.copies.open(vec![id]);
+        let batch = self.copies.open(Held {
+            entries: vec![id],
+            tip: None,
+        });
         let copy = self
             .copies
             .start(id, source.tier, Direction::Through(source), batch);

@@ -1,6 +1,6 @@
 //! Entries come back from tiers below when a lookup needs them.
 
-use super::copies::Direction;
+use super::copies::{Direction, Held};
 use super::state::State;
 use crate::error::Result;
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
@@ -127,7 +127,7 @@ impl State {
         let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
         let there: Vec<EntryId> = held.iter().copied().filter(in_host).collect();
         self.hold(&there);
-        let room = self.obtainable(namespace);
+        let room = self.obtainable(namespace, needed + margin);
         if needed + margin > room || self.make_room_for(namespace, needed).is_err() {
             self.release(&there);
             return if under_way {
@@ -136,7 +136,10 @@ impl State {
                 Reading::NoRoom(room)
             };
         }
-        let batch = self.copies.open(held);
+        let batch = self.copies.open(Held {
+            entries: held,
+            tip: None,
+        });
         for id in missing {
             self.read_from_below(id, batch);
         }

@@ -2,15 +2,17 @@
 
 use std::cmp::Reverse;
 
+use super::copies::Held;
 use super::entry::{LeaseEntry, Skipped};
 use super::plan::{Wanted, units, write_order};
 use super::state::State;
 use super::tenants::Full;
+use super::tips::Tip;
 use crate::error::{Error, Result};
 use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::Hints;
 use crate::prefix::{Boundary, Cell, boundary_name};
-use crate::slot::Places;
+use crate::slot::{HOST, Places};
 use crate::tier::Tier;
 
 /// The entries that a write lease writes and holds.
@@ -22,9 +24,8 @@ pub(super) struct Reservation {
     pub(super) entries: Vec<LeaseEntry>,
     /// These and the prefix that they extend, in the order in which they are let go: deepest first.
     pub(super) held: Vec<EntryId>,
-    /// The page that is held instead of the prefix that it ends, if the policy protects that, and a bound on the
-    /// prefix's slots.
-    pub(super) tip: Option<(EntryId, u64)>,
+    /// The page that is held instead of the prefix that it ends, if the policy protects that.
+    pub(super) tip: Option<Tip>,
     pub(super) skipped: Skipped,
 }
 
@@ -35,10 +36,13 @@ impl Reservation {
         state: &mut State,
         checksums: impl Iterator<Item = Option<&'a [u64]>>,
     ) -> usize {
-        let ids = self.written.iter().map(|&(_, id)| id);
-        let published = state.publish(ids.zip(checksums));
-        state.tips.let_go(self.tip);
-        state.write_behind(std::mem::take(&mut self.held));
+        let ids: Vec<_> = self.written.iter().map(|&(_, id)| id).collect();
+        let published = state.publish(ids.iter().copied().zip(checksums));
+        let held = Held {
+            entries: std::mem::take(&mut self.held),
+            tip: self.tip.take(),
+        };
+        state.write_behind(held, &ids);
         published
     }
 
@@ -79,6 +83,24 @@ impl Path {
     }
 }
 
+/// From where on a store looks at its prefix.
+struct Start {
+    /// The boundary there, if it is known.
+    node: Option<NodeId>,
+    first: usize,
+    /// Held for all that comes before.
+    tip: Option<Tip>,
+}
+
+impl Start {
+    /// All of it.
+    const AT_ONCE: Self = Self {
+        node: None,
+        first: 0,
+        tip: None,
+    };
+}
+
 /// Entries of a prefix with where they are.
 type Placed = Vec<(Wanted, EntryId)>;
 
@@ -103,19 +125,29 @@ impl State {
             return Ok(Reservation::default());
         };
         let keys = &keys[..=last];
-        let tip = self.tip(namespace, keys, entries, hints);
+        let chained = self.index.roles().attention.is_some();
+        let first = self.needed_from(entries, last);
+        let Start { node, first, tip } = match first {
+            1.. if chained && !hints.keep() => self.start(namespace, &keys[..first], entries),
+            _ if chained => Start::AT_ONCE,
+            _ => Start {
+                first,
+                ..Start::AT_ONCE
+            },
+        };
         let path = Path {
-            first: tip.map_or(0, |(node, _)| self.index.boundary_block(node)),
-            boundaries: self
-                .index
-                .path(namespace, keys, tip.map(|(node, _)| node))?,
+            first,
+            boundaries: self.index.path(namespace, keys, node, first)?,
         };
         // Nothing fails from here on.
-        let tip = tip.map(|(_, page)| (page, self.slots_of(path.first)));
         self.tips.hold(tip);
         let mut skipped = Skipped::default();
         let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);
         placed.extend(self.chain(&path));
+        if let (Some(tip), Some(class)) = (tip, self.index.roles().attention) {
+            let block = tip.block;
+            placed.push((Wanted { block, class }, tip.page));
+        }
         placed.sort_unstable_by_key(|&(_, id)| id);
         placed.dedup();
         self.hold(&placed.iter().map(|&(_, id)| id).collect::<Vec<_>>());
@@ -140,7 +172,8 @@ impl State {
         let held: Vec<EntryId> = all.iter().map(|&(_, id)| id).collect();
         self.keep(&held, hints);
         if hints.retain > 0 {
-            self.vouch(|| keys.iter().map(|key| boundary_name(seed, key)).collect());
+            let new = keys[first..].iter();
+            self.vouch(|| new.map(|key| boundary_name(seed, key)).collect());
         }
         Ok(Reservation {
             written,
@@ -151,36 +184,87 @@ impl State {
         })
     }
 
-    /// The boundary before the first of these entries, if holding its page alone keeps the whole prefix: then a
-    /// store costs as much as it stores, however long the prompt is.
+    /// The first block that has one of these entries, or something else than its page that the end of block `last`
+    /// is resumed with.
+    fn needed_from(&self, entries: &[(usize, usize)], last: usize) -> usize {
+        let wanted = entries.iter().map(|&(_, block)| block).min();
+        let seen = self.index.roles().seen_from(last);
+        wanted.map_or(seen, |block| block.min(seen))
+    }
+
+    /// Where to look at a prefix when `keys` are those before all that is wanted, or needed with it. Behind a page
+    /// that the host lacks nothing can be written, and only what comes before counts as used.
+    fn start(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        entries: &[(usize, usize)],
+    ) -> Start {
+        let node = self.index.end(namespace, keys);
+        let last = keys.last();
+        if node.is_none() && last.is_some_and(|key| self.index.has(namespace, key)) {
+            return Start::AT_ONCE; // Of another prefix: it is refused where all of it is looked at.
+        }
+        let reach = self.reach_of_host(namespace, keys);
+        let first = keys.len() - usize::from(node.is_some());
+        if reach == 0 {
+            let tip = None;
+            return Start { node, first, tip };
+        }
+        let tip = self.tip(namespace, &keys[..reach], entries);
+        tip.map_or(Start::AT_ONCE, |tip| Start {
+            node,
+            first,
+            tip: Some(tip),
+        })
+    }
+
+    /// How many leading blocks have their page in the host, or on its way there.
+    fn reach_of_host(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> usize {
+        let Some(page) = self.index.roles().attention else {
+            return 0;
+        };
+        let has = |blocks: usize| {
+            let node = self.index.end(namespace, &keys[..blocks]);
+            node.is_some_and(|node| self.member(node, page).is_some())
+        };
+        // A page is there only with those before it; most often all are.
+        let (mut low, mut high) = (0, keys.len() + 1);
+        let mut middle = keys.len();
+        while low + 1 < high {
+            if has(middle) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+            middle = low.midpoint(high);
+        }
+        low
+    }
+
+    /// The last page of a prefix that the host has, if holding it alone keeps all of that: then a store behind it
+    /// costs as much as it stores, however long the prompt is.
     fn tip(
         &self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         entries: &[(usize, usize)],
-        hints: &Hints,
-    ) -> Option<(NodeId, EntryId)> {
+    ) -> Option<Tip> {
         let page = self.index.roles().attention?;
-        let alike = self.is_alike() && !hints.keep();
-        let first = entries.iter().map(|&(_, block)| block).min()?;
-        let node = alike.then(|| self.index.end(namespace, &keys[..first]))??;
-        let page = self.member(node, page)?;
-        let protected = self.host.room().protects(page);
+        let page = self.member(self.index.end(namespace, keys)?, page)?;
+        let tip = self.tip_at(page, keys.len() - 1);
         let wanted = entries
             .iter()
             .map(|&(class, _)| u64::from(self.classes[class].slots));
-        let needed = self.slots_of(first).saturating_add(wanted.sum());
-        (protected && self.can_surely_hold(needed)).then_some((node, page))
-    }
-
-    /// Whether a store does nothing with the pages of a prefix that the host has: it offers them to no tier below,
-    /// and they count for no tenant.
-    fn is_alike(&self) -> bool {
-        self.below.is_empty() && !self.tenants.is_counted()
+        let needed = tip.slots.saturating_add(wanted.sum());
+        let held = self.protects(HOST, page)
+            && self.can_surely_hold(needed)
+            && self.share_surely_holds(namespace, needed, tip.tenant);
+        held.then_some(tip)
     }
 
     /// Slots of the pages of so many blocks, at most.
-    fn slots_of(&self, blocks: usize) -> u64 {
+    pub(super) fn slots_of(&self, blocks: usize) -> u64 {
         let pages = self
             .classes
             .iter()
@@ -200,7 +284,7 @@ impl State {
         self.index.namespaces.check(namespace)?;
         let roles = self.index.roles();
         // Windows leave holes.
-        let skips = roles.windows.is_empty() && self.is_alike();
+        let skips = roles.windows.is_empty();
         let Some(page) = roles.attention.filter(|_| skips) else {
             return Ok(first);
         };
@@ -279,7 +363,8 @@ impl State {
             let there = |&(_, node): &(usize, Option<NodeId>)| {
                 node.is_some_and(|node| self.member(node, page).is_some())
             };
-            let mut reach = path.first + path.iter().take_while(there).count();
+            let run = path.iter().take_while(there).count();
+            let mut reach = if run == 0 { 0 } else { path.first + run };
             for at in wanted.iter().filter(|at| at.class == page) {
                 reach += usize::from(at.block == reach);
             }

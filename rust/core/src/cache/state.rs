@@ -263,7 +263,11 @@ impl State {
         let seed = self.index.namespaces.seed(namespace)?;
         arrival.check()?;
         let limit = arrival.limit.min(keys.len());
-        let whole = self.hit_anywhere(namespace, keys);
+        let mut path = Vec::new();
+        let whole = self
+            .index
+            .joint_hit(namespace, keys, Cell::is_whole, |node| path.push(node));
+        self.reconsider(&path);
         let pages = whole.pages;
         // A hit within the limit is the hit under it.
         let resumed = if whole.blocks <= limit {

@@ -134,6 +134,14 @@ impl Tenants {
         (excess <= tenant.evictable).then_some((excess, number))
     }
 
+    fn number(&self, name: u64) -> Option<TenantId> {
+        self.numbers.get(&name).copied()
+    }
+
+    fn evictable(&self, tenant: TenantId) -> u64 {
+        self.tenants.get(tenant.0).evictable
+    }
+
     /// Slots that a tenant may have besides those that it can't give up.
     fn obtainable(&self, name: u64) -> u64 {
         let Some(share) = self.share else {
@@ -162,6 +170,13 @@ impl State {
         }
         if self.tenants.is_counted() {
             let name = self.index.namespaces.known_tenant(namespace);
+            let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
+            if excess > 0 {
+                let evictable = self.tenants.evictable(tenant);
+                if excess > self.leavable(evictable, excess, Some(tenant)) {
+                    return Err(Full::Share);
+                }
+            }
             loop {
                 let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
                 if excess == 0 {
@@ -180,15 +195,35 @@ impl State {
         self.tenants.share.map_or(ready, |share| ready.min(share))
     }
 
-    /// Slots that [`make_room_for`](Self::make_room_for) can make free for a namespace, or nearly so.
-    pub(super) fn obtainable(&self, namespace: NamespaceId) -> u64 {
+    /// Whether a tenant's share surely holds so many slots, one page's prefix among them, beside what cannot leave.
+    pub(super) fn share_surely_holds(
+        &self,
+        namespace: NamespaceId,
+        slots: u64,
+        tenant: TenantId,
+    ) -> bool {
+        if !self.tenants.is_counted() {
+            return true;
+        }
+        let name = self.index.namespaces.known_tenant(namespace);
+        self.tenants.obtainable(name) >= slots.saturating_add(self.tips.bound_of(tenant))
+    }
+
+    /// Slots that [`make_room_for`](Self::make_room_for) can make free for a namespace, or nearly so; if it can make
+    /// those that are wanted, perhaps more than this.
+    pub(super) fn obtainable(&self, namespace: NamespaceId, wanted: u64) -> u64 {
         let room = self.room(HOST).usage();
-        let all = room.free + room.evictable;
+        let free = room.free;
+        let all = free + self.leavable(room.evictable, wanted.saturating_sub(free), None);
         if !self.tenants.is_counted() {
             return all;
         }
         let name = self.index.namespaces.known_tenant(namespace);
-        all.min(self.tenants.obtainable(name))
+        let (of_it, tenant) = (self.tenants.obtainable(name), self.tenants.number(name));
+        let Some(tenant) = tenant else {
+            return all.min(of_it);
+        };
+        all.min(self.leavable(of_it, wanted, Some(tenant)))
     }
 
     /// Shares are what the entries say, and no tenant has more than its own.

@@ -124,7 +124,7 @@ impl State {
 
     /// Finds room for the next wave and starts its reads; `None` while there is no room.
     fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
-        let path = self.index.path(course.namespace, &course.keys, None);
+        let path = self.index.path(course.namespace, &course.keys, None, 0);
         let path = path.map_err(|_| Broken)?.into_iter();
         let path: Vec<_> = path.map(Boundary::known).collect();
         if course.whole {
@@ -184,7 +184,7 @@ impl State {
             let cell = path[block].map(|node| self.index.cell(node, class));
             let cell = cell.filter(|cell| cell.is_whole()).ok_or(Broken)?;
             let id = cell.entry().ok_or(Broken)?;
-            let size = self.lacks(cell, class);
+            let size = self.takes(cell, class);
             if cost > 0 && cost + size > most {
                 break;
             }
@@ -204,13 +204,13 @@ impl State {
             held.extend(page.and_then(|(class, node)| self.index.cell(node, class).entry()));
         }
         self.hold(&held);
-        let room = self.obtainable(course.namespace);
         let margin = if course.started { 0 } else { most };
+        let room = self.obtainable(course.namespace, cost + margin);
         while cost > 0 && cost + margin.min(self.spare(cost)) > room {
             let Some((_, class, cell, _)) = chosen.pop() else {
                 break;
             };
-            cost -= self.lacks(cell, class);
+            cost -= self.takes(cell, class);
         }
         if chosen.is_empty() || self.make_room_for(course.namespace, cost).is_err() {
             self.release(&held);
@@ -249,7 +249,7 @@ impl State {
     }
 
     /// Slots that an entry needs to be loaded.
-    fn lacks(&self, cell: Cell, class: usize) -> u64 {
+    fn takes(&self, cell: Cell, class: usize) -> u64 {
         if cell.is_in_host() {
             0
         } else {

@@ -1,7 +1,6 @@
 //! Least recently used, with three ways to admit checkpoints.
 
-use super::list::Lists;
-use super::tenants::ByTenant;
+use super::leaves::Leaves;
 use super::{NewEntry, Policy, Request};
 use crate::ids::{EntryId, TenantId};
 
@@ -38,8 +37,7 @@ impl Placement {
 /// Evicts what was used longest ago.
 #[derive(Debug)]
 pub struct Lru {
-    order: Lists,
-    tenants: ByTenant,
+    leaves: Leaves,
     placement: Placement,
     refreshes_path: bool,
 }
@@ -50,8 +48,7 @@ impl Lru {
     #[must_use]
     pub fn new(placement: Placement, refreshes_path: bool) -> Self {
         Self {
-            order: Lists::new(1),
-            tenants: ByTenant::new(1),
+            leaves: Leaves::new(),
             placement,
             refreshes_path,
         }
@@ -68,33 +65,38 @@ impl Policy for Lru {
     }
 
     fn enter(&mut self, entry: &NewEntry) {
-        self.tenants.enter(entry);
+        self.leaves.enter(entry);
     }
 
     fn release(&mut self, id: EntryId) {
-        self.order.push(0, id.0);
-        self.tenants.put(id, 0);
+        self.leaves.release(id);
     }
 
     fn hold(&mut self, id: EntryId) {
-        self.order.remove(id.0);
-        self.tenants.take(id);
+        self.leaves.hold(id);
+    }
+
+    fn protects(&self, page: EntryId) -> bool {
+        self.leaves.knows(page)
+    }
+
+    fn is_stood_on(&self, id: EntryId) -> bool {
+        self.leaves.is_stood_on(id)
     }
 
     fn leave(&mut self, id: EntryId) {
-        self.order.remove(id.0);
-        self.tenants.leave(id);
+        self.leaves.leave(id);
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        self.order.first(0).map(EntryId)
+        self.leaves.first()
     }
 
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
-        self.tenants.first(tenant, 0)
+        self.leaves.first_of(tenant)
     }
 
     fn bytes(&self) -> usize {
-        self.order.bytes() + self.tenants.bytes()
+        self.leaves.bytes()
     }
 }

@@ -11,6 +11,7 @@
 //! | `reuse` | as many as pay: see [`Reuse`] | least expected saving per room and time |
 
 mod hints;
+mod leaves;
 mod list;
 mod lru;
 mod marconi;
@@ -149,8 +150,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// Whether something needs an entry and so leaves before it. Asked when nothing is evictable, as far as the
-    /// policy knows.
+    /// Whether something needs an entry and so leaves before it.
     fn is_stood_on(&self, id: EntryId) -> bool {
         let _ = id;
         false

@@ -165,8 +165,12 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn protects(&self, page: EntryId) -> bool {
-        // A retained page leaves in an order of its own.
-        self.kept.is_empty() && self.policy.protects(page)
+        // What is retained leaves in an order of its own, and not while anything stands on it.
+        self.policy.protects(page)
+    }
+
+    fn is_stood_on(&self, id: EntryId) -> bool {
+        self.policy.is_stood_on(id)
     }
 
     fn leave(&mut self, id: EntryId) {
@@ -177,7 +181,7 @@ impl<P: Policy> Policy for Retaining<P> {
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        // A page that was protected before it was retained may be evictable under one that is held.
+        // A page may be evictable under one that is held.
         let retained = |this: &Self| {
             let mut ids = this.order.iter().map(|&(.., id)| EntryId(id));
             ids.find(|&id| !this.policy.is_stood_on(id))
@@ -188,8 +192,10 @@ impl<P: Policy> Policy for Retaining<P> {
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
         let retained = |this: &Self| {
             let from = (tenant, (i8::MIN, 0, 0, 0));
-            let (of, (.., id)) = this.of_tenants.range(from..).next()?;
-            (*of == tenant).then_some(EntryId(*id))
+            let of_it = this.of_tenants.range(from..);
+            let mut of_it = of_it.take_while(|&&(of, _)| of == tenant);
+            let free = of_it.find(|&&(_, (.., id))| !this.policy.is_stood_on(EntryId(id)));
+            free.map(|&(_, (.., id))| EntryId(id))
         };
         self.policy.victim_of(tenant).or_else(|| retained(self))
     }

@@ -217,7 +217,8 @@ impl Index {
         (follows && node.block as usize == before.len()).then_some(NodeId(at))
     }
 
-    /// The boundaries of a prefix: from `tip` on, which is one of them, or all.
+    /// The boundaries of a prefix: from `tip` on, which is one of them, or from block `first` on, which is 0 where
+    /// pages chain them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if a key stands for another prefix already, here or in the index:
@@ -227,9 +228,10 @@ impl Index {
         namespace: NamespaceId,
         keys: &[PrefixKey],
         tip: Option<NodeId>,
+        first: usize,
     ) -> Result<Vec<Boundary>> {
         let chained = self.roles.attention.is_some();
-        let first = tip.map_or(0, |node| self.boundary_block(node) + 1);
+        let first = tip.map_or(first, |node| self.boundary_block(node) + 1);
         let mut path = Vec::with_capacity(1 + keys.len() - first);
         path.extend(tip.map(Boundary::Known));
         let mut parent = tip;

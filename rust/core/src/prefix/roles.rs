@@ -21,6 +21,12 @@ impl Roles {
         attention.into_iter().chain(others)
     }
 
+    /// The first block that a resumption after block `last` needs something else of than its page.
+    pub(crate) fn seen_from(&self, last: usize) -> usize {
+        let widest = self.windows.iter().map(|&(_, blocks)| blocks).max();
+        (last + 1).saturating_sub(widest.unwrap_or(0))
+    }
+
     /// Window classes that need their page of `block` to resume after block `last`.
     pub(crate) fn windows_over(&self, block: usize, last: usize) -> impl Iterator<Item = usize> {
         self.windows

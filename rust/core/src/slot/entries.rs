@@ -39,6 +39,8 @@ pub(crate) struct EntryTable {
     checksums: Vec<u64>,
     /// Of each entry: whether its checksums are known.
     hashed: Vec<bool>,
+    /// Of each entry: tiers below that passed it over, or a page that it stands on.
+    passed_over: Vec<Places>,
     ranks: usize,
 }
 
@@ -52,6 +54,7 @@ impl EntryTable {
             entries: Slab::new(),
             checksums: Vec::new(),
             hashed: Vec::new(),
+            passed_over: Vec::new(),
             ranks,
         }
     }
@@ -72,8 +75,10 @@ impl EntryTable {
         if id as usize == self.hashed.len() {
             self.checksums.extend(std::iter::repeat_n(0, self.ranks));
             self.hashed.push(false);
+            self.passed_over.push(Places::NONE);
         }
         self.hashed[id as usize] = false;
+        self.passed_over[id as usize] = Places::NONE;
         EntryId(id)
     }
 
@@ -106,6 +111,22 @@ impl EntryTable {
         }
     }
 
+    /// Tiers below that were offered it, or a page that it stands on, and passed that over.
+    pub(crate) fn passed_over(&self, id: EntryId) -> Places {
+        self.passed_over[id.0 as usize]
+    }
+
+    /// A tier passed it over.
+    pub(crate) fn pass_over(&mut self, id: EntryId, tier: usize) {
+        let tiers = &mut self.passed_over[id.0 as usize];
+        *tiers = tiers.with(Places::of(tier));
+    }
+
+    /// Every tier may judge it again.
+    pub(crate) fn reconsider(&mut self, id: EntryId) {
+        self.passed_over[id.0 as usize] = Places::NONE;
+    }
+
     /// Every entry.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
         self.entries.iter().map(|(id, entry)| (EntryId(id), entry))
@@ -113,7 +134,10 @@ impl EntryTable {
 
     /// Bytes of memory held.
     pub(crate) const fn bytes(&self) -> usize {
-        self.entries.bytes() + self.checksums.capacity() * size_of::<u64>() + self.hashed.capacity()
+        self.entries.bytes()
+            + self.checksums.capacity() * size_of::<u64>()
+            + self.hashed.capacity()
+            + self.passed_over.capacity() * size_of::<Places>()
     }
 }
 

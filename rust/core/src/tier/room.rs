@@ -85,6 +85,11 @@ impl Room {
         self.policy.protects(page)
     }
 
+    /// Whether something needs an entry and so leaves before it.
+    pub(crate) fn is_stood_on(&self, id: EntryId) -> bool {
+        self.policy.is_stood_on(id)
+    }
+
     /// Whether an entry that is offered is worth writing: all are while there is room, then those that the policy
     /// expects more of than of what would leave for them. `full`: there is none, though nothing in the room takes it.
     pub fn wants(&mut self, entry: &NewEntry, full: bool) -> bool {
