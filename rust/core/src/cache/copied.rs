@@ -13,6 +13,9 @@ use crate::ids::EntryId;
 use crate::slot::{HOST, Places};
 use crate::tier::CopyEnd;
 
+/// Failed reads of a tier that are remembered: each lookup looks at them.
+const MOST_UNREAD: usize = 1024;
+
 impl State {
     /// Takes note of the copies that ended.
     pub(super) fn poll(&mut self) {
@@ -87,10 +90,13 @@ impl State {
     fn unread(&mut self, id: EntryId, from: Places, failed: bool) -> u64 {
         if failed {
             let entry = self.entries.get(id);
+            let home = entry.home.map(|node| (node, self.index.boundary_block(node)));
+            let class = entry.class;
             for tier in from.and(Places::BELOW).tiers() {
-                self.below[tier - 1]
-                    .unread
-                    .extend(entry.home.map(|node| (node, entry.class)));
+                let unread = &mut self.below[tier - 1].unread;
+                if unread.len() < MOST_UNREAD {
+                    unread.extend(home.map(|(node, block)| ((node, class), block)));
+                }
             }
             self.forget(&[id], from)
         } else {

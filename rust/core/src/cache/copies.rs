@@ -1,7 +1,8 @@
 //! Copies between the host and tiers below that are under way.
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
+use super::asked::Asked;
 use super::kept::Keep;
 use super::stats::TierStats;
 use crate::ids::{EntryId, NodeId};
@@ -14,10 +15,12 @@ pub(super) struct Level {
     pub(super) tier: Box<dyn Below>,
     /// Slots of the host that writes to it hold.
     pub(super) queued: u64,
-    /// Boundaries and classes of reads that failed: the tier may have these entries still, and is asked again.
-    pub(super) unread: HashSet<(NodeId, usize)>,
+    /// Boundaries and classes of reads that failed, and the blocks: the tier may have these entries still, and is asked
+    /// again.
+    pub(super) unread: HashMap<(NodeId, usize), usize>,
     /// The page that is held in it instead of the prefix that it ends, while room is made.
     pub(super) tip: Option<Tip>,
+    pub(super) asked: Asked,
     pub(super) stats: TierStats,
 }
 
@@ -30,8 +33,9 @@ impl Level {
         Self {
             tier,
             queued: 0,
-            unread: HashSet::new(),
+            unread: HashMap::new(),
             tip: None,
+            asked: Asked::default(),
             stats,
         }
     }
@@ -44,7 +48,8 @@ impl Level {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.tier.room().bytes() + self.unread.allocation_size()
+        let kept = self.unread.allocation_size() + self.asked.bytes();
+        size_of::<Self>() + self.tier.room().bytes() + kept
     }
 }
 
@@ -144,6 +149,11 @@ impl Copies {
         let record = self.batches.get_mut(batch);
         record.left -= 1;
         (record.left == 0).then(|| self.batches.remove(batch).held)
+    }
+
+    /// Copies that were ever started.
+    pub(super) const fn started(&self) -> u64 {
+        self.started
     }
 
     pub(super) fn running(&self) -> impl Iterator<Item = &Copy> {

@@ -54,7 +54,8 @@ impl ReadLease {
     /// Ends it; a second time does nothing.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            self.shared.end(|state| state.release(&self.hold.held));
+            let held = std::mem::take(&mut self.hold.held);
+            self.shared.end(|state| state.let_go(held));
         }
     }
 

@@ -77,6 +77,7 @@ impl State {
         let dropped = self.give_up(&left);
         for level in &mut self.below {
             level.unread.clear();
+            level.asked.clear();
             level.tier.clear();
         }
         dropped as usize

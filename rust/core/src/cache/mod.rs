@@ -9,6 +9,7 @@
 //! entries are published, and read when [`Cache::promote`] asks for what only they have.
 
 mod announce;
+mod asked;
 mod audit;
 mod config;
 mod copied;
@@ -142,7 +143,8 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
-        self.shared.with(|state| state.lookup(namespace, keys))?
+        let hit = self.in_portions(|state| state.lookup(namespace, keys))?;
+        Ok(hit.unwrap_or_default())
     }
 
     /// Brings what the joint hit needs and only tiers below have into the host, when the first `first`
@@ -164,8 +166,8 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<bool> {
-        self.shared
-            .with(|state| state.promote(namespace, keys, first))?
+        let under_way = self.in_portions(|state| state.promote(namespace, keys, first))?;
+        Ok(under_way.unwrap_or(false))
     }
 
     /// Begins to bring the joint hit to the engine, when its first `first` blocks need no load: also one that is
@@ -180,16 +182,31 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<Option<Restore>> {
-        let course = self
-            .shared
-            .with(|state| state.plan_restore(namespace, keys, first))??;
-        Ok(course.map(|course| Restore::new(Arc::clone(&self.shared), course)))
+        let course = self.in_portions(|state| state.plan_restore(namespace, keys, first))?;
+        Ok(course
+            .flatten()
+            .map(|course| Restore::new(Arc::clone(&self.shared), course)))
     }
 
     /// Takes note of copies to and from tiers below that ended. Lookups, promotions and commits do so, too:
     /// it is for times when there are none.
     pub fn poll(&self) {
         self.shared.end(State::poll);
+    }
+
+    /// Calls `step` until it has an answer, with the lock free in between. None if the namespace ends meanwhile.
+    fn in_portions<T>(
+        &self,
+        mut step: impl FnMut(&mut State) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let mut answer = self.shared.with(&mut step)??;
+        while answer.is_none() {
+            let Ok(next) = self.shared.with(&mut step)? else {
+                break;
+            };
+            answer = next;
+        }
+        Ok(answer)
     }
 
     /// Holds what must be loaded to resume at the joint hit of the host when the first `first` blocks need no

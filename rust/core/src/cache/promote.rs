@@ -1,10 +1,11 @@
 //! Entries come back from tiers below when a lookup needs them.
 
+use super::asked::{AGAIN, PORTION, Prompt, Questions};
 use super::copies::{Direction, Held};
 use super::state::State;
 use crate::error::Result;
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
-use crate::prefix::{Cell, boundary_name};
+use crate::prefix::{Cell, Hit, boundary_name};
 use crate::slot::Places;
 use crate::tier::Found;
 
@@ -12,35 +13,74 @@ use crate::tier::Found;
 const MOST_OTHERS: usize = 256;
 
 impl State {
-    /// Takes note of what happened below: copies that ended, and entries that this cache has not put there. Says
-    /// whether a tier asks for more.
-    pub(super) fn catch_up(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> bool {
+    /// Takes note of what happened below: copies that ended, and a portion of the entries that this cache has not
+    /// put there.
+    pub(super) fn catch_up(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+    ) -> Result<CaughtUp> {
+        self.index.namespaces.check(namespace)?;
         if self.below.is_empty() {
-            return false;
+            let hit = self.hit_anywhere(namespace, keys);
+            return Ok(CaughtUp {
+                hit,
+                asking: false,
+                more: false,
+            });
         }
         // A failed read, or making room, may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
         self.poll();
-        let mut asking = false;
+        let mut caught = CaughtUp {
+            hit: self.index.hits(namespace, keys),
+            asking: false,
+            more: false,
+        };
         for tier in 1..=self.below.len() {
-            asking |= self.discover(tier, namespace, keys);
+            let mut walk = Walk {
+                tier,
+                namespace,
+                known: 0,
+                last: None,
+                kept: None,
+                asking: false,
+                changed: false,
+                left: PORTION,
+                more: false,
+            };
+            self.discover(&mut walk, keys, caught.hit.blocks);
+            caught.asking |= walk.asking;
+            caught.more |= walk.more;
+            if walk.changed {
+                caught.hit = self.index.hits(namespace, keys);
+            }
         }
         self.index.namespaces.let_go(namespace);
-        asking
+        Ok(caught)
+    }
+
+    /// Nobody waits for what a lookup of this prompt has asked.
+    pub(super) fn forget_questions(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
+        let Some(&last) = keys.last() else { return };
+        for level in &mut self.below {
+            level.asked.forget(&(namespace, last));
+        }
     }
 
     /// Starts to read what the joint hit stands on and the host lacks; without room for that, what a
-    /// shallower boundary does. Says whether it is under way.
+    /// shallower boundary does. Says whether it is under way; `None` if tiers below are to be asked more first.
     pub(super) fn promote(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
-    ) -> Result<bool> {
-        self.index.namespaces.check(namespace)?;
-        self.catch_up(namespace, keys);
+    ) -> Result<Option<bool>> {
+        if self.catch_up(namespace, keys)?.more {
+            return Ok(None);
+        }
         if self.below.is_empty() {
-            return Ok(false);
+            return Ok(Some(false));
         }
         // What is read for a boundary reaches back to the start.
         let most = self.worth_reading(namespace, keys, first, 0);
@@ -53,14 +93,14 @@ impl State {
                     path.push(node);
                 });
             if hit.blocks <= first {
-                return Ok(false);
+                return Ok(Some(false));
             }
             let used = self.stands_on(&path[..hit.blocks]);
             let room = match self.bring_up(namespace, &used, 0) {
-                Reading::Nothing | Reading::InTheWay => return Ok(false),
+                Reading::Nothing | Reading::InTheWay => return Ok(Some(false)),
                 Reading::UnderWay => {
                     self.restores.shallower += u64::from(limit < most);
-                    return Ok(true);
+                    return Ok(Some(true));
                 }
                 Reading::NoRoom(room) => room,
             };
@@ -171,90 +211,146 @@ impl State {
     }
 
     /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
-    /// pages that are known to be there end, for as long as the next is there with the bytes that are known. Says
-    /// whether the tier asks for more.
-    fn discover(&mut self, tier: usize, namespace: NamespaceId, keys: &[PrefixKey]) -> bool {
-        let roles = self.index.roles();
-        let attention = roles.attention;
-        let classes: Vec<usize> = roles.pages_first().collect();
-        let mut walk = Walk {
-            tier,
-            namespace,
-            chain: Vec::new(),
-            kept: None,
-            asking: false,
-        };
-        let nodes = self.known_pages(&mut walk, keys);
-        let mut parent = nodes.last().copied();
+    /// pages that are known to be there end, for as long as the next is there with the bytes that are known. `hit`: the
+    /// joint hit so far.
+    fn discover(&mut self, walk: &mut Walk, keys: &[PrefixKey], hit: usize) {
+        let Some(&last) = keys.last() else { return };
+        let prompt = (walk.namespace, last);
+        match self.index.roles().attention {
+            Some(attention) => self.discover_behind(walk, keys, hit, attention),
+            None => {
+                self.find_unread(walk, keys);
+                self.discover_alone(walk, keys, prompt);
+            }
+        }
+        if !walk.asking && self.index.roles().attention.is_some() {
+            self.below[walk.tier - 1].asked.forget(&prompt);
+        }
+        if let Some(kept) = walk.kept.take() {
+            self.below[walk.tier - 1].tip = None;
+            self.let_go_in(walk.tier, kept.into_iter().rev());
+        }
+    }
+
+    fn discover_behind(
+        &mut self,
+        walk: &mut Walk,
+        keys: &[PrefixKey],
+        hit: usize,
+        attention: usize,
+    ) {
+        let Walk {
+            tier, namespace, ..
+        } = *walk;
+        walk.known = self.pages_in(tier, namespace, keys);
+        let mut parent = self.index.end(namespace, &keys[..walk.known]);
+        walk.last = parent.and_then(|node| self.index.cell(node, attention).entry());
         if self.below[tier - 1].tier.is_shared() {
             // Beyond the hit, others may have added what was missing at boundaries whose page is known.
-            let hit = self
-                .index
-                .joint_hit(namespace, keys, Cell::is_whole, |_| {});
-            let from = hit.blocks.max(nodes.len().saturating_sub(MOST_OTHERS));
-            for block in (from..nodes.len()).rev() {
-                let above = block.checked_sub(1).map(|above| nodes[above]);
-                let at = (Some(nodes[block]), above);
-                self.find_others(&mut walk, at, block, &keys[block]);
+            let from = hit.max(walk.known.saturating_sub(MOST_OTHERS));
+            let mut node = parent;
+            for block in (from..walk.known).rev() {
+                let above = node.and_then(|node| self.index.parent(node));
+                self.find_others(walk, (node, above), block, &keys[block]);
+                node = above;
             }
         }
-        if !self.below[tier - 1].unread.is_empty() {
-            for (block, &node) in nodes.iter().enumerate() {
-                let above = block.checked_sub(1).map(|above| nodes[above]);
-                self.find_again(&mut walk, (node, above), block, &keys[block]);
+        self.find_unread(walk, keys);
+        let classes: Vec<usize> = self.index.roles().pages_first().collect();
+        for (block, key) in keys.iter().enumerate().skip(walk.known) {
+            if walk.left == 0 {
+                walk.more = true;
+                return;
             }
-        }
-        'blocks: for (block, key) in keys.iter().enumerate().skip(nodes.len()) {
+            walk.left -= 1;
             let known = self.index.child(parent, block, namespace, key);
-            if let Some(node) = known.filter(|_| attention.is_none()) {
-                self.find_again(&mut walk, (node, parent), block, key);
-                continue;
-            }
             if known.is_none() && self.index.has(namespace, key) {
-                break; // No hash chained to those before it.
+                return; // No hash chained to those before it.
             }
             let mut node = known;
             for &class in &classes {
-                let found = self.find(&mut walk, (node, parent), block, key, class);
-                if found.is_none() && Some(class) == attention {
+                let found = self.find(walk, (node, parent), block, key, class);
+                if found.is_none() && class == attention {
                     if walk.asking && self.below[tier - 1].tier.asks_for_each() {
-                        self.ask_for_rest(&walk, keys, block);
+                        self.ask_for_rest(walk, keys, block);
                     }
-                    break 'blocks;
+                    return;
                 }
                 node = found.or(node);
             }
-            if attention.is_some() {
-                parent = node;
-            }
+            parent = node;
         }
-        if let Some(kept) = walk.kept {
-            self.let_go_in(tier, kept.into_iter().rev());
-        }
-        walk.asking
     }
 
-    /// The leading boundaries whose pages are known to be in the tier.
-    fn known_pages(&self, walk: &mut Walk, keys: &[PrefixKey]) -> Vec<NodeId> {
-        let mut nodes = Vec::new();
-        let Some(attention) = self.index.roles().attention else {
-            return nodes;
+    /// The same without pages that link blocks: all blocks are asked about, and when the tier asks nobody any more, some
+    /// in each lookup.
+    fn discover_alone(&mut self, walk: &mut Walk, keys: &[PrefixKey], prompt: Prompt) {
+        let blocks = keys.len();
+        let before = self.below[walk.tier - 1].asked.get(&prompt);
+        let mut questions = before.unwrap_or_default();
+        let count = match blocks {
+            ..=PORTION => blocks,
+            _ if questions.all => AGAIN,
+            _ => PORTION.min(blocks - questions.next),
         };
-        for (block, key) in keys.iter().enumerate() {
-            let parent = nodes.last().copied();
-            let known = self.index.child(parent, block, walk.namespace, key);
-            let page = known.and_then(|node| {
-                let page = self.index.cell(node, attention).entry()?;
-                let is_there = self.entries.get(page).members.has(walk.tier);
-                is_there.then_some((node, page))
-            });
-            let Some((node, page)) = page else {
-                break;
-            };
-            nodes.push(node);
-            walk.chain.push(page);
+        let classes: Vec<usize> = self.index.roles().pages_first().collect();
+        for _ in 0..count {
+            let block = questions.next;
+            let key = &keys[block];
+            questions.next = (block + 1) % blocks;
+            let mut node = self.index.child(None, block, walk.namespace, key);
+            if node.is_some() {
+                continue; // What reads failed for is looked for apart.
+            }
+            if self.index.has(walk.namespace, key) {
+                questions.next = 0;
+                break; // No hash chained to those before it.
+            }
+            for &class in &classes {
+                node = self.find(walk, (node, None), block, key, class).or(node);
+            }
         }
-        nodes
+        questions.asking |= walk.asking;
+        walk.asking = questions.asking;
+        if questions.next == 0 || questions.asking && questions.all {
+            // The next lookup begins anew while the tier asks.
+            questions.all = !questions.asking;
+            questions.asking = false;
+            questions.next = 0;
+        }
+        walk.more = questions.next != 0 && !questions.all;
+        if blocks > PORTION {
+            self.below[walk.tier - 1].asked.set(prompt, questions);
+        }
+    }
+
+    /// How many leading blocks have their page in a tier, or on its way there.
+    pub(super) fn pages_in(
+        &self,
+        tier: usize,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+    ) -> usize {
+        let Some(class) = self.index.roles().attention else {
+            return 0;
+        };
+        let has = |blocks: usize| {
+            let node = self.index.end(namespace, &keys[..blocks]);
+            let page = node.and_then(|node| self.index.cell(node, class).entry());
+            page.is_some_and(|page| self.entries.get(page).members.has(tier))
+        };
+        // A page is there only with those before it; most often all are.
+        let (mut low, mut high) = (0, keys.len() + 1);
+        let mut middle = keys.len();
+        while low + 1 < high {
+            if has(middle) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+            middle = low.midpoint(high);
+        }
+        low
     }
 
     /// Looks for what a boundary lacks beside its page.
@@ -276,37 +372,60 @@ impl State {
         }
     }
 
+    /// Looks for what reads at known boundaries of a prefix have failed for.
+    fn find_unread(&mut self, walk: &mut Walk, keys: &[PrefixKey]) {
+        let unread = &self.below[walk.tier - 1].unread;
+        if unread.is_empty() {
+            return;
+        }
+        let mut found = Vec::new();
+        for (&(node, class), &block) in unread {
+            if block < keys.len()
+                && self.index.end(walk.namespace, &keys[..=block]) == Some(node)
+            {
+                found.push((block, class, node));
+            }
+        }
+        found.sort_unstable_by_key(|&(block, class, _)| (block, class));
+        for (block, class, node) in found {
+            let at = (Some(node), self.index.parent(node));
+            self.find_again(walk, at, block, &keys[block], class);
+        }
+    }
+
     /// Looks for what a read at a known boundary has failed for, until it is in the tier again.
     fn find_again(
         &mut self,
         walk: &mut Walk,
-        (node, parent): (NodeId, Option<NodeId>),
+        at: (Option<NodeId>, Option<NodeId>),
         block: usize,
         key: &PrefixKey,
+        class: usize,
     ) {
-        for class in self.index.roles().pages_first() {
-            let unread = (node, class);
-            if !self.below[walk.tier - 1].unread.contains(&unread) {
-                continue;
-            }
-            let known = self.index.cell(node, class).entry();
-            let there = known.is_some_and(|id| self.is_at(id, walk.tier));
-            if there
-                || self
-                    .find(walk, (Some(node), parent), block, key, class)
-                    .is_some()
-            {
-                self.below[walk.tier - 1].unread.remove(&unread);
-            }
+        let Some(node) = at.0 else { return };
+        let known = self.index.cell(node, class).entry();
+        let there = known.is_some_and(|id| self.is_at(id, walk.tier));
+        if there || self.find(walk, at, block, key, class).is_some() {
+            self.below[walk.tier - 1].unread.remove(&(node, class));
         }
     }
 
-    /// Asks a tier that asks for the page of a block for everything from there on. Without that page nothing
-    /// can be made known: it is all asked for again.
-    fn ask_for_rest(&mut self, walk: &Walk, keys: &[PrefixKey], from: usize) {
+    /// Asks a tier that asks for the page of a block for everything from there on, a portion at a time and once.
+    /// Without that page nothing can be made known: it is all asked for again.
+    fn ask_for_rest(&mut self, walk: &mut Walk, keys: &[PrefixKey], from: usize) {
+        let Some(&last) = keys.last() else { return };
+        let prompt = (walk.namespace, last);
         let roles = self.index.roles();
         let (attention, classes) = (roles.attention, roles.pages_first().collect::<Vec<_>>());
-        for (block, key) in keys.iter().enumerate().skip(from) {
+        let before = self.below[walk.tier - 1].asked.get(&prompt);
+        let same = before.filter(|questions| questions.from == from);
+        let mut questions = same.unwrap_or(Questions {
+            from,
+            next: from,
+            ..Questions::default()
+        });
+        let end = keys.len().min(questions.next + walk.left);
+        for (block, key) in keys.iter().enumerate().take(end).skip(questions.next) {
             for &class in &classes {
                 if block > from || Some(class) != attention {
                     let name = self.name(walk.namespace, block, key, class);
@@ -314,6 +433,10 @@ impl State {
                 }
             }
         }
+        walk.left -= end - questions.next;
+        questions.next = end;
+        walk.more = end < keys.len();
+        self.below[walk.tier - 1].asked.set(prompt, questions);
     }
 
     fn name(
@@ -367,7 +490,13 @@ impl State {
             return None;
         }
         if walk.kept.is_none() {
-            walk.kept = Some(self.keep_in(tier, &walk.chain));
+            let mut chain = Vec::new();
+            if let Some(page) = walk.last {
+                self.below[tier - 1].tip = self.chain_below(tier, page, &mut chain);
+            }
+            let mut kept = self.keep_in(tier, &chain);
+            kept.reverse();
+            walk.kept = Some(kept);
         }
         if !self.make_room(tier, self.classes[class].slots.into()) {
             self.below[tier - 1].tier.forget(&name);
@@ -390,6 +519,7 @@ impl State {
         level.tier.room_mut().enter(&new);
         level.stats.found += 1;
         walk.kept.get_or_insert_default().push(id);
+        walk.changed = true;
         Some(node)
     }
 
@@ -420,14 +550,30 @@ pub(super) enum Reading {
     InTheWay,
 }
 
+/// What a lookup finds when it has asked the tiers below.
+pub(super) struct CaughtUp {
+    pub(super) hit: Hit,
+    /// Whether a tier asks for more.
+    pub(super) asking: bool,
+    /// Whether there is more to ask at once.
+    pub(super) more: bool,
+}
+
 /// How far a search in a tier has come.
 struct Walk {
     tier: usize,
     namespace: NamespaceId,
-    /// Pages of the known boundaries, all in the tier.
-    chain: Vec<EntryId>,
-    /// Those that are held in the tier while room is made there, and what was found.
+    /// Leading boundaries whose pages are known to be in the tier.
+    known: usize,
+    /// The page of the last of them.
+    last: Option<EntryId>,
+    /// Those that are held in the tier while room is made there, and what was found: shallow first.
     kept: Option<Vec<EntryId>>,
     /// Whether the tier asks for what comes next.
     asking: bool,
+    /// Whether anything was made known.
+    changed: bool,
+    /// Blocks that may still be asked about, and whether that is too few.
+    left: usize,
+    more: bool,
 }

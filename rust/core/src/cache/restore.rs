@@ -78,6 +78,8 @@ pub(super) struct Course {
     /// Whether a wave was taken.
     pub(super) started: bool,
     pub(super) failed: bool,
+    /// Signs of how much room there was when there was too little.
+    pub(super) no_room: Option<[u64; 6]>,
     depths: Vec<(String, usize)>,
     keeps: Vec<Keep>,
 }
@@ -149,17 +151,19 @@ impl Drop for Restore {
 }
 
 impl State {
-    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it.
+    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it; `None` if tiers below are to
+    /// be asked more first.
     pub(super) fn plan_restore(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
-    ) -> Result<Option<Course>> {
-        self.index.namespaces.check(namespace)?;
-        self.catch_up(namespace, keys);
-        if self.below.is_empty() {
+    ) -> Result<Option<Option<Course>>> {
+        if self.catch_up(namespace, keys)?.more {
             return Ok(None);
+        }
+        if self.below.is_empty() {
+            return Ok(Some(None));
         }
         let keys = &keys[..self.worth_reading(namespace, keys, first, first)];
         let mut path = Vec::new();
@@ -167,12 +171,12 @@ impl State {
             .index
             .joint_hit(namespace, keys, Cell::is_whole, |node| path.push(node));
         if hit.blocks <= first {
-            return Ok(None);
+            return Ok(Some(None));
         }
         let used = self.stands_on(&path[..hit.blocks]);
         let in_host = |id: EntryId| self.entries.get(id).places.in_host();
         if used.iter().all(|&(_, id)| in_host(id)) {
-            return Ok(None);
+            return Ok(Some(None));
         }
         // The engine needs nothing before `first`, but what the host keeps hangs from there.
         let hangs = used
@@ -192,7 +196,7 @@ impl State {
         self.index.namespaces.hold(namespace);
         self.restores.begun += 1;
         self.restores.in_waves += u64::from(!whole);
-        Ok(Some(Course {
+        Ok(Some(Some(Course {
             namespace,
             keys: keys[..hit.blocks].to_vec(),
             first,
@@ -203,9 +207,10 @@ impl State {
             wave: None,
             started: false,
             failed: false,
+            no_room: None,
             depths,
             keeps,
-        }))
+        })))
     }
 
     /// The joint hit of the host, of the host with the first tier below, and so on.
@@ -226,7 +231,7 @@ impl State {
 
     fn end_restore(&mut self, course: &mut Course) {
         if let Some(wave) = course.wave.take() {
-            self.drop_wave(&wave);
+            self.drop_wave(wave);
         }
         self.keep_no_longer(&course.keeps);
         self.index.namespaces.let_go(course.namespace);

@@ -5,7 +5,7 @@
 //! ends of copies to tiers below and back change.
 
 use super::config::{Admission, Arrival, CacheConfig};
-use super::copies::{Copies, Level};
+use super::copies::{Copies, Held, Level};
 use super::entry::{LeaseEntry, Slots};
 use super::kept::Kept;
 use super::passing::Passing;
@@ -55,8 +55,8 @@ pub(super) struct ReadHold {
     pub(super) entries: Vec<LeaseEntry>,
     /// Ids of `entries`.
     pub(super) ids: Vec<EntryId>,
-    /// Everything the hit stands on, in the order in which it is let go: the deepest first.
-    pub(super) held: Vec<EntryId>,
+    /// Everything the hit stands on.
+    pub(super) held: Held,
 }
 
 /// The policies' names of the boundaries of a prefix.
@@ -154,21 +154,19 @@ impl State {
         }
     }
 
-    pub(super) fn lookup(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
-        self.index.namespaces.check(namespace)?;
-        let asking = self.catch_up(namespace, keys);
-        let mut hit = self.hit_anywhere(namespace, keys);
-        hit.asking = asking && hit.blocks < keys.len();
-        if !self.below.is_empty() {
-            let host = self
-                .index
-                .joint_hit(namespace, keys, Cell::is_in_host, |_| ());
-            hit.host = host.blocks;
-        }
-        Ok(hit)
+    /// The joint hit; `None` if tiers below are to be asked more first, in the next call.
+    pub(super) fn lookup(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+    ) -> Result<Option<Hit>> {
+        let caught = self.catch_up(namespace, keys)?;
+        let mut hit = caught.hit;
+        hit.asking = caught.asking && hit.blocks < keys.len();
+        Ok((!caught.more).then_some(hit))
     }
 
-    fn hit_anywhere(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Hit {
+    pub(super) fn hit_anywhere(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Hit {
         self.index
             .joint_hit(namespace, keys, Cell::is_whole, |_| ())
     }
@@ -201,7 +199,10 @@ impl State {
             blocks: hit.blocks,
             entries,
             ids,
-            held,
+            held: Held {
+                entries: held,
+                tip: None,
+            },
         }))
     }
 
@@ -268,6 +269,7 @@ impl State {
             .index
             .joint_hit(namespace, keys, Cell::is_whole, |node| path.push(node));
         self.reconsider(&path);
+        self.forget_questions(namespace, keys);
         let pages = whole.pages;
         // A hit within the limit is the hit under it.
         let resumed = if whole.blocks <= limit {

@@ -1,5 +1,6 @@
 //! The parts of a restore, one after another: what a part reads, and when it can be loaded.
 
+use super::copies::Held;
 use super::entry::LeaseEntry;
 use super::kept::Keep;
 use super::promote::Reading;
@@ -23,8 +24,18 @@ pub(super) struct Wave {
     passing: Vec<(EntryId, Keep)>,
     /// The others: members of the host.
     members: Vec<EntryId>,
-    /// What is held until the load ends: the deepest first.
-    held: Vec<EntryId>,
+    /// What is held until the load ends.
+    held: Held,
+}
+
+/// An entry that a wave may have.
+#[derive(Debug, Clone, Copy)]
+struct Choice {
+    block: usize,
+    class: usize,
+    node: NodeId,
+    cell: Cell,
+    id: EntryId,
 }
 
 impl State {
@@ -84,16 +95,16 @@ impl State {
     }
 
     /// Gives a wave up that nobody has loaded.
-    pub(super) fn drop_wave(&mut self, wave: &Wave) {
+    pub(super) fn drop_wave(&mut self, wave: Wave) {
         for &(id, _) in &wave.passing {
             self.passing.forget(id);
         }
-        self.release(&wave.held);
+        self.let_go(wave.held);
     }
 
     fn fail(&mut self, course: &mut Course) -> Progress {
         if let Some(wave) = course.wave.take() {
-            self.drop_wave(&wave);
+            self.drop_wave(wave);
         }
         course.failed = true;
         self.restores.failed += 1;
@@ -124,23 +135,34 @@ impl State {
 
     /// Finds room for the next wave and starts its reads; `None` while there is no room.
     fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
-        let path = self.index.path(course.namespace, &course.keys, None, 0);
-        let path = path.map_err(|_| Broken)?.into_iter();
-        let path: Vec<_> = path.map(Boundary::known).collect();
-        if course.whole {
-            self.begin_whole(course, &path)
-        } else {
-            self.begin_part(course, &path)
+        let now = self.signs_of_room();
+        if course.no_room == Some(now) {
+            return Ok(None);
         }
+        let wave = if course.whole {
+            self.begin_whole(course)?
+        } else {
+            self.begin_part(course)?
+        };
+        course.no_room = wave.is_none().then_some(now);
+        Ok(wave)
+    }
+
+    /// While these stay as they are, there is no more room than before, and no less is needed.
+    fn signs_of_room(&self) -> [u64; 6] {
+        let host = self.room(HOST).usage();
+        let copies = self.copies.started();
+        let waves = self.restores.in_waves;
+        let (free, evictable) = (host.free, host.evictable);
+        [free, evictable, host.entries, host.evicted, copies, waves]
     }
 
     /// All that is needed, where every lookup sees it.
-    fn begin_whole(
-        &mut self,
-        course: &mut Course,
-        path: &[Option<NodeId>],
-    ) -> Result<Option<Wave>, Broken> {
-        let used = self.stands_on(path);
+    fn begin_whole(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
+        let path = self.index.path(course.namespace, &course.keys, None, 0);
+        let path = path.map_err(|_| Broken)?.into_iter();
+        let path: Vec<_> = path.map(Boundary::known).collect();
+        let used = self.stands_on(&path);
         if used.len() != course.stands_on {
             return Err(Broken);
         }
@@ -168,52 +190,37 @@ impl State {
             loads: loads.filter(|&(block, _)| block >= course.first).collect(),
             passing: Vec::new(),
             members: held.clone(),
-            held,
+            held: Held {
+                entries: held,
+                tip: None,
+            },
         }))
     }
 
     /// As much of what is needed as a part of the host holds.
-    fn begin_part(
-        &mut self,
-        course: &mut Course,
-        path: &[Option<NodeId>],
-    ) -> Result<Option<Wave>, Broken> {
+    fn begin_part(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
         let most = self.most_slots() / PART;
         let (mut chosen, mut cost) = (Vec::new(), 0);
         for &(block, class) in &course.needed[course.next..] {
-            let cell = path[block].map(|node| self.index.cell(node, class));
-            let cell = cell.filter(|cell| cell.is_whole()).ok_or(Broken)?;
-            let id = cell.entry().ok_or(Broken)?;
-            let size = self.takes(cell, class);
+            let choice = self.choice(course, block, class).ok_or(Broken)?;
+            let size = self.takes(choice.cell, class);
             if cost > 0 && cost + size > most {
                 break;
             }
             cost += size;
-            chosen.push((block, class, cell, id));
+            chosen.push(choice);
         }
-        let in_host = chosen.iter().filter(|(_, _, cell, _)| cell.is_in_host());
-        let reach = in_host.map(|&(block, ..)| block + 1).max().unwrap_or(0);
-        let attention = self.index.roles().attention;
-        let mut held = Vec::new();
-        for (block, node) in path[..reach].iter().enumerate().rev() {
-            let of_block = chosen.iter().filter(|&&(at, class, cell, _)| {
-                at == block && Some(class) != attention && cell.is_in_host()
-            });
-            held.extend(of_block.map(|&(.., id)| id));
-            let page = attention.zip(*node);
-            held.extend(page.and_then(|(class, node)| self.index.cell(node, class).entry()));
-        }
-        self.hold(&held);
+        let held = self.hold_chosen(&chosen);
         let margin = if course.started { 0 } else { most };
         let room = self.obtainable(course.namespace, cost + margin);
         while cost > 0 && cost + margin.min(self.spare(cost)) > room {
-            let Some((_, class, cell, _)) = chosen.pop() else {
+            let Some(choice) = chosen.pop() else {
                 break;
             };
-            cost -= self.takes(cell, class);
+            cost -= self.takes(choice.cell, choice.class);
         }
         if chosen.is_empty() || self.make_room_for(course.namespace, cost).is_err() {
-            self.release(&held);
+            self.let_go(held);
             return Ok(None);
         }
         course.next += chosen.len();
@@ -223,7 +230,14 @@ impl State {
             members: Vec::new(),
             held,
         };
-        for (block, class, cell, mut id) in chosen {
+        for Choice {
+            block,
+            class,
+            node,
+            cell,
+            mut id,
+        } in chosen
+        {
             if cell.is_in_host() {
                 wave.members.push(id);
             } else {
@@ -234,18 +248,67 @@ impl State {
                     .tiers()
                     .find(|&tier| tier != HOST);
                 let source = tier.and_then(|tier| self.kept.find(id, tier));
-                let (Some(source), Some(node)) = (source, path[block]) else {
-                    self.drop_wave(&wave);
+                let Some(source) = source else {
+                    self.drop_wave(wave);
                     return Err(Broken);
                 };
                 let key = self.index.key(node, class);
                 id = self.pass(course.namespace, source, &key);
                 wave.passing.push((id, source));
-                wave.held.push(id);
+                wave.held.entries.push(id);
             }
             wave.loads.push((block, id));
         }
         Ok(Some(wave))
+    }
+
+    /// An entry of a restore, if its bytes are whole somewhere.
+    fn choice(&self, course: &Course, block: usize, class: usize) -> Option<Choice> {
+        let node = self.index.at(course.namespace, &course.keys, block)?;
+        let cell = self.index.cell(node, class);
+        let id = cell.entry().filter(|_| cell.is_whole())?;
+        Some(Choice {
+            block,
+            class,
+            node,
+            cell,
+            id,
+        })
+    }
+
+    /// Holds what the host has of them, which are in order, and the pages that this hangs from.
+    fn hold_chosen(&mut self, chosen: &[Choice]) -> Held {
+        let attention = self.index.roles().attention;
+        let mut held = Held::default();
+        let mut last = None;
+        for of_block in chosen.chunk_by(|a, b| a.block == b.block).rev() {
+            let in_host = of_block.iter().rev().filter(|it| it.cell.is_in_host());
+            let others = in_host.filter(|it| Some(it.class) != attention);
+            let before = held.entries.len();
+            held.entries.extend(others.map(|it| it.id));
+            let any = held.entries.len() > before;
+            let page = of_block
+                .iter()
+                .find(|it| Some(it.class) == attention && it.cell.is_in_host());
+            let page = page.or(of_block.first().filter(|_| any));
+            let page = page.zip(attention);
+            let page = page.and_then(|(at, class)| self.index.cell(at.node, class).entry());
+            if let Some(page) = page {
+                held.entries.push(page);
+                last = Some((page, of_block[0].block));
+            }
+        }
+        if let Some((page, block)) = last {
+            if self.protects(HOST, page) {
+                held.tip = Some(self.tip_at(page, block));
+            } else {
+                let above = std::iter::successors(self.support(page), |&page| self.support(page));
+                held.entries.extend(above);
+            }
+        }
+        self.tips.hold(held.tip);
+        self.hold(&held.entries);
+        held
     }
 
     /// Slots that an entry needs to be loaded.

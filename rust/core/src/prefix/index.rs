@@ -217,6 +217,19 @@ impl Index {
         (follows && node.block as usize == before.len()).then_some(NodeId(at))
     }
 
+    /// The boundary of a block of a prefix, if it is known there; of chained keys, the one before vouches for the rest.
+    pub(crate) fn at(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        block: usize,
+    ) -> Option<NodeId> {
+        match self.roles.attention {
+            Some(_) => self.end(namespace, keys.get(..=block)?),
+            None => self.child(None, block, namespace, keys.get(block)?),
+        }
+    }
+
     /// The boundaries of a prefix: from `tip` on, which is one of them, or from block `first` on, which is 0 where
     /// pages chain them.
     ///

@@ -1,6 +1,7 @@
 //! The joint hit: the deepest boundary from which every class can resume.
 
 use super::index::{Cell, Index};
+use super::roles::Roles;
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 
 /// Why a prompt can't be resumed from as deep as its pages go. Of several reasons the last in this list counts.
@@ -57,7 +58,97 @@ pub struct Hit {
     pub asking: bool,
 }
 
+/// How deep a prefix can be resumed, as far as it was walked.
+struct Depth<F> {
+    /// Whether an entry is there, by its cell.
+    counts: F,
+    /// For each window class, how many blocks in a row up to here have their page.
+    runs: Vec<usize>,
+    hit: Hit,
+    /// Why a boundary is no hit, if nothing more is known of it.
+    least: Missing,
+    missing: Missing,
+    ended: bool,
+}
+
+impl<F: Fn(Cell) -> bool> Depth<F> {
+    fn new(roles: &Roles, counts: F) -> Self {
+        let least = match roles.recurrent {
+            Some(_) => Missing::NeverMade,
+            None => Missing::Window,
+        };
+        Self {
+            counts,
+            runs: vec![0; roles.windows.len()],
+            hit: Hit::default(),
+            least,
+            missing: least,
+            ended: false,
+        }
+    }
+
+    /// Goes on to the next block. False if its page is missing.
+    fn pass(&mut self, index: &Index, block: usize, node: Option<NodeId>) -> bool {
+        let roles = index.roles();
+        let has = |class| node.is_some_and(|node| (self.counts)(index.cell(node, class)));
+        if let Some(attention) = roles.attention {
+            if self.ended || !has(attention) {
+                self.ended = true;
+                return false;
+            }
+            self.hit.pages = block + 1;
+        }
+        let state = match (roles.recurrent, node) {
+            (Some(class), Some(node)) => index.cell(node, class),
+            _ => Cell::EMPTY,
+        };
+        let mut whole = roles.recurrent.is_none() || (self.counts)(state);
+        for (run, &(class, window)) in self.runs.iter_mut().zip(&roles.windows) {
+            *run = if has(class) { *run + 1 } else { 0 };
+            whole &= *run >= window.min(block + 1);
+        }
+        if whole {
+            self.hit.blocks = block + 1;
+            self.missing = self.least;
+        } else if state != Cell::EMPTY {
+            self.missing = self.missing.max(Missing::at(state));
+        }
+        true
+    }
+
+    fn end(self) -> Hit {
+        let mut hit = self.hit;
+        // Without an attention class the walk goes on where nothing is, and nothing is missing.
+        hit.pages = hit.pages.max(hit.blocks);
+        hit.host = hit.blocks;
+        hit.missing = (hit.pages > hit.blocks).then_some(self.missing);
+        hit
+    }
+}
+
 impl Index {
+    /// The joint hit over all tiers and, in one walk with it, that of the host.
+    pub(crate) fn hits(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Hit {
+        let mut whole = Depth::new(self.roles(), Cell::is_whole);
+        let mut host = Depth::new(self.roles(), Cell::is_in_host);
+        let chained = self.roles().attention.is_some();
+        let mut parent = None;
+        for (block, key) in keys.iter().enumerate() {
+            let node = self.child(parent, block, namespace, key);
+            if !whole.pass(self, block, node) {
+                break;
+            }
+            host.pass(self, block, node);
+            if chained {
+                parent = node;
+            }
+        }
+        Hit {
+            host: host.end().blocks,
+            ..whole.end()
+        }
+    }
+
     /// Walks the prefix once, from its start to its first missing page, showing each boundary to `visit`.
     /// An entry is there if its cell `counts`. The hit's `host` is set to `blocks`.
     pub(crate) fn joint_hit(
@@ -67,48 +158,19 @@ impl Index {
         counts: impl Fn(Cell) -> bool,
         mut visit: impl FnMut(Option<NodeId>),
     ) -> Hit {
-        let roles = self.roles();
-        // For each window class, how many blocks in a row up to here have their page.
-        let mut runs = vec![0_usize; roles.windows.len()];
-        // Why a boundary is no hit, if nothing more is known of it.
-        let least = match roles.recurrent {
-            Some(_) => Missing::NeverMade,
-            None => Missing::Window,
-        };
-        let mut missing = least;
-        let mut hit = Hit::default();
+        let mut depth = Depth::new(self.roles(), counts);
+        let chained = self.roles().attention.is_some();
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
             let node = self.child(parent, block, namespace, key);
-            let has = |class| node.is_some_and(|node| counts(self.cell(node, class)));
-            if let Some(attention) = roles.attention {
-                if !has(attention) {
-                    break;
-                }
-                hit.pages = block + 1;
-                parent = node;
+            if !depth.pass(self, block, node) {
+                break;
             }
             visit(node);
-            let state = match (roles.recurrent, node) {
-                (Some(class), Some(node)) => self.cell(node, class),
-                _ => Cell::EMPTY,
-            };
-            let mut whole = roles.recurrent.is_none() || counts(state);
-            for (run, &(class, window)) in runs.iter_mut().zip(&roles.windows) {
-                *run = if has(class) { *run + 1 } else { 0 };
-                whole &= *run >= window.min(block + 1);
-            }
-            if whole {
-                hit.blocks = block + 1;
-                missing = least;
-            } else if state != Cell::EMPTY {
-                missing = missing.max(Missing::at(state));
+            if chained {
+                parent = node;
             }
         }
-        // Without an attention class the walk goes on where nothing is, and nothing is missing.
-        hit.pages = hit.pages.max(hit.blocks);
-        hit.host = hit.blocks;
-        hit.missing = (hit.pages > hit.blocks).then_some(missing);
-        hit
+        depth.end()
     }
 }

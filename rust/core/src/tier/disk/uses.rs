@@ -16,16 +16,25 @@ use crate::ids::{EntryId, TenantId};
 use crate::policy::{Hints, NewEntry, Policy, Request};
 use crate::tier::Name;
 
+/// An entry that is in the room.
+#[derive(Debug)]
+struct Used {
+    name: Name,
+    /// The page that it stands on, which is used whenever it is.
+    page: Option<EntryId>,
+    /// Of its last use.
+    minute: u64,
+}
+
 /// Uses of entries.
 #[derive(Debug)]
 pub(super) struct Uses {
     /// For the time.
     door: Arc<dyn Door>,
-    /// Each with the minute of its last use.
-    names: HashMap<EntryId, (Name, u64)>,
+    names: HashMap<EntryId, Used>,
     /// With the milliseconds since it was used, if an earlier process left it.
     found: Option<(Name, Option<u64>)>,
-    entered: Option<EntryId>,
+    entered: Option<(EntryId, Option<EntryId>)>,
     /// Used since they were last taken: of each, the first use of a minute.
     used: Vec<Name>,
 }
@@ -49,8 +58,8 @@ impl Uses {
     /// The entry that entered last is written.
     pub(super) fn writes(&mut self, name: Name) {
         self.found = None;
-        if let Some(id) = self.entered.take() {
-            self.names.insert(id, (name, minute(&*self.door)));
+        if let Some((id, page)) = self.entered.take() {
+            self.name(id, page, name);
         }
     }
 
@@ -60,23 +69,32 @@ impl Uses {
     }
 
     /// Returns how long an entry was not used that an earlier process left.
-    fn enter(&mut self, id: EntryId) -> Option<u64> {
-        self.entered = Some(id);
+    fn enter(&mut self, id: EntryId, page: Option<EntryId>) -> Option<u64> {
+        self.entered = Some((id, page));
         let Some((name, unused)) = self.found.take() else {
             self.names.remove(&id);
             return None;
         };
-        self.names.insert(id, (name, minute(&*self.door)));
+        self.name(id, page, name);
         unused
     }
 
+    fn name(&mut self, id: EntryId, page: Option<EntryId>, name: Name) {
+        let minute = minute(&*self.door);
+        self.names.insert(id, Used { name, page, minute });
+    }
+
+    /// The cache tells of the last page of a prefix alone: up to the first that was used in this minute, those before
+    /// it are used with it.
     fn touch(&mut self, id: EntryId) {
         let now = minute(&*self.door);
-        if let Some((name, used)) = self.names.get_mut(&id)
-            && *used < now
+        let mut next = Some(id);
+        while let Some(used) = next.and_then(|id| self.names.get_mut(&id))
+            && used.minute < now
         {
-            *used = now;
-            self.used.push(*name);
+            used.minute = now;
+            self.used.push(used.name);
+            next = used.page;
         }
     }
 
@@ -154,7 +172,7 @@ impl Policy for Noting {
     }
 
     fn enter(&mut self, entry: &NewEntry) {
-        let unused = lock(&self.uses).enter(entry.id);
+        let unused = lock(&self.uses).enter(entry.id, entry.parent);
         self.policy().enter(&NewEntry { unused, ..*entry });
     }
 
@@ -169,6 +187,14 @@ impl Policy for Noting {
 
     fn hold(&mut self, id: EntryId) {
         self.policy().hold(id);
+    }
+
+    fn protects(&self, page: EntryId) -> bool {
+        self.policy().protects(page)
+    }
+
+    fn is_stood_on(&self, id: EntryId) -> bool {
+        self.policy().is_stood_on(id)
     }
 
     fn wants(&mut self, entry: &NewEntry) -> bool {

@@ -1,0 +1,62 @@
+//! What lookups have asked tiers below about, so that one that comes again asks on, and not anew.
+
+use hashbrown::HashMap;
+
+use crate::ids::{NamespaceId, PrefixKey};
+
+/// Blocks that are asked about or found while the lock is held once.
+pub(super) const PORTION: usize = 256;
+/// Blocks that a lookup asks about again where blocks stand alone.
+pub(super) const AGAIN: usize = 64;
+/// Prompts that are remembered at most; beyond that all are forgotten, and asked about anew.
+const MOST: usize = 4096;
+
+/// A prompt: its namespace, and the key of its last block.
+pub(super) type Prompt = (NamespaceId, PrefixKey);
+
+/// How far the questions about a prompt have come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Questions {
+    /// The block at which the tier asks, or 0 where blocks stand alone.
+    pub(super) from: usize,
+    /// The block to ask about next.
+    pub(super) next: usize,
+    /// Whether all were asked about, and the tier asks nobody for any.
+    pub(super) all: bool,
+    /// Whether it asks somebody for one of those before `next`.
+    pub(super) asking: bool,
+}
+
+/// Questions to one tier, by prompt.
+#[derive(Debug, Default)]
+pub(super) struct Asked(HashMap<Prompt, Questions>);
+
+impl Asked {
+    pub(super) fn get(&self, prompt: &Prompt) -> Option<Questions> {
+        self.0.get(prompt).copied()
+    }
+
+    pub(super) fn set(&mut self, prompt: Prompt, questions: Questions) {
+        if self.0.len() >= MOST && !self.0.contains_key(&prompt) {
+            self.0.clear();
+        }
+        self.0.insert(prompt, questions);
+    }
+
+    /// The tier has answered, or nobody waits for it any more.
+    pub(super) fn forget(&mut self, prompt: &Prompt) {
+        self.0.remove(prompt);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.allocation_size()
+    }
+}
