@@ -48,8 +48,9 @@ impl Asked {
         self.0.remove(prompt);
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    /// Whether it keeps no more than it may.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.0.len() <= MOST
     }
 
     pub(super) fn clear(&mut self) {

@@ -132,6 +132,11 @@ impl State {
         let queued = self.copies.running().filter(down);
         let queued =
             queued.map(|copy| u64::from(self.classes[self.entries.get(copy.id).class].slots));
+        if !level.asked.is_bounded() || level.tip.is_some() {
+            return Some(format!(
+                "tier {tier} remembers too many questions, or a tip that nobody holds"
+            ));
+        }
         let usage = level.tier.room().usage();
         let found = (usage.capacity - taken, evictable, members, queued.sum());
         let counted = (usage.free, usage.evictable, usage.entries, level.queued);

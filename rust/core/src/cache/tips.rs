@@ -111,7 +111,7 @@ impl State {
         self.stood_on_by(HOST, of_it.map(|(&page, _)| page))
     }
 
-    /// The same of any tier.
+    /// The same of any tier, besides the pages themselves.
     fn stood_on_by(&self, tier: usize, pages: impl Iterator<Item = EntryId>) -> u64 {
         let (mut met, mut slots) = (HashSet::new(), 0);
         for page in pages {
@@ -121,7 +121,8 @@ impl State {
                     let Some(id) = self.index.cell(node, class).entry() else {
                         continue;
                     };
-                    if self.is_evictable(tier, id) && self.room(tier).is_stood_on(id) {
+                    if id != page && self.is_evictable(tier, id) && self.room(tier).is_stood_on(id)
+                    {
                         slots += u64::from(self.classes[class].slots);
                     }
                 }
