@@ -48,6 +48,7 @@ use crate::ids::{NamespaceId, PrefixKey, SlotId};
 use crate::policy::Hints;
 use crate::prefix::Hit;
 use crate::tier::Below;
+use proven::Unoffered;
 use state::State;
 
 /// A prefix cache over the slots of one arena, and any tiers below. Every method may be called from any thread.
@@ -238,8 +239,16 @@ impl Cache {
         keys: &[PrefixKey],
         arrival: Arrival,
     ) -> Result<Admission> {
-        self.shared
-            .with(|state| state.admit(namespace, keys, arrival))?
+        let (admission, mut more) = self
+            .shared
+            .with(|state| state.admit(namespace, keys, arrival))??;
+        // A portion was offered to tiers that wait for proof; the lock is free between the others.
+        while let Some(Unoffered { from, to }) = more {
+            more = self
+                .shared
+                .with(|state| state.prove_on(namespace, &keys[..to], from))?;
+        }
+        Ok(admission)
     }
 
     /// Tells the policy how many tokens a request produced. `keys` are those of all its full blocks, of

@@ -9,7 +9,7 @@ use super::copies::{Copies, Held, Level};
 use super::entry::{LeaseEntry, Slots};
 use super::kept::Kept;
 use super::passing::Passing;
-use super::proven::Proven;
+use super::proven::{Proven, Unoffered};
 use super::stats::{Class, RestoreStats, Stats, TierStats};
 use super::tenants::Tenants;
 use super::tips::Tips;
@@ -254,13 +254,14 @@ impl State {
         slots.map_or_else(Slots::new, |set| self.host.slots_of(set).collect())
     }
 
-    /// Which boundaries of a request deserve a checkpoint.
+    /// Which boundaries of a request deserve a checkpoint, and what is still to be offered of those that
+    /// it proves.
     pub(super) fn admit(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         arrival: Arrival,
-    ) -> Result<Admission> {
+    ) -> Result<(Admission, Option<Unoffered>)> {
         let seed = self.index.namespaces.seed(namespace)?;
         arrival.check()?;
         let limit = arrival.limit.min(keys.len());
@@ -285,7 +286,7 @@ impl State {
             self.seen.look(&boundaries)
         };
         let seen = seen.max(pages);
-        self.prove(namespace, keys, &boundaries[..seen]);
+        let unoffered = self.prove(namespace, keys, &boundaries[..seen]);
         let request = Request {
             now: arrival.now,
             tokens: arrival.tokens,
@@ -308,10 +309,11 @@ impl State {
             self.retain_hit(namespace, &keys[..resumed], &hints);
         }
         let fork = seen.min(if hints.store { limit } else { 0 });
-        Ok(Admission {
+        let admission = Admission {
             boundaries: admitted,
             fork: (fork > resumed).then_some(fork),
-        })
+        };
+        Ok((admission, unoffered))
     }
 
     /// Retains what a request finds in the host.

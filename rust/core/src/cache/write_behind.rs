@@ -163,19 +163,23 @@ impl State {
         }
     }
 
-    /// Offers what the host has of a prefix to some tiers below, without waiting for anything. `held`: all of it,
-    /// held once by the caller and the deepest first; the holds end with the copies.
-    pub(super) fn offer_all(&mut self, held: Vec<EntryId>, tiers: Places) {
-        let batch = self.copies.open(Held {
-            entries: held.clone(),
-            tip: None,
-        });
+    /// Offers entries of consecutive blocks to some tiers below, without waiting for anything. `held`: those, held once
+    /// by the caller; the holds end with the copies.
+    pub(super) fn offer_all(&mut self, held: Held, tiers: Places) {
+        let entries = held.entries.clone();
+        let batch = self.copies.open(held);
         for tier in (1..=self.below.len()).filter(|&tier| tiers.has(tier)) {
-            let kept = self.keep_in(tier, &held);
-            for &id in held.iter().rev() {
+            let mut members = entries.clone();
+            let above = entries.last().and_then(|&page| self.support(page));
+            if let Some(page) = above.filter(|&page| !self.lacks(tier, page)) {
+                self.below[tier - 1].tip = self.chain_below(tier, page, &mut members);
+            }
+            let kept = self.keep_in(tier, &members);
+            for &id in entries.iter().rev() {
                 self.offer(tier, id, batch);
             }
             self.let_go_in(tier, kept.into_iter());
+            self.below[tier - 1].tip = None;
         }
         self.end_batch(batch);
     }
