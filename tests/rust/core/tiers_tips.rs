@@ -224,6 +224,12 @@ fn what_a_tier_passed_over_is_offered_again_with_the_next_request_that_passes() 
     twin.run(&Call::Admit("abcdef".into()));
     store(&twin, "abcdef", 5);
     assert_eq!(twin.tiers[0].lock().log.len(), 6);
+    // So it is with a store that begins where the prompt does.
+    twin.tiers[0].lock().is_out = true;
+    store(&twin, "xyz", 0);
+    twin.tiers[0].lock().is_out = false;
+    store(&twin, "xyz", 0);
+    assert_eq!(twin.tiers[0].lock().log.len(), 9);
 }
 
 #[test]

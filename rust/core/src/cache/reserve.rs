@@ -127,6 +127,7 @@ impl State {
         let keys = &keys[..=last];
         let chained = self.index.roles().attention.is_some();
         let first = self.needed_from(entries, last);
+        let from_start = first == 0;
         let Start { node, first, tip } = match first {
             1.. if chained && !hints.keep() => self.start(namespace, &keys[..first], entries),
             _ if chained => Start::AT_ONCE,
@@ -140,6 +141,10 @@ impl State {
             boundaries: self.index.path(namespace, keys, node, first)?,
         };
         // Nothing fails from here on.
+        if from_start {
+            let known = path.iter().map(|(_, node)| node);
+            self.reconsider(&known.collect::<Vec<_>>());
+        }
         self.tips.hold(tip);
         let mut skipped = Skipped::default();
         let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);

@@ -1,8 +1,8 @@
 //! Entries go to tiers below when they are published: an eviction never waits for a copy then.
 //!
 //! A store offers what is new, and what a tier lacks of the prefix that it extends: that is found from its end
-//! upwards, since what a tier has of a prefix it has from the start. What a tier has passed over, and what stands on that, is
-//! not offered to it again before a request [passes](State::reconsider).
+//! upwards, since what a tier has of a prefix it has from the start. What a tier has passed over, and what stands on that,
+//! is not offered to it again before a request [passes](State::reconsider).
 
 use hashbrown::HashSet;
 
@@ -82,7 +82,12 @@ impl State {
             // The host holds what is copied.
             self.hold(&more);
             self.copies.hold_more(batch, &more);
-            if let Some(page) = last.filter(|page| !of_caller.contains(page)) {
+            // What the tier has above what the caller holds.
+            let above = match last {
+                Some(page) if of_caller.contains(&page) => self.support_of_all(held),
+                last => last,
+            };
+            if let Some(page) = above.filter(|page| !of_caller.contains(page)) {
                 self.below[tier - 1].tip = self.chain_below(tier, page, &mut members);
             }
         }
@@ -92,6 +97,14 @@ impl State {
         }
         self.let_go_in(tier, kept.into_iter());
         self.below[tier - 1].tip = None;
+    }
+
+    /// The page that the shallowest page of these hangs from.
+    fn support_of_all(&self, held: &[EntryId]) -> Option<EntryId> {
+        let page = self.index.roles().attention?;
+        let mut pages = held.iter().rev().copied();
+        let top = pages.find(|&id| self.entries.get(id).class == page)?;
+        self.support(top)
     }
 
     /// Adds to `members` what is to be held of the prefix that a page of a tier ends: the page alone, which is the
@@ -149,7 +162,8 @@ impl State {
         Lack::Behind(next, lacking)
     }
 
-    /// A request passes these boundaries: every tier judges again what it has passed over of them.
+    /// A request passes these boundaries, or is stored from its start: every tier judges again what it has passed over
+    /// of them.
     pub(super) fn reconsider(&mut self, path: &[Option<NodeId>]) {
         if self.below.is_empty() {
             return;
