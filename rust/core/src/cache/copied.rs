@@ -90,7 +90,9 @@ impl State {
     fn unread(&mut self, id: EntryId, from: Places, failed: bool) -> u64 {
         if failed {
             let entry = self.entries.get(id);
-            let home = entry.home.map(|node| (node, self.index.boundary_block(node)));
+            let home = entry
+                .home
+                .map(|node| (node, self.index.boundary_block(node)));
             let class = entry.class;
             for tier in from.and(Places::BELOW).tiers() {
                 let unread = &mut self.below[tier - 1].unread;

@@ -5,8 +5,8 @@ use hashbrown::HashMap;
 use super::asked::Asked;
 use super::kept::Keep;
 use super::stats::TierStats;
-use crate::ids::{EntryId, NodeId};
 use super::tips::Tip;
+use crate::ids::{EntryId, NodeId};
 use crate::slab::Slab;
 use crate::tier::{Below, CopyId};
 

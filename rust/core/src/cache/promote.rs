@@ -378,14 +378,16 @@ impl State {
         if unread.is_empty() {
             return;
         }
-        let mut found = Vec::new();
-        for (&(node, class), &block) in unread {
-            if block < keys.len()
-                && self.index.end(walk.namespace, &keys[..=block]) == Some(node)
-            {
-                found.push((block, class, node));
-            }
-        }
+        let linked = self.index.roles().attention.is_some();
+        let at = |block: usize| match linked {
+            true => self.index.end(walk.namespace, &keys[..=block]),
+            false => self.index.child(None, block, walk.namespace, &keys[block]),
+        };
+        let mut found: Vec<_> = unread
+            .iter()
+            .filter(|&(&(node, _), &block)| block < keys.len() && at(block) == Some(node))
+            .map(|(&(node, class), &block)| (block, class, node))
+            .collect();
         found.sort_unstable_by_key(|&(block, class, _)| (block, class));
         for (block, class, node) in found {
             let at = (Some(node), self.index.parent(node));
