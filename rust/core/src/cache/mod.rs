@@ -87,7 +87,7 @@ impl Cache {
     /// An empty cache.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for a setting out of range, [`Error::Budget`](crate::error::Error::Budget) if the slots can't hold
+    /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] if the slots can't hold
     /// one entry of each class.
     pub fn new(config: &CacheConfig) -> Result<Self> {
         Self::with_tiers(config, Vec::new())
@@ -97,7 +97,7 @@ impl Cache {
     /// rooms of the tiers must be empty. Reads prefer the first tier that has an entry.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for more tiers, or more room in them, than
+    /// Those of [`new`](Self::new), and [`Error::InvalidArgument`] for more tiers, or more room in them, than
     /// a cache can follow.
     pub fn with_tiers(config: &CacheConfig, below: Vec<Box<dyn Below>>) -> Result<Self> {
         let made = unless_it_panics(|| State::new(config, below).map(Shared::new));
@@ -113,7 +113,7 @@ impl Cache {
     /// unknown for good, and the identity gets another when it comes back.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) when all 2^32 numbers are given.
+    /// [`Error::InvalidArgument`] when all 2^32 numbers are given.
     pub fn namespace(&self, identity: &[u8]) -> Result<NamespaceId> {
         self.namespace_of(identity, b"")
     }
@@ -122,7 +122,7 @@ impl Cache {
     /// against the tenant's share.
     ///
     /// # Errors
-    /// Those of [`namespace`](Self::namespace), and [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an identity that is another
+    /// Those of [`namespace`](Self::namespace), and [`Error::InvalidArgument`] for an identity that is another
     /// tenant's.
     pub fn namespace_of(&self, identity: &[u8], tenant: &[u8]) -> Result<NamespaceId> {
         self.shared
@@ -132,7 +132,7 @@ impl Cache {
     /// Gives back one hold of [`namespace`](Self::namespace). Without that the identity stays known.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, and for one that has entries and no hold.
+    /// [`Error::InvalidArgument`] for an unknown namespace, and for one that has entries and no hold.
     pub fn release_namespace(&self, namespace: NamespaceId) -> Result<()> {
         self.shared
             .with(|state| state.release_namespace(namespace))?
@@ -142,7 +142,7 @@ impl Cache {
     /// nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
         let hit = self.in_portions(|state| state.lookup(namespace, keys))?;
         Ok(hit.unwrap_or_default())
@@ -160,7 +160,7 @@ impl Cache {
     /// read, or has others, is dropped.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn promote(
         &self,
         namespace: NamespaceId,
@@ -176,7 +176,7 @@ impl Cache {
     /// [`acquire`](Self::acquire) it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn restore(
         &self,
         namespace: NamespaceId,
@@ -214,7 +214,7 @@ impl Cache {
     /// load; `None` if the hit is no deeper. Its pages and its checkpoint are refreshed when the lease ends.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn acquire(
         &self,
         namespace: NamespaceId,
@@ -232,7 +232,7 @@ impl Cache {
     /// request, before its entries are reserved: the policy learns from it what is used.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn admit(
         &self,
         namespace: NamespaceId,
@@ -255,7 +255,7 @@ impl Cache {
     /// which the prompt has the first `end`; forks are found in the rest as well.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace and an `end` that is not among the keys.
+    /// [`Error::InvalidArgument`] for an unknown namespace and an `end` that is not among the keys.
     pub fn finish(
         &self,
         namespace: NamespaceId,
@@ -276,7 +276,7 @@ impl Cache {
     /// share of the room gets it from its own entries.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace, a class or block out of range, and keys
+    /// [`Error::InvalidArgument`] for an unknown namespace, a class or block out of range, and keys
     /// that are in use for another prefix; those before the first entry may go unread, as chained keys vouch for
     /// them. Nothing has changed then.
     pub fn reserve(
@@ -292,7 +292,7 @@ impl Cache {
     /// there is nothing to do. It takes no longer for a longer prefix.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for an unknown namespace.
+    /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn unwritten(
         &self,
         namespace: NamespaceId,
@@ -353,7 +353,7 @@ impl Cache {
     /// entries were dropped.
     ///
     /// # Errors
-    /// [`Error::Lease`](crate::error::Error::Lease) if the lease was released or belongs to another cache.
+    /// [`Error::Lease`] if the lease was released or belongs to another cache.
     pub fn invalidate(&self, lease: &ReadLease) -> Result<usize> {
         let ids = lease.ids_in(&self.shared)?;
         self.shared.with(|state| state.invalidate(ids))
@@ -370,7 +370,7 @@ impl Cache {
     /// [`not_ready`](Skipped::not_ready).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) if one behind them was handed out
+    /// [`Error::InvalidArgument`] if one behind them was handed out
     /// before, or the cache has not as many.
     pub fn set_ready_slots(&self, slots: usize) -> Result<()> {
         self.shared.with(|state| state.set_ready_slots(slots))?
@@ -380,7 +380,7 @@ impl Cache {
     /// not known. Then what tiers below have is read even where computing it would be faster.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::error::Error::InvalidArgument) for a rate that is not above 0.
+    /// [`Error::InvalidArgument`] for a rate that is not above 0.
     pub fn set_compute_rate(&self, blocks_per_second: Option<f64>) -> Result<()> {
         self.shared
             .with(|state| state.set_compute_rate(blocks_per_second))?
