@@ -3,6 +3,7 @@
 mod disk_support;
 
 use std::path::Path;
+use std::time::Duration;
 
 use disk_support::{Engine, Setup, change};
 use hybrid_pages::tier::disk::Reason;
@@ -231,6 +232,8 @@ fn bytes_that_were_written_wrong_are_found_out() {
     let mut lease = engine.reserve("a", &[(0, 0), (1, 0)]);
     let sums: Vec<Vec<u64>> = lease.entries().iter().map(|_| vec![1, 2]).collect();
     lease.commit(&sums).unwrap();
+    // Both have ended before the cache learns of either: the end of the page would undo the other.
+    assert!(engine.below.settle(Duration::from_secs(10)));
     engine.settle();
     assert_eq!(engine.stats().failed(Reason::Source), 2);
     assert_eq!((engine.stats().writes, engine.tier().usage.entries), (0, 0));
