@@ -30,9 +30,8 @@ def hybrid(*, ranks: int = 1, window_tokens: int | None = None) -> Geometry:
     return Geometry(block_tokens=16, groups=groups, ranks=ranks, identity={"model": "tiny"})
 
 
-def make(slots: int = 64, *, ranks: int = 1, **geometry) -> tuple[Cache, int]:
-    whole = hybrid(ranks=ranks, **geometry)
-    cache = Cache(whole, slot_bytes=SLOT_BYTES * ranks, slots=slots)
+def make(slots: int = 64, *, slot_bytes: int = SLOT_BYTES, **geometry) -> tuple[Cache, int]:
+    cache = Cache(hybrid(**geometry), slot_bytes=slot_bytes, slots=slots)
     return cache, cache.namespace(b"engine")
 
 

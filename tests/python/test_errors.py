@@ -11,7 +11,7 @@ import hybrid_pages
 PACKAGE = Path(hybrid_pages.__file__).parent
 # Python's conventions want these: of a wrong type, of a value that Typer turns into usage, and
 # what ends a process.
-CONVENTIONS = {"TypeError", "BadParameter", "KeyboardInterrupt"}
+CONVENTIONS = {"TypeError", "BadParameter", "ArgumentTypeError", "KeyboardInterrupt"}
 CORE = {
     name
     for name, value in vars(hybrid_pages).items()
@@ -50,11 +50,13 @@ def known_errors(trees: list[ast.Module]) -> set[str]:
 
 
 def wrong_raises(tree: ast.Module, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Lines that raise something else, and what. A bare `raise` passes on what came."""
+    """Lines that raise something else, and what. A bare `raise` passes on what came, and a name in
+    lower case what was kept of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and node.exc is not None:
             name = name_of(node.exc)
-            if name not in known | CONVENTIONS:
+            kept = isinstance(node.exc, ast.Name | ast.Attribute) and name.islower()
+            if name not in known | CONVENTIONS and not kept:
                 yield node.lineno, name
 
 

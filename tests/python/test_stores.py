@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cache_support import hybrid, keys, make
+from cache_support import SLOT_BYTES, hybrid, keys, make
 from hybrid_pages import InvalidArgumentError, PrefixKeys, Run, RunRules, Stores, TableColumns
 
 N = 16
@@ -58,7 +58,7 @@ class Engine:
     """An engine with two requests of three blocks each."""
 
     def __init__(self, ranks=1, **options):
-        self.cache, self.namespace = make(ranks=ranks)
+        self.cache, self.namespace = make(slot_bytes=SLOT_BYTES * ranks, ranks=ranks)
         geometry = hybrid(ranks=ranks)
         columns = TableColumns(geometry, [(1, N, 1, 1, None), (0, N, 1, 1, None)])
         self.stores = Stores(geometry, self.cache, columns, rules(**options))

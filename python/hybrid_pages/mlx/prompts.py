@@ -92,8 +92,10 @@ class Prompts:
         try:
             if why_not is not None:
                 place = "--disk-path" if self._settings.disk_path else "mlx-server"
-                wrong = SettingsError if self._settings.disk_path else UnsupportedError
-                raise wrong(f"{place}: expected plain caches, found {why_not}: leave one out")
+                said = f"{place}: expected plain caches, found {why_not}: leave one out"
+                if self._settings.disk_path:
+                    raise SettingsError(said)
+                raise UnsupportedError(said)
             self._store = CacheStore(
                 model,
                 host_gb=self._settings.host_gb,

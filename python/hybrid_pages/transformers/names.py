@@ -101,8 +101,8 @@ def _module(value: ModuleDescription, path: Path) -> Any:
         try:
             attributes.append(_name((key, item), path))
         except Unnamed as error:
-            said = f"{error}, in {key} of a {value.kind.__qualname__}"
-            raise type(error)(said) from None
+            error.args = (f"{error}, in {key} of a {value.kind.__qualname__}",)
+            raise
     rest = [_name(value.kind, path), _name(value.code, path)]
     return [*rest, attributes, _name(value.modules, path)]
 

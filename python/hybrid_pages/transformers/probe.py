@@ -36,11 +36,14 @@ def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> L
         if is_out_of_memory(error):
             raise
         # What an untested transformers does may be new; what a tested one does is the model's.
-        raise (UnknownError if untested() else UnsupportedError)(
+        said = (
             f"model: expected one that runs two tokens with a DynamicCache, found that "
             f"{type(model).__name__} fails with {type(error).__name__}: {error}: use its own "
             "`generate`"
-        ) from error
+        )
+        if untested():
+            raise UnknownError(said) from error
+        raise UnsupportedError(said) from error
 
 
 def _read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
