@@ -389,3 +389,21 @@ fn a_clear_forgets_what_was_proven() {
     serve(&engine, "abc");
     assert_eq!(shelf.places(), []);
 }
+
+#[test]
+fn prompts_of_unlike_lengths_whose_last_keys_are_equal_are_asked_about_apart() {
+    let recurrent = vec![class(ClassKind::Recurrent, 0, 1)];
+    for (classes, asks) in [(&recurrent, false), (&recurrent, true), (&hybrid(), true)] {
+        let shelf = Handle::default();
+        shelf.lock().asked = asks.then(Default::default);
+        let engine = Engine::new(classes, 64, &[(shelf.clone(), LARGE)]);
+        let long = keys(&"x".repeat(700));
+        // No chained hashes: whoever calls the cache may give it any keys.
+        for blocks in [700, 1, 300, 700, 2, 257, 256] {
+            let prompt = &long[700 - blocks..];
+            let hit = engine.cache.lookup(engine.namespace, prompt).unwrap();
+            assert_eq!((hit.blocks, hit.asking), (0, asks), "{blocks} blocks");
+        }
+        assert!(engine.cache.failure().is_none());
+    }
+}

@@ -11,8 +11,14 @@ pub(super) const AGAIN: usize = 64;
 /// Prompts that are remembered at most; beyond that all are forgotten, and asked about anew.
 const MOST: usize = 4096;
 
-/// A prompt: its namespace, and the key of its last block.
-pub(super) type Prompt = (NamespaceId, PrefixKey);
+/// A prompt: its namespace, its blocks, and the key of the last of them. Keys need not be chained, so the key alone
+/// does not tell how many there are.
+pub(super) type Prompt = (NamespaceId, usize, PrefixKey);
+
+/// `None` if it has no blocks.
+pub(super) fn prompt_of(namespace: NamespaceId, keys: &[PrefixKey]) -> Option<Prompt> {
+    keys.last().map(|&last| (namespace, keys.len(), last))
+}
 
 /// How far the questions about a prompt have come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Entries come back from tiers below when a lookup needs them.
 
-use super::asked::{AGAIN, PORTION, Prompt, Questions};
+use super::asked::{AGAIN, PORTION, Prompt, Questions, prompt_of};
 use super::copies::{Direction, Held};
 use super::state::State;
 use crate::error::Result;
@@ -62,9 +62,11 @@ impl State {
 
     /// Nobody waits for what a lookup of this prompt has asked.
     pub(super) fn forget_questions(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
-        let Some(&last) = keys.last() else { return };
+        let Some(prompt) = prompt_of(namespace, keys) else {
+            return;
+        };
         for level in &mut self.below {
-            level.asked.forget(&(namespace, last));
+            level.asked.forget(&prompt);
         }
     }
 
@@ -214,8 +216,9 @@ impl State {
     /// pages that are known to be there end, for as long as the next is there with the bytes that are known. `hit`: the
     /// joint hit so far.
     fn discover(&mut self, walk: &mut Walk, keys: &[PrefixKey], hit: usize) {
-        let Some(&last) = keys.last() else { return };
-        let prompt = (walk.namespace, last);
+        let Some(prompt) = prompt_of(walk.namespace, keys) else {
+            return;
+        };
         match self.index.roles().attention {
             Some(attention) => self.discover_behind(walk, keys, hit, attention),
             None => {
@@ -415,8 +418,9 @@ impl State {
     /// Asks a tier that asks for the page of a block for everything from there on, a portion at a time and once.
     /// Without that page nothing can be made known: it is all asked for again.
     fn ask_for_rest(&mut self, walk: &mut Walk, keys: &[PrefixKey], from: usize) {
-        let Some(&last) = keys.last() else { return };
-        let prompt = (walk.namespace, last);
+        let Some(prompt) = prompt_of(walk.namespace, keys) else {
+            return;
+        };
         let roles = self.index.roles();
         let (attention, classes) = (roles.attention, roles.pages_first().collect::<Vec<_>>());
         let before = self.below[walk.tier - 1].asked.get(&prompt);
