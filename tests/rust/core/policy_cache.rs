@@ -257,3 +257,33 @@ fn memory_stays_bounded_when_what_is_admitted_is_never_stored() {
         assert_eq!(sizes.len(), 1, "{name}");
     }
 }
+
+#[test]
+fn keys_that_repeat_in_a_prompt_leave_every_policy_whole() {
+    let letters: Vec<u8> = (0..40).collect();
+    let chained = keys(&letters);
+    for policy in ["reuse", "lru", "page-lru", "align-lru", "junction-lru", "marconi"] {
+        let (cache, namespace) = cache(policy, &[(Attention, 1), (Recurrent, 2)], 60);
+        let mut random = 88_172_645_463_325_252_u64;
+        let mut draw = |most: usize| {
+            for (left, by) in [(true, 13), (false, 7), (true, 17)] {
+                random ^= if left { random << by } else { random >> by };
+            }
+            (random % most as u64) as usize
+        };
+        for now in 0..500 {
+            // No chained hashes: the same keys at ever other depths, and several times in one prompt.
+            let blocks = 1 + draw(300);
+            let prompt: Vec<PrefixKey> = (0..blocks).map(|_| chained[draw(40)]).collect();
+            let arrival = Arrival {
+                now,
+                tokens: 9,
+                limit: blocks,
+                hints: Hints::NONE,
+            };
+            cache.admit(namespace, &prompt, arrival).unwrap();
+            cache.finish(namespace, &prompt, blocks, 9).unwrap();
+        }
+        assert_eq!((cache.failure(), cache.audit()), (None, None), "{policy}");
+    }
+}

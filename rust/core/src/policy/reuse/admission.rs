@@ -68,7 +68,11 @@ impl Reuse {
         let mut known = std::mem::take(&mut self.known);
         known.clear();
         let places = request.boundaries.iter().zip(1..);
-        known.extend(places.filter_map(|(&name, depth)| Some((depth, self.records.find(name)?))));
+        // Keys that are not chained may name a boundary at several depths: its record is at one of them.
+        known.extend(places.filter_map(|(&name, depth)| {
+            let at = self.records.find(name)?;
+            (self.records.past[at].depth as usize == depth).then_some((depth, at))
+        }));
         let wanted = known
             .iter()
             .rev()
