@@ -45,6 +45,11 @@ impl<T> Slab<T> {
             .expect("a number in use names an item")
     }
 
+    /// Whether a number names an item.
+    pub(crate) fn has(&self, at: u32) -> bool {
+        self.items.get(at as usize).is_some_and(Option::is_some)
+    }
+
     /// Items that live, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..)

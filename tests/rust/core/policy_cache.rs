@@ -262,7 +262,14 @@ fn memory_stays_bounded_when_what_is_admitted_is_never_stored() {
 fn keys_that_repeat_in_a_prompt_leave_every_policy_whole() {
     let letters: Vec<u8> = (0..40).collect();
     let chained = keys(&letters);
-    for policy in ["reuse", "lru", "page-lru", "align-lru", "junction-lru", "marconi"] {
+    for policy in [
+        "reuse",
+        "lru",
+        "page-lru",
+        "align-lru",
+        "junction-lru",
+        "marconi",
+    ] {
         let (cache, namespace) = cache(policy, &[(Attention, 1), (Recurrent, 2)], 60);
         let mut random = 88_172_645_463_325_252_u64;
         let mut draw = |most: usize| {

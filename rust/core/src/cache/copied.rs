@@ -9,11 +9,12 @@ use super::copies::{Copy, Direction, Held};
 use super::kept::Keep;
 use super::state::State;
 use crate::error::Result;
-use crate::ids::EntryId;
+use crate::ids::{EntryId, NodeId};
 use crate::slot::{HOST, Places};
 use crate::tier::CopyEnd;
 
-/// Failed reads of a tier that are remembered: each lookup looks at them.
+/// Failed reads of a tier that are remembered: each lookup looks at them. Beyond that those go that nobody can look for
+/// any more, or all.
 const MOST_UNREAD: usize = 1024;
 
 impl State {
@@ -88,22 +89,40 @@ impl State {
 
     /// Takes out an entry that could not be read, or whose bytes were others. Returns how many left the host.
     fn unread(&mut self, id: EntryId, from: Places, failed: bool) -> u64 {
-        if failed {
-            let entry = self.entries.get(id);
-            let home = entry
-                .home
-                .map(|node| (node, self.index.boundary_block(node)));
-            let class = entry.class;
-            for tier in from.and(Places::BELOW).tiers() {
-                let unread = &mut self.below[tier - 1].unread;
-                if unread.len() < MOST_UNREAD {
-                    unread.extend(home.map(|(node, block)| ((node, class), block)));
-                }
-            }
-            self.forget(&[id], from)
-        } else {
-            self.take_out(&[id], from)
+        if !failed {
+            return self.take_out(&[id], from);
         }
+        let entry = self.entries.get(id);
+        let (home, class) = (entry.home, entry.class);
+        let left = self.forget(&[id], from);
+        // A boundary that is no longer known is asked about anew.
+        if let Some(node) = home.filter(|&node| self.index.knows(node)) {
+            for tier in from.and(Places::BELOW).tiers() {
+                self.note_unread(tier, node, class);
+            }
+        }
+        left
+    }
+
+    fn note_unread(&mut self, tier: usize, node: NodeId, class: usize) {
+        let block = self.index.boundary_block(node);
+        let Self {
+            index,
+            entries,
+            below,
+            ..
+        } = self;
+        let unread = &mut below[tier - 1].unread;
+        if unread.len() >= MOST_UNREAD {
+            unread.retain(|&(node, class), _| {
+                let there = |id| entries.get(id).members.has(tier);
+                index.knows(node) && !index.cell(node, class).entry().is_some_and(there)
+            });
+            if unread.len() >= MOST_UNREAD {
+                unread.clear();
+            }
+        }
+        unread.insert((node, class), block);
     }
 
     /// Whether a read has given the bytes that the entry was published with; counts those that have not.

@@ -396,6 +396,11 @@ impl Index {
         self.nodes.get(node.0).block as usize
     }
 
+    /// Whether a number names a boundary; that may be another one by now.
+    pub(crate) fn knows(&self, node: NodeId) -> bool {
+        self.nodes.has(node.0)
+    }
+
     /// Whether its namespace was retired.
     pub(super) fn is_retired(&self, node: NodeId) -> bool {
         self.namespaces.is_retired(self.nodes.get(node.0).namespace)
