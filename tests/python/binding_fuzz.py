@@ -268,7 +268,9 @@ class World:
         makers: dict[str, Any] = {
             "namespace": lambda: choice(self.namespaces),
             "number": lambda: choice(self.namespaces),
-            "keys": lambda: choice([self.keys(3), self.keys(5), choice(self.pool["PrefixKeys"])]),
+            "keys": lambda: choice(
+                [self.keys(3), self.keys(5), 3 * self.keys(2), choice(self.pool["PrefixKeys"])]
+            ),
             "hashes": lambda: self.keys(choice([0, 1, 7])),
             "now": lambda: choice(EDGE_CLOCK),
             "slot_bytes": lambda: choice([64, 128, 4096]),
