@@ -58,6 +58,22 @@ def test_a_load_waits_for_those_that_hold_its_blocks_and_is_not_lost(start: Star
     engine.check_idle()
 
 
+@pytest.mark.parametrize("shape", WINDOWED, ids=lambda shape: shape.name)
+def test_a_load_that_is_left_out_counts_once(
+    start: StartEngine, script: Script, shape: Shape
+) -> None:
+    rng = random.Random(5)
+    script.delay = lambda kind: rng.randint(0, 12) if kind == "load" else 0
+    extra = {"host_gb": 0.05, "verify_on_load": False}
+    engine = start(shape, pool=1.2, batched_tokens=64, requests=8, extra=extra)
+    *results, _ = loaded_at_once(engine, [rng.choice((205, 273, 300)) for _ in range(10)])
+    engine.run(LIMIT)
+    reasons = ("skipped_loads:no_room", "skipped_loads:never_admitted")
+    counted = sum(counters(engine).get(reason, 0) for reason in reasons)
+    assert counted == sum(not result.restored_tokens for result in results)
+    engine.check_idle()
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["compressed-ring", "gdn-compressed-ring", "gdn", "mamba2-window"])

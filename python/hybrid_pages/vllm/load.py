@@ -112,7 +112,7 @@ class Loads:
         """
         tracked.drop_lease()
         tracked.lookup = None
-        self.parked.ended(tracked.request.request_id)
+        self.parked.asked(tracked)
         request, n = tracked.request, self.grid.block_tokens
         if request.skip_reading_prefix_cache and tracked.reads_cache is None:
             return 0
@@ -262,9 +262,7 @@ class Loads:
             How many of them another connector says to have loaded, at most.
         """
         lookup, tracked.lookup = tracked.lookup, None
-        self.parked.ended(tracked.request.request_id)
-        tracked.offered = tracked.refused = False
-        tracked.waits_for = None
+        self.parked.scheduled(tracked)
         rest = start - tracked.loaded
         if lookup is None:
             return rest

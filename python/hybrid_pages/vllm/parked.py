@@ -56,8 +56,21 @@ class Parked:
         self._number += 1
         self._admitted[tracked.request.request_id] = _Admitted(tracked.request, self._number)
 
+    def asked(self, tracked: Tracked) -> None:
+        """vLLM looks for blocks for a request, which has none."""
+        self.ended(tracked.request.request_id)
+        tracked.offered = tracked.left_out = False
+
+    def scheduled(self, tracked: Tracked) -> None:
+        """vLLM goes on with a request, behind a load or without one."""
+        self.ended(tracked.request.request_id)
+        if tracked.left_out:
+            self._figures.count("skipped_loads", label="no_room")
+        tracked.offered = tracked.refused = tracked.left_out = False
+        tracked.waits_for = None
+
     def ended(self, request_id: str) -> None:
-        """A request was scheduled, has lost its blocks, or has ended."""
+        """A request has lost its blocks, or has ended."""
         self._admitted.pop(request_id, None)
 
     # ---- another load
@@ -76,7 +89,7 @@ class Parked:
             tracked.waits_for = self._number
         if any(each.number <= tracked.waits_for for each in self._admitted.values()):
             return None
-        self._figures.count("skipped_loads", label="no_room")
+        tracked.left_out = True
         return False
 
     def _fits(self, request: "Request", local: int, end: int) -> bool:

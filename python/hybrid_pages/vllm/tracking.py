@@ -79,7 +79,9 @@ class Tracked:
     """The last lookup for which tiers below were not read, as computing is faster: blocks that the
     engine had, the joint hit, and that of the host."""
     offered: bool = False
-    """Whether vLLM was offered a load that it has not admitted yet."""
+    """Whether vLLM was offered a load in its last lookup, and has not admitted it."""
+    left_out: bool = False
+    """Whether its load was left out of that lookup, since others have no room for it."""
     refused: bool = False
     """No load is offered until it is scheduled: vLLM can't admit it."""
     waits_for: int | None = None
