@@ -75,6 +75,33 @@ def test_a_load_that_is_left_out_counts_once(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("steps", [6, 8, 11, 15])
+@pytest.mark.parametrize("name", ["attention-only", "gdn", "mamba2-window", "window-attention"])
+def test_a_load_behind_a_request_that_is_aborted_waits_for_its_blocks(
+    start: StartEngine, name: str, steps: int, asynchronous: bool
+) -> None:
+    engine = start(
+        SHAPES[name],
+        pool=1.0,
+        batched_tokens=64,
+        requests=4,
+        async_scheduling=asynchronous,
+        extra={"host_gb": 0.05},
+    )
+    prompt = tokens(300, 1)
+    engine.generate(prompt, 2)
+    engine.forget_local()
+    long, again = engine.add(tokens(290, 2), 50), engine.add(prompt, 2)
+    for _ in range(steps):
+        engine.step()
+    engine.abort(long)  # under asynchronous scheduling a step of it is in flight
+    engine.run(LIMIT)
+    assert again.restored_tokens
+    assert not any(key.startswith("skipped_loads") for key in counters(engine))
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["compressed-ring", "gdn-compressed-ring", "gdn", "mamba2-window"])
 def test_a_load_that_the_pool_never_has_room_for_is_computed(

@@ -181,14 +181,18 @@ class SchedulerHalf(Connection):
         if self.stores.unsent:
             stores |= self.stores.take_unsent()
         idle = not scheduler_output.total_num_scheduled_tokens
-        if idle and not (self.storing or self.loads.in_flight) and not self._is_running():
+        copying = self.storing or self.loads.in_flight
+        if idle and not copying and not self._will_free(scheduler_output):
             self.loads.parked.refuse(self._requests.values())
         if not (stores or loads or idle):
             return self._no_copies
         return StepMetadata(self.name, stores, loads, idle)
 
-    def _is_running(self) -> bool:
-        """Whether steps that are planned have not been reported."""
+    def _will_free(self, idle: "SchedulerOutput") -> bool:
+        """Whether vLLM gives blocks back after this step: it does so when the steps in flight are
+        reported, those of requests that have just ended or were preempted among them."""
+        if idle.finished_req_ids or idle.preempted_req_ids:
+            return True
         return any(each.request.num_in_flight_tokens for each in self._requests.values())
 
     def _note_pace(self, output: "SchedulerOutput", pace: Pace) -> None:
