@@ -14,6 +14,8 @@ _LEVEL = re.compile(r"(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?P<p
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HARMLESS = {"DEBUG", "INFO", "WARNING"}
 _TRACEBACK = "Traceback (most recent call last):"
+_IGNORED = "Exception ignored "
+"""What Python says before the traceback of an exception that it goes on from."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 _MOST_LINES = 12
 _CONSEQUENCES = re.compile(
@@ -111,6 +113,8 @@ def _share(found: str) -> str:
     if fits is None or "memory utilization" not in found or not float(fits["all"]):
         return ""
     most = int(100 * _SPARE * float(fits["free"]) / float(fits["all"])) / 100
+    if not most:
+        return ""
     return f"--gpu-memory-utilization {most:g}, which would fit now, or "
 
 
@@ -135,9 +139,12 @@ def _by_process(lines: Iterable[str]) -> list[_Line]:
 
 def _tracebacks(lines: list[_Line]) -> Iterator[list[_Line]]:
     """What its process has printed from each traceback on, in the order in which they begin."""
+    before = dict[str, str]()
     for index, (process, header, text) in enumerate(lines):
-        if text.endswith(_TRACEBACK) and header.partition(" ")[0] not in _HARMLESS:
+        harmless = header.partition(" ")[0] in _HARMLESS or _IGNORED in before.get(process, "")
+        if text.endswith(_TRACEBACK) and not harmless:
             yield [line for line in lines[index + 1 :] if line[0] == process]
+        before[process] = text
 
 
 def _first(lines: list[_Line]) -> str | None:

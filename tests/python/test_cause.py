@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_pages.cause import cause_of, cause_of_error
+from hybrid_pages.cause import cause_of, cause_of_error, with_fix
 
 LOGS = Path(__file__).parents[1] / "data" / "engine-logs"
 
@@ -165,3 +165,21 @@ def test_verify_ends_with_what_went_wrong_first() -> None:
     assert failed.splitlines()[-1].startswith("change: --gpu-memory-utilization 0.63")
     assert known == "a setting: expected 1, found 2"
     assert told.splitlines()[-1].startswith("change: end what listens on that port")
+
+
+def test_a_share_that_no_engine_takes_is_not_named() -> None:
+    text = with_fix(
+        "ValueError: Available memory on node 0 (0.2/1000.0 GiB) on startup is less than desired "
+        "CPU memory utilization (0.9, 900.0 GiB)."
+    )
+    assert "change: a smaller --gpu-memory-utilization" in text
+    assert "would fit" not in text
+
+
+def test_an_exception_that_python_goes_on_from_is_not_the_cause() -> None:
+    ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\n"
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in a\n'
+    harmless, real = "AttributeError: no attribute 'y'\n", "ValueError: too many heads\n"
+    assert cause_of(ignored + trace + harmless + trace + real) == real.strip()
+    other = "(Worker pid=7) "  # of another process: it says nothing about the next line
+    assert cause_of(other + ignored + trace + real) == real.strip()
