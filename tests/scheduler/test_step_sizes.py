@@ -109,6 +109,11 @@ def waits(engine: Engine, others: int) -> bool:
             for batched in (N, N + 1, N + 4, 2 * N - 1, 2 * N)
             for method in ("ngram", "mtp", "draft_model")
         ),
+        # Others may take more than N - 1 tokens of a step.
+        *(
+            {"batched_tokens": batched, "speculation": Speculation("mtp", 3)}
+            for batched in (2 * N - 1, 2 * N + 3, 2 * N + 4, N + 7 * 4)
+        ),
         # States in blocks of 16, N of 32.
         {"shape": "gdn-window-unequal", "batched_tokens": N},
         {"shape": "gdn-window-unequal", "batched_tokens": 2 * N - 1},

@@ -38,7 +38,7 @@ def step_sizes(it: Situation) -> Iterator[Finding]:
             f"waits for a whole block of {n}, and a longer prompt waits for ever",
             _fix(it, n),
         )
-    elif room is not None and room < 2 * n - 1 and it.max_requests != 1:
+    elif room is not None and room < _ample(it, n):
         yield Finding(
             "step-below-two-blocks",
             "time",
@@ -53,7 +53,7 @@ def least_batched_tokens(it: Situation) -> int:
     n = _block(it)
     if n is None or 0 < it.long_prefill_tokens < n:
         return 0
-    return it.draft_slots + (n if it.max_requests == 1 else 2 * n - 1)
+    return it.draft_slots + _ample(it, n)
 
 
 def _block(it: Situation) -> int | None:
@@ -65,6 +65,14 @@ def _room(it: Situation) -> int | None:
     """What a prompt gets of a step alone, at most."""
     batched = it.max_batched_tokens
     return _least(it.max_scheduled_tokens, batched and max(1, batched - it.draft_slots))
+
+
+def _ample(it: Situation, n: int) -> int:
+    """Room that leaves a prompt a whole block, whatever other requests take of a step."""
+    if it.max_requests == 1:
+        return n
+    decoded = ((it.max_requests or 1) - 1) * (1 + it.drafts + it.draft_slots)
+    return n + max(n - 1, decoded)
 
 
 def _least(*values: int | None) -> int | None:
@@ -85,7 +93,7 @@ def _in_pieces(it: Situation, n: int, room: int | None) -> str:
 
 def _fix(it: Situation, n: int) -> str:
     """The options that make a step long enough for a whole block beside others."""
-    least = 2 * n - 1
+    least = max(2 * n - 1, _ample(it, n))
     longer = []
     if it.max_batched_tokens and it.max_batched_tokens - it.draft_slots < least:
         longer.append(f"--max-num-batched-tokens {least + it.draft_slots} or more")
