@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::error::{Error, Result};
 
@@ -24,6 +24,8 @@ pub fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
 #[derive(Debug)]
 pub struct Guarded<T> {
     inner: Mutex<T>,
+    /// Whoever waits for `inner` does so with this lock: the next one.
+    next: Mutex<()>,
     panic: OnceLock<String>,
 }
 
@@ -32,6 +34,7 @@ impl<T> Guarded<T> {
     pub const fn new(value: T) -> Self {
         Self {
             inner: Mutex::new(value),
+            next: Mutex::new(()),
             panic: OnceLock::new(),
         }
     }
@@ -42,9 +45,36 @@ impl<T> Guarded<T> {
     /// [`Error::Panicked`] if that panics, and from then on: then nothing is done.
     #[inline]
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R> {
+        let free = || match self.inner.try_lock() {
+            Err(TryLockError::WouldBlock) => self.in_turn(),
+            Ok(value) => Some(value),
+            Err(TryLockError::Poisoned(_)) => None,
+        };
+        self.guarded(free, work)
+    }
+
+    /// The same for whoever has just had the lock: the next one that waits for it comes first.
+    ///
+    /// # Errors
+    /// Those of [`with`](Self::with).
+    pub fn with_again<R>(&self, work: impl FnOnce(&mut T) -> R) -> Result<R> {
+        self.guarded(|| self.in_turn(), work)
+    }
+
+    fn in_turn(&self) -> Option<MutexGuard<'_, T>> {
+        let _next = lock(&self.next);
+        self.inner.lock().ok()
+    }
+
+    #[inline]
+    fn guarded<'a, R>(
+        &'a self,
+        take: impl FnOnce() -> Option<MutexGuard<'a, T>>,
+        work: impl FnOnce(&mut T) -> R,
+    ) -> Result<R> {
         let guarded = || {
             // Dropped while the panic passes, the guard closes the lock.
-            let mut value = self.inner.lock().ok()?;
+            let mut value = take()?;
             Some(work(&mut value))
         };
         match catch_unwind(AssertUnwindSafe(guarded)) {
@@ -89,5 +119,26 @@ mod tests {
         assert_eq!(guarded.with(|_| done = true), Err(first.clone()));
         assert!(!done && first.to_string().contains("(one 1)"), "{first}");
         assert_eq!(guarded.failure(), Some(first));
+    }
+
+    #[test]
+    fn whoever_waits_comes_before_the_one_who_has_just_had_it() {
+        for _ in 0..100 {
+            let guarded = Guarded::new(Vec::new());
+            std::thread::scope(|scope| {
+                let other = guarded.with(|_| {
+                    let other = scope.spawn(|| guarded.with(|order| order.push("other")));
+                    // It has the place of the next one when it waits.
+                    while guarded.next.try_lock().is_ok() {
+                        std::thread::yield_now();
+                    }
+                    other
+                });
+                assert_eq!(guarded.with_again(|order| order.push("first")), Ok(()));
+                assert_eq!(other.unwrap().join().unwrap(), Ok(()));
+            });
+            let order = guarded.with(|order| order.clone());
+            assert_eq!(order, Ok(vec!["other", "first"]));
+        }
     }
 }
