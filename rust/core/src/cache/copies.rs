@@ -117,6 +117,12 @@ impl Copies {
         held.extend_from_slice(entries);
     }
 
+    /// A batch holds more, which may stand on what it holds: the deepest first.
+    pub(super) fn hold_deeper(&mut self, batch: u32, entries: impl IntoIterator<Item = EntryId>) {
+        let held = &mut self.batches.get_mut(batch).held.entries;
+        held.splice(..0, entries);
+    }
+
     /// A name for a copy that is about to start.
     pub(super) fn start(
         &mut self,

@@ -60,51 +60,45 @@ impl State {
         self.entries.get(id).copying.has(tier) || self.kept.has(id, tier)
     }
 
-    /// Keeps entries, the deepest first, in every tier below where their bytes are whole.
-    pub(super) fn keep_below(&mut self, ids: &[EntryId]) -> Vec<Keep> {
-        let mut keeps = Vec::with_capacity(ids.len());
-        for &id in ids {
-            let entry = self.entries.get(id);
-            let (places, copying) = (entry.places.and(Places::BELOW), entry.copying);
-            let size = self.classes[entry.class].slots;
-            for tier in places.tiers() {
-                let Kept { records, given } = &mut self.kept;
-                let record = records.entry((id, tier)).or_insert_with(|| {
-                    *given += 1;
-                    Record {
-                        serial: *given,
-                        restores: 0,
-                    }
-                });
-                record.restores += 1;
-                let serial = record.serial;
-                if record.restores == 1 && !copying.has(tier) {
-                    self.room_mut(tier).hold(id, size);
+    /// Keeps an entry in every tier below where its bytes are whole: one that others hang from before those.
+    pub(super) fn keep_below(&mut self, id: EntryId, keeps: &mut Vec<Keep>) {
+        let entry = self.entries.get(id);
+        let (places, copying) = (entry.places.and(Places::BELOW), entry.copying);
+        let size = self.classes[entry.class].slots;
+        for tier in places.tiers() {
+            let Kept { records, given } = &mut self.kept;
+            let record = records.entry((id, tier)).or_insert_with(|| {
+                *given += 1;
+                Record {
+                    serial: *given,
+                    restores: 0,
                 }
-                keeps.push(Keep { id, tier, serial });
+            });
+            record.restores += 1;
+            let serial = record.serial;
+            if record.restores == 1 && !copying.has(tier) {
+                self.room_mut(tier).hold(id, size);
             }
+            keeps.push(Keep { id, tier, serial });
         }
-        keeps
     }
 
-    /// Ends [`keep_below`](Self::keep_below), in its order.
-    pub(super) fn keep_no_longer(&mut self, keeps: &[Keep]) {
-        for keep in keeps {
-            let Keep { id, tier, serial } = *keep;
-            let record = self.kept.records.get_mut(&(id, tier));
-            let Some(record) = record.filter(|record| record.serial == serial) else {
-                continue;
-            };
-            record.restores -= 1;
-            if record.restores > 0 {
-                continue;
-            }
-            self.kept.forget(id, tier);
-            let entry = self.entries.get(id);
-            let size = self.classes[entry.class].slots;
-            if !entry.copying.has(tier) {
-                self.room_mut(tier).release(id, size);
-            }
+    /// Ends [`keep_below`](Self::keep_below): the deepest first.
+    pub(super) fn keep_no_longer(&mut self, keep: Keep) {
+        let Keep { id, tier, serial } = keep;
+        let record = self.kept.records.get_mut(&(id, tier));
+        let Some(record) = record.filter(|record| record.serial == serial) else {
+            return;
+        };
+        record.restores -= 1;
+        if record.restores > 0 {
+            return;
+        }
+        self.kept.forget(id, tier);
+        let entry = self.entries.get(id);
+        let size = self.classes[entry.class].slots;
+        if !entry.copying.has(tier) {
+            self.room_mut(tier).release(id, size);
         }
     }
 }

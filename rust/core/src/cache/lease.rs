@@ -18,13 +18,20 @@ pub struct ReadLease {
 }
 
 impl ReadLease {
-    pub(super) const fn new(shared: Arc<Shared>, first: usize, hold: ReadHold) -> Self {
-        Self {
-            shared,
+    /// Describes what is left to describe, in portions.
+    pub(super) fn new(shared: &Arc<Shared>, first: usize, hold: ReadHold) -> Result<Self> {
+        let mut lease = Self {
+            shared: Arc::clone(shared),
             first,
             hold,
             released: false,
+        };
+        let hold = &mut lease.hold;
+        hold.entries.reserve(hold.loads.len() - hold.entries.len());
+        while hold.entries.len() < hold.loads.len() {
+            shared.state.with_again(|state| state.describe_more(hold))?;
         }
+        Ok(lease)
     }
 
     /// First block that the load covers.
@@ -60,7 +67,7 @@ impl ReadLease {
     }
 
     /// Ids of the entries, which mean something only while the lease lasts and to its own cache.
-    pub(super) fn ids_in(&self, cache: &Arc<Shared>) -> Result<&[EntryId]> {
+    pub(super) fn ids_in(&self, cache: &Arc<Shared>) -> Result<Vec<EntryId>> {
         if !Arc::ptr_eq(&self.shared, cache) {
             return Err(Error::Lease(
                 "expected a lease of this cache, found one of another".into(),
@@ -71,7 +78,7 @@ impl ReadLease {
                 "expected a lease that lasts, found one that was released".into(),
             ));
         }
-        Ok(&self.hold.ids)
+        Ok(self.hold.loads.iter().map(|&(_, id)| id).collect())
     }
 }
 

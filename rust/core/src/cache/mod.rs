@@ -24,6 +24,7 @@ mod promote;
 mod proven;
 mod reserve;
 mod restore;
+mod rise;
 mod state;
 mod stats;
 mod tenants;
@@ -74,6 +75,22 @@ impl Shared {
 
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> Result<R> {
         self.state.with(work)
+    }
+
+    /// Calls `step` until it has an answer, with the lock free in between for the next one that waits. None if the namespace
+    /// ends meanwhile.
+    fn in_portions<T>(
+        &self,
+        mut step: impl FnMut(&mut State) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let mut answer = self.with(&mut step)??;
+        while answer.is_none() {
+            let Ok(next) = self.state.with_again(&mut step)? else {
+                break;
+            };
+            answer = next;
+        }
+        Ok(answer)
     }
 
     /// The same for what has to end, and ends by itself with the state.
@@ -144,7 +161,9 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn lookup(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Hit> {
-        let hit = self.in_portions(|state| state.lookup(namespace, keys))?;
+        let hit = self
+            .shared
+            .in_portions(|state| state.lookup(namespace, keys))?;
         Ok(hit.unwrap_or_default())
     }
 
@@ -167,7 +186,10 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<bool> {
-        let under_way = self.in_portions(|state| state.promote(namespace, keys, first))?;
+        let mut rise = None;
+        let under_way = self
+            .shared
+            .in_portions(|state| state.promote(namespace, keys, first, &mut rise))?;
         Ok(under_way.unwrap_or(false))
     }
 
@@ -183,31 +205,13 @@ impl Cache {
         keys: &[PrefixKey],
         first: usize,
     ) -> Result<Option<Restore>> {
-        let course = self.in_portions(|state| state.plan_restore(namespace, keys, first))?;
-        Ok(course
-            .flatten()
-            .map(|course| Restore::new(Arc::clone(&self.shared), course)))
+        Restore::plan(&self.shared, namespace, keys, first)
     }
 
     /// Takes note of copies to and from tiers below that ended. Lookups, promotions and commits do so, too:
     /// it is for times when there are none.
     pub fn poll(&self) {
         self.shared.end(State::poll);
-    }
-
-    /// Calls `step` until it has an answer, with the lock free in between. None if the namespace ends meanwhile.
-    fn in_portions<T>(
-        &self,
-        mut step: impl FnMut(&mut State) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        let mut answer = self.shared.with(&mut step)??;
-        while answer.is_none() {
-            let Ok(next) = self.shared.with(&mut step)? else {
-                break;
-            };
-            answer = next;
-        }
-        Ok(answer)
     }
 
     /// Holds what must be loaded to resume at the joint hit of the host when the first `first` blocks need no
@@ -224,7 +228,8 @@ impl Cache {
         let hold = self
             .shared
             .with(|state| state.acquire(namespace, keys, first))??;
-        Ok(hold.map(|hold| ReadLease::new(Arc::clone(&self.shared), first, hold)))
+        hold.map(|hold| ReadLease::new(&self.shared, first, hold))
+            .transpose()
     }
 
     /// Which boundaries of a prompt deserve a checkpoint: the policy's choice, and where the prompt leaves
@@ -244,9 +249,8 @@ impl Cache {
             .with(|state| state.admit(namespace, keys, arrival))??;
         // A portion was offered to tiers that wait for proof; the lock is free between the others.
         while let Some(Unoffered { from, to }) = more {
-            more = self
-                .shared
-                .with(|state| state.prove_on(namespace, &keys[..to], from))?;
+            let shared = &self.shared.state;
+            more = shared.with_again(|state| state.prove_on(namespace, &keys[..to], from))?;
         }
         Ok(admission)
     }
@@ -356,7 +360,7 @@ impl Cache {
     /// [`Error::Lease`] if the lease was released or belongs to another cache.
     pub fn invalidate(&self, lease: &ReadLease) -> Result<usize> {
         let ids = lease.ids_in(&self.shared)?;
-        self.shared.with(|state| state.invalidate(ids))
+        self.shared.with(|state| state.invalidate(&ids))
     }
 
     /// Forgets every entry in every tier; slots under a lease return when it ends. Returns how many entries

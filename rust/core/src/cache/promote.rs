@@ -1,7 +1,7 @@
 //! Entries come back from tiers below when a lookup needs them.
 
 use super::asked::{AGAIN, PORTION, Prompt, Questions, prompt_of};
-use super::copies::{Direction, Held};
+use super::rise::{Obstacle, Rise, Step};
 use super::state::State;
 use crate::error::Result;
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
@@ -70,14 +70,19 @@ impl State {
         }
     }
 
-    /// Starts to read what the joint hit stands on and the host lacks; without room for that, what a
-    /// shallower boundary does. Says whether it is under way; `None` if tiers below are to be asked more first.
+    /// Starts to read what the joint hit stands on and the host lacks, in portions; without room for that, what a
+    /// shallower boundary does. Says whether it is under way; `None` if there is more to ask or to read first: then
+    /// `rise` is what was begun.
     pub(super) fn promote(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        rise: &mut Option<Rise>,
     ) -> Result<Option<bool>> {
+        if let Some(begun) = rise.take() {
+            return Ok(self.promote_on(begun, keys, rise));
+        }
         if self.catch_up(namespace, keys)?.more {
             return Ok(None);
         }
@@ -98,15 +103,44 @@ impl State {
                 return Ok(Some(false));
             }
             let used = self.stands_on(&path[..hit.blocks]);
-            let room = match self.bring_up(namespace, &used, 0) {
-                Reading::Nothing | Reading::InTheWay => return Ok(Some(false)),
-                Reading::UnderWay => {
+            match self.rise(namespace, used, 0) {
+                Ok(begun) => {
+                    let under_way = begun.is_reading();
+                    self.restores.shallower += u64::from(under_way && limit < most);
+                    return Ok(match under_way {
+                        true => self.promote_on(begun, keys, rise),
+                        false => Some(false),
+                    });
+                }
+                Err(Obstacle::InTheWay) => return Ok(Some(false)),
+                Err(Obstacle::UnderWay) => {
                     self.restores.shallower += u64::from(limit < most);
                     return Ok(Some(true));
                 }
-                Reading::NoRoom(room) => room,
-            };
-            limit = self.reach(&used, room).min(hit.blocks - 1);
+                Err(Obstacle::NoRoom { room, used }) => {
+                    limit = self.reach(&used, room).min(hit.blocks - 1);
+                }
+            }
+        }
+    }
+
+    fn promote_on(
+        &mut self,
+        mut begun: Rise,
+        keys: &[PrefixKey],
+        rise: &mut Option<Rise>,
+    ) -> Option<bool> {
+        match self.rise_on(&mut begun, keys) {
+            Step::More => {
+                *rise = Some(begun);
+                None
+            }
+            Step::Done => {
+                self.end_rise(&begun);
+                Some(true)
+            }
+            // What was begun is read all the same.
+            Step::NoRoom | Step::Lost => Some(begun.has_begun()),
         }
     }
 
@@ -127,89 +161,6 @@ impl State {
             room -= size;
         }
         reach
-    }
-
-    /// Whether an entry can't be read into the host: the engine writes it, or its slots are not free yet.
-    pub(super) fn is_in_the_way(&self, id: EntryId) -> bool {
-        let entry = self.entries.get(id);
-        let read = entry.members.in_host() && !entry.copying.is_empty();
-        entry.slots.is_some() && !entry.places.in_host() && !read
-    }
-
-    /// Starts to read into the host what it lacks of the entries `used`, the deepest first, and leaves `margin`
-    /// slots besides. They are held until all are there.
-    pub(super) fn bring_up(
-        &mut self,
-        namespace: NamespaceId,
-        used: &[(usize, EntryId)],
-        margin: u64,
-    ) -> Reading {
-        let mut missing = Vec::new();
-        let (mut needed, mut under_way) = (0, false);
-        for &(_, id) in used.iter().rev() {
-            if self.is_in_the_way(id) {
-                return Reading::InTheWay;
-            }
-            let entry = self.entries.get(id);
-            if entry.slots.is_none() {
-                needed += u64::from(self.classes[entry.class].slots);
-                missing.push(id);
-            } else {
-                under_way |= !entry.places.in_host();
-            }
-        }
-        if missing.is_empty() {
-            return if under_way {
-                Reading::UnderWay
-            } else {
-                Reading::Nothing
-            };
-        }
-        let held: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
-        let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
-        let there: Vec<EntryId> = held.iter().copied().filter(in_host).collect();
-        self.hold(&there);
-        let room = self.obtainable(namespace, needed + margin);
-        if needed + margin > room || self.make_room_for(namespace, needed).is_err() {
-            self.release(&there);
-            return if under_way {
-                Reading::UnderWay
-            } else {
-                Reading::NoRoom(room)
-            };
-        }
-        let batch = self.copies.open(Held {
-            entries: held,
-            tip: None,
-        });
-        for id in missing {
-            self.read_from_below(id, batch);
-        }
-        self.end_batch(batch);
-        Reading::UnderWay
-    }
-
-    /// Starts to read an entry that is only below; room for it was made.
-    fn read_from_below(&mut self, id: EntryId, batch: u32) {
-        let entry = self.entries.get(id);
-        let class = entry.class;
-        let source = entry.places.tiers().next();
-        let (Some(node), Some(tier)) = (entry.home, source) else {
-            unreachable!("an entry that a hit stands on is known and whole somewhere");
-        };
-        self.enter_host(id, node, self.index.boundary(node));
-        let entry = self.entries.get_mut(id);
-        entry.copying = entry.copying.with(Places::of(tier));
-        let copy = self.copies.start(id, tier, Direction::Up, batch);
-        let key = self.index.key(node, class);
-        let slots = self.slots(id);
-        let size = self.classes[class].slots;
-        let kept = self.kept.has(id, tier);
-        let level = &mut self.below[tier - 1];
-        if !kept {
-            level.tier.room_mut().hold(id, size);
-        }
-        level.tier.read(copy, &key, &slots);
     }
 
     /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
@@ -542,18 +493,6 @@ impl State {
             && !entry.places.is_empty()
             && self.entries.checksums(id) == Some(checksums)
     }
-}
-
-/// What became of an attempt to read into the host.
-pub(super) enum Reading {
-    /// Nothing is missing.
-    Nothing,
-    /// What is missing is being read.
-    UnderWay,
-    /// There is only so much room.
-    NoRoom(u64),
-    /// The engine writes an entry at this moment, or the slots of one are not free yet.
-    InTheWay,
 }
 
 /// What a lookup finds when it has asked the tiers below.

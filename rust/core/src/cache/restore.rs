@@ -8,8 +8,10 @@
 use std::sync::Arc;
 
 use super::Shared;
+use super::asked::PORTION;
 use super::kept::Keep;
 use super::lease::ReadLease;
+use super::rise::Rise;
 use super::state::State;
 use super::waves::Wave;
 use crate::error::Result;
@@ -17,6 +19,8 @@ use crate::ids::{EntryId, NamespaceId, PrefixKey};
 use crate::prefix::Cell;
 use crate::slot::Places;
 
+/// How often a plan is made anew because something left while it was made; then it is made under the lock at once.
+const TRIES: usize = 3;
 /// A hit that takes more than this share of the slots goes in waves.
 const LARGEST: (u64, u64) = (3, 4);
 
@@ -62,17 +66,20 @@ pub struct Restore {
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) namespace: NamespaceId,
-    /// Of the blocks up to the hit.
+    /// Of the blocks up to the hit, copied when the lock is free.
     pub(super) keys: Vec<PrefixKey>,
+    blocks: usize,
     pub(super) first: usize,
     /// Whether it is one wave that every lookup sees.
     pub(super) whole: bool,
-    /// Entries that the hit stands on.
-    pub(super) stands_on: usize,
-    /// Block and class of what the engine lacks: shallow first, the checkpoint last.
-    pub(super) needed: Vec<(usize, usize)>,
-    /// How many of these waves were begun for.
+    /// Block and class of all that the hit stands on: shallow first, the checkpoint last.
+    pub(super) stands_on: Vec<(usize, usize)>,
+    /// How many of these are kept in the tiers below.
+    kept: usize,
+    /// How many of these need no more waves: those that the engine has, and those that waves were begun for.
     pub(super) next: usize,
+    /// What is being begun for a wave that every lookup sees.
+    pub(super) rise: Option<Rise>,
     /// The wave that is being read, or ready.
     pub(super) wave: Option<Wave>,
     /// Whether a wave was taken.
@@ -81,16 +88,46 @@ pub(super) struct Course {
     /// Signs of how much room there was when there was too little.
     pub(super) no_room: Option<[u64; 6]>,
     depths: Vec<(String, usize)>,
+    /// In the order of `stands_on`.
     keeps: Vec<Keep>,
 }
 
+impl Course {
+    const fn is_kept(&self) -> bool {
+        self.kept == self.stands_on.len()
+    }
+}
+
 impl Restore {
-    pub(super) const fn new(shared: Arc<Shared>, course: Course) -> Self {
-        Self {
-            shared,
-            course,
-            ended: false,
+    /// Begins one if a tier below has to be read.
+    pub(super) fn plan(
+        shared: &Arc<Shared>,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<Option<Self>> {
+        for portion in std::iter::repeat_n(PORTION, TRIES).chain([usize::MAX]) {
+            let plan = |state: &mut State| state.plan_restore(namespace, keys, first, portion);
+            let Some(course) = shared.in_portions(plan)?.flatten() else {
+                return Ok(None);
+            };
+            let mut restore = Self {
+                shared: Arc::clone(shared),
+                course,
+                ended: false,
+            };
+            let course = &mut restore.course;
+            let keys = &keys[..course.blocks];
+            course.keys = keys.to_vec();
+            course.keeps.reserve(course.stands_on.len());
+            if course.is_kept()
+                || shared.in_portions(|state| Ok(state.keep_on(course, keys, portion)))?
+                    == Some(true)
+            {
+                return Ok(Some(restore));
+            }
         }
+        Ok(None)
     }
 
     /// First block that it covers.
@@ -102,7 +139,7 @@ impl Restore {
     /// The joint hit: the block after the last that it covers.
     #[must_use]
     pub const fn blocks(&self) -> usize {
-        self.course.keys.len()
+        self.course.blocks
     }
 
     /// How deep the joint hit would be with the host alone, and with one more tier each, by the names of the tiers.
@@ -122,8 +159,9 @@ impl Restore {
         if self.ended {
             return Progress::Failed;
         }
-        let progress = self.shared.with(|state| state.advance(&mut self.course));
-        progress.unwrap_or(Progress::Failed)
+        let course = &mut self.course;
+        let progress = self.shared.in_portions(|state| Ok(state.advance(course)));
+        progress.ok().flatten().unwrap_or(Progress::Failed)
     }
 
     /// The wave that is ready. The one after it may be read while this one is loaded.
@@ -131,15 +169,21 @@ impl Restore {
         if self.ended {
             return None;
         }
-        let wave = self.shared.with(|state| state.take_wave(&mut self.course));
-        let (first, hold) = wave.ok().flatten()?;
-        Some(ReadLease::new(Arc::clone(&self.shared), first, hold))
+        let course = &mut self.course;
+        let wave = self.shared.in_portions(|state| Ok(state.take_wave(course)));
+        let (first, hold) = wave.ok().flatten().flatten()?;
+        ReadLease::new(&self.shared, first, hold).ok()
     }
 
     /// Ends it: what was not taken is given up. A second time does nothing.
     pub fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.shared.end(|state| state.end_restore(&mut self.course));
+            let course = &mut self.course;
+            // Whoever asks for anything is told of a panic.
+            drop(
+                self.shared
+                    .in_portions(|state| Ok(state.end_restore(course))),
+            );
         }
     }
 }
@@ -151,13 +195,14 @@ impl Drop for Restore {
 }
 
 impl State {
-    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it; `None` if tiers below are to
-    /// be asked more first.
+    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it, and keeps the first `portion`
+    /// of it below; `None` if tiers below are to be asked more first.
     pub(super) fn plan_restore(
         &mut self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         first: usize,
+        portion: usize,
     ) -> Result<Option<Option<Course>>> {
         if self.catch_up(namespace, keys)?.more {
             return Ok(None);
@@ -188,29 +233,52 @@ impl State {
         let fits = total * LARGEST.1 <= self.most_slots() * LARGEST.0;
         let free = !used.iter().any(|&(_, id)| self.is_in_the_way(id));
         let whole = hangs && fits && free;
-        let needed = used.iter().rev().filter(|&&(block, _)| block >= first);
-        let needed = needed.map(|&(block, id)| (block, class(id))).collect();
-        let ids: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
-        let depths = self.depths(namespace, &keys[..hit.blocks]);
-        let keeps = self.keep_below(&ids);
-        self.index.namespaces.hold(namespace);
-        self.restores.begun += 1;
-        self.restores.in_waves += u64::from(!whole);
-        Ok(Some(Some(Course {
+        let stands_on = used.iter().rev();
+        let stands_on: Vec<_> = stands_on.map(|&(block, id)| (block, class(id))).collect();
+        let mut course = Course {
             namespace,
-            keys: keys[..hit.blocks].to_vec(),
+            keys: Vec::new(),
+            blocks: hit.blocks,
             first,
             whole,
-            stands_on: used.len(),
-            needed,
-            next: 0,
+            next: stands_on.partition_point(|&(block, _)| block < first),
+            kept: 0,
+            rise: None,
             wave: None,
             started: false,
             failed: false,
             no_room: None,
-            depths,
-            keeps,
-        })))
+            depths: self.depths(namespace, &keys[..hit.blocks]),
+            keeps: Vec::new(),
+            stands_on,
+        };
+        self.index.namespaces.hold(namespace);
+        self.restores.in_waves += u64::from(!whole);
+        self.keep_on(&mut course, keys, portion);
+        Ok(Some(Some(course)))
+    }
+
+    /// Keeps the next `portion` of what a restore stands on, which may have left meanwhile: then it is false. `None` if
+    /// there is more.
+    fn keep_on(&mut self, course: &mut Course, keys: &[PrefixKey], portion: usize) -> Option<bool> {
+        let mut last = None;
+        let end = course
+            .stands_on
+            .len()
+            .min(course.kept.saturating_add(portion));
+        for at in course.kept..end {
+            let (block, class) = course.stands_on[at];
+            let Some(choice) = self.choice(course.namespace, keys, last, (block, class)) else {
+                return Some(false);
+            };
+            last = Some(choice);
+            self.keep_below(choice.id, &mut course.keeps);
+            course.kept = at + 1;
+        }
+        course.is_kept().then(|| {
+            self.restores.begun += 1;
+            true
+        })
     }
 
     /// The joint hit of the host, of the host with the first tier below, and so on.
@@ -229,12 +297,21 @@ impl State {
         depths
     }
 
-    fn end_restore(&mut self, course: &mut Course) {
+    /// Gives up a portion of what a restore has; `None` if there is more.
+    fn end_restore(&mut self, course: &mut Course) -> Option<()> {
+        if let Some(rise) = course.rise.take() {
+            self.end_rise(&rise);
+        }
         if let Some(wave) = course.wave.take() {
             self.drop_wave(wave);
         }
-        self.keep_no_longer(&course.keeps);
-        self.index.namespaces.let_go(course.namespace);
-        self.restores.in_waves -= u64::from(!course.whole);
+        let left = course.keeps.len().saturating_sub(PORTION);
+        for keep in course.keeps.drain(left..).rev() {
+            self.keep_no_longer(keep);
+        }
+        course.keeps.is_empty().then(|| {
+            self.index.namespaces.let_go(course.namespace);
+            self.restores.in_waves -= u64::from(!course.whole);
+        })
     }
 }

@@ -4,6 +4,7 @@
 //! evictable`, always. [`leave`](super::leave) says how entries leave tiers, [`copied`](super::copied) what
 //! ends of copies to tiers below and back change.
 
+use super::asked::PORTION;
 use super::config::{Admission, Arrival, CacheConfig};
 use super::copies::{Copies, Held, Level};
 use super::entry::{LeaseEntry, Slots};
@@ -52,9 +53,10 @@ pub(super) struct State {
 /// The entries that a read lease holds.
 pub(super) struct ReadHold {
     pub(super) blocks: usize,
+    /// What is loaded, with its block: shallow first.
+    pub(super) loads: Vec<(usize, EntryId)>,
+    /// As many of these as were [described](State::describe_more).
     pub(super) entries: Vec<LeaseEntry>,
-    /// Ids of `entries`.
-    pub(super) ids: Vec<EntryId>,
     /// Everything the hit stands on.
     pub(super) held: Held,
 }
@@ -187,23 +189,46 @@ impl State {
         }
         let used = self.stands_on(&path[..hit.blocks]);
         let loads = used.iter().rev().filter(|&&(block, _)| block >= first);
-        let entries = loads
-            .clone()
-            .map(|&(block, id)| self.describe(block, id))
-            .collect();
-        let ids = loads.map(|&(_, id)| id).collect();
+        let loads = loads.copied().collect();
         let held: Vec<EntryId> = used.into_iter().map(|(_, id)| id).collect();
         self.hold(&held);
         self.touch_below(&held);
-        Ok(Some(ReadHold {
-            blocks: hit.blocks,
-            entries,
-            ids,
-            held: Held {
-                entries: held,
-                tip: None,
-            },
-        }))
+        let held = Held {
+            entries: held,
+            tip: None,
+        };
+        Ok(Some(self.read_hold(hit.blocks, loads, held)))
+    }
+
+    /// What a read lease of so many blocks has, described as far as a portion goes.
+    pub(super) fn read_hold(
+        &self,
+        blocks: usize,
+        loads: Vec<(usize, EntryId)>,
+        held: Held,
+    ) -> ReadHold {
+        let mut hold = ReadHold {
+            blocks,
+            loads,
+            entries: Vec::new(),
+            held,
+        };
+        self.describe_more(&mut hold);
+        hold
+    }
+
+    /// Describes a portion of what is loaded. Slots and checksums of what is held stay the same, wherever else it
+    /// leaves.
+    pub(super) fn describe_more(&self, hold: &mut ReadHold) {
+        for &(block, id) in hold.loads.iter().skip(hold.entries.len()).take(PORTION) {
+            let checksums = self.entries.checksums(id);
+            hold.entries.push(LeaseEntry {
+                class_index: self.entries.get(id).class,
+                block_index: block,
+                slots: self.slots(id),
+                checksums: checksums.map(<[u64]>::to_vec).unwrap_or_default(),
+            });
+        }
     }
 
     /// Every entry, with its block, that a resumption at the end of this path needs: the deepest first, a

@@ -165,6 +165,23 @@ impl State {
     /// Evicts from the host until so many slots are free there for a namespace, within the share of its
     /// tenant. If that can't be, nothing was evicted, or only of that tenant.
     pub(super) fn make_room_for(&mut self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
+        self.can_make_room_for(namespace, slots)?;
+        if self.tenants.is_counted() {
+            let name = self.index.namespaces.known_tenant(namespace);
+            loop {
+                let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
+                if excess == 0 {
+                    break;
+                }
+                let victim = self.room_mut(HOST).victim_of(tenant);
+                self.evict(HOST, victim.ok_or(Full::Share)?);
+            }
+        }
+        self.make_room(HOST, slots).then_some(()).ok_or(Full::Host)
+    }
+
+    /// Whether [`make_room_for`](Self::make_room_for) would find so many.
+    pub(super) fn can_make_room_for(&self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
         if !self.can_hold(HOST, slots) {
             return Err(Full::Host);
         }
@@ -177,16 +194,8 @@ impl State {
                     return Err(Full::Share);
                 }
             }
-            loop {
-                let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
-                if excess == 0 {
-                    break;
-                }
-                let victim = self.room_mut(HOST).victim_of(tenant);
-                self.evict(HOST, victim.ok_or(Full::Share)?);
-            }
         }
-        self.make_room(HOST, slots).then_some(()).ok_or(Full::Host)
+        Ok(())
     }
 
     /// Slots that a prompt may have at most.

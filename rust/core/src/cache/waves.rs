@@ -1,12 +1,12 @@
 //! The parts of a restore, one after another: what a part reads, and when it can be loaded.
 
+use super::asked::PORTION;
 use super::copies::Held;
-use super::entry::LeaseEntry;
 use super::kept::Keep;
-use super::promote::Reading;
 use super::restore::{Course, Progress};
+use super::rise::{Obstacle, Step};
 use super::state::{ReadHold, State};
-use crate::ids::{EntryId, NodeId};
+use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::prefix::{Boundary, Cell};
 use crate::slot::HOST;
 
@@ -18,6 +18,8 @@ const PART: u64 = 4;
 /// Entries of consecutive blocks that are loaded together.
 #[derive(Debug)]
 pub(super) struct Wave {
+    /// What is still to be begun: the deepest first.
+    rest: Vec<Choice>,
     /// What the load reads, with its block: shallow first.
     loads: Vec<(usize, EntryId)>,
     /// Those of them that no lookup sees, and where they come from.
@@ -30,68 +32,63 @@ pub(super) struct Wave {
 
 /// An entry that a wave may have.
 #[derive(Debug, Clone, Copy)]
-struct Choice {
+pub(super) struct Choice {
     block: usize,
     class: usize,
     node: NodeId,
     cell: Cell,
-    id: EntryId,
+    pub(super) id: EntryId,
+}
+
+/// What became of the next wave.
+enum Begin {
+    /// There is one, or none is left.
+    All,
+    /// There is more to begin.
+    More,
+    NoRoom,
 }
 
 impl State {
-    /// Brings a restore on and says where it is.
-    pub(super) fn advance(&mut self, course: &mut Course) -> Progress {
+    /// Brings a restore on and says where it is; `None` if there is more to begin first.
+    pub(super) fn advance(&mut self, course: &mut Course) -> Option<Progress> {
         self.poll();
         if course.failed {
-            return Progress::Failed;
+            return Some(Progress::Failed);
         }
-        if course.wave.is_none() && course.next < course.needed.len() {
-            course.wave = match self.begin_wave(course) {
-                Ok(Some(wave)) => Some(wave),
-                Ok(None) => return Progress::Queued,
-                Err(Broken) => return self.fail(course),
-            };
-            // The reads may have ended already.
-            self.poll();
+        match self.begin_more(course) {
+            Ok(Begin::All) => {}
+            Ok(Begin::More) => return None,
+            Ok(Begin::NoRoom) => return Some(Progress::Queued),
+            Err(Broken) => return Some(self.fail(course)),
         }
         let Some(wave) = &course.wave else {
-            return Progress::Done;
+            return Some(Progress::Done);
         };
-        match self.is_ready(wave) {
+        Some(match self.is_ready(wave) {
             Ok(true) => Progress::Ready,
             Ok(false) => Progress::Waiting,
             Err(Broken) => self.fail(course),
-        }
+        })
     }
 
-    /// Hands out the wave that is ready.
-    pub(super) fn take_wave(&mut self, course: &mut Course) -> Option<(usize, ReadHold)> {
-        if self.advance(course) != Progress::Ready {
-            return None;
+    /// Hands out the wave that is ready; `None` if there is more to begin first.
+    pub(super) fn take_wave(&mut self, course: &mut Course) -> Option<Option<(usize, ReadHold)>> {
+        if self.advance(course)? != Progress::Ready {
+            return Some(None);
         }
-        let wave = course.wave.take()?;
+        let Some(wave) = course.wave.take() else {
+            return Some(None);
+        };
         course.started = true;
         self.restores.waves += 1;
         for &(id, _) in &wave.passing {
             self.passing.forget(id);
         }
-        let mut entries = Vec::with_capacity(wave.loads.len());
-        for &(block, id) in &wave.loads {
-            let checksums = self.entries.checksums(id);
-            let checksums = checksums.map(<[u64]>::to_vec).unwrap_or_default();
-            entries.push(LeaseEntry {
-                checksums,
-                ..self.describe(block, id)
-            });
-        }
         let blocks = |entry: Option<&(usize, EntryId)>| entry.map_or(0, |&(block, _)| block);
-        let hold = ReadHold {
-            blocks: blocks(wave.loads.last()) + 1,
-            entries,
-            ids: wave.loads.iter().map(|&(_, id)| id).collect(),
-            held: wave.held,
-        };
-        Some((blocks(wave.loads.first()), hold))
+        let (first, last) = (blocks(wave.loads.first()), blocks(wave.loads.last()));
+        let hold = self.read_hold(last + 1, wave.loads, wave.held);
+        Some(Some((first, hold)))
     }
 
     /// Gives a wave up that nobody has loaded.
@@ -133,19 +130,25 @@ impl State {
         Ok(ready && !broken)
     }
 
-    /// Finds room for the next wave and starts its reads; `None` while there is no room.
-    fn begin_wave(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
+    /// Goes on with a wave, or finds room for the next one and starts its first reads.
+    fn begin_more(&mut self, course: &mut Course) -> Result<Begin, Broken> {
         let now = self.signs_of_room();
-        if course.no_room == Some(now) {
-            return Ok(None);
-        }
-        let wave = if course.whole {
-            self.begin_whole(course)?
-        } else {
-            self.begin_part(course)?
+        let begin = match &course.wave {
+            Some(wave) if wave.rest.is_empty() => return Ok(Begin::All),
+            Some(_) => self.read_on(course)?,
+            None if course.next == course.stands_on.len() => return Ok(Begin::All),
+            None if course.rise.is_none() && course.no_room == Some(now) => {
+                return Ok(Begin::NoRoom);
+            }
+            None if course.whole => self.begin_whole(course)?,
+            None => self.begin_part(course)?,
         };
-        course.no_room = wave.is_none().then_some(now);
-        Ok(wave)
+        course.no_room = matches!(begin, Begin::NoRoom).then_some(now);
+        if matches!(begin, Begin::All) {
+            // The reads may have ended already.
+            self.poll();
+        }
+        Ok(begin)
     }
 
     /// While these stay as they are, there is no more room than before, and no less is needed.
@@ -158,35 +161,53 @@ impl State {
     }
 
     /// All that is needed, where every lookup sees it.
-    fn begin_whole(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
-        let path = self.index.path(course.namespace, &course.keys, None, 0);
-        let path = path.map_err(|_| Broken)?.into_iter();
-        let path: Vec<_> = path.map(Boundary::known).collect();
-        let used = self.stands_on(&path);
-        if used.len() != course.stands_on {
-            return Err(Broken);
-        }
-        let margin = if self.restores.in_waves > 0 {
-            self.most_slots() / PART
-        } else {
-            0
+    fn begin_whole(&mut self, course: &mut Course) -> Result<Begin, Broken> {
+        let mut rise = match course.rise.take() {
+            Some(rise) => rise,
+            None => {
+                let path = self.index.path(course.namespace, &course.keys, None, 0);
+                let path = path.map_err(|_| Broken)?.into_iter();
+                let path: Vec<_> = path.map(Boundary::known).collect();
+                let used = self.stands_on(&path);
+                if used.len() != course.stands_on.len() {
+                    return Err(Broken);
+                }
+                let margin = if self.restores.in_waves > 0 {
+                    self.most_slots() / PART
+                } else {
+                    0
+                };
+                match self.rise(course.namespace, used, margin) {
+                    Ok(rise) => rise,
+                    Err(Obstacle::NoRoom { .. }) => return Ok(Begin::NoRoom),
+                    Err(Obstacle::InTheWay | Obstacle::UnderWay) => return Err(Broken),
+                }
+            }
         };
-        match self.bring_up(course.namespace, &used, margin) {
-            Reading::NoRoom(_) => return Ok(None),
-            Reading::InTheWay => return Err(Broken),
-            Reading::UnderWay | Reading::Nothing => {}
+        match self.rise_on(&mut rise, &course.keys) {
+            Step::More => {
+                course.rise = Some(rise);
+                return Ok(Begin::More);
+            }
+            Step::NoRoom => return Ok(Begin::NoRoom),
+            Step::Lost => return Err(Broken),
+            Step::Done => {}
         }
-        let held: Vec<EntryId> = used.iter().map(|&(_, id)| id).collect();
-        if !held
+        let held: Vec<EntryId> = rise.used.iter().map(|&(_, id)| id).collect();
+        let whole = held
             .iter()
-            .all(|&id| self.entries.get(id).members.in_host())
-        {
+            .all(|&id| self.entries.get(id).members.in_host());
+        if whole {
+            self.hold(&held);
+        }
+        self.end_rise(&rise);
+        if !whole {
             return Err(Broken);
         }
-        self.hold(&held);
-        course.next = course.needed.len();
-        let loads = used.into_iter().rev();
-        Ok(Some(Wave {
+        course.next = course.stands_on.len();
+        let loads = rise.used.into_iter().rev();
+        course.wave = Some(Wave {
+            rest: Vec::new(),
             loads: loads.filter(|&(block, _)| block >= course.first).collect(),
             passing: Vec::new(),
             members: held.clone(),
@@ -194,16 +215,19 @@ impl State {
                 entries: held,
                 tip: None,
             },
-        }))
+        });
+        Ok(Begin::All)
     }
 
     /// As much of what is needed as a part of the host holds.
-    fn begin_part(&mut self, course: &mut Course) -> Result<Option<Wave>, Broken> {
+    fn begin_part(&mut self, course: &mut Course) -> Result<Begin, Broken> {
         let most = self.most_slots() / PART;
-        let (mut chosen, mut cost) = (Vec::new(), 0);
-        for &(block, class) in &course.needed[course.next..] {
-            let choice = self.choice(course, block, class).ok_or(Broken)?;
-            let size = self.takes(choice.cell, class);
+        let (mut chosen, mut cost) = (Vec::<Choice>::new(), 0);
+        for &at in &course.stands_on[course.next..] {
+            let last = chosen.last().copied();
+            let choice = self.choice(course.namespace, &course.keys, last, at);
+            let choice = choice.ok_or(Broken)?;
+            let size = self.takes(choice.cell, choice.class);
             if cost > 0 && cost + size > most {
                 break;
             }
@@ -219,36 +243,55 @@ impl State {
             };
             cost -= self.takes(choice.cell, choice.class);
         }
-        if chosen.is_empty() || self.make_room_for(course.namespace, cost).is_err() {
+        if chosen.is_empty() || self.can_make_room_for(course.namespace, cost).is_err() {
             self.let_go(held);
-            return Ok(None);
+            return Ok(Begin::NoRoom);
         }
         course.next += chosen.len();
-        let mut wave = Wave {
+        chosen.reverse();
+        course.wave = Some(Wave {
             loads: Vec::with_capacity(chosen.len()),
+            rest: chosen,
             passing: Vec::new(),
             members: Vec::new(),
             held,
+        });
+        self.read_on(course)
+    }
+
+    /// Starts the next portion of a wave's reads. Where others have taken the room, the wave ends.
+    fn read_on(&mut self, course: &mut Course) -> Result<Begin, Broken> {
+        let Some(mut wave) = course.wave.take() else {
+            return Ok(Begin::All);
         };
+        let portion = wave.rest.len().saturating_sub(PORTION);
+        let portion = wave.rest.split_off(portion);
+        let cost = portion.iter().map(|it| self.takes(it.cell, it.class)).sum();
+        if self.make_room_for(course.namespace, cost).is_err() {
+            course.next -= portion.len() + wave.rest.len();
+            if wave.loads.is_empty() {
+                self.drop_wave(wave);
+                return Ok(Begin::NoRoom);
+            }
+            wave.rest = Vec::new();
+            course.wave = Some(wave);
+            return Ok(Begin::All);
+        }
+        let mut last = None;
         for Choice {
             block,
             class,
-            node,
             cell,
             mut id,
-        } in chosen
+            ..
+        } in portion.into_iter().rev()
         {
             if cell.is_in_host() {
                 wave.members.push(id);
             } else {
-                let tier = self
-                    .entries
-                    .get(id)
-                    .places
-                    .tiers()
-                    .find(|&tier| tier != HOST);
-                let source = tier.and_then(|tier| self.kept.find(id, tier));
-                let Some(source) = source else {
+                last = self.choice(course.namespace, &course.keys, last, (block, class));
+                let there = last.filter(|there| there.id == id);
+                let Some((source, node)) = there.and_then(|there| self.kept_below(&there)) else {
                     self.drop_wave(wave);
                     return Err(Broken);
                 };
@@ -259,12 +302,39 @@ impl State {
             }
             wave.loads.push((block, id));
         }
-        Ok(Some(wave))
+        let begin = match wave.rest.is_empty() {
+            true => Begin::All,
+            false => Begin::More,
+        };
+        course.wave = Some(wave);
+        Ok(begin)
     }
 
-    /// An entry of a restore, if its bytes are whole somewhere.
-    fn choice(&self, course: &Course, block: usize, class: usize) -> Option<Choice> {
-        let node = self.index.at(course.namespace, &course.keys, block)?;
+    /// Where an entry is read from that a restore keeps.
+    fn kept_below(&self, choice: &Choice) -> Option<(Keep, NodeId)> {
+        let places = self.entries.get(choice.id).places;
+        let tier = places.tiers().find(|&tier| tier != HOST)?;
+        Some((self.kept.find(choice.id, tier)?, choice.node))
+    }
+
+    /// An entry of a restore, if its bytes are whole somewhere. `last`: one of the same block or the one before, if that
+    /// is known to be there.
+    pub(super) fn choice(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        last: Option<Choice>,
+        (block, class): (usize, usize),
+    ) -> Option<Choice> {
+        let linked = self.index.roles().attention.is_some();
+        let node = match last {
+            Some(last) if last.block == block => last.node,
+            Some(last) if last.block + 1 == block && linked => {
+                self.index
+                    .child(Some(last.node), block, namespace, &keys[block])?
+            }
+            _ => self.index.at(namespace, keys, block)?,
+        };
         let cell = self.index.cell(node, class);
         let id = cell.entry().filter(|_| cell.is_whole())?;
         Some(Choice {
