@@ -1,6 +1,7 @@
 //! A tier below without bytes, whose copies end with the next poll, and that counts what it is asked and told.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use hybrid_pages::ids::{EntryId, EntryKey, SlotId, TenantId};
@@ -20,8 +21,28 @@ pub struct Seen {
     pub offers: usize,
     /// Calls of its policy that cost with what is held.
     pub turns: usize,
+    /// Reads since the last poll, and the most that ever were.
+    pub reads: usize,
+    pub most_reads: usize,
+    /// Tells another thread when so many more entries were held or read.
+    pub signal: Option<(usize, Sender<()>)>,
     /// What was written, evicted and removed: blocks with their classes.
     pub log: Vec<(&'static str, EntryKey)>,
+}
+
+impl Seen {
+    fn count(&mut self) {
+        let Some((left, sender)) = &mut self.signal else {
+            return;
+        };
+        *left -= 1;
+        if *left == 0 {
+            sender.send(()).unwrap();
+            self.signal = None;
+            // The other thread most often waits for the cache's lock when this ends.
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -106,10 +127,16 @@ impl Below for Plain {
     }
 
     fn read(&mut self, copy: CopyId, _: &EntryKey, _: &[SlotId]) {
+        let mut seen = self.seen.lock();
+        seen.reads += 1;
+        seen.most_reads = seen.most_reads.max(seen.reads);
+        seen.count();
+        drop(seen);
         self.end(copy);
     }
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
+        self.seen.lock().reads = 0;
         ended.append(&mut self.ended);
     }
 
@@ -168,7 +195,10 @@ impl Policy for Watched {
     }
 
     fn hold(&mut self, id: EntryId) {
-        self.seen.lock().turns += 1;
+        let mut seen = self.seen.lock();
+        seen.turns += 1;
+        seen.count();
+        drop(seen);
         self.policy.hold(id);
     }
 
