@@ -3,10 +3,16 @@
 //! `cargo bench --bench costs`. A prompt of so many blocks, of which the store has everything, grows by 256 blocks one at
 //! a time, beside so many entries of others. Each of these calls takes the lock once, so the longest is a bound on how
 //! long the lock is held. Last come calls over whole prompts, once a request.
+//!
+//! The first table is of long prompts: how long the lock is held at most. The end of a lease and `admit` take it once
+//! here, so it is the CPU time of the call. Other calls take it many times: then it is how long another thread waits at
+//! most, which asks for it all the time. Calls during which that thread had no processor don't count. Each figure is the
+//! median of up to 25 calls; other work on the cores adds to it.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Progress};
 use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, PrefixKey, SlotId};
 use hybrid_pages::policy::{self, Hints, NewEntry};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier, name_of};
@@ -113,6 +119,16 @@ impl Calls {
 }
 
 fn store(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey], from: usize) {
+    store_classes(cache, namespace, keys, from, 2);
+}
+
+fn store_classes(
+    cache: &Cache,
+    namespace: NamespaceId,
+    keys: &[PrefixKey],
+    from: usize,
+    classes: usize,
+) {
     let arrival = Arrival {
         now: 1,
         tokens: 1,
@@ -125,7 +141,7 @@ fn store(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey], from: usize)
     for from in (from..keys.len()).step_by(512) {
         let to = keys.len().min(from + 512);
         let all: Vec<_> = (from..to)
-            .flat_map(|block| [(0, block), (1, block)])
+            .flat_map(|block| (0..classes).map(move |class| (class, block)))
             .collect();
         let mut lease = cache
             .reserve(namespace, &keys[..to], &all)
@@ -211,7 +227,128 @@ fn run(name: &str, kind: Kind, blocks: usize, entries: usize) {
     );
 }
 
+/// How long another thread waits for the lock at most while a call is made, if it runs meanwhile.
+fn wait<T>(cache: &Cache, call: impl FnOnce() -> T) -> (T, Option<Duration>) {
+    let (asked, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !ended.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                std::hint::black_box(cache.stats());
+                longest = longest.max(begun.elapsed());
+                asked.fetch_add(1, Ordering::Relaxed);
+            }
+            longest
+        });
+        while asked.load(Ordering::Relaxed) < 8 {
+            std::thread::yield_now();
+        }
+        let before = asked.load(Ordering::Relaxed);
+        let answer = call();
+        let meanwhile = asked.load(Ordering::Relaxed) - before;
+        ended.store(true, Ordering::Relaxed);
+        let longest = other.join().expect("it doesn't panic");
+        (answer, (meanwhile >= 8).then_some(longest))
+    })
+}
+
+/// CPU time of a call that takes the lock once.
+fn hold<T>(call: impl FnOnce() -> T) -> (T, Option<Duration>) {
+    let mut calls = Calls::default();
+    let answer = calls.time(call);
+    (answer, Some(calls.1))
+}
+
+/// Calls over a prompt of so many blocks beside so many entries of others, in the host; and its restore in waves by a
+/// host that has little more than the prompt, when a tier below has the others.
+fn waits(blocks: usize, entries: usize) {
+    let made = |slots: usize| {
+        let config = CacheConfig {
+            classes: vec![ClassConfig {
+                kind: ClassKind::Attention,
+                window_blocks: 0,
+                slots_per_entry: 1,
+            }],
+            ranks: 1,
+            slots,
+            slot_bytes: 1 << 16,
+            policy: "reuse".into(),
+            tenant_slots: None,
+        };
+        let policy = policy::by_name("reuse", config.shape()).expect("the name is known");
+        let below = Null {
+            room: Room::new(1 << 24, policy),
+            kind: Kind::Disk,
+            ended: vec![],
+        };
+        let cache = Cache::with_tiers(&config, vec![Box::new(below)]);
+        let cache = cache.expect("the configuration is valid");
+        let namespace = cache.namespace(b"bench").expect("there is a number left");
+        (cache, namespace)
+    };
+    let keys = prompt(1, blocks);
+    let fill = |cache: &Cache, namespace, first: usize| {
+        for other in 0..entries / 256 {
+            store_pages(cache, namespace, &prompt(first + other, 256));
+        }
+    };
+    let mut longest = [const { Vec::new() }; 6];
+    let (cache, namespace) = made(entries + 2 * blocks);
+    fill(&cache, namespace, 2);
+    store_pages(&cache, namespace, &keys);
+    for now in 2..27 {
+        let (lease, took) = wait(&cache, || cache.acquire(namespace, &keys, 0));
+        longest[0].push(took);
+        let mut lease = lease.expect("the namespace is known").expect("a hit");
+        longest[1].push(hold(|| lease.release()).1);
+        let arrival = Arrival {
+            now,
+            tokens: 1,
+            limit: keys.len(),
+            hints: Hints::NONE,
+        };
+        longest[2].push(hold(|| cache.admit(namespace, &keys, arrival)).1);
+    }
+    let (cache, namespace) = made(blocks * 5 / 4);
+    fill(&cache, namespace, 2);
+    store_pages(&cache, namespace, &keys);
+    for other in 0..blocks / 256 {
+        store_pages(&cache, namespace, &prompt((1 << 20) + other, 256));
+    }
+    for _ in 0..25 {
+        let (restore, took) = wait(&cache, || cache.restore(namespace, &keys, 0));
+        longest[3].push(took);
+        let mut restore = restore.expect("the namespace is known").expect("a restore");
+        let (progress, took) = wait(&cache, || restore.progress());
+        assert!(matches!(progress, Progress::Waiting | Progress::Ready));
+        longest[4].push(took);
+        longest[5].push(wait(&cache, || restore.end()).1);
+    }
+    let median = |all: Vec<Option<Duration>>| {
+        let mut all: Vec<Duration> = all.into_iter().flatten().collect();
+        all.sort_unstable();
+        let middle = all.get(all.len() / 2);
+        middle.map_or("?".into(), |it| it.as_micros().to_string())
+    };
+    let figures = longest.map(median);
+    let figures = figures.join(" | ");
+    println!("| {blocks} | {entries} | {figures} |");
+}
+
+fn store_pages(cache: &Cache, namespace: NamespaceId, keys: &[PrefixKey]) {
+    store_classes(cache, namespace, keys, 0, 1);
+}
+
 fn main() {
+    println!(
+        "| blocks | entries | acquire | lease's end | admit | plan | first progress | restore's end |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for entries in [1 << 10, 1 << 14, 1 << 17, 1 << 20] {
+        waits(1 << 14, entries);
+    }
+    println!();
     println!("| tiers | blocks | entries | reserve | commit | poll | longest | lookup | admit |");
     println!("|---|---|---|---|---|---|---|---|---|");
     let kinds = [

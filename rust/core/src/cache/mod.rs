@@ -77,8 +77,8 @@ impl Shared {
         self.state.with(work)
     }
 
-    /// Calls `step` until it has an answer, with the lock free in between for the next one that waits. None if the namespace
-    /// ends meanwhile.
+    /// Calls `step` until it has an answer, with the lock free in between for the next one that waits. None if the
+    /// namespace ends meanwhile.
     fn in_portions<T>(
         &self,
         mut step: impl FnMut(&mut State) -> Result<Option<T>>,
