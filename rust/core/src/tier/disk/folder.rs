@@ -217,7 +217,7 @@ pub(super) fn lanes(path: &Path) -> Result<(OwnedFd, Vec<String>)> {
     let path = &plain(path);
     let root = open_there(path)?;
     if marker::owner_of(path, &root)? == marker::Owner::Nobody {
-        return Err(marker::missing(path));
+        return Err(marker::missing(path, &root));
     }
     let names = names(root.as_fd()).map_err(|error| failed(path, "a list of files", error))?;
     let number = |name: OsString| lane_number(name.to_str()?);

@@ -85,11 +85,7 @@ pub(super) fn claim(
         }
         Owner::Nobody => {
             if let Some(name) = stranger(path, root, |_| false)? {
-                return Err(Trouble::Refused(Error::Foreign(format!(
-                    "{}: expected an empty directory or one that hybrid-pages made, found '{name}' in it: \
-                     name a directory for the disk tier alone",
-                    path.display(),
-                ))));
+                return Err(strange(path, &name));
             }
             write(root).map_err(|error| {
                 Trouble::of(Reason::Directory, here.display(), "a new file", error)
@@ -103,9 +99,21 @@ pub(super) fn claim(
     }
 }
 
-/// That there is none.
-pub(super) fn missing(path: &Path) -> Error {
-    foreign(path, None).into()
+/// That there is none, and what is there instead.
+pub(super) fn missing(path: &Path, root: &OwnedFd) -> Error {
+    match stranger(path, root, |_| false) {
+        Ok(Some(name)) => strange(path, &name),
+        _ => foreign(path, None),
+    }
+    .into()
+}
+
+fn strange(path: &Path, name: &str) -> Trouble {
+    Trouble::Refused(Error::Foreign(format!(
+        "{}: expected an empty directory or one that hybrid-pages made, found '{name}' in it: name a directory for \
+         the disk tier alone",
+        path.display(),
+    )))
 }
 
 fn expected() -> String {
