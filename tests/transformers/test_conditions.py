@@ -139,12 +139,14 @@ TOLD_APART = {
 
 @pytest.mark.parametrize("name", TOLD_APART)
 def test_entries_serve_only_the_conditions_that_they_were_made_under(cache, name):
+    # Writes more than what is there: as it will be put back.
+    torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
     assert (agree(cache, IDS), agree(cache, IDS)) == (0, 64)
     with TOLD_APART[name](cache.model):
         assert (agree(cache, IDS), agree(cache, IDS)) == (0, 64)
     again = agree(cache, IDS)
-    # Compared whole, so earlier conditions are known again; three of these leave something behind.
-    left = ("another function", "gradient checkpointing", "matmul precision")
+    # Compared whole, so earlier conditions are known again; two of these leave something behind.
+    left = ("another function", "gradient checkpointing")
     assert again == (0 if name in left else 64)
     assert cache.stats().uncached == {}
     # Never a miss without a word.
