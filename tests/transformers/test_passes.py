@@ -30,21 +30,27 @@ def test_no_healthy_model_is_ruled_out(name, dtype):
     assert depends(tiny.make(name, 0, dtype), name) is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_deep_models_that_route_tokens_to_few_experts_are_healthy(dtype, monkeypatch):
-    """Rounding flips routes there, and layers amplify it."""
+@pytest.fixture
+def routed(monkeypatch):
+    """The name of a model with experts, few of which each token goes to."""
     make = tiny.MODELS["qwen3-next"]
 
-    def routed():
+    def deep():
         model = make()
         config = model.config
         config.num_hidden_layers, config.num_experts, config.num_experts_per_tok = 12, 16, 2
         config.layer_types = config.layer_types * 3
         return type(model)(config)
 
-    monkeypatch.setitem(tiny.MODELS, "routed", routed)
+    monkeypatch.setitem(tiny.MODELS, "routed", deep)
+    return "routed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_deep_models_that_route_tokens_to_few_experts_are_healthy(dtype, routed):
+    """Rounding flips routes there, and layers amplify it."""
     for seed in range(3):
-        assert depends(tiny.make("routed", seed, dtype)) is None
+        assert depends(tiny.make(routed, seed, dtype)) is None
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
@@ -55,6 +61,26 @@ def test_products_of_lower_precision_are_healthy(precision):
         assert depends(tiny.make("qwen3.5")) is None
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_experts_that_sum_products_of_few_tokens_otherwise_are_healthy(dtype, routed, monkeypatch):
+    """GPUs compute products of few rows in parts, and round each part."""
+    linear = torch.nn.functional.linear
+
+    def in_parts(states, weight, bias=None):
+        few = states.dim() == 2 and states.shape[0] < 12
+        if not few or states.dtype == torch.float32:
+            return linear(states, weight, bias)
+        half = states.shape[1] // 2
+        first = linear(states[:, :half], weight[:, :half], bias)
+        return first + linear(states[:, half:], weight[:, half:])
+
+    monkeypatch.setattr(torch.nn.functional, "linear", in_parts)
+    for seed in range(3):
+        model = tiny.make(routed, seed, dtype)
+        model.set_experts_implementation("eager")
+        assert depends(model) is None
 
 
 # ---- models that are not
