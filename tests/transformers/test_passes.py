@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import PrefixCache
+from hybrid_pages.transformers import PrefixCache, watch
 from hybrid_pages.transformers.passes import depends_on_pass
 from runs import BLOCK, agree
 
@@ -267,6 +267,20 @@ def test_a_trial_that_fails_costs_the_cache_alone(make):
     with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
         assert (agree(cache, IDS), agree(cache, IDS)) == (0, 0)
         assert cache.stats().uncached == {"the model fails on a few tokens: IndexError": 2}
+
+
+def test_memory_that_runs_out_in_the_trial_is_no_property_of_the_model(make, monkeypatch):
+    failing = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("out of memory")]
+
+    def short(model, *, continues):
+        if failing:
+            raise failing.pop()
+        return depends_on_pass(model, continues=continues)
+
+    monkeypatch.setattr(watch, "depends_on_pass", short)
+    with PrefixCache(make("lfm2"), host_gb=0.01, block_tokens=BLOCK) as cache:
+        assert [agree(cache, IDS) for _ in range(3)] == [0, 0, 64]
+        assert cache.stats().uncached == {"out of memory while trying the model out": 1}
 
 
 @pytest.mark.parametrize("limit", [32, 48, 49])

@@ -133,7 +133,7 @@ class Run:
     def _rehearse_static(self) -> None:
         model, tried = self._owner.model, self._owner._static_tried
         if self._state.number not in tried:
-            tried[self._state.number] = None
+            failed = None
             try:
                 rehearse(
                     model,
@@ -141,7 +141,10 @@ class Run:
                     lambda: StaticCache(config=model.config, max_cache_len=ROOM),
                 )
             except Exception as error:
-                tried[self._state.number] = error
+                if is_out_of_memory(error):  # it may be there next time
+                    raise
+                failed = error
+            tried[self._state.number] = failed
         failed = tried[self._state.number]
         if failed is not None:
             raise failed

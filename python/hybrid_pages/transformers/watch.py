@@ -37,6 +37,7 @@ _MAX_STATES = 16
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError)
 RANDOM = "random numbers in forward passes"
 """Why a model runs uncached: its texts would not be those of the same seed."""
+_NO_MEMORY = "out of memory while trying the model out"
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,8 @@ class Watch:
         key = (self.epoch, self._written, found.key(), conditions.process())
         number = self._models.number()
         state = State(number, goes_on, reason, self._name(key, number))
-        self._models.put(key, state)
+        if reason != _NO_MEMORY:  # it may be there next time
+            self._models.put(key, state)
         return state
 
     def _compare(self, model: Any, goes_on: bool) -> str | None:
@@ -294,7 +296,8 @@ class Watch:
         try:
             reason = depends_on_pass(model, continues=goes_on)
         except Exception as error:  # whatever it is, `generate` may not meet it
-            reason = f"the model fails on a few tokens: {type(error).__name__}"
+            failed = f"the model fails on a few tokens: {type(error).__name__}"
+            reason = _NO_MEMORY if is_out_of_memory(error) else failed
         if not all(map(torch.equal, generators, random_states(model))):
             set_random_states(model, generators)
             reason = RANDOM
@@ -320,7 +323,7 @@ def _fails(model: Any, layout: Layout) -> str | None:
     try:
         rehearse(model, layout, lambda: DynamicCache(config=model.config))
     except Exception as error:
-        return reason_of(error)
+        return _NO_MEMORY if is_out_of_memory(error) else reason_of(error)
     return None
 
 
