@@ -283,6 +283,28 @@ def test_memory_that_runs_out_in_the_trial_is_no_property_of_the_model(make, mon
         assert cache.stats().uncached == {"out of memory while trying the model out": 1}
 
 
+def test_a_trial_compiles_nothing(make):
+    model, compiled = make("lfm2"), []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model.compile(backend=backend)
+    with PrefixCache(model, host_gb=0.01, block_tokens=BLOCK) as cache:
+        assert cache.generate(IDS, max_new_tokens=1, do_sample=False).shape[1] == 71
+        assert cache.stats().uncached == {}
+    lengths = {size for graph in compiled for size in _lengths(graph)}
+    assert compiled and not lengths & {2, 8, 48}
+
+
+def _lengths(graph):
+    nodes = (node for node in graph.graph.nodes if node.op == "placeholder")
+    values = (node.meta.get("example_value") for node in nodes)
+    ids = (v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.int64)
+    return [v.shape[-1] for v in ids if v.dim() == 2 and isinstance(v.shape[-1], int)]
+
+
 @pytest.mark.parametrize("limit", [32, 48, 49])
 def test_lengths_whose_keys_change_are_not_tried(limit):
     model = tiny.make("lfm2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,8 @@ from hybrid_pages.transformers.support import UnknownError, UnsupportedError, un
 from hybrid_pages.transformers.trial import require_restorable
 
 _OTHER_STATE = 100.0
+# Trials of all stores, one at a time: modes and what torch compiles are the process's.
+_TRIALS = threading.RLock()
 
 
 def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
@@ -106,7 +110,18 @@ def logits(model: Any, cache: Any, ids: torch.Tensor, **optional: Any) -> torch.
 def aside(model: Any) -> Iterator[None]:
     """What :func:`forward` runs under."""
     autocast = torch.autocast(model.device.type, enabled=False)
-    with _evaluating(model), left_alone(model), autocast, torch.no_grad():
+    with _TRIALS, _uncompiled(), _evaluating(model), left_alone(model), autocast, torch.no_grad():
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Runs what is compiled as it was written: the lengths of a trial would use up how often torch
+    compiles a function anew, after which it stays slow or, with ``fullgraph``, fails."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
         yield
 
 
