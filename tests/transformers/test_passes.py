@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import threading
 import types
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 import tiny
 from hybrid_pages.transformers import PrefixCache, watch
-from hybrid_pages.transformers.passes import depends_on_pass
+from hybrid_pages.transformers.conditions import structure
+from hybrid_pages.transformers.passes import _rounded, depends_on_pass
 from runs import BLOCK, agree
 
 IDS = tiny.tokens(70, 41)
@@ -303,6 +305,23 @@ def _lengths(graph):
     values = (node.meta.get("example_value") for node in nodes)
     ids = (v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.int64)
     return [v.shape[-1] for v in ids if v.dim() == 2 and isinstance(v.shape[-1], int)]
+
+
+def test_a_trial_changes_nothing_for_other_threads(make):
+    model = make("lfm2")
+    embeddings, found = model.get_input_embeddings(), []
+    expected = embeddings(IDS)
+
+    def use():
+        found.append((embeddings(IDS), structure(model).uncached))
+
+    with _rounded(model, 0.01) as noted:
+        assert not torch.equal(embeddings(IDS), expected) and noted
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    ((states, uncached),) = found
+    assert torch.equal(states, expected) and uncached is None
 
 
 @pytest.mark.parametrize("limit", [32, 48, 49])

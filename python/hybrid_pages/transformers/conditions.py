@@ -48,8 +48,13 @@ _IRRELEVANT = frozenset(
     }
 )
 _SKIPPED = _STANDARD | _IRRELEVANT
-# Hooks of transformers that change no output: they look at it, or let it require gradients.
-_OWN_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
+# Hooks that change no output: those of transformers look at it, or let it require gradients, and
+# that of a trial in another thread leaves this one alone.
+_OWN_HOOKS = (
+    "transformers.utils.output_capturing",
+    "transformers.modeling_utils",
+    "hybrid_pages.transformers.passes",
+)
 _LIBRARIES = ("torch", "transformers", "accelerate", "huggingface_hub", "tokenizers", "builtins")
 _FAST = {type(None), bool, int, str}
 VOLATILE = ("_name_or_path", "transformers_version", "architectures")
