@@ -161,6 +161,7 @@ impl Stock {
         let mut setup = Setup::small(place.path());
         setup.options.door = Arc::new(door.clone());
         setup.options.retry = Duration::from_millis(1);
+        setup.options.deadline = Duration::from_secs(60); // calls are refused here, and none hangs
         let engine = setup.engine();
         for prompt in PROMPTS {
             engine.keep(prompt);
