@@ -110,8 +110,8 @@ pub(super) fn missing(path: &Path, root: &OwnedFd) -> Error {
 
 fn strange(path: &Path, name: &str) -> Trouble {
     Trouble::Refused(Error::Foreign(format!(
-        "{}: expected an empty directory or one that hybrid-pages made, found '{name}' in it: name a directory for \
-         the disk tier alone",
+        "{}: expected an empty directory or one that hybrid-pages made, found '{name}' in it: name another directory, \
+         for the disk tier alone",
         path.display(),
     )))
 }
