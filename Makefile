@@ -352,9 +352,9 @@ test-long: test-mooncake test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels
 .PHONY: fuzz-scheduler
 fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)
 	@$(SAY) "random workloads on vLLM's schedulers"
-	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/scheduler/test_fuzz.py
+	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py
 	@$(foreach version,$(VLLM_SOURCES),HYBRID_PAGES_FUZZ=$(FUZZ) \
-	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler/test_fuzz.py &&) true
+	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py &&) true
 
 .PHONY: fuzz-batch
 fuzz-batch: $(STAMPS)/package ## Long random sequences of batch operations (FUZZ=512 sequences; minutes)
