@@ -12,6 +12,21 @@ use crate::tier::Found;
 /// Boundaries of a prompt that a lookup asks a shared tier about beyond the hit, from the deepest page that is known.
 const MOST_OTHERS: usize = 256;
 
+/// How many leading blocks have a page, of so many: it is there only with those before it, and most often all are.
+pub(super) fn leading(blocks: usize, has: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, blocks + 1);
+    let mut middle = blocks;
+    while low + 1 < high {
+        if has(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+        middle = low.midpoint(high);
+    }
+    low
+}
+
 impl State {
     /// Takes note of what happened below: copies that ended, and a portion of the entries that this cache has not
     /// put there.
@@ -293,18 +308,7 @@ impl State {
             let page = node.and_then(|node| self.index.cell(node, class).entry());
             page.is_some_and(|page| self.entries.get(page).members.has(tier))
         };
-        // A page is there only with those before it; most often all are.
-        let (mut low, mut high) = (0, keys.len() + 1);
-        let mut middle = keys.len();
-        while low + 1 < high {
-            if has(middle) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-            middle = low.midpoint(high);
-        }
-        low
+        leading(keys.len(), has)
     }
 
     /// Looks for what a boundary lacks beside its page.

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use super::copies::Held;
 use super::entry::{LeaseEntry, Skipped};
 use super::plan::{Wanted, units, write_order};
+use super::promote::leading;
 use super::state::State;
 use super::tenants::Full;
 use super::tips::Tip;
@@ -233,18 +234,7 @@ impl State {
             let node = self.index.end(namespace, &keys[..blocks]);
             node.is_some_and(|node| self.member(node, page).is_some())
         };
-        // A page is there only with those before it; most often all are.
-        let (mut low, mut high) = (0, keys.len() + 1);
-        let mut middle = keys.len();
-        while low + 1 < high {
-            if has(middle) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-            middle = low.midpoint(high);
-        }
-        low
+        leading(keys.len(), has)
     }
 
     /// The last page of a prefix that the host has, if holding it alone keeps all of that: then a store behind it
