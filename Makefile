@@ -510,11 +510,11 @@ docs: $(DOCS_STAMPS)/package ## Build the documents as a site into dist/site/, s
 
 .PHONY: policy-plot
 policy-plot: build ## Draw docs/policy.png: policies and the bound on the conversation trace
-	@$(LIGHT_BIN)/hybrid-pages replay tests/data/mooncake_conversation_trace.jsonl.zst --plot docs/policy.png
+	@$(LIGHT_BIN)/hybrid-pages lab replay tests/data/mooncake_conversation_trace.jsonl.zst --plot docs/policy.png
 
 .PHONY: scale-plot
 scale-plot: build ## Draw docs/scale.png: 1 to 1,000 engines over one store on the conversation trace (about 10 minutes)
-	@$(LIGHT_BIN)/hybrid-pages scale tests/data/mooncake_conversation_trace.jsonl.zst --lasts 20min --plot docs/scale.png
+	@$(LIGHT_BIN)/hybrid-pages lab scale tests/data/mooncake_conversation_trace.jsonl.zst --lasts 20min --plot docs/scale.png
 
 .PHONY: docs-pages
 docs-pages: build ## Write what documents have from `plan`, and the drawings: tables of sizes, docs/images/

@@ -10,18 +10,20 @@ from hybrid_pages._stubs.arrays import (
     ArrayView,
     array_marks,
 )
+from hybrid_pages._stubs.blocks import (
+    BlockTables,
+    PrefixKeys,
+    StoreEntries,
+    TableColumns,
+)
 from hybrid_pages._stubs.cache import (
     Admission,
-    BlockTables,
     Cache,
     Hints,
     Hit,
     LeaseEntry,
-    PrefixKeys,
     ReadLease,
     Restore,
-    StoreEntries,
-    TableColumns,
     WriteLease,
 )
 from hybrid_pages._stubs.changes import (

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from hybrid_pages.doctor.words import read_command
+from hybrid_pages.doctor.serve_arguments import read_command
 from hybrid_pages.vllm import CONNECTOR
 from hybrid_pages.vllm.settings import Settings
 

@@ -23,7 +23,7 @@ from vllm.inputs import TokensPrompt
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 import gpu_path
-from hybrid_pages import PrefixKeys
+from hybrid_pages._core import PrefixKeys
 from hybrid_pages.demo.models import FIRST_TOKEN, VOCAB
 
 gpu_path.install()

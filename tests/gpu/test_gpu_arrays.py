@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_pages import Arena, ArrayView, CudaEngine, Geometry, Group, Layer, Segment
+from hybrid_pages import Arena, CudaEngine, Geometry, Group, Layer, Segment
+from hybrid_pages._core import ArrayView
 from hybrid_pages.cuda import layer_map, stream_handle
 from overlaid import finish
 

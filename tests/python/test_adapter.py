@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import toy
-from hybrid_pages import POLICIES, HybridPagesError, TransferError
+from hybrid_pages import HybridPagesError, TransferError
+from hybrid_pages._core import POLICIES
 from hybrid_pages.adapter.admission import last_boundary
 from hybrid_pages.adapter.arrays import dtype_name
 from hybrid_pages.adapter.disk import DiskShare, close_disk

@@ -55,7 +55,7 @@ def test_the_demo_refuses_a_number_of_runs_that_is_none(capsys, nothing_happens,
 @pytest.mark.parametrize("option", ["--ratio", "--trace-block"])
 @pytest.mark.parametrize("word", [*NO_COUNTS[:3], "1048576", *NO_COUNTS[4:]])
 def test_the_lab_refuses_a_number_that_is_none(capsys, option, word):
-    line = refusal(capsys, "replay", "trace.jsonl", option, word)
+    line = refusal(capsys, "lab", "replay", "trace.jsonl", option, word)
     assert f"argument {option}: expected a whole number from 1 to 1048575, found " in line
 
 
@@ -106,12 +106,15 @@ TRACE = Path(__file__).parents[1] / "data/mooncake_conversation_trace.jsonl.zst"
         (["store", "inspect", ""], "PATH: expected a name, found ''"),
         (["store", "gc", "/no/where"], "expected a directory of this user, found none: name the"),
         (
-            ["replay", TRACE, "--disk-policy", "lru"],
+            ["lab", "replay", TRACE, "--disk-policy", "lru"],
             "--disk-policy lru: expected --disk beside it, found none",
         ),
         (["top", "--once", "--url", ""], "name the one that `vllm serve` listens on"),
         *(
-            ([command, path], f"TRACE: expected a file that can be read, found '{path}' ({why})")
+            (
+                ["lab", command, path],
+                f"TRACE: expected a file that can be read, found '{path}' ({why})",
+            )
             for command in ("replay", "route", "scale")
             for path, why in (
                 ("/no/where", "No such file or directory"),
@@ -120,7 +123,7 @@ TRACE = Path(__file__).parents[1] / "data/mooncake_conversation_trace.jsonl.zst"
         ),
         *(
             ([*command, "--plot", path], f"--plot: expected {why}")
-            for command in (["plan", CONFIG], ["replay", TRACE], ["scale", TRACE])
+            for command in (["plan", CONFIG], ["lab", "replay", TRACE], ["lab", "scale", TRACE])
             for path, why in (
                 ("/no/where/it.png", "a folder that exists, found /no/where"),
                 ("it.doc", "a name that ends in .png, .pdf, .svg, found it.doc"),
@@ -134,13 +137,13 @@ def test_what_comes_to_nothing_or_cannot_be_used_is_one_line(capsys, words, line
     assert line in said(capsys, *words)
 
 
-@pytest.mark.parametrize("command", ["plan", "replay", "scale"])
+@pytest.mark.parametrize("command", ["plan", "lab replay", "lab scale"])
 def test_a_picture_that_cannot_be_written_is_refused_before_it_is_computed(
     capsys, tmp_path, command
 ):
     (tmp_path / "folder.png").mkdir()
     target = CONFIG if command == "plan" else TRACE
-    line = said(capsys, command, target, "--plot", tmp_path / "folder.png")
+    line = said(capsys, *command.split(), target, "--plot", tmp_path / "folder.png")
     assert "--plot: expected a file that can be written, found " in line
 
 

@@ -7,7 +7,8 @@ import weakref
 import numpy as np
 import pytest
 
-from hybrid_pages import ArrayView, HybridPagesError, InvalidArgumentError, array_marks
+from hybrid_pages import HybridPagesError, InvalidArgumentError
+from hybrid_pages._core import ArrayView, array_marks
 
 CPU, CUDA, METAL, ROCM = 1, 2, 8, 10
 

@@ -14,9 +14,9 @@ COMMANDS = [
     ["info"],
     ["demo"],
     ["serve"],
-    ["replay"],
-    ["route"],
-    ["scale"],
+    ["lab", "replay"],
+    ["lab", "route"],
+    ["lab", "scale"],
     ["store", "inspect"],
     ["store", "verify"],
     ["store", "gc"],
@@ -50,6 +50,14 @@ def test_no_command_is_left_out(capsys):
         for line in printed.splitlines()
         if line.startswith("│ ") and line[2].islower()
     } - {""}
+
+
+@pytest.mark.parametrize("name", ["replay", "route", "scale"])
+def test_old_names_of_the_labs_commands_work_and_are_not_listed(capsys, name):
+    assert cli.main([name, "--help"]) == 0
+    old = capsys.readouterr().out
+    assert cli.main(["lab", name, "--help"]) == 0
+    assert capsys.readouterr().out.split("\n", 2)[2] == old.split("\n", 2)[2]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -106,17 +114,17 @@ def test_mlx_server_needs_no_library_and_gets_its_words_as_they_are():
         (["plann"], "Did you mean 'plan'?"),
         (["info", "--jsn"], "--json"),
         (["store"], "usage: hybrid-pages store"),
-        (["replay"], "TRACE"),
+        (["lab", "replay"], "TRACE"),
         (
-            ["replay", "t", "--ratio", "3", "--model", "m"],
+            ["lab", "replay", "t", "--ratio", "3", "--model", "m"],
             "argument --model: not allowed with argument --ratio",
         ),
         (
-            ["replay", "t", "--disk", "5%", "--remote", "1ms,1GB/s"],
+            ["lab", "replay", "t", "--disk", "5%", "--remote", "1ms,1GB/s"],
             "argument --remote: not allowed with argument --disk",
         ),
         (
-            ["scale", "t", "--ratio", "3", "--model", "m"],
+            ["lab", "scale", "t", "--ratio", "3", "--model", "m"],
             "argument --model: not allowed with argument --ratio",
         ),
     ],

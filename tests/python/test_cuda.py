@@ -2,7 +2,8 @@
 
 import pytest
 
-from hybrid_pages import CudaDevice, CudaError, TransferError, cuda, cuda_devices
+from hybrid_pages import CudaError, TransferError, cuda
+from hybrid_pages._core import CudaDevice, cuda_devices
 
 
 def pretend(monkeypatch, library):

@@ -14,7 +14,6 @@ import pytest
 
 from cache_support import SLOT_BYTES, hybrid, keys, whole
 from hybrid_pages import (
-    DISK_LATENCY_LIMITS_US,
     Arena,
     BudgetError,
     Cache,
@@ -25,6 +24,7 @@ from hybrid_pages import (
     InvalidArgumentError,
     checksum,
 )
+from hybrid_pages._core import DISK_LATENCY_LIMITS_US
 
 SLOTS = 32
 IDENTITY = bytes(range(32))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_pages import POLICIES
+from hybrid_pages._core import POLICIES
 from hybrid_pages.vllm import CONNECTOR
 from hybrid_pages.vllm.settings import Settings
 

@@ -14,7 +14,7 @@ from hybrid_pages.adapter import memory
 from hybrid_pages.arguments import WrongArgument
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Situation
-from hybrid_pages.doctor.words import read_command
+from hybrid_pages.doctor.serve_arguments import read_command
 from model_configs import QWEN36_27B, config_of
 
 CLEAN = Situation(

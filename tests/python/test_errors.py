@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hybrid_pages
+from hybrid_pages import _core
 
 PACKAGE = Path(hybrid_pages.__file__).parent
 # Python's conventions want these: of a wrong type, of a value that Typer turns into usage, and
@@ -14,7 +15,7 @@ PACKAGE = Path(hybrid_pages.__file__).parent
 CONVENTIONS = {"TypeError", "BadParameter", "ArgumentTypeError", "KeyboardInterrupt"}
 CORE = {
     name
-    for name, value in vars(hybrid_pages).items()
+    for name, value in vars(_core).items()
     if isinstance(value, type) and issubclass(value, hybrid_pages.HybridPagesError)
 }
 

@@ -134,7 +134,7 @@ def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
             "batch -> transformers",
         ),
         ("transformers/store.py", "from hybrid_pages import batch", "transformers -> batch"),
-        ("replay/words.py", "from hybrid_pages.demo.models import VOCAB", "replay -> demo"),
+        ("lab/budgets.py", "from hybrid_pages.demo.models import VOCAB", "lab -> demo"),
         ("vllm/log.py", "from hybrid_pages import cli", "vllm -> cli"),
         ("arguments.py", "import hybrid_pages.none", None),
     ],

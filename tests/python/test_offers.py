@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from cache_support import CHECKPOINT, PAGE, hybrid, keys, make
-from hybrid_pages import BlockTables, InvalidArgumentError, StoreEntries, TableColumns
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages._core import BlockTables, StoreEntries, TableColumns
 
 SUMS = [0]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cache_support import keys, make, store
-from hybrid_pages import InvalidArgumentError, PrefixKeys
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages._core import PrefixKeys
 
 
 def read(*prompts: str, stride: int = 1) -> PrefixKeys:

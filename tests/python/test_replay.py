@@ -1,4 +1,4 @@
-"""`hybrid-pages replay`: what it prints, what it refuses, and with which status."""
+"""`hybrid-pages lab replay`: what it prints, what it refuses, and with which status."""
 
 import gzip
 import json
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_pages import POLICIES, InvalidArgumentError, Trace, TraceError, cli, replay_traces
+from hybrid_pages import InvalidArgumentError, cli
+from hybrid_pages._core import POLICIES
+from hybrid_pages.lab import Trace, TraceError, replay_traces
 
 ROOT = Path(__file__).parents[2]
 CONVERSATION = ROOT / "tests" / "data" / "mooncake_conversation_trace.jsonl.zst"
@@ -56,14 +58,14 @@ def trace(tmp_path):
 
 def replay(capsys, *words):
     """The JSON objects that a replay prints."""
-    assert cli.main(["replay", "--json", *map(str, words)]) == 0
+    assert cli.main(["lab", "replay", "--json", *map(str, words)]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def refusal(capsys, *words):
     """The error printed for a replay that can't be done."""
     try:
-        status = cli.main(["replay", *map(str, words)])
+        status = cli.main(["lab", "replay", *map(str, words)])
     except SystemExit as exit_:
         status = exit_.code
     printed = capsys.readouterr()
@@ -159,7 +161,7 @@ def test_a_disk_shows_what_it_adds_and_what_is_written_to_it(capsys, trace):
     assert 0 < row["disk_hit_tokens"] <= row["hit_tokens"]
     assert row["disk_read_units"] > 0
     assert bound["disk_written_units"] is None
-    assert cli.main(["replay", str(trace), *words]) == 0
+    assert cli.main(["lab", "replay", str(trace), *words]) == 0
     printed = capsys.readouterr().out
     assert "with a disk of 40 pages below" in printed
     assert "from the disk" in printed and "per block restored" in printed
@@ -205,7 +207,7 @@ def test_every_policy_can_be_named(capsys, trace):
 
 
 def test_the_table_shows_rates_by_policy_and_budget(capsys, trace):
-    assert cli.main(["replay", str(trace), "--budget", "0.5%,100%"]) == 0
+    assert cli.main(["lab", "replay", str(trace), "--budget", "0.5%,100%"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith(f"{trace}: 8 requests, 12,296 prompt tokens, 10 different blocks")
     (head,) = [line.split() for line in printed if line.startswith("hit rate")]
@@ -224,7 +226,7 @@ def test_broken_lines_are_refused_with_file_and_number_or_counted(capsys, tmp_pa
     words = [path, "--skip-bad", "--policy", "lru", "--budget", "20%"]
     (row,) = replay(capsys, *words)
     assert (row["requests"], row["skipped_lines"]) == (8, 1)
-    assert cli.main(["replay", *map(str, words)]) == 0
+    assert cli.main(["lab", "replay", *map(str, words)]) == 0
     assert "1 broken line left out" in capsys.readouterr().out
 
 
@@ -287,7 +289,7 @@ def test_zstd_is_read_to_its_last_frame_and_checked(tmp_path):
 
 def test_a_pipe_is_read_like_a_file(trace):
     code = "import sys; from hybrid_pages.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = ["replay", "/dev/stdin", "--json", "--policy", "lru", "--budget", "20%"]
+    words = ["lab", "replay", "/dev/stdin", "--json", "--policy", "lru", "--budget", "20%"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words], input=trace.read_bytes(), capture_output=True
     )
@@ -370,7 +372,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp
 def test_a_plot_is_drawn(capsys, tmp_path, trace, traces):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     path = tmp_path / "picture.png"
-    assert cli.main(["replay", *[str(trace)] * traces, "--plot", str(path)]) == 0
+    assert cli.main(["lab", "replay", *[str(trace)] * traces, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -399,7 +401,7 @@ def test_an_interrupt_ends_a_replay_at_once(tmp_path):
     code = """
 import os, signal, sys, threading
 from hybrid_pages.cli import main
-from hybrid_pages.replay import main as lab
+from hybrid_pages.lab import replay as lab
 
 # Of a job in the background it is inherited ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -410,13 +412,13 @@ def begun(*words, replay=lab.replay_traces, **options):
 
 lab.replay_traces = begun
 budgets = ",".join(f"{share / 100}%" for share in range(1, 4000))
-sys.exit(main(["replay", sys.argv[1], "--policy", "bound", "--budget", budgets]))
+sys.exit(main(["lab", "replay", sys.argv[1], "--policy", "bound", "--budget", budgets]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, CONVERSATION], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (130, ""), done.stderr
-    assert done.stderr == "hybrid-pages replay: interrupted\n"
+    assert done.stderr == "hybrid-pages lab replay: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hybrid_pages import cli
-from hybrid_pages.replay.model import ModelError, read_model
+from hybrid_pages.lab.model import ModelError, read_model
 from model_configs import QWEN36_27B
 
 DELTA_NET = dict(
@@ -166,7 +166,7 @@ def qwen(tmp_path):
         for at in range(80)
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return ["replay", str(trace), "--model", str(tmp_path), "--trace-block", "784"]
+    return ["lab", "replay", str(trace), "--model", str(tmp_path), "--trace-block", "784"]
 
 
 def objects(capsys, words):
@@ -235,7 +235,7 @@ def test_each_trace_has_a_need_of_its_own(capsys, qwen, tmp_path):
     short = tmp_path / "short.jsonl"
     lines = (tmp_path / "trace.jsonl").read_text().splitlines(keepends=True)
     short.write_text("".join(lines[:20]))
-    words = [*qwen[:2], str(short), *qwen[2:], "--policy", "lru", "--budget", "50%,4GiB"]
+    words = [*qwen[:3], str(short), *qwen[3:], "--policy", "lru", "--budget", "50%,4GiB"]
     rows = objects(capsys, words)
     # 4 GiB are 83 pages: more than the 20 blocks of the second need, 80, and less than 160.
     assert [(row["budget_units"], row["budget_fraction"], row["holds_trace"]) for row in rows] == [
@@ -244,7 +244,7 @@ def test_each_trace_has_a_need_of_its_own(capsys, qwen, tmp_path):
         (40, 0.5, False),
         (80, 1, True),
     ]
-    assert [row["trace"] for row in rows[::2]] == [qwen[1], str(short)]
+    assert [row["trace"] for row in rows[::2]] == [qwen[2], str(short)]
 
 
 @pytest.mark.filterwarnings("error")

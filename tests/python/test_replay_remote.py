@@ -1,4 +1,4 @@
-"""`hybrid-pages replay --remote`: what crosses the network, against a model without the lab."""
+"""`hybrid-pages lab replay --remote`: what crosses the network, against a model without the lab."""
 
 import json
 import math
@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from hybrid_pages import InvalidArgumentError, Link, Trace, cli, replay_traces
-from hybrid_pages.replay.remote import way
+from hybrid_pages import InvalidArgumentError, cli
+from hybrid_pages.lab import Link, Trace, replay_traces
+from hybrid_pages.lab.remote import way
 from test_replay import CONVERSATION, REQUESTS, ROOT, refusal, replay, request, written
 from test_replay_model import QWEN36_27B
 
@@ -170,7 +171,7 @@ def test_a_model_gives_the_bytes(capsys, tmp_path):
 
 def test_the_table_says_what_is_assumed(capsys, tmp_path):
     trace = written(tmp_path / "trace.jsonl", REQUESTS)
-    words = ["replay", str(trace), "--policy", "lru,bound", "--budget", "10%", "--remote"]
+    words = ["lab", "replay", str(trace), "--policy", "lru,bound", "--budget", "10%", "--remote"]
     assert cli.main([*words, "20ms,1GB/s"]) == 0
     printed = capsys.readouterr().out
     assert "assumed: 64.0 KiB per token (--model, --token-bytes), 7,000 tokens a second" in printed
@@ -204,7 +205,7 @@ def test_a_plot_with_a_remote_store_is_drawn(tmp_path):
     trace = written(tmp_path / "trace.jsonl", REQUESTS)
     path = tmp_path / "picture.png"
     words = ["--policy", "lru,bound", "--remote", "1ms,1GB/s", "--plot", str(path)]
-    assert cli.main(["replay", str(trace), *words]) == 0
+    assert cli.main(["lab", "replay", str(trace), *words]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,10 +1,11 @@
-"""`hybrid-pages route`: events bring requests to where their prefix is."""
+"""`hybrid-pages lab route`: events bring requests to where their prefix is."""
 
 import json
 
 import pytest
 
-from hybrid_pages import ROUTES, BudgetError, InvalidArgumentError, Trace, cli, route_trace
+from hybrid_pages import BudgetError, InvalidArgumentError, cli
+from hybrid_pages.lab import ROUTES, Trace, route_trace
 from test_replay import CONVERSATION, REQUESTS, ROOT, request, written
 
 SHARES = ("1%", "5%", "10%", "20%")
@@ -16,7 +17,7 @@ def trace(tmp_path):
 
 
 def routed(capsys, *words):
-    assert cli.main(["route", "--json", *map(str, words)]) == 0
+    assert cli.main(["lab", "route", "--json", *map(str, words)]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -51,7 +52,7 @@ def test_events_find_the_engine_that_still_has_a_prefix(tmp_path):
 
 
 def test_the_table_has_a_row_for_each_route(capsys, trace):
-    assert cli.main(["route", str(trace), "--engines", "1", "--budget", "50%,100%"]) == 0
+    assert cli.main(["lab", "route", str(trace), "--engines", "1", "--budget", "50%,100%"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1 engine, reuse"
     assert lines[1].split() == ["hit", "rate", "50%", "100%"]
@@ -69,7 +70,7 @@ def test_the_table_has_a_row_for_each_route(capsys, trace):
 )
 def test_what_cannot_be_routed_is_refused(capsys, trace, words, reason):
     try:
-        status = cli.main(["route", str(trace), *words])
+        status = cli.main(["lab", "route", str(trace), *words])
     except SystemExit as exit_:
         status = exit_.code
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""`hybrid-pages scale`: fleets over one remote store, against a model written without the lab."""
+"""`hybrid-pages lab scale`: fleets over a remote store, against a model without the lab."""
 
 import heapq
 import json
@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
-from hybrid_pages import BudgetError, InvalidArgumentError, Link, Trace, cli, run_fleets
-from hybrid_pages.replay.scale_report import reached
+from hybrid_pages import BudgetError, InvalidArgumentError, cli
+from hybrid_pages.lab import Link, Trace, run_fleets
+from hybrid_pages.lab.scale_report import reached
 from test_replay import CONVERSATION, ROOT, request, written
 
 BLOCK = 512
@@ -301,7 +302,7 @@ def test_traffic_grows_with_the_engines(tmp_path):
 
 
 def scale(capsys, *words):
-    assert cli.main(["scale", *map(str, words)]) == 0
+    assert cli.main(["lab", "scale", *map(str, words)]) == 0
     return capsys.readouterr().out
 
 
@@ -352,7 +353,7 @@ def test_only_the_first_part_of_a_trace(capsys, trace):
     assert json.loads(scale(capsys, *words, "20s").splitlines()[0])["seconds"] == pytest.approx(
         10, abs=1
     )
-    assert cli.main(["scale", *map(str, words), "1s"]) == 2
+    assert cli.main(["lab", "scale", *map(str, words), "1s"]) == 2
     assert "expected requests over at least 3 seconds" in capsys.readouterr().err
 
 
@@ -378,7 +379,7 @@ def test_where_a_limit_is_reached_lies_between_rows():
 
 def refusal(capsys, *words):
     try:
-        status = cli.main(["scale", *map(str, words)])
+        status = cli.main(["lab", "scale", *map(str, words)])
     except SystemExit as exit_:
         status = exit_.code
     printed = capsys.readouterr()

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from hybrid_pages import (
-    POLICIES,
     Cache,
     Geometry,
     Group,
@@ -14,6 +13,7 @@ from hybrid_pages import (
     Layer,
     Segment,
 )
+from hybrid_pages._core import POLICIES
 from hybrid_pages.adapter.policies import OFFERED
 from hybrid_pages.vllm.settings import Settings, SettingsError
 

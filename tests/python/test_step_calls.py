@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid_pages import InvalidArgumentError, StepCalls
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages._core import StepCalls
 from test_stores import Engine, N, outcome
 
 

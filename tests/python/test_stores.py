@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from cache_support import SLOT_BYTES, hybrid, keys, make
-from hybrid_pages import InvalidArgumentError, PrefixKeys, Run, RunRules, Stores, TableColumns
+from hybrid_pages import InvalidArgumentError
+from hybrid_pages._core import PrefixKeys, Run, RunRules, Stores, TableColumns
 
 N = 16
 

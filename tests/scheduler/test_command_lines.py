@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from hybrid_pages.doctor.words import _SHORT, _is_switch
+from hybrid_pages.doctor.serve_arguments import _SHORT, _is_switch
 
 
 def actions():

@@ -9,7 +9,7 @@ import yaml
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from hybrid_pages.doctor.words import read_command
+from hybrid_pages.doctor.serve_arguments import read_command
 from hybrid_pages.vllm.settings import Settings
 
 ROOT = Path(__file__).parents[2]

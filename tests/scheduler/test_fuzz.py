@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages import POLICIES
+from hybrid_pages._core import POLICIES
 from simulation.copies import Script, random_script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS, SHAPES, UNEQUAL, Shape

@@ -1,8 +1,9 @@
 """Lookup, admission, leases."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypeVar, final
 
+from hybrid_pages._stubs.blocks import PrefixKeys, StoreEntries, TableColumns
 from hybrid_pages._stubs.changes import Changes
 from hybrid_pages._stubs.disk import Disk
 from hybrid_pages._stubs.geometry import Geometry
@@ -91,91 +92,6 @@ class Admission:
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
-
-@final
-class PrefixKeys:
-    """The keys of a prefix that grows, a key a block, each read once.
-
-    What takes keys takes these, with a `stride` of 1.
-    """
-
-    def __new__(cls, stride: int = 1) -> PrefixKeys:
-        """None yet. stride: hashes of a block, of which the last one is its key."""
-
-    def __len__(self, /) -> int: ...
-    def __getitem__(self, index: int, /) -> bytes:
-        """The key of a block, counted from 0. Raises IndexError behind the last one."""
-
-    def read(self, hashes: list[bytes]) -> None:
-        """Take over the keys of a prefix: those that are new, if the last known one is among them
-        in its place, for a chained hash covers those before it. If not, all are read anew."""
-
-    def append(self, hash: bytes) -> None:
-        """Add the key of one more block."""
-
-    def clear(self) -> None:
-        """Forget all of them."""
-
-@final
-class StoreEntries:
-    """What a store copies: class, slots and engine blocks of each entry. Pickles.
-
-    Raises InvalidArgumentError for a slot or an engine block out of range.
-    """
-
-    def __new__(
-        cls, entries: Sequence[tuple[int, Sequence[int], Sequence[int]]]
-    ) -> StoreEntries: ...
-    def __len__(self, /) -> int: ...
-    def __iter__(self, /) -> Iterator[tuple[int, list[int], list[int]]]: ...
-    def __getnewargs__(self, /) -> tuple[list[tuple[int, list[int], list[int]]]]: ...
-    def sources(self, blocks: list[_Block]) -> list[_Block]:
-        """All their engine blocks, in order: those items of a list that has an item for each.
-
-        Raises IndexError if it is too short.
-        """
-
-    def __eq__(self, other: object, /) -> bool: ...
-    def __ne__(self, other: object, /) -> bool: ...
-
-@final
-class BlockTables:
-    """The block tables of all requests, as vLLM's cache managers keep them.
-
-    Calling it runs no Python, so `Stores` reads them faster than through vLLM's own method.
-    """
-
-    def __new__(cls, groups: Sequence[dict[str, list[_Block]]]) -> BlockTables:
-        """groups: of each group, each request's table by name (`req_to_blocks` of a
-        ``SingleTypeKVCacheManager``). They are read at each call. Raises TypeError if one is no
-        dict."""
-
-    def __call__(self, request_id: str, /) -> list[Sequence[object]]:
-        """A request's table of each group; an empty one where it has none."""
-
-@final
-class TableColumns:
-    """Where the entries of each class have their engine blocks in an engine's block tables.
-
-    A block table names a request's engine blocks in order, each by its id, or by an object whose
-    attribute `block_id` is the id. An id of 0 is no engine block.
-    """
-
-    def __new__(
-        cls, geometry: Geometry, groups: Sequence[tuple[int, int, int, int, int | None]]
-    ) -> TableColumns:
-        """groups: for each group of the geometry, the index of its table, the tokens of an engine
-        block, how many engine blocks hold the tokens of a block, how many of them, the last ones,
-        an entry has, and the tokens of its window, if it is one.
-
-        Raises InvalidArgumentError for another number of groups, and for an entry of no engine
-        blocks or of more than a block has.
-        """
-
-    def filled(
-        self, tables: Sequence[Sequence[object]], first: int, end: int
-    ) -> list[tuple[int, int]]:
-        """Class and block of the pages of blocks [first, end) that have all their engine blocks."""
 
 @final
 class LeaseEntry:

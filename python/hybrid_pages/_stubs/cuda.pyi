@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 from hybrid_pages._stubs.arena import Arena
-from hybrid_pages._stubs.cache import StoreEntries
+from hybrid_pages._stubs.blocks import StoreEntries
 from hybrid_pages._stubs.geometry import Geometry
 from hybrid_pages._stubs.transfer import LayerMap, _Engine
 

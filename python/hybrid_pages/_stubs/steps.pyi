@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Literal, Protocol, TypeVar, final
 
-from hybrid_pages._stubs.cache import Cache, Hints, PrefixKeys, StoreEntries, TableColumns
+from hybrid_pages._stubs.blocks import PrefixKeys, StoreEntries, TableColumns
+from hybrid_pages._stubs.cache import Cache, Hints
 from hybrid_pages._stubs.geometry import Geometry
 
 class _Tracked(Protocol):

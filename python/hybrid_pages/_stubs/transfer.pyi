@@ -6,7 +6,7 @@ from typing import final
 from typing_extensions import disjoint_base
 
 from hybrid_pages._stubs.arena import Arena
-from hybrid_pages._stubs.cache import StoreEntries
+from hybrid_pages._stubs.blocks import StoreEntries
 from hybrid_pages._stubs.geometry import Geometry
 
 @final

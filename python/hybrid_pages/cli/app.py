@@ -11,8 +11,9 @@ import typer
 
 import hybrid_pages
 from hybrid_pages.arguments import gib, whole
-from hybrid_pages.cli import fleets, lab, operate
+from hybrid_pages.cli import deployment
 from hybrid_pages.cli import info as installed
+from hybrid_pages.cli.lab import add_to
 from hybrid_pages.cli.options import Json, read
 
 _HOST_GB = typer.Option(
@@ -31,10 +32,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 store = typer.Typer(help="Look at a disk_path, verify its entries, remove what nobody needs.")
-app.command()(operate.plan)
-app.command()(operate.doctor)
-app.command()(operate.verify)
-app.command()(operate.top)
+app.command()(deployment.plan)
+app.command()(deployment.doctor)
+app.command()(deployment.verify)
+app.command()(deployment.top)
 
 
 def run(words: Sequence[str]) -> int:
@@ -151,9 +152,7 @@ def serve(
     )
 
 
-app.command()(lab.replay)
-app.command()(lab.route)
-app.command()(fleets.scale)
+add_to(app)
 
 
 @app.command("mlx-server", add_help_option=False)

@@ -6,8 +6,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-import hybrid_pages
-from hybrid_pages import cuda
+from hybrid_pages import _core, cuda
 from hybrid_pages.vllm.support import is_supported, supported_range
 
 # Distributions that contain vLLM.
@@ -37,10 +36,10 @@ def run(*, as_json: bool) -> int:
     found = _engine()
     cupy = {name: version for name in _CUPY if (version := _installed(name)) is not None}
     facts = {
-        "version": hybrid_pages.__version__,
-        "format_version": hybrid_pages.FORMAT_VERSION,
-        "disk_format_version": hybrid_pages.DISK_FORMAT_VERSION,
-        "core": hybrid_pages._core.__file__,
+        "version": _core.__version__,
+        "format_version": _core.FORMAT_VERSION,
+        "disk_format_version": _core.DISK_FORMAT_VERSION,
+        "core": _core.__file__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": _installed("torch"),

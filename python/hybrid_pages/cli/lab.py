@@ -1,4 +1,4 @@
-"""The commands that replay a trace, and the options that they have in common."""
+"""The group ``lab``: commands that replay traces of requests."""
 
 from __future__ import annotations
 
@@ -10,50 +10,31 @@ from typing import Annotated, Optional
 import typer
 
 from hybrid_pages.arguments import whole
-from hybrid_pages.cli.options import REUSE, Policy, read
-from hybrid_pages.replay import remote as store
-from hybrid_pages.replay.words import budgets, policies, share
+from hybrid_pages.cli.options import (
+    MOST_RATIO,
+    REUSE,
+    Compute,
+    Folder,
+    Policy,
+    Ratio,
+    TokenBytes,
+    one_of,
+    read,
+)
+from hybrid_pages.cli.scale import scale
+from hybrid_pages.lab import remote as store
+from hybrid_pages.lab.budgets import budgets, policies, share
 
-_MOST = (1 << 20) - 1
+group = typer.Typer(
+    help="Replay recorded requests: compare policies, budgets, routers and fleets of engines."
+)
 
-Way = typer.Option(
+_REMOTE = typer.Option(
     parser=read(store.way),
     metavar="LATENCY,BANDWIDTH",
     help="An unbounded store below the host behind such a network, such as 20ms,1GB/s: shows from "
     "how many tokens on fetching pays, and what crosses the network. Not with --disk.",
 )
-TokenBytes = typer.Option(
-    parser=read(whole(1 << 30)),
-    metavar="BYTES",
-    help="Of a token's keys and values, without --model; by default "
-    f"{store.TOKEN_BYTES}, Qwen3.6-27B.",
-)
-Compute = typer.Option(
-    parser=read(whole(10**9)),
-    metavar="TOKENS",
-    help="Prompt tokens that an engine computes per second; measure yours. By default "
-    f"{store.COMPUTE}, an estimate for 27 billion parameters on an H100.",
-)
-Ratio = typer.Option(
-    parser=read(whole(_MOST)),
-    metavar="R",
-    help="Room of a checkpoint, in pages; by default 3. Not with --model.",
-)
-Folder = typer.Option(
-    metavar="PATH",
-    help="A Hugging Face model's folder or config.json, which says how large both are.",
-)
-
-
-def one_of(**given: object) -> None:
-    """Rejects options that exclude each other.
-
-    Raises:
-        typer.BadParameter: more than one was given.
-    """
-    first, *others = [f"--{name}" for name, value in given.items() if value is not None] or [""]
-    if others:
-        raise typer.BadParameter(f"not allowed with argument {first}", param_hint=others[0])
 
 
 class Sessions(str, Enum):
@@ -95,7 +76,7 @@ def replay(
             "budgets are the host's. Not with --remote.",
         ),
     ] = None,
-    remote: Annotated[object, Way] = None,
+    remote: Annotated[object, _REMOTE] = None,
     disk_policy: Annotated[
         Optional[Policy],  # noqa: UP045
         typer.Option(help="The disk's, by default `reuse`; all others write everything."),
@@ -107,7 +88,7 @@ def replay(
     trace_block: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
-            parser=read(whole(_MOST)),
+            parser=read(whole(MOST_RATIO)),
             metavar="N",
             help="Tokens per block; by default as a recording says, else 512.",
         ),
@@ -134,7 +115,7 @@ def replay(
     """Compare policies and budgets on a trace of requests."""
     one_of(ratio=ratio, model=model)
     one_of(disk=disk, remote=remote)
-    from hybrid_pages.replay.main import run
+    from hybrid_pages.lab.replay import run
 
     return run(
         SimpleNamespace(
@@ -178,7 +159,7 @@ def route(
     ratio: Annotated[
         int,
         typer.Option(
-            parser=read(whole(_MOST)), metavar="R", help="Room of a checkpoint, in pages."
+            parser=read(whole(MOST_RATIO)), metavar="R", help="Room of a checkpoint, in pages."
         ),
     ] = 3,
     as_json: Annotated[
@@ -186,7 +167,7 @@ def route(
     ] = False,
 ) -> int:
     """Compare ways to route a trace to several engines."""
-    from hybrid_pages.replay.route import run
+    from hybrid_pages.lab.route import run
 
     return run(
         SimpleNamespace(
@@ -198,3 +179,11 @@ def route(
             json=as_json,
         )
     )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the group to the command, and each of its commands under its old name, hidden."""
+    app.add_typer(group, name="lab")
+    for command in (replay, route, scale):
+        group.command()(command)
+        app.command(hidden=True)(command)

@@ -15,7 +15,7 @@ from hybrid_pages.adapter.pool import budget_of
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.checks.steps import least_batched_tokens
-from hybrid_pages.doctor.words import Command
+from hybrid_pages.doctor.serve_arguments import Command
 from hybrid_pages.models.blocks import Plan, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError, find

@@ -13,7 +13,7 @@ from rich.text import Text
 from hybrid_pages import HybridPagesError
 from hybrid_pages.checks.situation import Finding
 from hybrid_pages.doctor import command, engine
-from hybrid_pages.doctor.words import read_command
+from hybrid_pages.doctor.serve_arguments import read_command
 from hybrid_pages.scrape import scrape, version_of
 
 _MEANS = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from hybrid_pages import array_marks
+from hybrid_pages._core import array_marks
 from hybrid_pages.mlx.reading import Conditions, Plain, Reading
 from hybrid_pages.mlx.views import are_equal
 

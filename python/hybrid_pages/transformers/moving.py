@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hybrid_pages import PageClass
+from hybrid_pages._core import PageClass
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
 

@@ -7,7 +7,7 @@ and not wanted are remembered by their keys, and a prompt that passes one counts
 
 from collections.abc import Iterable
 
-from hybrid_pages import PrefixKeys
+from hybrid_pages._core import PrefixKeys
 
 _MOST = 16_384
 """Boundaries that are remembered; the oldest go first. A boundary is hundreds of tokens that were

@@ -14,9 +14,8 @@ from hybrid_pages import (
     HostEngine,
     LayerMap,
     Pinning,
-    StoreEntries,
-    device_numa_node,
 )
+from hybrid_pages._core import StoreEntries, device_numa_node
 from hybrid_pages.adapter import devices
 from hybrid_pages.vllm.log import logger
 from hybrid_pages.vllm.messages import LoadEntryOfRank

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybrid_pages import Cache, InvalidArgumentError, Span
+from hybrid_pages import Cache, InvalidArgumentError
+from hybrid_pages._core import Span
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.keys import Keys
 from hybrid_pages.vllm.log import logger

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Geometry, RunRules, TableColumns
+from hybrid_pages import Geometry
+from hybrid_pages._core import RunRules, TableColumns
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.settings import CheckpointMode
 from hybrid_pages.vllm.speculation import draft_layers

@@ -9,7 +9,7 @@ found under a key was computed before the same next token.
 import hashlib
 from typing import TYPE_CHECKING
 
-from hybrid_pages import PrefixKeys
+from hybrid_pages._core import PrefixKeys
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.grid import BlockGrid
 from hybrid_pages.vllm.tracking import Tracked

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from hybrid_pages import StoreEntries
+from hybrid_pages._core import StoreEntries
 
 LoadEntry = tuple[int, list[int], list[int | None], list[int]]
 """(class index, arena slots, engine block ids in the order of the class's groups, the checksum of

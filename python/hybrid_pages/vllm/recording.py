@@ -1,4 +1,4 @@
-"""Records a trace of an engine's requests, to replay in the lab: ``hybrid-pages replay``.
+"""Records a trace of an engine's requests, to replay in the lab: ``hybrid-pages lab replay``.
 
 Lengths, times and hashes, never a token. A recording's hashes are made with a secret that is never
 written, so the file does not tell whether a known text was among the prompts.

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybrid_pages import HybridPagesError, StepCalls
+from hybrid_pages import HybridPagesError
+from hybrid_pages._core import StepCalls
 from hybrid_pages.adapter.disk import close_disk
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.adapter.remote import close_remote

@@ -85,8 +85,8 @@ class Settings:
     engine ends a step at each of them."""
 
     trace_dir: str = ""
-    """Directory to record requests in for ``hybrid-pages replay``: lengths, times, salted hashes.
-    Empty for no recording."""
+    """Directory to record requests in, for ``hybrid-pages lab replay``: lengths, times and salted
+    hashes. Empty for no recording."""
 
     copy_threads: int = min(4, os.cpu_count() or 1)
     """Threads a worker copies with."""

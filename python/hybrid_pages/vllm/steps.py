@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hybrid_pages import StoreEntries
+from hybrid_pages._core import StoreEntries
 from hybrid_pages.vllm.connection import Connection
 from hybrid_pages.vllm.epochs import Epochs
 from hybrid_pages.vllm.invalid import InvalidBlocks

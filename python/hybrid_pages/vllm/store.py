@@ -8,8 +8,9 @@ with a call a step and a call a report; what it asks and says of an engine goes 
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from hybrid_pages import Cache, Geometry, StoreEntries
-from hybrid_pages import Stores as Core
+from hybrid_pages import Cache, Geometry
+from hybrid_pages._core import StoreEntries
+from hybrid_pages._core import Stores as Core
 from hybrid_pages.adapter.errors import EngineError
 from hybrid_pages.vllm.grid import Tables
 from hybrid_pages.vllm.keys import Keys

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hybrid_pages import PrefixKeys, ReadLease, Restore, Run
+from hybrid_pages import ReadLease, Restore
+from hybrid_pages._core import PrefixKeys, Run
 from hybrid_pages.vllm.hints import NOTHING, RequestHints
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from hybrid_pages import PrefixKeys
+from hybrid_pages._core import PrefixKeys
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
 from hybrid_pages.vllm.tracking import Tracked

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from hybrid_pages import BlockTables
+from hybrid_pages._core import BlockTables
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

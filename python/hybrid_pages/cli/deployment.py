@@ -1,4 +1,4 @@
-"""The commands before and beside an engine."""
+"""``plan``, ``doctor``, ``verify`` and ``top``: for whoever runs ``vllm serve``."""
 
 from __future__ import annotations
 

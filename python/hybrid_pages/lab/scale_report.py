@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybrid_pages import FleetRow, Link, StoreLoad, Trace
-from hybrid_pages.replay.remote import Way
-from hybrid_pages.replay.words import amount, columns
+from hybrid_pages._core import FleetRow, Link, StoreLoad, Trace
+from hybrid_pages.lab.budgets import amount, columns
+from hybrid_pages.lab.remote import Way
 
 PUTS = 3_500
 GETS = 5_500

@@ -1,4 +1,4 @@
-"""The command that simulates fleets of engines."""
+"""``hybrid-pages lab scale``: its options."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Annotated, Optional
 
 import typer
 
-from hybrid_pages import ROUTES
+from hybrid_pages._core import ROUTES
 from hybrid_pages.arguments import whole
-from hybrid_pages.cli.lab import Compute, Folder, Ratio, TokenBytes, one_of
-from hybrid_pages.cli.options import REUSE, Policy, read
-from hybrid_pages.replay import scale as fleets
-from hybrid_pages.replay.remote import way
+from hybrid_pages.cli.options import (
+    REUSE,
+    Compute,
+    Folder,
+    Policy,
+    Ratio,
+    TokenBytes,
+    one_of,
+    read,
+)
+from hybrid_pages.lab import scale as fleets
+from hybrid_pages.lab.remote import way
 
 
 def scale(

@@ -10,11 +10,11 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
-from hybrid_pages import Link, ReplayRow, Trace
+from hybrid_pages._core import Link, ReplayRow, Trace
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import WrongArgument
-from hybrid_pages.replay.model import Model
-from hybrid_pages.replay.words import amount, columns
+from hybrid_pages.lab.budgets import amount, columns
+from hybrid_pages.lab.model import Model
 
 TOKEN_BYTES = 64 << 10
 """Keys and values of a token: Qwen3.6-27B's in bfloat16, 16 attention layers of 4 KiB."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid_pages.replay.remote import name
-from hybrid_pages.replay.report import Replayed
-from hybrid_pages.replay.words import BOUND
+from hybrid_pages.lab.budgets import BOUND
+from hybrid_pages.lab.remote import name
+from hybrid_pages.lab.replay_report import Replayed
 
 # With more budgets than this, not every one is labelled.
 _MOST_TICKS = 9

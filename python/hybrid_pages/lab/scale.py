@@ -1,4 +1,4 @@
-"""``hybrid-pages scale``: many engines over one remote store."""
+"""``hybrid-pages lab scale``: many engines over one remote store."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
-from hybrid_pages import FleetRow, HybridPagesError, Trace, run_fleets
+from hybrid_pages import HybridPagesError
+from hybrid_pages._core import FleetRow, Trace, run_fleets
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import WrongArgument, require_file, require_picture, whole
+from hybrid_pages.lab import remote, scale_report
+from hybrid_pages.lab.budgets import RATIO, Budget, budgets
+from hybrid_pages.lab.model import read_model
 from hybrid_pages.progress import progress
-from hybrid_pages.replay import remote, scale_report
-from hybrid_pages.replay.model import read_model
-from hybrid_pages.replay.words import RATIO, Budget, budgets
 
 ADMIT = {"off": None, "auto": "auto", "all": "all"}
 """Ways to use the store, by their names."""
@@ -33,10 +34,10 @@ def run(args: SimpleNamespace) -> int:
         if args.plot is not None:
             scale_report.draw(found, args.plot)
     except (HybridPagesError, OSError) as error:
-        print(f"hybrid-pages scale: {error}", file=sys.stderr)
+        print(f"hybrid-pages lab scale: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("hybrid-pages scale: interrupted", file=sys.stderr)
+        print("hybrid-pages lab scale: interrupted", file=sys.stderr)
         return 130
     if args.json:
         for row in found.rows:

@@ -1,4 +1,4 @@
-"""``hybrid-pages route``: what routers in front of several engines are worth on a trace."""
+"""``hybrid-pages lab route``: what routers in front of several engines are worth on a trace."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import sys
 from types import SimpleNamespace
 
-from hybrid_pages import ROUTES, HybridPagesError, Trace, route_trace
+from hybrid_pages import HybridPagesError
+from hybrid_pages._core import ROUTES, Trace, route_trace
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_file
-from hybrid_pages.replay.words import Budget
+from hybrid_pages.lab.budgets import Budget
 
 
 def run(args: SimpleNamespace) -> int:
@@ -18,10 +19,10 @@ def run(args: SimpleNamespace) -> int:
         require_file("TRACE", args.trace)
         lines = [line for count in args.engines for line in _lines(count, args)]
     except (HybridPagesError, OSError) as error:
-        print(f"hybrid-pages route: {error}", file=sys.stderr)
+        print(f"hybrid-pages lab route: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("hybrid-pages route: interrupted", file=sys.stderr)
+        print("hybrid-pages lab route: interrupted", file=sys.stderr)
         return 130
     print("\n".join(lines))
     return 0

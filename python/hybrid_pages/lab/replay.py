@@ -1,4 +1,4 @@
-"""``hybrid-pages replay``: replays traces through policies, at any budget."""
+"""``hybrid-pages lab replay``: replays traces through policies, at any budget."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from hybrid_pages import (
-    HybridPagesError,
-    ReplayRow,
-    Trace,
-    TraceError,
-    replay_traces,
-)
+from hybrid_pages import HybridPagesError
+from hybrid_pages._core import ReplayRow, Trace, TraceError, replay_traces
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_file, require_picture
+from hybrid_pages.lab import remote, replay_plot
+from hybrid_pages.lab.budgets import BOUND, RATIO, Budget
+from hybrid_pages.lab.model import Model, read_model
+from hybrid_pages.lab.replay_report import Replayed, footprint, objects, table
 from hybrid_pages.progress import progress
-from hybrid_pages.replay import plot, remote
-from hybrid_pages.replay.model import Model, read_model
-from hybrid_pages.replay.report import Replayed, footprint, objects, table
-from hybrid_pages.replay.words import BOUND, RATIO, Budget
 
 
 def run(args: SimpleNamespace) -> int:
@@ -31,12 +26,12 @@ def run(args: SimpleNamespace) -> int:
         traces = [_open(path, args) for path in args.traces]
         replayed = _replay(traces, model, args)
         if args.plot is not None:
-            plot.draw(replayed, args.plot)
+            replay_plot.draw(replayed, args.plot)
     except (HybridPagesError, OSError) as error:
-        print(f"hybrid-pages replay: {error}", file=sys.stderr)
+        print(f"hybrid-pages lab replay: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("hybrid-pages replay: interrupted", file=sys.stderr)
+        print("hybrid-pages lab replay: interrupted", file=sys.stderr)
         return 130
     if args.json:
         for one in replayed:

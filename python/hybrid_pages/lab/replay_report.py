@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid_pages import Link, ReplayRow, Trace
-from hybrid_pages.replay import remote
-from hybrid_pages.replay.model import Model
-from hybrid_pages.replay.words import BOUND, Budget, amount, columns, count
+from hybrid_pages._core import Link, ReplayRow, Trace
+from hybrid_pages.lab import remote
+from hybrid_pages.lab.budgets import BOUND, Budget, amount, columns, count
+from hybrid_pages.lab.model import Model
 
 
 def footprint(trace: Trace, ratio: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from hybrid_pages import POLICIES
+from hybrid_pages._core import POLICIES
 from hybrid_pages.arguments import WrongArgument
 
 BOUND = "bound"

@@ -1,1 +1,0 @@
-"""``hybrid-pages replay``: compares policies and budgets on a trace of requests."""
