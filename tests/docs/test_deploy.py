@@ -13,7 +13,7 @@ import yaml
 
 from hybrid_pages.doctor.serve_arguments import read_command
 from hybrid_pages.vllm import CONNECTOR
-from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

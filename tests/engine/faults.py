@@ -108,7 +108,7 @@ def foreign_worker_metadata(engine: Engine) -> Iterator[None]:
 
 LOOKUP = {
     "match raises": (_broken(lambda e: e.half, "loads", "match"), "lookup"),
-    "lookup raises": (_broken(lambda e: e.half.loads.below, "cache", "lookup"), "lookup"),
+    "lookup raises": (_broken(lambda e: e.half.loads.restores, "cache", "lookup"), "lookup"),
     "acquire raises": (_broken(lambda e: e.half.loads, "cache", "acquire"), "lookup"),
 }
 STORE = {

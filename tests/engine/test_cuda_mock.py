@@ -26,7 +26,7 @@ def engine(start: Callable[..., Engine]) -> Iterator[Engine]:
 
 
 def test_what_comes_back_from_a_device_gives_vllms_own_text(engine: Engine) -> None:
-    from hybrid_pages.vllm.engines import StreamEngine
+    from hybrid_pages.vllm.worker.copy_engine import StreamEngine
 
     prompt = tokens("device", 3 * engine.N + 5)
     (cold,) = engine.finish([engine.submit(prompt)])

@@ -8,7 +8,7 @@ import pytest
 from hybrid_pages import BudgetError
 from hybrid_pages.adapter import disk
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.config.settings import Settings
 
 
 def test_settings_of_a_disk_are_taken():

@@ -11,7 +11,7 @@ import pytest
 
 from hybrid_pages._core import POLICIES
 from hybrid_pages.vllm import CONNECTOR
-from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(

@@ -94,7 +94,7 @@ def test_a_raise_of_something_else_is_found(code: str, found: list[str]) -> None
 
 def test_an_error_is_one_class_under_all_its_names() -> None:
     from hybrid_pages.adapter import errors
-    from hybrid_pages.vllm import settings, support
+    from hybrid_pages.vllm.config import settings, support
 
     assert support.UnsupportedError is errors.UnsupportedError
     assert settings.SettingsError is errors.SettingsError

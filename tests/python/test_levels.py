@@ -126,7 +126,7 @@ def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "found"),
     [
-        ("arguments.py", "import hybrid_pages.vllm.settings", "arguments -> vllm"),
+        ("arguments.py", "import hybrid_pages.vllm.config.settings", "arguments -> vllm"),
         ("batch/step.py", "from hybrid_pages.vllm import CONNECTOR", "batch -> vllm"),
         (
             "batch/step.py",
@@ -135,7 +135,7 @@ def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
         ),
         ("transformers/store.py", "from hybrid_pages import batch", "transformers -> batch"),
         ("lab/budgets.py", "from hybrid_pages.demo.models import VOCAB", "lab -> demo"),
-        ("vllm/log.py", "from hybrid_pages import cli", "vllm -> cli"),
+        ("vllm/messages.py", "from hybrid_pages import cli", "vllm -> cli"),
         ("arguments.py", "import hybrid_pages.none", None),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 import hybrid_pages
 from hybrid_pages import _core, cli, lab
-from hybrid_pages.vllm.support import supported_range
+from hybrid_pages.vllm.config.support import supported_range
 from hybrid_pages.vllm.versions import SUPPORTED, TESTED
 
 ENGINES = ("torch", "vllm", "transformers", "numpy", "matplotlib", "cupy", "cuda", "nvidia")
@@ -22,8 +22,8 @@ LIGHT_MODULES = (
     "hybrid_pages.cuda",
     "hybrid_pages.lab.replay",
     "hybrid_pages.vllm",
-    "hybrid_pages.vllm.settings",
-    "hybrid_pages.vllm.support",
+    "hybrid_pages.vllm.config.settings",
+    "hybrid_pages.vllm.config.support",
     "hybrid_pages.vllm.versions",
 )
 

@@ -7,7 +7,7 @@ import pytest
 from hybrid_pages import InvalidArgumentError, Remote, RemoteError
 from hybrid_pages.adapter import remote
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.config.settings import Settings
 
 SECRET = "AKIA-s3cr3t"
 

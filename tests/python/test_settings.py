@@ -15,7 +15,7 @@ from hybrid_pages import (
 )
 from hybrid_pages._core import POLICIES
 from hybrid_pages.adapter.policies import OFFERED
-from hybrid_pages.vllm.settings import Settings, SettingsError
+from hybrid_pages.vllm.config.settings import Settings, SettingsError
 
 PURE = Geometry(
     block_tokens=16,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid_pages.vllm import support
+from hybrid_pages.vllm.config import support
 from hybrid_pages.vllm.versions import SUPPORTED, TESTED
 
 FIRST_BEYOND = ".".join(map(str, (*SUPPORTED.end, 0)))

@@ -31,7 +31,7 @@ from hybrid_pages.verify.verdict import (
     scores,
     unfit_for,
 )
-from hybrid_pages.vllm.settings import PLANT_VARIABLE, PLANTS, Settings
+from hybrid_pages.vllm.config.settings import PLANT_VARIABLE, PLANTS, Settings
 
 N = 32
 

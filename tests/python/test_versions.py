@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.support import is_supported
+from hybrid_pages.vllm.config.support import is_supported
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "python/hybrid_pages/vllm"

@@ -28,7 +28,7 @@ import vllm
 from vllm.config.logging import LoggingConfig
 from vllm.logger import configure_logging_if_needed
 
-from hybrid_pages.vllm import engines as copy_engines
+from hybrid_pages.vllm.worker import copy_engine
 from simulation.copies import Copies, Script
 from simulation.engine import Engine, StartEngine, connector
 from simulation.shapes import GDN, Shape
@@ -54,7 +54,7 @@ def caplog(
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """The script for the copies of every engine of this test."""
     script = Script()
-    monkeypatch.setattr(copy_engines, "HostEngine", partial(Copies, script))
+    monkeypatch.setattr(copy_engine, "HostEngine", partial(Copies, script))
     return script
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hybrid_pages.vllm.below import Below
+from hybrid_pages.vllm.scheduler.loads.restores import Restores
 from simulation.engine import Engine, Result
 from simulation.hanging import Hanging
 from simulation.shapes import BLOCK_TOKENS as N
@@ -81,7 +81,7 @@ def test_a_hang_costs_a_recompute_and_then_nobody_waits(
     assert hanging.waiting() > 0, "no call was held"
     wait(engine, "an outage", lambda: is_out(engine))
     asked = []
-    monkeypatch.setattr(Below, "_may_wait", lambda *args, **options: asked.append(args))
+    monkeypatch.setattr(Restores, "_may_wait", lambda *args, **options: asked.append(args))
     for result in run(engine, *PROMPTS[1:4]):
         assert result.restored_tokens == 0
     assert not asked

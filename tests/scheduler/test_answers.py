@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hybrid_pages._core import PrefixKeys
-from hybrid_pages.vllm.answers import Answers
+from hybrid_pages.vllm.scheduler.answers import Answers
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES

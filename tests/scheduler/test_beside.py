@@ -14,8 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
-from hybrid_pages.vllm.scheduler import SchedulerHalf
-from hybrid_pages.vllm.store import Stores
+from hybrid_pages.vllm.scheduler.half import SchedulerHalf
+from hybrid_pages.vllm.scheduler.store import Stores
 from simulation import sibling
 from simulation.audit import WrongEntry
 from simulation.copies import Script

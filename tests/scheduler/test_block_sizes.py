@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from vllm.v1.kv_cache_interface import MambaSpec
 
-from hybrid_pages.vllm.invalid import spread
-from hybrid_pages.vllm.load import Loads
+from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.messages import LoadEntry
-from hybrid_pages.vllm.support import UnsupportedError
+from hybrid_pages.vllm.scheduler.loads.load import Loads
+from hybrid_pages.vllm.scheduler.stale.invalid import spread
 from simulation.audit import WrongEntry
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine, connector

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hybrid_pages.vllm.worker import WorkerHalf
+from hybrid_pages.vllm.worker.half import WorkerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Mismatch

@@ -10,7 +10,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hybrid_pages.doctor.serve_arguments import read_command
-from hybrid_pages.vllm.settings import Settings
+from hybrid_pages.vllm.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 # Also behind variables of its environment.

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from vllm.lora.request import LoRARequest
 
-from hybrid_pages.vllm import scheduler, versions
-from hybrid_pages.vllm.tracking import Lookup, Tracked, namespace_identity
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.scheduler import half
+from hybrid_pages.vllm.scheduler.requests.tracked import Lookup, Tracked, namespace_identity
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
@@ -167,7 +168,7 @@ def test_prompts_that_found_pages_and_no_state_are_counted_by_reason(start: Star
 def test_figures_go_out_now_and_then_and_when_the_engine_comes_to_rest(
     seconds: float, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "_STATS_SECONDS", seconds)
+    monkeypatch.setattr(half, "_STATS_SECONDS", seconds)
     engine = start(extra={"checkpoint_mode": "all"})
     engine.add(tokens(N + 3), 5 * N)
     told: list[dict[str, dict[str, float]]] = []

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hybrid_pages import CudaError
-from hybrid_pages.vllm import engines, progress
-from hybrid_pages.vllm.support import UnsupportedError
+from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.worker import copy_engine, pinning
 from simulation.device import pretended
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Runner
@@ -61,7 +61,7 @@ def test_what_was_stored_from_a_device_is_restored_to_it(
     assert engine.generate(PROMPT).restored_tokens == 6 * N
     engine.check_idle()
     worker = engine.runners[0].connector.worker
-    assert isinstance(worker.engine, engines.StreamEngine)
+    assert isinstance(worker.engine, copy_engine.StreamEngine)
     assert failures(engine) == {}
 
 
@@ -92,7 +92,7 @@ def test_loads_are_fenced_before_the_forward_pass_and_stores_come_after(
 ) -> None:
     calls: list[str] = []
 
-    class Noted(engines.StreamEngine):
+    class Noted(copy_engine.StreamEngine):
         def fence(self) -> None:
             calls.append("fence")
             super().fence()
@@ -105,7 +105,7 @@ def test_loads_are_fenced_before_the_forward_pass_and_stores_come_after(
             calls.append("store")
             return super().store(entries)
 
-    monkeypatch.setattr(engines, "StreamEngine", Noted)
+    monkeypatch.setattr(copy_engine, "StreamEngine", Noted)
     forward, prepare = Runner._forward, Runner._prepare_blocks
     monkeypatch.setattr(
         Runner, "_forward", lambda self, out: (calls.append("forward"), forward(self, out))[1]
@@ -175,7 +175,7 @@ def test_pinning_that_fails_is_said_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(pinning, "_LOOK_SECONDS", 0.001)
     driver.fail("cuMemHostRegister_v2", 1, OUT_OF_MEMORY)
 
     def said() -> int:
@@ -194,19 +194,19 @@ def test_pinning_that_fails_is_said_once(
 def test_the_log_follows_what_is_pinned_without_a_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.001)
-    pinning = SimpleNamespace(usable_slots=0, slots=80, seconds=1.5, error=None)
+    monkeypatch.setattr(pinning, "_LOOK_SECONDS", 0.001)
+    memory = SimpleNamespace(usable_slots=0, slots=80, seconds=1.5, error=None)
 
     def lines() -> list[str]:
         return [record.getMessage().partition(": ")[2] for record in caplog.records]
 
     with caplog.at_level(logging.INFO, logger="vllm.hybrid_pages"):
-        followed = progress.Progress(2, 8 << 30, pinning)
+        followed = pinning.Progress(2, 8 << 30, memory)
         for number, slots in enumerate((10, 41), 1):
-            pinning.usable_slots = slots
+            memory.usable_slots = slots
             until("it is in the log", lambda number=number: len(lines()) == number)
-        pinning.usable_slots = 49  # too little for a line of its own
-        pinning.error = "the rest failed"
+        memory.usable_slots = 49  # too little for a line of its own
+        memory.error = "the rest failed"
         until("it ended", lambda: len(lines()) == 4)
     assert lines() == [
         f"rank 2 has {gib} of 8.0 GiB of host memory ready after 1.5 s"
@@ -237,7 +237,7 @@ def test_stores_without_a_pinning_fail_by_their_true_reason(
     def fails(*_: Any) -> None:
         raise CudaError("cuDevicePrimaryCtxRetain: out of memory")
 
-    monkeypatch.setattr(engines, "pin", fails)
+    monkeypatch.setattr(copy_engine, "pin", fails)
     engine = start()
     engine.generate(PROMPT)  # the first report comes with its first step
     waited = skipped(engine)
@@ -277,10 +277,10 @@ def test_sleep_lets_go_of_the_caches_and_keeps_what_is_pinned(
 
 def test_the_engine_is_made_for_the_device_that_the_caches_lie_on() -> None:
     here = {"a": torch.zeros(1), "b": torch.zeros(1)}
-    assert engines.cache_device(here) == torch.device("cpu")
-    assert engines.cache_device({}) == torch.device("cpu")
+    assert copy_engine.cache_device(here) == torch.device("cpu")
+    assert copy_engine.cache_device({}) == torch.device("cpu")
     with pytest.raises(UnsupportedError, match="layer 'b': expected its cache in CPU or CUDA"):
-        engines.cache_device(here | {"b": torch.zeros(1, device="meta")})
+        copy_engine.cache_device(here | {"b": torch.zeros(1, device="meta")})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -290,7 +290,7 @@ def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
     """Registration ends while the engine serves, on one rank after the other."""
     monkeypatch.setattr(Engine, "waits_for_memory", False)
     usable = {rank: 0 for rank in range(ranks)}
-    made = engines.pin
+    made = copy_engine.pin
 
     class Slow:
         """A pinning that says when it is told to."""
@@ -310,7 +310,7 @@ def test_nothing_is_stored_in_memory_that_is_not_pinned_yet(
         return pinning
 
     slow: dict[int, Any] = {}
-    monkeypatch.setattr(engines, "pin", pin)
+    monkeypatch.setattr(copy_engine, "pin", pin)
     engine = start(ranks=ranks)
     for runner in engine.runners:
         runner.connector.worker._pinning = slow[runner.rank]

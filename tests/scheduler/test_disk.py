@@ -14,7 +14,6 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages import Arena, Disk, DiskError, DiskTree, ForeignError
-from hybrid_pages.vllm import adapters
 from simulation.config import SimulatedHybridForCausalLM, save_model
 from simulation.copies import Script
 from simulation.engine import Engine, connector
@@ -129,13 +128,13 @@ def test_a_request_holds_no_blocks_while_the_disk_is_read(start: Start) -> None:
             waiting.progress = lambda: "waiting"
             return waiting
 
-    engine.half.loads.below.cache = Slow()
+    engine.half.loads.restores.cache = Slow()
     result = engine.add(PROMPT)
     engine.step()
     assert len(found) == 1 and found[0] in ("waiting", "ready")
     assert result.request.status == RequestStatus.WAITING
     assert pool.get_num_free_blocks() == engine.plan.num_blocks - 1
-    engine.half.loads.below.cache = engine.half.cache
+    engine.half.loads.restores.cache = engine.half.cache
     engine.run()
     assert result.restored_tokens == 4 * N
     engine.check_idle()
@@ -307,8 +306,8 @@ def test_the_files_of_an_adapter_are_looked_at_before_and_after_a_wait(
     engine.generate(PROMPT, lora=lora)
     engine.forget_local()
     looks: list[Path | None] = []
-    look = adapters.file_marks
-    monkeypatch.setattr(adapters, "file_marks", lambda path: looks.append(path) or look(path))
+    look = lora.file_marks
+    monkeypatch.setattr(lora, "file_marks", lambda path: looks.append(path) or look(path))
     cache = promoting(engine, answers=6)
     result = engine.add(PROMPT, lora=lora)
     while cache.left:
@@ -399,7 +398,7 @@ def test_a_request_waits_no_longer_than_the_deadline(start: Start) -> None:
             waiting.progress = lambda: "waiting"
             return waiting
 
-    engine.half.loads.below.cache = Hanging()
+    engine.half.loads.restores.cache = Hanging()
     assert engine.generate(PROMPT).restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1
     engine.check_idle()

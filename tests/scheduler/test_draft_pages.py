@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from hybrid_pages.vllm.keys import Keys
-from hybrid_pages.vllm.tracking import Tracked
+from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 from simulation.audit import WrongEntry
 from simulation.config import MAX_MODEL_LEN
 from simulation.engine import Engine, Result, StartEngine, origin_of

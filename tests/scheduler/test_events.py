@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
-from hybrid_pages.vllm.connection import EngineFacts
-from hybrid_pages.vllm.scheduler import SchedulerHalf
+from hybrid_pages.vllm.scheduler.connection import EngineFacts
+from hybrid_pages.vllm.scheduler.half import SchedulerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.function import VOCABULARY

@@ -206,7 +206,7 @@ def test_a_load_whose_cache_raises_is_recomputed(
     engine.generate(PROMPT)
     assert engine.reset_prefix_cache()
     loads = engine.connector.scheduler.loads
-    caller = loads.below if method == "lookup" else loads
+    caller = loads.restores if method == "lookup" else loads
     caller.cache = broken = Broken(caller.cache, method)
     if method == "invalidate":
         fail(script, "load", "torn")
@@ -374,7 +374,7 @@ def test_an_engine_goes_on_without_a_cache_that_a_panic_has_closed(
     assert engine.reset_prefix_cache()
     half = engine.connector.scheduler
     closed = Closed(half.cache)
-    half.cache = half.loads.cache = half.loads.below.cache = half.namespaces._cache = closed
+    half.cache = half.loads.cache = half.loads.restores.cache = half.namespaces._cache = closed
     for _ in range(3):
         assert engine.generate(PROMPT).restored_tokens == 0
         assert engine.reset_prefix_cache()

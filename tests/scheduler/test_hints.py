@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hybrid_pages._core import Trace
-from hybrid_pages.vllm.hints import _CHECKS, read_hints
+from hybrid_pages.vllm.scheduler.requests.hints import _CHECKS, read_hints
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
 from simulation.shapes import SHAPES

@@ -18,9 +18,12 @@ from vllm.model_executor.custom_op import CustomOp
 
 from hybrid_pages import Geometry
 from hybrid_pages.adapter.errors import UnsupportedError
-from hybrid_pages.vllm import adapters, identity, layout, versions
-from hybrid_pages.vllm.adapters import LastingNames
-from hybrid_pages.vllm.identity import ModelFacts, require_lasting
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config import identity
+from hybrid_pages.vllm.config.identity import ModelFacts, require_lasting
+from hybrid_pages.vllm.layout import geometry
+from hybrid_pages.vllm.scheduler.stale import lora
+from hybrid_pages.vllm.scheduler.stale.lora import LastingNames
 from simulation.config import SimulatedHybridForCausalLM, _base, plan_kv_caches, save_model
 from simulation.shapes import GDN
 
@@ -194,7 +197,7 @@ def test_the_kernels_that_were_chosen_are_in_the_geometry(config: VllmConfig) ->
     for backend, method in [(_Backend, fast), (_Other, fast), (_Backend, slow)]:
         made = {name: _Layer(backend, method) for name in names}
         config.compilation_config.static_forward_context = made
-        named = layout._identity(config, plans[0], layout.block_grid(plans[0]), [])["kernels"]
+        named = geometry._identity(config, plans[0], geometry.block_grid(plans[0]), [])["kernels"]
         assert backend.__name__ in named and method.__name__ in named
         found.add(named)
     assert len(found) == 3
@@ -335,7 +338,7 @@ def test_files_that_change_after_they_were_read_name_nothing(adapter: Path) -> N
 def test_an_adapter_that_is_forgotten_is_read_again(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapters, "_MOST", 1)
+    monkeypatch.setattr(lora, "_MOST", 1)
     names = LastingNames()
     first = names.name(LoRARequest("a", 1, str(adapter)))
     names.name(LoRARequest("b", 2, str(adapter)))

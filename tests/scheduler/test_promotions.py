@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from hybrid_pages.vllm import below
+from hybrid_pages.vllm.scheduler.loads import restores
 from simulation.copies import Script
 from simulation.engine import Engine, StartEngine
 from simulation.shapes import BLOCK_TOKENS as N
@@ -54,9 +54,9 @@ class Promoting:
 
 
 def promoting(engine: Engine, answers: int, *, loses: bool = False) -> Promoting:
-    below = engine.half.loads.below
-    below.cache = Promoting(below.cache, answers, loses=loses)
-    return below.cache
+    found = engine.half.loads.restores
+    found.cache = Promoting(found.cache, answers, loses=loses)
+    return found.cache
 
 
 def stored(engine: Engine) -> list[int]:
@@ -128,12 +128,12 @@ def test_a_tier_that_never_answers_costs_a_recompute(
     promoting(engine, answers=1_000_000, loses=loses)
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(below, "time", clock)
+    monkeypatch.setattr(restores, "time", clock)
     result = engine.add(prompt)
     for _ in range(5):
         engine.step()
     assert result.request.status == RequestStatus.WAITING
-    now = engine.half.loads.below.wait_seconds
+    now = engine.half.loads.restores.wait_seconds
     engine.run()
     assert result.tokens and result.restored_tokens == 0
     assert counters(engine)["failures:promotion"] == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hybrid_pages._core import Trace, replay_traces
-from hybrid_pages.vllm.settings import SettingsError
+from hybrid_pages.vllm.config.settings import SettingsError
 from simulation.engine import Engine, StartEngine, connector
 from simulation.shapes import BLOCK_TOKENS as N
 from test_boundaries import tokens

@@ -32,10 +32,10 @@ from vllm.v1.kv_cache_interface import (
 from hybrid_pages import BudgetError, GeometryError
 from hybrid_pages.adapter import planes
 from hybrid_pages.adapter.memory import GIB, Free
+from hybrid_pages.vllm.config.settings import SettingsError
+from hybrid_pages.vllm.config.support import UnsupportedError, supported_range
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.messages import Report
-from hybrid_pages.vllm.settings import SettingsError
-from hybrid_pages.vllm.support import UnsupportedError, supported_range
 from hybrid_pages.vllm.versions import SUPPORTED
 from simulation.config import engine_config, plan_kv_caches
 from simulation.engine import StartEngine, connector

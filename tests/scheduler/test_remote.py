@@ -15,9 +15,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.request import RequestStatus
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.vllm.asking import Asking
 from hybrid_pages.vllm.metrics import Figures
-from hybrid_pages.vllm.pace import Pace
+from hybrid_pages.vllm.scheduler.loads.pace import Pace
+from hybrid_pages.vllm.scheduler.loads.restores import Asking
 from simulation.config import SimulatedHybridForCausalLM, save_model
 from simulation.copies import Script
 from simulation.engine import Engine, connector
@@ -391,8 +391,8 @@ class Mute:
 def test_a_request_waits_for_an_answer_no_longer_than_the_deadline(start: Start) -> None:
     engine = start(extra={"remote_deadline_ms": 50})
     engine.generate(tokens(N + 1, 3))
-    below = engine.half.loads.below
-    below.cache = Mute(below.cache)
+    restores = engine.half.loads.restores
+    restores.cache = Mute(restores.cache)
     begun, result = time.monotonic(), engine.add(PROMPT)
     engine.step()
     assert result.request.status == RequestStatus.WAITING
@@ -405,8 +405,8 @@ def test_a_request_waits_for_an_answer_no_longer_than_the_deadline(start: Start)
 
 def test_a_producer_waits_for_no_answer(start: Start) -> None:
     engine = start(role="kv_producer", extra={"remote_deadline_ms": 3_600_000})
-    below = engine.half.loads.below
-    below.cache = Mute(below.cache)
+    restores = engine.half.loads.restores
+    restores.cache = Mute(restores.cache)
     engine.generate(PROMPT)
     assert not counters(engine).get("remote_unanswered")
 

@@ -12,8 +12,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 import simulation.engine
-from hybrid_pages.vllm import epochs, versions
-from hybrid_pages.vllm.worker import WorkerHalf
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.scheduler.stale import epochs
+from hybrid_pages.vllm.worker.half import WorkerHalf
 from simulation.copies import Script
 from simulation.engine import Engine, Result, StartEngine, origin_of
 from simulation.function import continuation

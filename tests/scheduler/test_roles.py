@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages.vllm.store import Stores
+from hybrid_pages.vllm.scheduler.store import Stores
 from simulation.copies import Script
 from simulation.engine import Engine, connector
 from simulation.shapes import BLOCK_TOKENS as N

@@ -23,9 +23,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from hybrid_pages.vllm.grid import block_grid
-from hybrid_pages.vllm.layout import require_groups
-from hybrid_pages.vllm.support import UnsupportedError
+from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.layout.geometry import require_groups
+from hybrid_pages.vllm.layout.grid import block_grid
 from simulation.shapes import attention, compressed, gdn, latent, latent_window, ring, window
 
 HEADS = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}

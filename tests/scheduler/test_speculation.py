@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hybrid_pages.vllm.connector import HybridPagesConnector
-from hybrid_pages.vllm.grid import BlockGrid
-from hybrid_pages.vllm.keys import Keys
-from hybrid_pages.vllm.steps import Steps
+from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.scheduler.engine_steps import Steps
+from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from simulation.audit import WrongEntry
 from simulation.config import MAX_MODEL_LEN
 from simulation.engine import Engine, StartEngine

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 
 from hybrid_pages.demo import serve
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.support import UnsupportedError, require_reads
+from hybrid_pages.vllm.config.support import UnsupportedError, require_reads
 
 
 def test_this_vllm_has_everything_that_is_read() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hybrid_pages.vllm.steps import Steps
+from hybrid_pages.vllm.scheduler.engine_steps import Steps
 from simulation.audit import WrongEntry
 from simulation.engine import Engine, StartEngine
 from simulation.runner import Mismatch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from hybrid_pages.vllm import load
+from hybrid_pages.vllm.scheduler.loads import load
 from simulation.copies import Script
 from simulation.engine import Engine
 from simulation.shapes import BLOCK_TOKENS as N

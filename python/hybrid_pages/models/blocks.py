@@ -51,7 +51,7 @@ class Group:
         return first.window if isinstance(first, Attention) else None
 
     def entry_blocks(self, n: int) -> int:
-        """Engine blocks of an entry of n tokens (``hybrid_pages/vllm/grid.py``)."""
+        """Engine blocks of an entry of n tokens (``hybrid_pages/vllm/layout/grid.py``)."""
         if self.is_recurrent:
             return 1
         per_block = n // self.block_tokens

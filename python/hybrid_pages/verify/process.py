@@ -15,7 +15,7 @@ from typing import IO, Any
 from hybrid_pages import HybridPagesError
 from hybrid_pages.cause import cause_of, with_fix
 from hybrid_pages.verify.tiers import Start
-from hybrid_pages.vllm.settings import PLANT_VARIABLE
+from hybrid_pages.vllm.config.settings import PLANT_VARIABLE
 
 _TAIL, _END_SECONDS, _LOOK_SECONDS = 40, 90.0, 1.0
 

@@ -23,7 +23,7 @@ class Start:
     run: names this run; nothing that others have stored is found under it, nor the other way round.
     alone: the one tier below the host that it has; empty for all that the user set. scratch:
     a directory for the disk tier's files; empty for the one that ``disk_path`` is in. plant: a
-    fault, see ``hybrid_pages.vllm.plant``.
+    fault, see ``hybrid_pages.vllm.worker.faults``.
     """
 
     run: str

@@ -13,7 +13,8 @@ _MODULE = "hybrid_pages.vllm.connector"
 def register() -> None:
     """Makes :data:`CONNECTOR` known to vLLM, and has its configuration checked before a model
     loads. Safe to call any number of times."""
-    from hybrid_pages.vllm import early, versions
+    from hybrid_pages.vllm import versions
+    from hybrid_pages.vllm.startup import preflight
 
-    early.install(CONNECTOR)
+    preflight.install(CONNECTOR)
     versions.register_connector(CONNECTOR, _MODULE)

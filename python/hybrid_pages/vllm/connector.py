@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybrid_pages.vllm import versions
-from hybrid_pages.vllm.support import require_config, require_reads, require_version
+from hybrid_pages.vllm.config.support import require_config, require_reads, require_version
 
 require_version(versions.installed())
 require_reads()
@@ -31,23 +31,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from hybrid_pages.adapter.errors import EngineError  # noqa: E402
-from hybrid_pages.vllm import costs  # noqa: E402
-from hybrid_pages.vllm.connection import EngineFacts  # noqa: E402
-from hybrid_pages.vllm.engine_cores import EngineCores  # noqa: E402
-from hybrid_pages.vllm.events import event_groups  # noqa: E402
-from hybrid_pages.vllm.grid import block_grid, with_drafts  # noqa: E402
-from hybrid_pages.vllm.identity import ModelFacts  # noqa: E402
-from hybrid_pages.vllm.layout import (  # noqa: E402
+from hybrid_pages.vllm.config.identity import ModelFacts  # noqa: E402
+from hybrid_pages.vllm.config.settings import Settings, fix_budget  # noqa: E402
+from hybrid_pages.vllm.layout.geometry import (  # noqa: E402
     has_states,
     planned_geometry,
     require_groups,
 )
-from hybrid_pages.vllm.log import logger  # noqa: E402
+from hybrid_pages.vllm.layout.grid import block_grid, with_drafts  # noqa: E402
 from hybrid_pages.vllm.messages import Report, StepMetadata  # noqa: E402
 from hybrid_pages.vllm.metrics import HybridPagesPromMetrics, HybridPagesStats  # noqa: E402
-from hybrid_pages.vllm.scheduler import SchedulerHalf  # noqa: E402
-from hybrid_pages.vllm.settings import Settings, fix_budget  # noqa: E402
-from hybrid_pages.vllm.worker import WorkerHalf  # noqa: E402
+from hybrid_pages.vllm.processes.engine_cores import EngineCores  # noqa: E402
+from hybrid_pages.vllm.scheduler.connection import EngineFacts  # noqa: E402
+from hybrid_pages.vllm.scheduler.events import event_groups  # noqa: E402
+from hybrid_pages.vllm.scheduler.half import SchedulerHalf  # noqa: E402
+from hybrid_pages.vllm.startup import advice  # noqa: E402
+from hybrid_pages.vllm.versions import logger  # noqa: E402
+from hybrid_pages.vllm.worker.half import WorkerHalf  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -101,7 +101,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             publishes = versions.publishes_events(vllm_config)
             events = event_groups(kv_cache_config) if publishes else None
             plan = planned_geometry(vllm_config, kv_cache_config)
-            costs.warn(vllm_config, settings, grid, plan)
+            advice.warn(vllm_config, settings, grid, plan)
             engine = EngineFacts(
                 grid,
                 ranks,

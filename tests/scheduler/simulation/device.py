@@ -19,7 +19,8 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "python"))
 
 from device_memory import Device
-from hybrid_pages.vllm import engines, versions
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.worker import copy_engine
 from mock_driver import Mock, build
 
 DEVICE = torch.device("cuda", 0)
@@ -39,8 +40,8 @@ def pretended(patch: pytest.MonkeyPatch) -> Iterator[Mock]:
             return zeros(size, *args, **kwargs)
         return torch.frombuffer(device.zeros(size), dtype=torch.int8)
 
-    patch.setattr(engines, "cache_device", lambda kv_caches: DEVICE)
-    patch.setattr(engines, "current_stream", lambda device: 0)
+    patch.setattr(copy_engine, "cache_device", lambda kv_caches: DEVICE)
+    patch.setattr(copy_engine, "current_stream", lambda device: 0)
     patch.setattr(versions, "pins_memory", lambda: True)
     with mock.patch.object(torch, "zeros", on_device):
         yield driver

@@ -35,7 +35,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from hybrid_pages._core import PrefixKeys
 from hybrid_pages.vllm.connector import HybridPagesConnector
 from hybrid_pages.vllm.metrics import KINDS
-from hybrid_pages.vllm.tracking import Tracked
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
 from .audit import Audit
 from .config import engine_config, plan_kv_caches

@@ -11,7 +11,6 @@ _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector"
 
 READS: dict[str, str] = {
     "vllm.version": "__version__",
-    "vllm.logger": "init_logger",
     "vllm.platforms": "current_platform",
     "vllm.platforms.cpu.CpuPlatform": "device_name",
     # Configuration.

@@ -1,12 +1,17 @@
-"""Starting: plugins, configurations and what is noted in them."""
+"""Starting: the log, plugins, configurations and what is noted in them."""
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig, KVTransferConfig, ParallelConfig, VllmConfig
+
+
+logger = logging.getLogger("vllm.hybrid_pages")
+"""The connector's logger, below vLLM's own: only loggers there reach the engine's output."""
 
 
 def register_connector(name: str, module: str) -> None:

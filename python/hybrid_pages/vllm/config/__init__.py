@@ -1,0 +1,1 @@
+"""Settings and configurations: what is accepted, and what names the model."""

@@ -1,0 +1,200 @@
+"""Checks at startup: configurations that no test has shown to work are rejected, by name."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.errors import UnsupportedError as UnsupportedError
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config import speculation
+from hybrid_pages.vllm.versions import SUPPORTED
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+
+
+PLATFORMS = ("cpu", "cuda")
+"""What the copy engines are for, as vLLM names it; not ``rocm``, ``xpu`` or ``tpu``."""
+
+
+def supported_range() -> str:
+    """The supported versions as a requirement: ``>=0.32,<0.34``."""
+    return SUPPORTED.range
+
+
+def is_supported(version: str) -> bool:
+    """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
+    return SUPPORTED.includes(version)
+
+
+def require_version(version: str) -> None:
+    """Rejects a vLLM outside the supported window.
+
+    Raises:
+        VersionError: names the window and what was found.
+    """
+    SUPPORTED.require(version)
+
+
+def require_reads() -> None:
+    """Rejects a vLLM that lacks something that the connector reads.
+
+    Raises:
+        UnsupportedError: names each attribute.
+    """
+    if missing := versions.missing():
+        raise UnsupportedError(
+            f"hybrid-pages does not fit vllm {versions.installed()}: install the latest release of "
+            f"vllm{supported_range()}, or start without HybridPagesConnector:\n  "
+            + "\n  ".join(missing)
+        )
+
+
+def require_platform() -> None:
+    """Rejects devices that this package cannot copy from.
+
+    Raises:
+        UnsupportedError: names the platform.
+    """
+    if (found := versions.platform()) not in PLATFORMS:
+        raise UnsupportedError(
+            f"platform: expected {' or '.join(PLATFORMS)} (an NVIDIA GPU), found {found}: start "
+            "without HybridPagesConnector"
+        )
+
+
+def require_trace_dir(trace_dir: str) -> None:
+    """Rejects a directory that a recording cannot be written to. Makes nothing.
+
+    Raises:
+        SettingsError: names what is there.
+    """
+    place = Path(trace_dir).absolute()
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if trace_dir and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        found = "no permission to write" if place.is_dir() else "a file"
+        raise SettingsError(
+            f"trace_dir: expected a directory to write to, or one in which it can be made, found "
+            f"{found} at {str(place)!r}: name another, or leave trace_dir out"
+        )
+
+
+def require_config(
+    config: "VllmConfig",
+    *,
+    recurrent: bool = True,
+    transfer: "KVTransferConfig | None" = None,
+    beside: Sequence[str] = (),
+) -> None:
+    """Rejects every feature of the engine that no test has shown to work together with this cache.
+
+    Args:
+        config: the engine's configuration.
+        recurrent: whether the model has recurrent layers.
+        transfer: this connector's own transfer configuration, if the engine's is another one's.
+        beside: connectors that made vLLM turn its hybrid KV cache manager off, as far as known.
+
+    Raises:
+        UnsupportedError: one line for each rejected feature, with what was found and what to set.
+    """
+    rejected = _rejected(config, transfer or config.kv_transfer_config)
+    if recurrent and config.scheduler_config.disable_hybrid_kv_cache_manager is True:
+        rejected.append(_no_hybrid_manager(beside))
+    reject(rejected)
+
+
+def reject(reasons: Sequence[str]) -> None:
+    """Rejects a configuration if there is a reason to.
+
+    Raises:
+        UnsupportedError: one line per reason.
+    """
+    if reasons:
+        raise UnsupportedError(
+            "HybridPagesConnector cannot run with this configuration:\n  " + "\n  ".join(reasons)
+        )
+
+
+def _no_hybrid_manager(beside: Sequence[str]) -> str:
+    found = "hybrid KV cache manager: expected on for a model with recurrent layers, found off"
+    if beside:
+        return (
+            f"{found}, since {' and '.join(beside)} cannot work with it: take "
+            f"{'them' if len(beside) > 1 else 'it'} out of MultiConnector's connectors"
+        )
+    return (
+        f"{found}: drop --disable-hybrid-kv-cache-manager if you gave it; otherwise a connector "
+        "beside this one cannot work with it: take that one out of MultiConnector's connectors"
+    )
+
+
+def _rejected(config: "VllmConfig", transfer: "KVTransferConfig") -> list[str]:
+    parallel, cache = config.parallel_config, config.cache_config
+    checks = [
+        (
+            transfer.enable_permute_local_kv,
+            "enable_permute_local_kv: expected false, found true",
+        ),
+        (
+            parallel.pipeline_parallel_size != 1,
+            f"pipeline_parallel_size: expected 1, found {parallel.pipeline_parallel_size}",
+        ),
+        (
+            parallel.prefill_context_parallel_size != 1,
+            "prefill_context_parallel_size: expected 1, found "
+            f"{parallel.prefill_context_parallel_size}",
+        ),
+        (
+            parallel.decode_context_parallel_size != 1,
+            "decode_context_parallel_size: expected 1, found "
+            f"{parallel.decode_context_parallel_size}",
+        ),
+        (
+            parallel.enable_elastic_ep,
+            "enable_elastic_ep: expected false, found true (engine cores come and go, and what "
+            "this machine needs for their caches was checked at start)",
+        ),
+        (
+            parallel.use_ubatching,
+            "microbatches: expected none, found a step that is cut into them (drop --enable-dbo "
+            "and --ubatch-size)",
+        ),
+        (
+            parallel.distributed_executor_backend == "external_launcher"
+            and parallel.tensor_parallel_size * parallel.data_parallel_size > 1,
+            "distributed_executor_backend: expected 'mp', 'ray' or none, found 'external_launcher' "
+            "(there each rank has a scheduler of its own)",
+        ),
+        (
+            parallel.nnodes != 1,
+            f"nnodes: expected 1, found {parallel.nnodes} (the arena is shared memory of one node; "
+            "data parallelism over several nodes: give each a part with --data-parallel-size-local "
+            "and --headless)",
+        ),
+        (
+            not cache.enable_prefix_caching,
+            "prefix caching: expected on, found off (pass --enable-prefix-caching: its block "
+            "hashes name the pages)",
+        ),
+        (
+            config.model_config.is_encoder_decoder,
+            "encoder-decoder models: not supported",
+        ),
+        (
+            config.model_config.is_diffusion,
+            "diffusion models: not supported (a block is written again and again until its text is "
+            "settled)",
+        ),
+        (
+            cache.use_replayssm,
+            "use_replayssm: expected false, found true (its state is a base plus a ring of inputs)",
+        ),
+        (
+            config.ec_transfer_config is not None,
+            "encoder cache transfer: expected none, found an ec_transfer_config",
+        ),
+    ]
+    return [message for found, message in checks if found] + speculation.rejected(config)

@@ -1,0 +1,1 @@
+"""How vLLM lays out its caches: blocks, pages and states, as the cache's geometry."""

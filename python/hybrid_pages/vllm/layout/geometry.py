@@ -1,0 +1,365 @@
+"""Reads vLLM's KV cache: its geometry, and where its blocks lie in memory.
+
+Two sources have to agree before a byte is trusted: the ``KVCacheConfig`` (what vLLM planned) and
+the tensors it registered (what it allocated). Layout facts: ``vllm/v1/kv_cache_interface.py``,
+``KVCacheTensor`` and ``create_kv_cache_views``.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hybrid_pages import Geometry, GeometryError, Group, Layer, LayerMap, Segment
+from hybrid_pages.adapter.arrays import dtype_name
+from hybrid_pages.adapter.strides import runs
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config.speculation import draft_layers
+from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.layout.grid import BlockGrid, EntryBlocks, all_specs, block_grid
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import (
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        KVCacheTensor,
+        MambaSpec,
+    )
+
+_MAX_RUNS = 4096
+
+
+def has_states(config: "KVCacheConfig") -> bool:
+    """Whether there are recurrent layers."""
+    return any(versions.kind_of(spec) == "recurrent" for spec in all_specs(config))
+
+
+def require_groups(config: "KVCacheConfig") -> None:
+    """Rejects kinds of KV cache that no test has shown to work, naming layer and kind.
+
+    Raises:
+        UnsupportedError: with what was found and what is accepted.
+    """
+    for index, group in enumerate(config.kv_cache_groups):
+        for name in group.layer_names:
+            spec = versions.layer_spec(group, name)
+            if group.host_resident or not group.enable_kv_transfer:
+                raise UnsupportedError(
+                    f"group {index}, layer {name!r}: {type(spec).__name__}: HiSparse, whose pages "
+                    "lie in memory of its own"
+                )
+            if versions.is_scratch(spec):
+                continue
+            kind = versions.kind_of(spec)
+            if kind == "recurrent":
+                if spec.mamba_cache_mode != "align":
+                    raise UnsupportedError(
+                        f"layer {name!r}: mamba_cache_mode: expected 'align', found "
+                        f"{spec.mamba_cache_mode!r} (pass --mamba-cache-mode align)"
+                    )
+            elif kind is not None:
+                if (found := versions.page_format(spec)) not in versions.PAGE_FORMATS:
+                    raise UnsupportedError(
+                        f"layer {name!r}: KV cache format: expected one of "
+                        f"{', '.join(versions.PAGE_FORMATS)}, found {found}"
+                    )
+                states = spec.tokens_per_state
+                if not isinstance(states, int) or spec.block_size % states:
+                    raise UnsupportedError(
+                        f"layer {name!r}: tokens_per_state: expected a divisor of the block size "
+                        f"{spec.block_size}, found {states}"
+                    )
+                if spec.prefix_replay_tokens:
+                    raise UnsupportedError(
+                        f"layer {name!r}: {type(spec).__name__}: expected pages that a hit can go "
+                        f"on from, found {spec.prefix_replay_tokens} tokens that vLLM computes "
+                        "again behind every hit (bounded replay)"
+                    )
+            else:
+                raise UnsupportedError(
+                    f"layer {name!r}: {type(spec).__name__}: expected full attention, MLA, sliding "
+                    "window or a recurrent state"
+                )
+
+
+def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry | None:
+    """The sizes of pages and checkpoints, as far as vLLM's plan tells them without the tensors.
+
+    Scheduler and workers derive it on their own, and it is what the arena is made for. The order of
+    bytes inside a page is not in it: only the tensors tell, see :func:`read_layout`.
+
+    Returns:
+        None if a layer's size cannot be told. For layers of one type and several sizes the
+        scheduler's plan names the spec of the first one alone
+        (``generate_scheduler_kv_cache_config``); then a page's size is told by its place in memory,
+        unless pages are padded.
+
+    Raises:
+        UnsupportedError: a kind of cache this connector does not handle.
+    """
+    require_groups(kv_cache_config)
+    grid = block_grid(kv_cache_config)
+    strides = {
+        name: min(tensor.layer_stride, tensor.block_stride)
+        for tensor in kv_cache_config.kv_cache_tensors
+        for name in tensor.layers
+    }
+    groups = []
+    for blocks in grid.groups:
+        group, layers = kv_cache_config.kv_cache_groups[blocks.table], []
+        for name in group.layer_names:
+            segments = _planned_segments(versions.layer_spec(group, name), strides.get(name, 0))
+            if segments is None:
+                return None
+            layers.append(Layer(name, segments))
+        groups.append(_group(group, layers, blocks))
+    return Geometry(
+        block_tokens=grid.block_tokens,
+        groups=groups,
+        ranks=config.parallel_config.tensor_parallel_size,
+        identity={
+            "model": str(config.model_config.model),
+            "read_from": "the plan",
+            "engine_block_tokens": _engine_blocks(grid),
+        },
+    )
+
+
+def require_sizes(plan: Geometry, found: Geometry) -> None:
+    """Rejects tensors whose pages or checkpoints are not as large as planned.
+
+    Raises:
+        GeometryError: the first class that differs.
+    """
+    for planned, item in zip(plan.classes, found.classes, strict=True):
+        if planned.entry_bytes != item.entry_bytes:
+            raise GeometryError(
+                f"class {item.index} ({item.kind}): expected {planned.entry_bytes} bytes per block "
+                f"by vLLM's plan, found {item.entry_bytes} in its tensors"
+            )
+
+
+def read_layout(
+    config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    kv_caches: Mapping[str, torch.Tensor],
+    *,
+    hash_block_size: int | None = None,
+) -> tuple[Geometry, list[LayerMap]]:
+    """The geometry of an engine and where its blocks lie in this process.
+
+    Args:
+        config: the engine's configuration; its identity goes into the fingerprint.
+        kv_cache_config: vLLM's plan.
+        kv_caches: the registered tensors by layer name: attention ``[blocks, heads, tokens, K|V]``,
+            possibly in kernel blocks; recurrent ``[blocks, 1, 1, bytes]`` int8.
+        hash_block_size: tokens a prefix hash covers, if not the plan's own.
+
+    Raises:
+        GeometryError: a tensor that does not match its spec: layer, expected, found.
+        UnsupportedError: memory or a kind of cache this connector does not handle.
+    """
+    require_groups(kv_cache_config)
+    grid = block_grid(kv_cache_config, hash_block_size)
+    placements = {
+        name: (tensor, index)
+        for tensor in kv_cache_config.kv_cache_tensors
+        for index, name in enumerate(tensor.layers)
+    }
+    groups, maps, kernels = [], [], []
+    for group_index, blocks in enumerate(grid.groups):
+        group, layers = kv_cache_config.kv_cache_groups[blocks.table], []
+        for layer_index, name in enumerate(group.layer_names):
+            spec = versions.layer_spec(group, name)
+            view = _LayerView.of(name, spec, kv_caches, kv_cache_config.num_blocks)
+            view.require_placement(*placements.get(name, (None, 0)))
+            layers.append(Layer(name, view.segments()))
+            maps.append(
+                LayerMap(
+                    group=group_index,
+                    layer=layer_index,
+                    address=view.address,
+                    nbytes=view.region_bytes,
+                    block_stride=view.block_stride,
+                    runs=view.runs(),
+                )
+            )
+            kernels.append(view.kernel_tokens)
+        groups.append(_group(group, layers, blocks))
+    geometry = Geometry(
+        block_tokens=grid.block_tokens,
+        groups=groups,
+        ranks=config.parallel_config.tensor_parallel_size,
+        identity=_identity(config, kv_cache_config, grid, kernels),
+    )
+    return geometry, maps
+
+
+def _group(group: "KVCacheGroupSpec", layers: list[Layer], blocks: EntryBlocks) -> Group:
+    kind = versions.kind_of(versions.layer_spec(group, group.layer_names[0]))
+    return Group(
+        "attention" if kind is None else kind,
+        layers,
+        window_tokens=blocks.window_tokens,
+        blocks_per_entry=blocks.count,
+    )
+
+
+def _identity(
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", grid: BlockGrid, kernels: Iterable[int]
+) -> dict[str, str]:
+    """Everything that the bytes depend on beyond their shapes."""
+    model, cache = config.model_config, config.cache_config
+    recurrent = {
+        spec.mamba_type.name
+        for spec in all_specs(kv_cache_config)
+        if versions.kind_of(spec) == "recurrent"
+    }
+    return {
+        "model": str(model.model),
+        "revision": str(model.revision),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "cache_dtype": str(cache.cache_dtype),
+        "page_formats": ",".join(
+            versions.page_format(spec)
+            for spec in all_specs(kv_cache_config)
+            if versions.kind_of(spec) != "recurrent"
+        ),
+        "layout": str(kv_cache_config.kv_cache_layout),
+        "conv_state_layout": versions.conv_state_layout(),
+        "recurrent_kinds": ",".join(sorted(recurrent)),
+        "engine_block_tokens": _engine_blocks(grid),
+        "kernel_block_tokens": ",".join(map(str, kernels)),
+        "kernels": ";".join(
+            ",".join(versions.kernels_of(config, group.layer_names))
+            for group in kv_cache_config.kv_cache_groups
+        ),
+        "hash": str(cache.prefix_caching_hash_algo),
+        "draft_layers": draft_layers(config.speculative_config),
+    }
+
+
+def _engine_blocks(grid: BlockGrid) -> str:
+    return ",".join(str(blocks.tokens) for blocks in grid.groups)
+
+
+def _state_segments(spec: "MambaSpec") -> list[Segment]:
+    names = ("conv", "ssm") if len(spec.shapes) == 2 else ()
+    return [
+        Segment(names[i] if names else f"state{i}", dtype_name(dtype), list(shape))
+        for i, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True))
+    ]
+
+
+def _planned_segments(spec: "KVCacheSpec", stride: int) -> list[Segment] | None:
+    known = stride == spec.page_size_bytes
+    if versions.kind_of(spec) == "recurrent":
+        return _state_segments(spec) if known else None
+    if not known and spec.page_size_padded is not None:
+        return None
+    content = spec.num_heads * spec.num_states * spec.state_content_size_bytes
+    return [Segment("page", "uint8", [content if known else stride])]
+
+
+@dataclass(frozen=True)
+class _LayerView:
+    """One layer's registered tensor, checked against its spec."""
+
+    name: str
+    spec: "KVCacheSpec"
+    tensor: torch.Tensor
+    kernel_blocks: int
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        spec: "KVCacheSpec",
+        kv_caches: Mapping[str, torch.Tensor],
+        num_blocks: int,
+    ) -> "_LayerView":
+        tensor = kv_caches.get(name)
+        if not isinstance(tensor, torch.Tensor):
+            found = "nothing" if tensor is None else f"a {type(tensor).__name__}"
+            raise GeometryError(f"layer {name!r}: expected one registered tensor, found {found}")
+        if versions.kind_of(spec) == "recurrent":
+            dtype, content = torch.int8, (1, 1, spec.state_content_size_bytes)
+        else:
+            dtype = spec.dtype
+            content = (
+                spec.num_heads,
+                spec.num_states,
+                spec.state_content_size_bytes // dtype.itemsize,
+            )
+        if tensor.dtype != dtype:
+            raise GeometryError(f"layer {name!r}: dtype: expected {dtype}, found {tensor.dtype}")
+        blocks, split = tensor.shape[0] if tensor.dim() else 0, 0
+        if blocks and blocks % num_blocks == 0:
+            split = blocks // num_blocks
+        expected = (num_blocks * split, content[0], content[1] // max(split, 1), content[2])
+        if not split or content[1] % split or tuple(tensor.shape) != expected:
+            raise GeometryError(
+                f"layer {name!r}: shape: expected {(num_blocks, *content)} or the same in kernel "
+                f"blocks, found {tuple(tensor.shape)}"
+            )
+        return cls(name, spec, tensor, split)
+
+    @property
+    def kernel_tokens(self) -> int:
+        return self.spec.block_size // self.kernel_blocks
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
+
+    @property
+    def region_bytes(self) -> int:
+        storage = self.tensor.untyped_storage()
+        return storage.data_ptr() + storage.nbytes() - self.address
+
+    @property
+    def block_stride(self) -> int:
+        return self.tensor.stride(0) * self.tensor.element_size() * self.kernel_blocks
+
+    def require_placement(self, planned: "KVCacheTensor | None", index: int) -> None:
+        """Rejects a tensor that does not lie where vLLM's plan puts it."""
+        if planned is None:
+            raise GeometryError(
+                f"layer {self.name!r}: expected in a kv_cache_tensor, found in none"
+            )
+        offset = self.address - self.tensor.untyped_storage().data_ptr()
+        checks = (
+            ("block stride", planned.block_stride, self.block_stride),
+            ("offset", planned.offset + index * planned.layer_stride, offset),
+        )
+        for what, expected, found in checks:
+            if expected != found:
+                raise GeometryError(
+                    f"layer {self.name!r}: {what}: expected {expected} bytes, found {found}"
+                )
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Contiguous (offset, bytes) of one block, in memory order, without padding."""
+        item = self.tensor.element_size()
+        sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
+        dims = [
+            (size, stride * item) for size, stride in zip(sizes, self.tensor.stride(), strict=True)
+        ]
+        dims.sort(key=lambda dim: -dim[1])
+        try:
+            return runs(dims, item, most=_MAX_RUNS)
+        except GeometryError as error:
+            raise UnsupportedError(f"layer {self.name!r}: {error}") from None
+
+    def segments(self) -> list[Segment]:
+        """The segments of a block of this layer, in the order that its bytes have in memory."""
+        if versions.kind_of(self.spec) == "recurrent":
+            return _state_segments(self.spec)
+        sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
+        order = sorted(range(4), key=lambda dim: (-self.tensor.stride(dim), dim))
+        name = "latent" if versions.is_latent(self.spec) else "kv"
+        return [Segment(name, dtype_name(self.tensor.dtype), [sizes[dim] for dim in order])]

@@ -1,0 +1,203 @@
+"""How vLLM cuts token sequences into blocks, and where an entry's blocks are in its tables."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hybrid_pages import Geometry
+from hybrid_pages._core import RunRules, TableColumns
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config.settings import CheckpointMode
+from hybrid_pages.vllm.config.speculation import draft_layers
+from hybrid_pages.vllm.config.support import UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.request import Request
+
+Tables = Sequence[Sequence["int | KVCacheBlock"]]
+"""Blocks of a request, or their ids, by vLLM's group."""
+
+
+@dataclass(frozen=True)
+class EntryBlocks:
+    """The engine blocks that one group of the geometry has in an entry.
+
+    They are the last ones of the block: a state lies at its end, and a window that is narrower than
+    the block sees no more of it from there.
+    """
+
+    table: int
+    """vLLM's group, whose block table names them."""
+    tokens: int
+    """Of an engine block."""
+    per_block: int
+    """Engine blocks that hold the tokens of a block."""
+    count: int
+    """Those of them that an entry has."""
+    window_tokens: int | None = None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is a window that is narrower than a block."""
+        return self.window_tokens is not None and self.count < self.per_block
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """How vLLM cuts token sequences: N tokens per block, a hash every ``N // stride`` tokens."""
+
+    block_tokens: int
+    stride: int
+    table_tokens: tuple[int, ...]
+    """Tokens of an engine block, by vLLM's group."""
+    groups: tuple[EntryBlocks, ...]
+    """By group of the geometry."""
+    exports_states: bool = False
+    """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
+    state over from inside the step."""
+    cuts_elsewhere: bool = False
+    """vLLM does not end a step of a prefill at its last boundary: its states end at finer ones."""
+    drafts: int = 0
+    """Tokens of a step that may be drafts, at most."""
+    lookahead: int = 0
+    """Tokens behind a position that its K/V in draft layers depends on."""
+    drops_last_block: bool = False
+    """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
+    resumes no prompt with drafts from its last matching block."""
+    overwritten: int = 0
+    """Tokens of a state's block, if vLLM exports states over running ones; 0 if it does not. See
+    :class:`~hybrid_pages.vllm.scheduler.engine_steps.Steps`."""
+    drafter_tokens: int | None = None
+    """The longest that a request may be after a step with draft layers; None for any length."""
+
+    @property
+    def hash_tokens(self) -> int:
+        """Tokens that a key covers."""
+        return self.block_tokens // self.stride
+
+    def columns(self, geometry: Geometry) -> TableColumns:
+        """Where the entries of a geometry are in block tables, as the core takes it."""
+        return TableColumns(
+            geometry,
+            [
+                (each.table, each.tokens, each.per_block, each.count, each.window_tokens)
+                for each in self.groups
+            ],
+        )
+
+    def rules(
+        self,
+        geometry: Geometry,
+        mode: CheckpointMode,
+        known: "Callable[[Request], int] | None",
+    ) -> RunRules:
+        """What the core is told of an engine's steps.
+
+        Args:
+            geometry: says which groups are recurrent.
+            mode: which checkpoints are wanted.
+            known: says how many keys a request has; None if its hashes do.
+        """
+        recurrent = [item for item in geometry.classes if item.kind == "recurrent"]
+        places = [self.groups[group] for item in recurrent for group in item.groups]
+        return RunRules(
+            self.block_tokens,
+            self.stride,
+            [(place.table, place.per_block) for place in places],
+            mode,
+            carries=versions.carries,
+            processed=versions.processed,
+            pin=versions.pin,
+            unpin=versions.unpin,
+            known=known,
+            exports_states=self.exports_states,
+            drops_last_block=self.drops_last_block,
+            drafts=self.drafts > 0,
+            narrow=any(each.is_narrow for each in self.groups),
+        )
+
+
+def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
+    """vLLM's blocks as its scheduler sees them: N is the least common multiple of all groups',
+    including those that are left out.
+
+    Args:
+        config: vLLM's plan.
+        hash_block_size: tokens that a prefix hash covers, if not the plan's own.
+
+    Raises:
+        UnsupportedError: no group, block sizes with which vLLM's own states go wrong, or a hash
+            granularity that does not divide the blocks.
+    """
+    groups = config.kv_cache_groups
+    specs = [versions.layer_spec(group, group.layer_names[0]) for group in groups]
+    kept = [(table, spec) for table, spec in enumerate(specs) if not versions.is_scratch(spec)]
+    if not kept:
+        raise UnsupportedError("KV cache groups: expected pages or states, found none")
+    n = math.lcm(*(spec.block_size for spec in specs))
+    sizes = [spec.block_size for _, spec in kept]
+    hash_tokens = hash_block_size or versions.hash_tokens(config) or math.gcd(*sizes)
+    for size in sizes:
+        if size % hash_tokens:
+            raise UnsupportedError(
+                f"prefix match unit: expected a divisor of the block size {size}, found "
+                f"{hash_tokens} tokens"
+            )
+    recurrent = [spec for spec in all_specs(config) if versions.kind_of(spec) == "recurrent"]
+    if any(spec.block_size != min(sizes) for spec in recurrent):
+        raise UnsupportedError(
+            f"KV cache groups: expected states in the smallest blocks, found {sizes} tokens and "
+            "states in larger ones (vLLM ends steps at multiples of the smallest, and would keep "
+            "states of other boundaries than it says)"
+        )
+    return BlockGrid(
+        block_tokens=n,
+        stride=n // hash_tokens,
+        table_tokens=tuple(spec.block_size for spec in specs),
+        groups=tuple(_entry_blocks(spec, table, n) for table, spec in kept),
+        exports_states=bool(recurrent) and all(map(versions.exports_states, recurrent)),
+        cuts_elsewhere=n != min(sizes),
+        overwritten=min(sizes) if any(map(versions.exports_states, recurrent)) else 0,
+    )
+
+
+def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
+    """The grid of an engine that may speculate."""
+    found = config.speculative_config
+    if found is None:
+        return replace(grid, overwritten=0)
+    drafts = found.num_speculative_tokens
+    reserves = config.cache_config.prefix_cache_retention_interval != 0
+    return replace(
+        grid,
+        drafts=drafts,
+        overwritten=0 if reserves or drafts > 1 else grid.overwritten,
+        drafter_tokens=versions.drafter_tokens(config, drafts) if draft_layers(found) else None,
+        lookahead=config.num_prefill_lookahead_tokens,
+        drops_last_block=found.use_eagle_block_drop(),
+    )
+
+
+def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
+    tokens, kind = spec.block_size, versions.kind_of(spec)
+    per_block = n // tokens
+    if kind == "recurrent":
+        return EntryBlocks(table, tokens, per_block, 1)
+    if kind == "window":
+        window = versions.window_tokens(spec)
+        unseen = max(0, n - window + 1) // tokens
+        return EntryBlocks(table, tokens, per_block, max(1, per_block - unseen), window)
+    return EntryBlocks(table, tokens, per_block, per_block)
+
+
+def all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
+    """The spec of each layer that is not left out."""
+    for group in config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = versions.layer_spec(group, name)
+            if not versions.is_scratch(spec):
+                yield spec

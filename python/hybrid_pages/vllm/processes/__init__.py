@@ -1,0 +1,1 @@
+"""The processes of an engine: engine cores, ranks, and which share a machine."""

@@ -1,0 +1,133 @@
+"""Chooses where a request gets checkpoints, and asks the engine to end steps there.
+
+A state exists where a step ended, and at the last boundary of a prompt if the kernels export it
+from inside a step. vLLM ends a step at that boundary otherwise, and at one fork (see
+:func:`hybrid_pages.vllm.versions.end_step_at`). Moving that fork from stop to stop ends a step at
+every boundary that needs one.
+"""
+
+from hybrid_pages import Cache, Geometry
+from hybrid_pages.adapter.admission import Admissions, last_boundary
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config.settings import Settings
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.answers import Answers
+from hybrid_pages.vllm.scheduler.requests.hints import read_hints
+from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+from hybrid_pages.vllm.versions import logger
+
+
+class Checkpoints:
+    """Chooses boundaries, in blocks, by the cache's policy, the settings and a request's hints."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: Cache,
+        keys: Keys,
+        settings: Settings,
+        figures: Figures,
+    ) -> None:
+        self.keys, self.grid, self.figures = keys, keys.grid, figures
+        self._admissions = Admissions(cache, self.grid.block_tokens)
+        self.mode = settings.checkpoint_mode
+        self.interval = -(-settings.checkpoint_interval // self.grid.block_tokens)
+        self.answers = Answers()
+        self._hints_ignored = False
+        self.recurrent = any(item.kind == "recurrent" for item in geometry.classes)
+
+    # ---- a request
+
+    def arrived(self, tracked: Tracked) -> None:
+        """Chooses boundaries for a new request."""
+        request, n = tracked.request, self.grid.block_tokens
+        tokens = request.num_prompt_tokens
+        last = last_boundary(tokens, n)
+        if self.grid.drops_last_block:
+            last = max(tokens // n - 1, 0)
+        self._read_hints(tracked)
+        admission = self._admissions.admit(
+            tracked.run.namespace, self.keys.of(tracked), tokens, tracked.run.hints
+        )
+        keys, namespace = self.keys.of(tracked), tracked.run.namespace
+        tracked.answer = n * self.answers.depth(namespace, keys, admission.fork)
+        if not self._steers(tracked):
+            return
+        stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
+        if self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1):
+            stops.add(last)  # the engine itself leaves or hands over a state at a finer boundary
+        stops |= {position // n for position in tracked.hints.checkpoint_at}
+        if self.mode == "adaptive":
+            if admission.fork is not None:
+                stops.add(admission.fork)
+            tracked.run.want([*admission.boundaries, last])
+        tracked.steer(stops - {0})
+
+    def _read_hints(self, tracked: Tracked) -> None:
+        request = tracked.request
+        if not request.kv_transfer_params:
+            return
+        hints = read_hints(request.kv_transfer_params, request.num_prompt_tokens)
+        tracked.hints = hints
+        tracked.run.hints, tracked.run.stores = hints.for_policy(request.cache_salt), hints.store
+        if not hints.errors:
+            return
+        self.figures.count("refused_hints", len(hints.errors))
+        if not self._hints_ignored:
+            self._hints_ignored = True
+            logger.warning(
+                "a hint of request %s is ignored: %s (said once; counted as refused_hints)",
+                request.request_id,
+                hints.errors[0],
+            )
+
+    def _steers(self, tracked: Tracked) -> bool:
+        """Whether the request gets any checkpoints."""
+        return self.recurrent and self.mode != "none" and tracked.hints.store
+
+    def looked_up(self, tracked: Tracked) -> None:
+        """Takes the forks that a lookup found, and vLLM's own, and sets the first stop."""
+        lookup, request, n = tracked.lookup, tracked.request, self.grid.block_tokens
+        if not self._steers(tracked):
+            return
+        if lookup is None:  # the request reads no cache
+            self._steer(tracked, 0)
+            return
+        resumed = max(lookup.local, lookup.restorable)
+        fork = tracked.engine_fork = versions.fork_of(request)
+        forks: tuple[int, ...] = ()
+        if self.mode == "adaptive":
+            forks = lookup.paged, fork
+        elif tracked.stops:
+            forks = (fork,)
+        tracked.steer({tokens // n for tokens in forks if tokens > resumed and tokens % n == 0})
+        self._steer(tracked, resumed)
+
+    def stepped(self, tracked: Tracked, end: int) -> None:
+        """Sets the next stop of a request that has any, after a step was planned that ends after
+        ``end`` tokens."""
+        block, rest = divmod(end, self.grid.block_tokens)
+        if not rest and block in tracked.stops:
+            self.figures.count("steered_steps")
+        self._steer(tracked, end)
+
+    def _steer(self, tracked: Tracked, done: int) -> None:
+        if done >= tracked.request.num_tokens:
+            return  # decoding: every stop has passed
+        n = self.grid.block_tokens
+        stops = (tracked.engine_fork, *(stop * n for stop in tracked.stops))
+        ahead = [tokens for tokens in stops if tokens > done]
+        if ahead:
+            versions.end_step_at(tracked.request, min(ahead))
+
+    def finished(self, tracked: Tracked) -> None:
+        """Tells the policy what a request produced, if it was stored."""
+        if not tracked.hints.store:
+            return
+        request, run, keys = tracked.request, tracked.run, self.keys.of(tracked)
+        self._admissions.finish(
+            run.namespace, keys, request.num_prompt_tokens, request.num_output_tokens
+        )
+        if not (tracked.stale or versions.failed(request)):
+            self.answers.ended(run.namespace, keys, run.passed_over, run.wanted)

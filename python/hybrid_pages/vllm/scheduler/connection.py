@@ -1,0 +1,298 @@
+"""What the scheduler half has once the plan is known: a cache over its slots, stores and loads.
+
+Nothing is published before every rank has reported the same plan and equal tensors.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybrid_pages import Arena, Cache, Disk, Geometry, Mooncake, Remote
+from hybrid_pages.adapter.disk import DiskShare, disk_notes
+from hybrid_pages.adapter.pool import Slots
+from hybrid_pages.adapter.remote import RemoteShare
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config.identity import ModelFacts
+from hybrid_pages.vllm.config.settings import Settings
+from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.messages import Report
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.processes.agreement import Agreement
+from hybrid_pages.vllm.processes.engine_cores import ONLY_ONE, EngineCores
+from hybrid_pages.vllm.scheduler.checkpoints import Checkpoints
+from hybrid_pages.vllm.scheduler.events import EventGroup, Events
+from hybrid_pages.vllm.scheduler.loads.load import Loads
+from hybrid_pages.vllm.scheduler.loads.pace import Pace
+from hybrid_pages.vllm.scheduler.loads.restores import Asking
+from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tenants import Namespaces
+from hybrid_pages.vllm.scheduler.store import Stores
+from hybrid_pages.vllm.startup.describe import describe
+from hybrid_pages.vllm.versions import logger
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the scheduler half is told of its engine."""
+
+    grid: BlockGrid
+    """How vLLM cuts sequences into blocks and hashes."""
+    ranks: int
+    """Tensor-parallel workers; a boundary is published when all of them have copied."""
+    plan: Geometry | None = None
+    """The planned geometry; None if only the workers know it."""
+    stores: bool = True
+    """Whether this engine stores, by its ``kv_role``."""
+    loads: bool = True
+    """Whether it loads."""
+    cores: EngineCores = ONLY_ONE
+    """The engine cores, of which this is one."""
+    event_groups: Sequence[EventGroup] | None = None
+    """All KV cache groups, if the engine publishes KV events."""
+    pins: bool = False
+    """Whether the workers get their memory ready for a device before it is used."""
+    model: ModelFacts | None = None
+    """What names entries that outlive the engine; needed with ``disk_path`` and ``remote_url``."""
+    ahead: int = 1
+    """Steps that the engine plans before it waits for the first of them."""
+
+
+class Connection:
+    """One engine's cache, made for the planned geometry, and what vLLM has bound to it.
+
+    Args:
+        settings: checked settings.
+        engine: what is known of it.
+
+    Raises:
+        BudgetError: ``host_gb``, or this one's part of ``disk_gb``, cannot hold one entry of each
+            kind.
+        DiskError: ``disk_path`` cannot be used, or another engine uses it.
+        RemoteError: ``remote_url`` cannot be used.
+    """
+
+    geometry: Geometry
+    slots: Slots
+    arena: Arena | None = None
+    """The planes of all ranks, from the time when all have reported."""
+    cache: Cache
+    namespaces: Namespaces
+    checkpoints: Checkpoints
+    stores: Stores
+    loads: Loads
+
+    def __init__(self, settings: Settings, engine: EngineFacts) -> None:
+        if not engine.stores:  # no step has to end for a checkpoint
+            settings = dataclasses.replace(settings, checkpoint_mode="none", checkpoint_interval=0)
+        self.settings, self.cores, self.model = settings, engine.cores, engine.model
+        self.grid, self.ranks = engine.grid, engine.ranks
+        self.disk: Disk | None = None
+        self.remote: Remote | Mooncake | None = None
+        self.pace: Pace | None = None
+        """How fast prompts are computed, if reading them is weighed against that."""
+        if settings.remote_url and settings.remote_admit == "auto":
+            self.pace = Pace(engine.ahead, engine.grid.block_tokens)
+        self.may_store, self.may_load = engine.stores, engine.loads
+        self.figures, self.keys = Figures(engine.grid.block_tokens), Keys(engine.grid)
+        self.events: Events | None = None
+        self._event_groups = engine.event_groups
+        self._ready: dict[int, int] | None = {} if engine.pins else None
+        self.connected = self.stopped = False
+        self.agreement = Agreement(engine.ranks, engine.plan)
+        self.manager: KVCacheManager | None = None
+        self.pool: BlockPool | None = None
+        if engine.plan is not None:
+            self._connect(engine.plan)
+
+    # ---- start
+
+    def _connect(self, plan: Geometry) -> None:
+        self.geometry = plan
+        self.slots = Slots.of(self.settings.host_gb, plan)
+        settings, cores = self.settings, self.cores
+        share = DiskShare.of(
+            settings.disk_path,
+            settings.disk_gb,
+            settings.disk_deadline_ms,
+            lane=cores.index,
+            lanes=max(1, cores.here),
+        )
+        if share is not None:
+            slot_bytes = self.slots.slot_bytes
+            self.disk = share.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
+        store = RemoteShare.of(
+            settings.remote_url,
+            settings.remote_deadline_ms,
+            settings.remote_admit,
+            writes=self.may_store,
+        )
+        if store is not None:
+            slot_bytes = self.slots.slot_bytes
+            self.remote = store.open(plan, slot_bytes=slot_bytes, policy=settings.policy)
+        self.cache = self.slots.cache(
+            plan,
+            policy=settings.policy,
+            tenant_share=settings.tenant_share,
+            disk=self.disk,
+            remote=self.remote,
+        )
+        self.namespaces = Namespaces(self.cache, settings.tenant_share)
+        if self._ready is not None:
+            self.cache.set_ready_slots(0)
+        self.checkpoints = Checkpoints(plan, self.cache, self.keys, settings, self.figures)
+        self.stores = Stores(
+            plan,
+            self.cache,
+            self.keys,
+            settings.checkpoint_mode,
+            self.figures,
+            writes=self.may_store,
+        )
+        self.loads = Loads(
+            plan,
+            self.cache,
+            self.keys,
+            self.figures,
+            wait_seconds=self._wait_seconds(),
+            asking=Asking(settings.remote_deadline_ms / 1000, self.pace, self.figures),
+        )
+        self.stores.pool = self.pool
+        if self.manager is not None:
+            self._give_manager(self.manager)
+        self._follow_cache(plan)
+        self.connected = True
+        logger.info("%s", self.describe())
+
+    def _wait_seconds(self) -> float:
+        """How long a request waits for tiers below: as long as the slowest may take."""
+        settings = self.settings
+        deadlines = {
+            settings.disk_path: settings.disk_deadline_ms,
+            settings.remote_url: settings.remote_deadline_ms,
+        }
+        used = [deadline for place, deadline in deadlines.items() if place]
+        return max(used, default=settings.disk_deadline_ms) / 1000
+
+    def _follow_cache(self, plan: Geometry) -> None:
+        """Begins to announce blocks, if the engine publishes KV events."""
+        pages = [item for item in plan.classes if item.kind == "attention"]
+        if self._event_groups is not None and pages:
+            groups = [self._event_groups[index] for index in pages[0].groups]
+            self.events = Events(
+                self.cache,
+                self.keys,
+                groups,
+                self.figures,
+                self.settings.tenant_share,
+                below=self.disk is not None and self.settings.disk_events,
+            )
+
+    def confirm(self, reports: Iterable[Report]) -> None:
+        """Takes the ranks' reports: at startup if vLLM hands them over, and with first metadata.
+
+        Raises:
+            BudgetError: ``host_gb`` cannot hold one entry of each kind.
+            GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
+            UnsupportedError: a rank on another machine, or whose plane can't be opened here.
+        """
+        reports = list(reports)
+        agreed = self.agreement.take(reports)
+        if self.agreement.plan is not None and not self.connected:
+            self._connect(self.agreement.plan)
+        if agreed and self.agreement.geometry is not None:
+            self.arena = self.agreement.open_arena(self.slots)
+            self.geometry = self.agreement.geometry
+            logger.info(
+                "hybrid-pages: all %d ranks hold what was planned, fingerprint %s",
+                self.ranks,
+                self.geometry.fingerprint.hex()[:12],
+            )
+            self._connect_tiers(self.arena)
+        self.got_ready({report.rank: report.ready for report in reports})
+
+    def _connect_tiers(self, arena: Arena) -> None:
+        """Opens what other engines of this identity have left in the tiers below, if there are
+        any."""
+        if self.model is None:
+            return
+        identity, about = self.model.identity(self.geometry), self.model.about(self.geometry)
+        for kind, tier, place in self._tiers():
+            tier.connect(arena, identity)
+            if isinstance(tier, Disk) or (isinstance(tier, Remote) and self.may_store):
+                tier.describe(about)  # Values are all that a Mooncake Store keeps.
+            if isinstance(tier, Disk):
+                for note in disk_notes(tier):
+                    logger.warning("hybrid-pages: the disk at %s: %s", place, note)
+            logger.info(
+                "hybrid-pages: the %s at %s serves identity %s (%s)",
+                kind,
+                place,
+                identity.hex()[:12],
+                self.model.describe(),
+            )
+
+    def _tiers(self) -> Iterator[tuple[str, Disk | Remote | Mooncake, str]]:
+        """The tiers below: what each is, and where, for the log."""
+        if self.disk is not None:
+            yield "disk", self.disk, self.settings.disk_path
+        if self.remote is not None:
+            yield "remote store", self.remote, self.remote.place
+
+    def got_ready(self, slots: Mapping[int, int]) -> None:
+        """Ranks have so many slots ready now: what all of them have may be used."""
+        if self._ready is None or self.stopped:
+            return
+        for rank, count in slots.items():
+            self._ready[rank] = max(count, self._ready.get(rank, 0))
+        if self.connected and len(self._ready) == self.ranks:
+            self.cache.set_ready_slots(min(self.slots.count, *self._ready.values()))
+
+    @property
+    def serving(self) -> bool:
+        """Whether there is a cache, and the workers are as planned, as far as known."""
+        return self.connected and not self.stopped
+
+    def describe(self) -> str:
+        """One line: the geometry, and what the budget holds."""
+        return describe(
+            self.geometry,
+            self.slots,
+            self.grid,
+            cores=self.cores,
+            host_gb=self.settings.host_gb,
+        )
+
+    def take_events(self) -> "list[KVCacheEvent]":
+        """What routers are to be told since the last call."""
+        return [] if self.events is None else self.events.take(self.pool)
+
+    def bind_manager(self, manager: "KVCacheManager") -> None:
+        """Takes vLLM's cache manager, which knows a request's blocks."""
+        self.manager = manager
+        if self.connected:
+            self._give_manager(manager)
+
+    def _give_manager(self, manager: "KVCacheManager") -> None:
+        self.stores.tables = versions.tables_of(manager)
+        self.loads.parked.bind(manager)
+
+    def bind_pool(self, pool: "BlockPool") -> None:
+        """Takes vLLM's block pool, which pins source blocks while they are copied."""
+        self.pool = pool
+        if self.connected:
+            self.stores.pool = pool
+
+    def ids(self, request_id: str) -> Sequence[Sequence[int]]:
+        """The ids of these blocks."""
+        return () if self.manager is None else self.manager.get_block_ids(request_id)
+
+    @property
+    def storing(self) -> bool:
+        """Whether source blocks are pinned by copies that have not ended."""
+        return self.connected and bool(self.stores)

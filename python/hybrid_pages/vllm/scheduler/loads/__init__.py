@@ -1,0 +1,1 @@
+"""Loads: from a lookup to restored blocks."""

@@ -1,0 +1,391 @@
+"""Loads: from a lookup to restored blocks.
+
+A lookup takes a read lease, vLLM allocates blocks, every rank copies, vLLM resumes the request, the
+lease goes. What the host can't hold at once is copied in waves, each with a lease of its own. A
+failure anywhere makes vLLM compute the request, and its entries are dropped.
+"""
+
+import math
+import operator
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hybrid_pages import Cache, Geometry, InvalidArgumentError, ReadLease, Restore
+from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm.layout.grid import Tables
+from hybrid_pages.vllm.messages import LoadEntry, LoadJob, Outcome
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.loads.parked import Parked
+from hybrid_pages.vllm.scheduler.loads.restores import Asking, Restores
+from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tracked import Lookup, Tracked
+from hybrid_pages.vllm.versions import logger
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass
+class _Load:
+    """The load of one request, until every rank has ended it."""
+
+    tracked: Tracked | None
+    lease: ReadLease | None = None
+    """Of what is being copied."""
+    restore: Restore | None = None
+    """Brings the waves that are left."""
+    tables: Tables = ()
+    end: int = 0
+    """The request resumes after so many tokens."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks that have not said how copying has ended; in waves, of the one that is copied."""
+    nameless: bool = False
+    """Whether somebody has said so whose rank could not be read."""
+    since: float = 0.0
+    """When the last wave ended, or the read of the next one began if it had to wait for room."""
+    queued: bool = False
+    """Whether the next wave waits for room."""
+
+    def release(self) -> None:
+        """Ends the lease: what it held may be evicted again."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.release()
+
+    def copies(self, ranks: int) -> None:
+        """Every rank is to copy, and to say one thing when it has ended."""
+        self.silent, self.nameless = set(range(ranks)), False
+
+    @property
+    def copied(self) -> bool:
+        """Whether no rank copies any more: the nameless one can only be the one that is silent."""
+        return len(self.silent) <= self.nameless
+
+    def end_restore(self) -> None:
+        """Brings no further wave."""
+        restore, self.restore = self.restore, None
+        if restore is not None:
+            restore.end()
+
+
+class Loads:
+    """Looks prefixes up, plans their loads and ends them.
+
+    wait_seconds, asking: as of :class:`~hybrid_pages.vllm.scheduler.loads.restores.Restores`.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: Cache,
+        keys: Keys,
+        figures: Figures,
+        *,
+        wait_seconds: float = DEADLINE_MS / 1000,
+        asking: Asking | None = None,
+    ) -> None:
+        self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
+        self.restores = Restores(cache, keys, figures, wait_seconds=wait_seconds, asking=asking)
+        self.columns, self.ranks = self.grid.columns(geometry), geometry.ranks
+        self.parked = Parked(figures, keys.grid.drafts)
+        self.in_flight: dict[str, _Load] = {}
+        """Loads that were planned and have not ended, by request. This object stays: see
+        ``StepCalls``."""
+        self._in_waves: set[str] = set()
+        self._failed: set[str] = set()
+        self._planned: list[LoadJob] = []
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a request waits for tiers below."""
+        return self.restores.wait_seconds
+
+    def match(self, tracked: Tracked, local_tokens: int) -> int | None:
+        """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
+
+        None while a tier below the host is read for this request: vLLM is to ask again. At least
+        the last token is left to compute, so its transition is applied once.
+        """
+        tracked.drop_lease()
+        tracked.lookup = None
+        self.parked.asked(tracked)
+        request, n = tracked.request, self.grid.block_tokens
+        if request.skip_reading_prefix_cache and tracked.reads_cache is None:
+            return 0
+        if local_tokens % n:
+            raise EngineError(
+                f"local hit: expected whole blocks of {n}, found {local_tokens} tokens"
+            )
+        limit = (request.num_tokens - 1) // n
+        first = local_tokens // n
+        hit = self.restores.look_up(tracked, first, limit)
+        if hit is None:
+            return None
+        end = (hit.host if tracked.restore is None else tracked.restore.blocks) * n
+        tracked.lookup = Lookup(local_tokens, end, hit.pages * n, hit.missing)
+        if tracked.skips_loads or tracked.refused or end <= local_tokens:
+            return 0
+        fits = self.parked.fits(tracked, local_tokens, end)
+        if fits is None:
+            return None
+        if not fits:
+            tracked.drop_restore()
+            return 0
+        if tracked.restore is not None:
+            return end - local_tokens
+        tracked.lease = self.cache.acquire(
+            tracked.run.namespace, tracked.keys, first=first, limit=limit
+        )
+        return tracked.lease.blocks * n - local_tokens if tracked.lease else 0
+
+    def allocated(
+        self, request: "Request", tracked: Tracked | None, tables: Tables, n: int
+    ) -> None:
+        """Plans the load of ``n`` tokens into a request's blocks."""
+        load = _Load(tracked, tables=tables)
+        if tracked is not None:
+            if n:  # vLLM calls again, with 0, when a loaded request is scheduled
+                tracked.loaded = n
+                self.parked.admitted(tracked)
+            load.lease, tracked.lease = tracked.lease, None
+            load.restore, tracked.restore = tracked.restore, None
+        if not n:
+            load.release()
+            load.end_restore()
+            return
+        name = request.request_id
+        self.in_flight[name] = load
+        load.copies(self.ranks)
+        try:
+            local = tracked.lookup.local if tracked and tracked.lookup else 0
+            load.end = local + n
+            if load.restore is None:
+                job = LoadJob(name, self._entries(load, local, n))
+            else:
+                job = self._wave(name, load, local, n)
+        except Exception as error:
+            logger.exception("the load of request %s could not be planned", name)
+            load.end_restore()
+            job = LoadJob(name, [], rejected=str(error))
+        self._planned.append(job)
+
+    def _entries(self, load: _Load, local: int, n: int) -> list[LoadEntry]:
+        held = load.lease.blocks * self.grid.block_tokens - local if load.lease else 0
+        if load.lease is None or held != n:
+            raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
+        return load.lease.targets(self.columns, load.tables, load.end)
+
+    # ---- waves
+
+    def _wave(self, name: str, load: _Load, local: int, n: int) -> LoadJob:
+        """The first wave of a load that has several."""
+        restore = load.restore
+        held = restore.blocks * self.grid.block_tokens - local if restore else 0
+        if restore is None or held != n:
+            raise InvalidArgumentError(f"external tokens: expected the {held} looked up, found {n}")
+        self._in_waves.add(name)
+        if restore.progress() != "ready":
+            raise InvalidArgumentError("expected the first wave to be there, found it gone")
+        return self._next(name, load, restore)
+
+    def _next(self, name: str, load: _Load, restore: Restore) -> LoadJob:
+        """Takes the wave that is ready; the one after it is read meanwhile."""
+        load.lease = restore.take()
+        if load.lease is None:
+            raise InvalidArgumentError("expected a wave that is ready, found none")
+        load.copies(self.ranks)
+        entries = load.lease.targets(self.columns, load.tables, load.end)
+        last = restore.progress() == "done"
+        if last:
+            load.end_restore()
+        return LoadJob(name, entries, last=last)
+
+    def _advance(self) -> None:
+        """Plans the next wave of each load that has one and is not copying."""
+        for name in sorted(self._in_waves):
+            load = self.in_flight[name]
+            restore = load.restore
+            if restore is None:
+                self._in_waves.discard(name)
+            elif load.lease is not None:
+                restore.progress()  # reads ahead
+            elif (job := self._planned_wave(name, load, restore)) is not None:
+                self._planned.append(job)
+
+    def _planned_wave(self, name: str, load: _Load, restore: Restore) -> LoadJob | None:
+        request = None if load.tracked is None else load.tracked.request
+        if name not in self._failed and request is not None and not request.is_finished():
+            progress = restore.progress()
+            if progress in ("queued", "waiting"):
+                if self._may_wait(load, queued=progress == "queued"):
+                    return None
+            elif progress == "ready":
+                try:
+                    return self._next(name, load, restore)
+                except Exception as error:
+                    logger.warning("the next wave of %s could not be planned: %s", name, error)
+                    load.release()
+            self._fail(name, load.tracked, "promotion")
+        load.end_restore()
+        load.copies(self.ranks)  # nothing, but they say so
+        return LoadJob(name, [])
+
+    def _may_wait(self, load: _Load, *, queued: bool) -> bool:
+        """A read has so long from its start on, and room for it from when some last became free."""
+        now = time.monotonic()
+        if queued:
+            load.since = max(load.since, self.restores.moved)
+        elif load.queued:
+            load.since = now
+        load.queued = queued
+        return now < load.since + self.restores.wait_seconds
+
+    def _fail(self, name: str, tracked: Tracked | None, reason: str) -> None:
+        self.figures.count("failures", label=reason)
+        self._failed.add(name)
+        if tracked is not None:
+            tracked.skips_loads, tracked.loaded = True, 0
+
+    # ---- the end
+
+    def scheduled(self, tracked: Tracked, start: int) -> int:
+        """Counts the ``start`` tokens that a request is scheduled behind.
+
+        A request's lookup counts once, and so do its hits: most tokens that a preempted one finds
+        when it comes back are those that it has computed itself.
+
+        Returns:
+            How many of them another connector says to have loaded, at most.
+        """
+        lookup, tracked.lookup = tracked.lookup, None
+        self.parked.scheduled(tracked)
+        rest = start - tracked.loaded
+        if lookup is None:
+            return rest
+        # vLLM's own hit may end inside a block, and then no connector loads beyond it.
+        other = rest - lookup.local if rest - lookup.local >= self.grid.block_tokens else 0
+        hits = "preempted_hit_tokens" if tracked.counted else "hit_tokens"
+        self.figures.count(hits, rest - other, "local")
+        depths, tracked.depths = tracked.depths, None
+        tracked.asks_until = math.inf
+        self._count_tiers(hits, depths, rest, start)
+        if not tracked.counted:
+            tracked.counted, tracked.others = True, other
+            self.figures.count("lookups")
+            self.figures.count("lookup_tokens", tracked.request.num_prompt_tokens)
+            self._count_missing(tracked, lookup, start)
+        return other
+
+    def _count_missing(self, tracked: Tracked, lookup: Lookup, start: int) -> None:
+        """Counts why a request is not scheduled behind more tokens than ``start``."""
+        reason = lookup.missing if lookup.paged > start else None
+        if reason is not None:
+            self.figures.count("missing_state_tokens", lookup.paged - start)
+        if tracked.answer > start:
+            self.figures.count("missing_answer_tokens", tracked.answer - start)
+            reason = "answer" if reason in (None, "never_made") else reason
+        if reason is not None:
+            self.figures.count("missing_states", label=reason)
+
+    def _count_tiers(
+        self, hits: str, depths: Sequence[tuple[str, int]] | None, loaded: int, end: int
+    ) -> None:
+        """Counts the tokens from ``loaded`` to ``end`` by the tiers that made them a hit."""
+        for name, blocks in depths or ():
+            depth = max(loaded, min(end, blocks * self.grid.block_tokens))
+            self.figures.count(hits, depth - loaded, name)
+            loaded = depth
+        self.figures.count(hits, end - loaded, depths[-1][0] if depths else "host")
+
+    def take_planned(self) -> list[LoadJob]:
+        """Loads planned since the last call, for this step's metadata: next waves, too."""
+        if self._in_waves:
+            self._advance()
+        planned, self._planned = self._planned, []
+        return planned
+
+    def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
+        """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
+        for this request."""
+        load = self.in_flight.get(request_id)
+        failures = []
+        try:
+            for outcome in outcomes:
+                failures.append(self._heard(request_id, load, outcome))
+        except Exception as error:
+            failures.append(self._unreadable(request_id, load, error))
+        reason = next((failure for failure in failures if failure is not None), None)
+        if reason is not None:
+            self._fail(request_id, tracked, reason)
+        if load is None:
+            return
+        if reason is not None and load.lease is not None:
+            self.cache.invalidate(load.lease)
+        if load.restore is not None and load.copied:
+            load.release()  # the next wave may follow
+            load.since = self.restores.moved = time.monotonic()
+
+    def _heard(self, request_id: str, load: _Load | None, outcome: Outcome) -> str | None:
+        """Takes one rank's outcome of a load. Returns why the load has failed, if it has."""
+        try:
+            rank = operator.index(outcome.rank)
+            if not 0 <= rank < self.ranks:
+                raise InvalidArgumentError(f"rank: expected one below {self.ranks}, found {rank}")
+        except Exception as error:
+            return self._unreadable(request_id, load, error)
+        try:
+            if load is not None:
+                if rank not in load.silent:
+                    raise InvalidArgumentError(f"expected one outcome of rank {rank}, found two")
+                load.silent.discard(rank)
+            if outcome.error is not None:
+                logger.warning(
+                    "the load of request %s failed on rank %d and is recomputed: %s",
+                    request_id,
+                    rank,
+                    outcome.error,
+                )
+                return str(outcome.reason)
+            nbytes, seconds = operator.index(outcome.nbytes), float(outcome.seconds)
+        except Exception as error:
+            return self._unreadable(request_id, None, error)
+        self.figures.count("loaded_bytes", nbytes)
+        self.figures.count("loaded_seconds", seconds)
+        return None
+
+    def _unreadable(self, request_id: str, load: _Load | None, error: Exception) -> str:
+        """A rank has said something that makes no sense; ``load``: and who, is not known."""
+        if load is not None:
+            load.nameless = True
+        logger.error(
+            "what a rank said of the load of request %s cannot be read, so it is recomputed",
+            request_id,
+            exc_info=error,
+        )
+        return "worker_metadata"
+
+    def released(self, request_id: str) -> bool:
+        """Ends a load that every rank has ended: its slots may be evicted again.
+
+        Returns:
+            Whether it failed on some rank.
+        """
+        load = self.in_flight.pop(request_id, None)
+        if load is not None:
+            if load.silent and request_id not in self._failed:
+                logger.error(
+                    "%d ranks did not say how request %s was loaded", len(load.silent), request_id
+                )
+                self._fail(request_id, load.tracked, "worker_metadata")
+            load.release()
+            load.end_restore()
+            self.restores.moved = time.monotonic()
+        self._in_waves.discard(request_id)
+        failed = request_id in self._failed
+        self._failed.discard(request_id)
+        if failed:
+            self.parked.ended(request_id)  # its blocks go, and it is computed
+        return failed

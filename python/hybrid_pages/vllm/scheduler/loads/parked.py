@@ -1,0 +1,117 @@
+"""Requests that vLLM has given blocks for a load, until it schedules them.
+
+vLLM takes blocks back from requests that run, never from these. So what each of them needs to end
+its prompt has to be free beside what all of them hold, or none of them ever goes on. vLLM makes
+sure of that when it admits a load, except where windows give blocks back while a request goes on:
+it counts those behind the window as held (``Scheduler._request_remaining_blocks``), and reserves
+too little.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A request whose load vLLM has admitted."""
+
+    request: "Request"
+    number: int
+    """Those admitted later have greater ones."""
+
+
+class Parked:
+    """Says whether vLLM could finish another load.
+
+    figures: counts the loads that are left out. drafts: tokens of a step that may be drafts.
+    """
+
+    def __init__(self, figures: Figures, drafts: int) -> None:
+        self._figures = figures
+        self._ahead = 1 + 2 * drafts if drafts else 0
+        """Tokens behind a prompt that a step of drafts needs room for."""
+        self._admitted: dict[str, _Admitted] = {}
+        self._number = 0
+        self.manager: KVCacheManager | None = None
+        """vLLM's cache manager, if it reserves too little."""
+
+    def bind(self, manager: "KVCacheManager") -> None:
+        """Takes vLLM's cache manager."""
+        self.manager = manager if versions.reserves_too_little(manager) else None
+
+    # ---- the life of a load, as vLLM has it
+
+    def admitted(self, tracked: Tracked) -> None:
+        """vLLM has given a request blocks for a load."""
+        tracked.offered = False
+        self._number += 1
+        self._admitted[tracked.request.request_id] = _Admitted(tracked.request, self._number)
+
+    def asked(self, tracked: Tracked) -> None:
+        """vLLM looks for blocks for a request, which has none."""
+        self.ended(tracked.request.request_id)
+        tracked.offered = tracked.left_out = False
+
+    def scheduled(self, tracked: Tracked) -> None:
+        """vLLM goes on with a request, behind a load or without one."""
+        self.ended(tracked.request.request_id)
+        if tracked.left_out:
+            self._figures.count("skipped_loads", label="no_room")
+        tracked.offered = tracked.refused = tracked.left_out = False
+        tracked.waits_for = None
+
+    def ended(self, request_id: str) -> None:
+        """A request has lost its blocks, or has ended."""
+        self._admitted.pop(request_id, None)
+
+    # ---- another load
+
+    def fits(self, tracked: Tracked, local: int, end: int) -> bool | None:
+        """Whether a load up to ``end`` tokens, behind ``local`` ones of vLLM's own, can be
+        finished.
+
+        None while loads that were admitted before it was first asked for hold the blocks that it
+        needs. It does not wait for later ones: a request that waits stops none behind it.
+        """
+        if self.manager is None or not self._admitted or self._fits(tracked.request, local, end):
+            tracked.offered, tracked.waits_for = True, None
+            return True
+        if tracked.waits_for is None:
+            tracked.waits_for = self._number
+        if any(each.number <= tracked.waits_for for each in self._admitted.values()):
+            return None
+        tracked.left_out = True
+        return False
+
+    def _fits(self, request: "Request", local: int, end: int) -> bool:
+        manager = self.manager
+        if manager is None:
+            return True
+        free = manager.block_pool.get_num_free_blocks()
+        for each in self._admitted.values():
+            computed = each.request.num_computed_tokens
+            free -= versions.blocks_to_finish(manager, each.request, computed, self._ahead)
+        if free <= 0:
+            return False
+        for known in (
+            (0, local) if local else (0,)
+        ):  # Looking for blocks that are shared takes time.
+            if versions.blocks_to_finish(manager, request, end, self._ahead, local=known) <= free:
+                return True
+        return False
+
+    def refuse(self, requests: Iterable[Tracked]) -> None:
+        """Nothing runs, nothing is copied: vLLM will never admit the load that it was offered."""
+        for tracked in requests:
+            if tracked.offered:
+                tracked.offered, tracked.refused = False, True
+                self._figures.count("skipped_loads", label="never_admitted")

@@ -1,0 +1,59 @@
+"""Keys of a request's prefixes, as this cache names them.
+
+Without draft layers they are vLLM's block hashes. A draft layer (MTP, EAGLE) computes the K/V of a
+position from the token after it as well, so its page of a block depends on the first token of the
+next block, which vLLM's hash of the block does not cover. There a key names that token too: what is
+found under a key was computed before the same next token.
+"""
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from hybrid_pages._core import PrefixKeys
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class Keys:
+    """Makes keys; one object makes all of an engine's. ``stride``: hashes of a block."""
+
+    def __init__(self, grid: BlockGrid) -> None:
+        self.grid = grid
+        self.names_next = grid.lookahead > 0
+        self.stride = 1 if self.names_next else grid.stride
+
+    def none_yet(self) -> PrefixKeys:
+        """The keys of a new request."""
+        return PrefixKeys(self.stride)
+
+    def of(self, tracked: Tracked) -> PrefixKeys:
+        """The keys of a request that are known by now; they become more."""
+        request, keys = tracked.request, tracked.keys
+        if not self.names_next:
+            keys.read(request.block_hashes)
+            return keys
+        for block in range(len(keys) + 1, self.known(request) + 1):
+            token = versions.token_at(request, block * self.grid.block_tokens)
+            engine_key = request.block_hashes[block * self.grid.stride - 1]
+            keys.append(hashlib.blake2b(engine_key + token, digest_size=32).digest())
+        return keys
+
+    def known(self, request: "Request") -> int:
+        """Boundaries, in blocks, whose keys are known."""
+        blocks = len(request.block_hashes) // self.grid.stride
+        if not self.names_next:
+            return blocks
+        if request.prompt_embeds is not None:
+            return 0  # the next token has no id
+        return min(blocks, (request.num_tokens - 1) // self.grid.block_tokens)
+
+    def changed(self, tracked: Tracked) -> bool:
+        """Whether a session that streams its input has gone on since its last step, where draft
+        layers have computed K/V from the token that its new input replaced."""
+        if not self.names_next:
+            return False
+        return tracked.prompt_tokens != tracked.request.num_prompt_tokens

@@ -1,0 +1,115 @@
+"""Records a trace of an engine's requests, to replay in the lab: ``hybrid-pages lab replay``.
+
+Lengths, times and hashes, never a token. A recording's hashes are made with a secret that is never
+written, so the file does not tell whether a known text was among the prompts.
+Format: JSON lines; the first names the format and the block size, then one per request, written
+when it ends:
+``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [hex, ...]}``,
+with those of the hints ``session`` (a hash), ``priority``, ``retain`` and ``store`` that it had.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import TextIO
+
+from hybrid_pages.vllm.config.settings import SettingsError
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.requests.hints import NOTHING, session_name
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+from hybrid_pages.vllm.versions import logger
+
+FORMAT, VERSION = "hybrid-pages-trace", 1
+
+
+class Recording:
+    """One file, a new one for each start of an engine.
+
+    Args:
+        directory: where it goes; made if it is not there.
+        block_tokens: N.
+        stride: hashes per block.
+        figures: where a failure is counted.
+
+    Raises:
+        SettingsError: the file cannot be made; raised at startup.
+    """
+
+    def __init__(self, directory: Path, block_tokens: int, stride: int, figures: Figures) -> None:
+        self.block_tokens, self.stride, self.figures = block_tokens, stride, figures
+        self._secret = secrets.token_bytes(32)
+        self._start = time.monotonic()
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self.path = directory / f"requests-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO | None = self.path.open("x", encoding="ascii", buffering=1)
+            self._write({"format": FORMAT, "version": VERSION, "block_tokens": block_tokens})
+        except OSError as error:
+            raise SettingsError(
+                f"trace_dir: expected a directory to write to, found {directory}: {error}"
+            ) from error
+        logger.info("recording lengths, times and hashes of requests to %s", self.path)
+
+    def arrived(self, tracked: Tracked) -> None:
+        """Notes when a request came."""
+        tracked.arrival = time.monotonic()
+
+    def finished(self, tracked: Tracked) -> None:
+        """Writes one request; after a failure, nothing more."""
+        if self._file is None:
+            return
+        request = tracked.request
+        blocks = request.num_prompt_tokens // self.block_tokens
+        keys = request.block_hashes[self.stride - 1 :: self.stride][:blocks]
+        try:
+            self._write(
+                {
+                    "timestamp": round((tracked.arrival - self._start) * 1000, 3),
+                    "input_length": request.num_prompt_tokens,
+                    "output_length": request.num_output_tokens,
+                    "hash_ids": [self._hash(tracked.run.namespace, key) for key in keys],
+                    **self._hints(tracked),
+                }
+            )
+        except OSError as error:
+            logger.error("the recording %s ends: %s", self.path, error)
+            self.figures.count("failures", label="recording")
+            self.close()
+
+    def _hints(self, tracked: Tracked) -> dict[str, object]:
+        """What the application said of the request, as far as it differs from saying nothing."""
+        hints, nothing = tracked.hints, NOTHING
+        found: dict[str, object] = {}
+        if hints.session is not None:
+            name = session_name(hints.session, tracked.request.cache_salt)
+            found["session"] = self._digest(b"session" + name)
+        if hints.priority != nothing.priority:
+            found["priority"] = hints.priority
+        if hints.retain != nothing.retain:
+            found["retain"] = hints.retain
+        if hints.store != nothing.store:
+            found["store"] = hints.store
+        return found
+
+    def _hash(self, namespace: int, key: bytes) -> str:
+        return self._digest(namespace.to_bytes(4, "little") + key)
+
+    def _digest(self, message: bytes) -> str:
+        return hashlib.blake2b(message, digest_size=8, key=self._secret).hexdigest()
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Closes the file; does nothing the second time."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:  # the rest of its buffer is lost
+                logger.error("the recording %s was not closed: %s", self.path, error)

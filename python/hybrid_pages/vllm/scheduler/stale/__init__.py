@@ -1,0 +1,1 @@
+"""Bytes that must not be published: old, of a reloaded LoRA adapter, or invalid."""

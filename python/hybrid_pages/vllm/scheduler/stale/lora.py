@@ -1,0 +1,122 @@
+"""Names of adapters (LoRA) that outlive the engine: by what is in their files.
+
+Name, path and number say which adapter a request means inside one engine; vLLM's prefix hashes have
+the name and the path. A later engine may find other weights under all three.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybrid_pages.adapter.errors import UnsupportedError
+from hybrid_pages.adapter.files import digest_of, model_files
+from hybrid_pages.adapter.identity import short_lived
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.versions import logger
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+
+Marks = tuple[tuple[str, int, int, int, int], ...] | None
+"""What changes when an adapter's files are written again, times in nanoseconds last; None if they
+cannot be read here."""
+
+_MOST = 4096
+"""Adapters that are remembered; one that is forgotten is read again."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    folder: Path | None
+    marks: Marks
+    name: bytes
+
+
+class LastingNames:
+    """Gives each adapter a name by its files, which are read once.
+
+    An adapter whose files cannot be read, are newer than this engine, or were changed since, gets a
+    name that no other process has: it is not known which of the contents the engine has loaded.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.time_ns()
+        self._known: dict[tuple[object, ...], _Known] = {}
+        self._process = short_lived().encode()
+
+    def name(self, adapter: LoRARequest) -> bytes:
+        """The name of an adapter that is loaded once."""
+        key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
+        known = self._known.pop(key, None)
+        if known is None:
+            folder = _folder(adapter)
+            marks = file_marks(folder)
+            known = _Known(folder, marks, self._read(adapter, folder, marks))
+        elif (marks := file_marks(known.folder)) != known.marks:
+            own = repr((key, marks)).encode()
+            known = _Known(known.folder, marks, self._unnamed(adapter, own, "they have changed"))
+        self._known[key] = known
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
+        return known.name
+
+    def unnamed(self, name: bytes) -> bytes:
+        """A name inside this process, made one that no other has."""
+        return b"adapter of process " + self._process + b" " + name
+
+    def _read(self, adapter: LoRARequest, folder: Path | None, marks: Marks) -> bytes:
+        own = repr((adapter.lora_name, adapter.lora_int_id, adapter.lora_path)).encode()
+        if folder is None:
+            return self._unnamed(adapter, own, "they are not on this machine")
+        if any(max(written, changed) > self._started for *_, written, changed in marks or ()):
+            return self._unnamed(adapter, own, "they are newer than the engine")
+        try:
+            digest = digest_of(model_files(folder))
+        except UnsupportedError as error:
+            return self._unnamed(adapter, own, str(error))
+        return f"adapter {versions.adapter_layout(adapter)} {digest}".encode()
+
+    def _unnamed(self, adapter: LoRARequest, own: bytes, reason: str) -> bytes:
+        logger.warning(
+            "hybrid-pages: no other engine, and no later one, finds anything of adapter %r, since "
+            "its files do not name it: %s",
+            adapter.lora_name,
+            reason,
+        )
+        return self.unnamed(own)
+
+
+def file_marks(folder: Path | None) -> Marks:
+    """Marks of an adapter's files."""
+    if folder is None:
+        return None
+    try:
+        with os.scandir(folder) as entries:
+            return tuple(
+                sorted(
+                    (
+                        entry.name,
+                        status.st_ino,
+                        status.st_size,
+                        status.st_mtime_ns,
+                        status.st_ctime_ns,
+                    )
+                    for entry in entries
+                    for status in (entry.stat(),)
+                )
+            )
+    except OSError:
+        return None
+
+
+def _folder(adapter: LoRARequest) -> Path | None:
+    """Where an adapter's files are, as vLLM finds them (``vllm/lora/utils.py``)."""
+    path = Path(adapter.lora_path).expanduser()
+    if path.is_absolute() or path.exists():
+        return path
+    place = versions.downloaded(adapter.lora_path, None, None)
+    return None if place is None else Path(place)

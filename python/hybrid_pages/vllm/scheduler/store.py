@@ -1,0 +1,193 @@
+"""Stores: from filled blocks to published entries.
+
+Blocks fill, their entries are reserved, the engine's source blocks are pinned, every rank copies,
+the lease commits, the pins go. A failure anywhere costs that store alone. The core does all of it,
+with a call a step and a call a report; what it asks and says of an engine goes through here.
+"""
+
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
+
+from hybrid_pages import Cache, Geometry
+from hybrid_pages._core import StoreEntries
+from hybrid_pages._core import Stores as Core
+from hybrid_pages.adapter.errors import EngineError
+from hybrid_pages.vllm.config.settings import CheckpointMode
+from hybrid_pages.vllm.layout.grid import Tables
+from hybrid_pages.vllm.messages import Outcome
+from hybrid_pages.vllm.metrics import Figures
+from hybrid_pages.vllm.scheduler.requests.keys import Keys
+from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
+from hybrid_pages.vllm.versions import logger
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+def _no_tables(request_id: str) -> Tables:
+    raise EngineError("expected vLLM's cache manager at start, found none")
+
+
+def _ignore(error: Exception) -> None:
+    """Nobody wants to know."""
+
+
+class Stores:
+    """Plans stores and publishes what every rank has copied.
+
+    Args:
+        geometry: what entries are made of.
+        cache: where they go.
+        keys: names prefixes.
+        mode: which checkpoints are wanted.
+        figures: counts what is not stored.
+        writes: whether this engine stores at all.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        cache: Cache,
+        keys: Keys,
+        mode: CheckpointMode,
+        figures: Figures,
+        *,
+        writes: bool = True,
+    ) -> None:
+        self.cache, self.keys, self.grid, self.figures = cache, keys, keys.grid, figures
+        rules = self.grid.rules(geometry, mode, keys.known if keys.names_next else None)
+        columns = self.grid.columns(geometry)
+        self.core = Core(geometry, cache, columns, rules, writes=writes)
+        """It plans a store of all that a step completes of each request: pages of filled blocks,
+        and states that are wanted. Nothing of a request stays reserved or pinned if its plan fails.
+        """
+        self.tables: Callable[[str], Tables] = _no_tables
+        """Gives all blocks that vLLM holds for a request, including those not reported as computed;
+        for this step only."""
+        self.closed: Callable[[Exception], None] = _ignore
+        """Told that a panic has closed the cache."""
+        self.pool: BlockPool | None = None
+        """vLLM's block pool."""
+        self.unsent: dict[int, StoreEntries] = {}
+        """Jobs of requests that have ended, for the next step's metadata. This object stays: see
+        ``StepCalls``."""
+        self._ahead: set[int] = set()
+        """Jobs that were ended ahead of the reports that say so."""
+
+    def __len__(self) -> int:
+        """Stores whose source blocks are pinned."""
+        return len(self.core)
+
+    # ---- what to store
+
+    def reported(self, tracked: Tracked) -> bool:
+        """Plans a store of what the drafts that were accepted have completed.
+
+        The job goes with the next step, whose allocation frees the blocks of a window that is
+        narrower than a block of ours. Returns whether there is one.
+        """
+        if self.keys.changed(tracked):
+            return False
+        return self._add(self.core.report(self, tracked))
+
+    def finish(self, tracked: Tracked, tables: Tables) -> None:
+        """Plans a store of the last blocks of a request, whose keys only its end makes known.
+
+        The job goes with the next step.
+        """
+        if not self.keys.changed(tracked):
+            self._add(self.core.finish(self, tracked, tables))
+
+    def _add(self, planned: tuple[int, StoreEntries] | None) -> bool:
+        if planned is not None:
+            job, entries = planned
+            self.unsent[job] = entries
+        return planned is not None
+
+    # ---- what the core asks and says meanwhile
+
+    def read_keys(self, tracked: Tracked) -> None:
+        """Brings the keys of a request up to date, where they are not vLLM's own."""
+        self.keys.of(tracked)
+
+    def skipped(self, reason: str, entries: int) -> None:
+        """So many entries are not stored."""
+        self.figures.count("skipped_entries", entries, reason)
+
+    def not_planned(self, tracked: Tracked, error: Exception) -> None:
+        """The store of what a step completes of a request could not be planned."""
+        if self._is_closed(error):
+            return
+        name = tracked.request.request_id
+        logger.error("a store of request %s could not be planned", name, exc_info=error)
+        self.figures.count("failures", label="store_plan")
+
+    def not_copied(self, outcome: Outcome, first: bool) -> None:
+        """A rank has not copied; ``first``: the first one of its job."""
+        logger.warning("a store failed on rank %d: %s", outcome.rank, outcome.error)
+        if first:
+            self.figures.count("failures", label=outcome.reason)
+
+    def not_in_flight(self, job: object) -> None:
+        """A worker has reported a job that it was not given, or had ended."""
+        if isinstance(job, int) and job in self._ahead:
+            self._ahead.discard(job)
+            return
+        logger.error("a worker reported store %r, which is not in flight", job)
+        self.figures.count("failures", label="worker_metadata")
+
+    def not_published(self, job: int, error: Exception) -> None:
+        """What every rank has copied could not be published."""
+        if self._is_closed(error):
+            return
+        logger.error("publishing store %d failed", job, exc_info=error)
+        self.figures.count("failures", label="publish")
+
+    def _is_closed(self, error: Exception) -> bool:
+        closed = self.cache.failure() is not None
+        if closed:
+            self.closed(error)
+        return closed
+
+    # ---- from the engine's blocks to published entries
+
+    def void(self, requests: Container[str], blocks: Container[int] = ()) -> None:
+        """Publishes nothing of the stores under way that belong to these requests or copy these
+        blocks."""
+
+        def is_wrong(request_id: str, pins: "list[KVCacheBlock]") -> bool:
+            return request_id in requests or any(block.block_id in blocks for block in pins)
+
+        self.core.void(is_wrong)
+
+    def take_unsent(self) -> dict[int, StoreEntries]:
+        """The jobs for the next step's metadata, which are sent with it."""
+        taken = self.unsent.copy()
+        self.unsent.clear()
+        return taken
+
+    def drop_unsent(self) -> None:
+        """Drops the jobs that were not sent to the workers."""
+        self.core.drop_jobs(self, list(self.take_unsent()))
+
+    def ended(self, outcomes: dict[int, list[Outcome]], *, trusted: bool = True) -> None:
+        """Takes ranks' outcomes, by job; publishes the jobs that all of them have copied.
+
+        Args:
+            outcomes: by job, of one or more ranks.
+            trusted: whether every rank has what the scheduler planned.
+        """
+        self.core.ended(self, outcomes, trusted)
+
+    def ahead_of_reports(self, outcomes: dict[int, list[Outcome]]) -> dict[int, list[Outcome]]:
+        """Those of outcomes of one rank that were not received: they may come again."""
+        found = {job: each for job, each in outcomes.items() if job in self.core}
+        self._ahead = set(found)
+        return found
+
+    def count(self) -> None:
+        """Brings what was copied and published into the figures."""
+        nbytes, seconds = self.core.take_copied()
+        if nbytes:
+            self.figures.stored(nbytes, seconds)

@@ -1,0 +1,52 @@
+"""The connector in one line of the log: the geometry, and what the budget holds."""
+
+from hybrid_pages import Geometry
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.adapter.pool import Slots
+from hybrid_pages.vllm.layout.grid import BlockGrid
+from hybrid_pages.vllm.metrics import KINDS
+from hybrid_pages.vllm.processes.engine_cores import EngineCores
+
+
+def describe(
+    geometry: Geometry, slots: Slots, grid: BlockGrid, *, cores: EngineCores, host_gb: float
+) -> str:
+    """Names block size, groups, sizes and budget.
+
+    Args:
+        geometry: planned, or found in the tensors.
+        slots: what the budget buys.
+        grid: how vLLM cuts sequences into blocks, and whether kernels export states from inside a
+            step.
+        cores: the engine cores; each has such a cache.
+        host_gb: the budget of each, as the user gave it.
+    """
+    sizes = dict.fromkeys(KINDS, 0)
+    for item in geometry.classes:
+        sizes[item.kind] += item.entry_bytes
+    counts = {kind: sum(group.kind == kind for group in geometry.groups) for kind in KINDS}
+    groups = " + ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    page = sizes["attention"] + sizes["window"]
+    tokens = slots.nbytes // (page + sizes["recurrent"]) * geometry.block_tokens
+    engine_blocks = sorted({blocks.tokens for blocks in grid.groups})
+    if len(engine_blocks) > 1:
+        groups += f" (engine blocks of {' and '.join(map(str, engine_blocks))} tokens)"
+    states = "at step ends"
+    if grid.exports_states:
+        states += " and exported from inside a prefill's last step"
+    which = cores.describe(host_gb)
+    which += "; " if which else ""
+    return (
+        f"hybrid-pages: {which}N={geometry.block_tokens} tokens per block, groups: {groups}, "
+        f"{f'states: {states}, ' if counts['recurrent'] else ''}ranks: {geometry.ranks}, page "
+        f"{_size(page)}, checkpoint {_size(sizes['recurrent'])}, host budget {_size(slots.nbytes)} "
+        f"= {slots.count} slots of {_size(slots.slot_bytes)}, holds at least {tokens} tokens (with "
+        "a checkpoint at every boundary)"
+    )
+
+
+def _size(nbytes: int) -> str:
+    for unit, scale in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,178 @@
+"""Chooses the copy engine for the device that holds the KV caches."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from hybrid_pages import (
+    Arena,
+    Completion,
+    CudaEngine,
+    CudaError,
+    Geometry,
+    HostEngine,
+    LayerMap,
+    Pinning,
+)
+from hybrid_pages._core import StoreEntries, device_numa_node
+from hybrid_pages.adapter import devices
+from hybrid_pages.vllm.config.support import UnsupportedError
+from hybrid_pages.vllm.messages import LoadEntryOfRank
+from hybrid_pages.vllm.versions import logger
+
+
+class StreamEngine:
+    """A ``CudaEngine`` whose transfers are ordered after torch's work on its current stream.
+
+    Args:
+        engine: with the caches of a device.
+        device: that one.
+    """
+
+    def __init__(self, engine: CudaEngine, device: torch.device) -> None:
+        self._engine, self._device = engine, device
+
+    def fence(self) -> None:
+        """Makes later loads, until the next fence, wait for work that the stream has now."""
+        self._engine.fence(self._stream())
+
+    def store(self, entries: StoreEntries) -> int:
+        """As ``CudaEngine.store``, after all work that the stream has now."""
+        return self._engine.store(entries, self._stream())
+
+    def load(self, entries: Sequence[LoadEntryOfRank]) -> int:
+        """As ``CudaEngine.load``."""
+        return self._engine.load(entries, self._stream())
+
+    def poll(self) -> list[Completion]:
+        """As ``CudaEngine.poll``."""
+        return self._engine.poll()
+
+    def wait(self, ticket: int, timeout: float | None = None) -> bool:
+        """As ``CudaEngine.wait``."""
+        return self._engine.wait(ticket, timeout)
+
+    def close(self) -> None:
+        """As ``CudaEngine.close``."""
+        self._engine.close()
+
+    def _stream(self) -> int:
+        return current_stream(self._device)
+
+
+CopyEngine: TypeAlias = HostEngine | StreamEngine
+
+
+def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
+    """The one device that holds a worker's caches; values that are not tensors are ignored.
+
+    Raises:
+        UnsupportedError: several devices, or one without a copy engine; names a layer.
+    """
+    first: tuple[str, torch.device] | None = None
+    for name, tensor in kv_caches.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(
+                f"layer {name!r}: expected its cache in CPU or CUDA memory, found it on "
+                f"{tensor.device}: this version has no copy engine for that device"
+            )
+        if first is None:
+            first = name, tensor.device
+        elif tensor.device != first[1]:
+            raise UnsupportedError(
+                f"layer {name!r}: expected its cache on {first[1]}, where layer {first[0]!r} has "
+                f"its own, found it on {tensor.device}"
+            )
+    return first[1] if first is not None else torch.device("cpu")
+
+
+def require_driver(device: torch.device) -> None:
+    """Rejects a device that torch can use and this package cannot reach.
+
+    Raises:
+        UnsupportedError: with the reason.
+    """
+    if device.type == "cuda" and (reason := devices.reason()) is not None:
+        raise UnsupportedError(f"KV caches on {device}: {reason}")
+
+
+def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:
+    """Begins to pin a rank's plane for its device, beside everything else; None for a CPU.
+
+    Raises:
+        CudaError: no driver, or an error of it.
+    """
+    if device.type == "cpu":
+        return None
+    return Pinning(arena, rank=rank, device=device.index or 0)
+
+
+def numa_node(device: torch.device) -> int | None:
+    """The node of the machine's memory that a device is near to; None if unknown, and for a CPU,
+    whose threads take memory where they run."""
+    if device.type == "cpu":
+        return None
+    try:
+        return device_numa_node(device.index or 0)
+    except CudaError as error:
+        logger.warning("the node of %s is unknown: %s", device, error)
+        return None
+
+
+def make_engine(
+    device: torch.device,
+    geometry: Geometry,
+    arena: Arena,
+    *,
+    rank: int,
+    num_blocks: int,
+    layers: Sequence[LayerMap],
+    threads: int,
+    kernel_below: int,
+    checksums: bool,
+    owners: object,
+    pinning: Pinning | None = None,
+) -> CopyEngine:
+    """An engine between memory of a device and an arena.
+
+    Without ``checksums``, stores out of CPU memory compute none; those of a GPU's kernels cost
+    nothing, and are computed.
+
+    Raises:
+        CudaError: no driver, or an error of it.
+        GeometryError, InvalidArgumentError: maps that do not fit.
+    """
+    if device.type == "cpu":
+        return HostEngine(
+            geometry,
+            arena,
+            rank=rank,
+            num_blocks=num_blocks,
+            layers=layers,
+            threads=threads,
+            checksums=checksums,
+            owners=owners,
+        )
+    engine = CudaEngine(
+        geometry,
+        arena,
+        rank=rank,
+        num_blocks=num_blocks,
+        layers=layers,
+        device=device.index or 0,
+        kernel_below=kernel_below,
+        owners=owners,
+        pinning=pinning,
+    )
+    for warning in engine.warnings:
+        if pinning is None or warning != pinning.error:  # the log follows the pinning itself
+            logger.warning("rank %d: %s", rank, warning)
+    return StreamEngine(engine, device)
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of the stream that torch computes on."""
+    return int(torch.cuda.current_stream(device).cuda_stream)

@@ -1,0 +1,78 @@
+"""Planted faults: what was restored is spoiled behind every check.
+
+They show that `hybrid-pages verify` can fail, and nothing else can switch them on: see
+:data:`~hybrid_pages.vllm.config.settings.PLANT_VARIABLE`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from hybrid_pages import Geometry
+from hybrid_pages.vllm.messages import LoadEntry, LoadJob
+from hybrid_pages.vllm.versions import logger
+
+
+class Plant:
+    """One kind of fault, in every load of this rank.
+
+    Args:
+        kind: ``zero-state`` or ``swap-pages``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        logger.warning(
+            "hybrid-pages: PLANTED FAULT %s: ANSWERS WILL BE WRONG. This engine serves "
+            "`hybrid-pages verify` alone",
+            kind,
+        )
+
+    def swapped(self, job: LoadJob, geometry: Geometry) -> LoadJob:
+        """The load with its first and its last page in each other's blocks.
+
+        Their bytes are those that were stored, so checksums are right. Loads of one page stay as
+        they are.
+        """
+        if self._kind != "swap-pages":
+            return job
+        entries, pages = list(job.entries), _of_kind(job, geometry, "attention")
+        if len(pages) < 2:
+            pages = _of_kind(job, geometry, "window")
+        if len(pages) < 2:
+            return job
+        first, last = pages[0], pages[-1]
+        entries[first] = _with_blocks(job.entries[first], job.entries[last])
+        entries[last] = _with_blocks(job.entries[last], job.entries[first])
+        logger.warning("hybrid-pages: PLANTED FAULT: pages swapped for request %s", job.request)
+        return job._replace(entries=entries)
+
+    def zero(self, job: LoadJob, geometry: Geometry, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Zeroes the states that a load has brought, before the request goes on.
+
+        kv_caches: by layer, blocks first. The device does it after the load, which has ended.
+        """
+        if self._kind != "zero-state":
+            return
+        for index in _of_kind(job, geometry, "recurrent"):
+            item, _, blocks, _ = job.entries[index]
+            rest = list(blocks)
+            for group in (geometry.groups[each] for each in geometry.classes[item].groups):
+                mine, rest = rest[: group.blocks_per_entry], rest[group.blocks_per_entry :]
+                for layer in group.layers:
+                    for block in mine:
+                        if block is not None:
+                            kv_caches[layer.name][block].zero_()
+            logger.warning("hybrid-pages: PLANTED FAULT: state zeroed of request %s", job.request)
+
+
+def _of_kind(job: LoadJob, geometry: Geometry, kind: str) -> list[int]:
+    """Which entries of a load are of a kind, by their places in it."""
+    return [
+        index for index, entry in enumerate(job.entries) if geometry.classes[entry[0]].kind == kind
+    ]
+
+
+def _with_blocks(entry: LoadEntry, other: LoadEntry) -> LoadEntry:
+    item, slots, _, checksums = entry
+    return item, slots, other[2], checksums

@@ -1,0 +1,361 @@
+"""The worker half: one rank's KV buffers, its plane of the arena, and the copies between them.
+
+It decides nothing: every job names slots and blocks. A job that fails is reported with its
+reason and leaves the engine running.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from hybrid_pages import (
+    Arena,
+    Completion,
+    CudaError,
+    Geometry,
+    GeometryError,
+    InvalidArgumentError,
+    LayerMap,
+    Pinning,
+    TransferError,
+)
+from hybrid_pages.adapter.memory import require_memory
+from hybrid_pages.adapter.planes import require_plane
+from hybrid_pages.adapter.pool import Slots
+from hybrid_pages.vllm import versions
+from hybrid_pages.vllm.config.settings import Settings
+from hybrid_pages.vllm.layout.geometry import planned_geometry, read_layout, require_sizes
+from hybrid_pages.vllm.messages import (
+    LoadJob,
+    Outcome,
+    Report,
+    StepMetadata,
+    WorkerMetadata,
+    packed,
+)
+from hybrid_pages.vllm.processes.colocation import boot_id, note_worker
+from hybrid_pages.vllm.versions import logger
+from hybrid_pages.vllm.worker import copy_engine
+from hybrid_pages.vllm.worker.faults import Plant
+from hybrid_pages.vllm.worker.pinning import Progress
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_IDLE_WAIT_SECONDS = 0.002
+_START_WAIT_SECONDS = 2.0
+
+
+@dataclass
+class _Results:
+    """Everything that ended since the last report."""
+
+    metadata: WorkerMetadata = field(default_factory=WorkerMetadata)
+    received: set[str] = field(default_factory=set)
+
+
+class WorkerHalf:
+    """One rank. Lives in the worker's process.
+
+    Args:
+        settings: checked settings.
+        config: the engine's configuration.
+        kv_cache_config: vLLM's plan of this worker's KV cache.
+        alone: whether there is certainly no other connector beside.
+
+    Raises:
+        BudgetError: ``host_gb`` cannot hold one entry of each kind, or is more than the memory that
+            is free.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: "VllmConfig",
+        kv_cache_config: KVCacheConfig,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.alone = alone
+        self.settings, self._config, self._kv_cache_config = settings, config, kv_cache_config
+        self.rank: int = config.parallel_config.rank
+        # The ranks of a mixture of experts wait for each other's steps.
+        self._waits = config.parallel_config.data_parallel_size == 1
+        self.plan = planned_geometry(config, kv_cache_config)
+        if self.plan is not None:
+            # vLLM keeps a connector whose registration fails, for the next engine of this process.
+            self._slots(self.plan)
+        self.report: Report | None = None
+        """This rank's geometries, for the scheduler half; None before caches are registered."""
+        self.geometry: Geometry | None = None
+        self.engine: copy_engine.CopyEngine | None = None
+        self._device = torch.device("cpu")
+        self._unfenced: str | None = None
+        self._no_engine = ""
+        """Why there is no engine."""
+        self._arena: Arena | None = None
+        self._pinning: Pinning | None = None
+        self._progress: Progress | None = None
+        self._maps: list[LayerMap] = []
+        self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._plant = Plant(settings.plant) if settings.plant else None
+        self._stores: dict[int, int] = {}
+        self._loads: dict[int, LoadJob] = {}
+        self._results = _Results()
+        self._sent: deque[dict[int, list[Outcome]]] = deque(maxlen=versions.STEPS_IN_FLIGHT)
+        """Outcomes of stores in the last reports, which may still be on their way."""
+
+    # ---- registration
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Reads the geometry out of the registered tensors.
+
+        Raises:
+            BudgetError: ``host_gb`` is more than the memory that is free, or there are not enough
+                huge pages.
+            GeometryError: a tensor that does not match its spec.
+            UnsupportedError: a cache this connector does not handle, or a device without a driver.
+        """
+        self.unregister()
+        self._device = copy_engine.cache_device(kv_caches)
+        copy_engine.require_driver(self._device)
+        self._kv_caches = dict(kv_caches)
+        self.geometry, self._maps = read_layout(
+            self._config, self._kv_cache_config, self._kv_caches
+        )
+        if self.plan is None:
+            self.plan = planned_geometry(self._config, self._kv_cache_config)
+        if self.plan is None:
+            raise GeometryError("KV cache plan: expected strides that fit its specs, found others")
+        require_sizes(self.plan, self.geometry)
+        if self._arena is None:
+            self._arena = self._make_plane(self.plan)
+        self.report = Report(
+            self.rank,
+            self.plan.to_json(),
+            self.geometry.to_json(),
+            boot_id(),
+            self._arena.path,
+            self.alone,
+        )
+        self._results.metadata.reports = [self.report]
+        try:
+            if self._pinning is None:
+                self._pinning = copy_engine.pin(self._device, self._arena, self.rank)
+                if self._pinning is not None:
+                    nbytes = self._arena.nbytes // self.plan.ranks
+                    self._progress = Progress(self.rank, nbytes, self._pinning)
+            self.engine = copy_engine.make_engine(
+                self._device,
+                self.plan,
+                self._arena,
+                rank=self.rank,
+                num_blocks=self._kv_cache_config.num_blocks,
+                layers=self._maps,
+                threads=self.settings.copy_threads,
+                kernel_below=self.settings.kernel_below,
+                checksums=self.settings.has_checksums,
+                owners=self._kv_caches,
+                pinning=self._pinning,
+            )
+        except CudaError as error:
+            logger.exception("rank %d stores and loads nothing", self.rank)
+            self._no_engine = str(error)
+            if self._pinning is None:  # what is offered fails by this error, not by waiting
+                self.report.ready = self._arena.slots
+
+    def handshake(self) -> Report | None:
+        """The report, with the slots that are ready by now. A small budget is so before the first
+        request comes."""
+        if self.report is not None and self._pinning is not None:
+            self._pinning.wait(_START_WAIT_SECONDS)
+            self.report.ready = self._pinning.usable_slots
+        return self.report
+
+    def _slots(self, plan: Geometry) -> Slots:
+        """What the budget buys, if this machine has the memory for this rank's part."""
+        slots = Slots.of(self.settings.host_gb, plan)
+        if not self.settings.huge_pages:
+            require_memory(self.settings.host_gb / plan.ranks)
+        return slots
+
+    def _make_plane(self, plan: Geometry) -> Arena:
+        """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
+        slots = self._slots(plan)
+        arena = Arena.create(
+            plan,
+            slot_bytes=slots.slot_bytes,
+            slots=slots.count,
+            rank=self.rank,
+            huge_pages=self.settings.huge_pages or None,
+            numa_node=copy_engine.numa_node(self._device),
+        )
+        if not self.settings.huge_pages:
+            require_plane(arena, self.settings.host_gb / plan.ranks)
+        for warning in arena.warnings:
+            logger.warning("rank %d: %s", self.rank, warning)
+        return arena
+
+    def unregister(self) -> None:
+        """Ends every copy and leaves the buffers alone until :meth:`restore`."""
+        if self.engine is not None:
+            self.engine.close()
+            self._collect()
+        self.engine, self._no_engine = None, "expected registered KV caches, found none"
+
+    def restore(self) -> None:
+        """Reads the buffers anew after wake-up."""
+        if self._kv_caches:
+            self.register(self._kv_caches)
+
+    def _open(self) -> copy_engine.CopyEngine:
+        if self.engine is None:
+            raise TransferError(self._no_engine)
+        return self.engine
+
+    # ---- a step
+
+    def begin(self, step: StepMetadata) -> None:
+        """Called when the step's blocks are ready and its forward pass is not launched yet.
+
+        This step's loads wait for what the device was given until here, and not for the pass. On a
+        CPU there is nothing to wait for.
+        """
+        if step.half is not None:
+            note_worker(step.half, self)
+        before, self._unfenced = self._unfenced, None
+        if not step.loads or not isinstance(self.engine, copy_engine.StreamEngine):
+            return
+        try:
+            self.engine.fence()
+        except Exception as error:
+            self._unfenced = str(error)
+            if self._unfenced != before:
+                logger.exception("no load can be ordered after what the device does")
+
+    def start_loads(self, step: StepMetadata) -> None:
+        """Starts this step's loads; each ends in a later :meth:`collect`."""
+        for job in step.loads:
+            if not job.entries and job.rejected is None:
+                self._end_load(job, Outcome(self.rank))
+                continue
+            if self._plant is not None and self.geometry is not None:
+                job = self._plant.swapped(job, self.geometry)
+            try:
+                self._loads[self._submit_load(job)] = job
+            except Exception as error:
+                logger.exception("load of request %s could not start", job.request)
+                reason = "load_plan" if job.rejected else "load_start"
+                self._end_load(job, Outcome(self.rank, str(error), reason))
+
+    def _submit_load(self, job: LoadJob) -> int:
+        if job.rejected is not None:
+            raise InvalidArgumentError(job.rejected)
+        if self._unfenced is not None:
+            raise TransferError(self._unfenced)
+        return self._open().load(
+            [
+                (item, slots, blocks, self._expected(checksums))
+                for item, slots, blocks, checksums in job.entries
+            ]
+        )
+
+    def _expected(self, checksums: list[int]) -> int | None:
+        if self.settings.checksum != "verify":
+            return None
+        if not checksums:
+            raise TransferError("expected an entry with checksums, found one stored without")
+        return checksums[self.rank]
+
+    def start_stores(self, step: StepMetadata) -> None:
+        """Starts this step's stores, after its forward pass."""
+        for job, entries in step.stores.items():
+            try:
+                self._stores[self._open().store(entries)] = job
+            except Exception as error:
+                logger.exception("store %d could not start", job)
+                self._end_store(job, Outcome(self.rank, str(error), "store_start"))
+        if self._stores_end_with_the_step:
+            self._wait_for_stores()
+
+    def _wait_for_stores(self) -> None:
+        if self.engine is not None:
+            for ticket in self._stores:
+                self.engine.wait(ticket)
+
+    @property
+    def _stores_end_with_the_step(self) -> bool:
+        """On a device this would wait for the forward pass, so there it is not the default."""
+        mode = self.settings.store_mode
+        return mode == "step" or (mode == "auto" and self._device.type == "cpu")
+
+    def collect(self, step: StepMetadata | None) -> set[str]:
+        """Requests whose loads ended since the last call, with or without success."""
+        idle = self._waits and step is not None and step.idle
+        if idle and self.engine is not None and self._loads:
+            self.engine.wait(next(iter(self._loads)), _IDLE_WAIT_SECONDS)
+        self._collect()
+        received, self._results.received = self._results.received, set()
+        return received
+
+    def end_stores(self, more: StepMetadata) -> WorkerMetadata:
+        """As of :class:`~hybrid_pages.vllm.processes.colocation.StoresEnder`."""
+        self.start_stores(more)
+        self._wait_for_stores()
+        self._collect()
+        stores, self._results.metadata.stores = self._results.metadata.stores, {}
+        for sent in self._sent:
+            stores |= sent
+        # The first report may be on its way in a step's metadata.
+        return WorkerMetadata(stores=stores, reports=[self.report] if self.report else [])
+
+    def take_metadata(self) -> WorkerMetadata | None:
+        """Everything that ended since the last call, for the scheduler half."""
+        metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
+        if self._pinning is not None and self._progress is not None:
+            ready = self._progress.more(self._pinning.usable_slots)
+            if ready is not None:
+                metadata.ready[self.rank] = ready
+        news = metadata.stores or metadata.loads or metadata.reports or metadata.ready
+        self._sent.append(metadata.stores)
+        return metadata if news else None
+
+    def _poll(self) -> list[Completion]:
+        return self.engine.poll() if self.engine is not None else []
+
+    def _collect(self) -> None:
+        for done in self._poll():
+            if (load := self._loads.pop(done.ticket, None)) is not None:
+                if self._plant is not None and self.geometry is not None:
+                    self._plant.zero(load, self.geometry, self._kv_caches)
+                self._end_load(load, self._outcome(done, "load"))
+            elif (job := self._stores.pop(done.ticket, None)) is not None:
+                self._end_store(job, self._outcome(done, "store"))
+
+    def _outcome(self, done: Completion, reason: str) -> Outcome:
+        if done.ok:
+            return Outcome(self.rank, None, "", done.bytes, done.seconds, packed(done.checksums))
+        return Outcome(self.rank, done.error or "no reason given", reason)
+
+    def _end_load(self, job: LoadJob, outcome: Outcome) -> None:
+        self._results.metadata.loads.setdefault(job.request, []).append(outcome)
+        if job.last:
+            self._results.received.add(job.request)
+
+    def _end_store(self, job: int, outcome: Outcome) -> None:
+        self._results.metadata.stores.setdefault(job, []).append(outcome)
+
+    def shutdown(self) -> None:
+        """Ends every copy, and gives back what is pinned and this rank's plane."""
+        self.unregister()
+        pinning, self._pinning, self._arena = self._pinning, None, None
+        self._kv_caches = {}
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+        if pinning is not None:
+            pinning.close()

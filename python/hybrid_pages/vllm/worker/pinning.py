@@ -1,0 +1,62 @@
+"""How far a worker's memory is pinned: for the scheduler half, and in the log."""
+
+import threading
+
+from hybrid_pages import Pinning
+from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.vllm.versions import logger
+
+_LINES = 8
+"""Most lines in the log for one plane, but for its last."""
+_LOOK_SECONDS = 1.0
+
+
+class Progress:
+    """What was reported of one rank's plane. A thread writes the log: an engine without requests
+    takes no step.
+
+    Args:
+        rank: of the worker.
+        nbytes: of its plane.
+        pinning: of that plane.
+    """
+
+    def __init__(self, rank: int, nbytes: int, pinning: Pinning) -> None:
+        self._rank, self._nbytes, self._pinning = rank, nbytes, pinning
+        self._reported = 0
+        self._closed = threading.Event()
+        threading.Thread(target=self._follow, name="hybrid-pages-progress", daemon=True).start()
+
+    def more(self, ready: int) -> int | None:
+        """The slots that may be used, if they have become more since the last call."""
+        if ready == self._reported:
+            return None
+        self._reported = ready
+        return ready
+
+    def close(self) -> None:
+        """Writes nothing more."""
+        self._closed.set()
+
+    def _follow(self) -> None:
+        pinning, logged = self._pinning, 0
+        while not self._closed.wait(_LOOK_SECONDS):
+            error, ready = pinning.error, pinning.usable_slots
+            ended = error is not None or ready == pinning.slots
+            if (ready - logged) * _LINES >= pinning.slots or (ended and ready > logged):
+                logged = ready
+                self._say(ready)
+            if error is not None:
+                logger.warning("rank %d: %s", self._rank, error)
+            if ended:
+                break
+
+    def _say(self, ready: int) -> None:
+        total = self._nbytes / GIB
+        logger.info(
+            "hybrid-pages: rank %d has %.1f of %.1f GiB of host memory ready after %.1f s",
+            self._rank,
+            total * ready / self._pinning.slots,
+            total,
+            self._pinning.seconds,
+        )
