@@ -31,7 +31,8 @@ WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 # What must compile for macOS. A C compiler for it is not needed: BLAKE3's part in C is left out of the check, and so
 # are object stores with their TLS.
 DARWIN := aarch64-apple-darwin
-DARWIN_CRATES := -p hybrid-pages -p hybrid-pages-cuda -p hybrid-pages-lab -p hybrid-pages-mooncake -p hybrid-pages-python
+DARWIN_CRATES := -p hybrid-pages -p hybrid-pages-cuda -p hybrid-pages-disk -p hybrid-pages-lab -p hybrid-pages-mooncake
+DARWIN_CRATES += -p hybrid-pages-tiers -p hybrid-pages-python
 DARWIN_CRATES += --no-default-features
 NVRTC := .cache/nvrtc-12.9.86
 TRITON := .cache/triton-3.9.0
@@ -374,7 +375,7 @@ fuzz-engine: $(STAMPS)/package ## Long random trees of prompts on real engines (
 .PHONY: fuzz-disk
 fuzz-disk: ## Kill a process that writes to a disk, at random instants (KILLS=200; minutes)
 	@$(SAY) "killing a process that writes to a disk"
-	@HYBRID_PAGES_KILLS=$(KILLS) cargo test --locked --quiet --test disk_crash -- --nocapture kills
+	@HYBRID_PAGES_KILLS=$(KILLS) cargo test --locked --quiet -p hybrid-pages-disk --test disk_crash -- --nocapture kills
 
 .PHONY: check-kernels
 check-kernels: $(NVRTC)/.stamp ## Compile the kernels again and check: the same bytes, no spilled registers
@@ -457,6 +458,7 @@ gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchma
 .PHONY: bench
 bench: ## Measure the Rust core (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
+	@cargo bench --locked --package hybrid-pages-disk --bench disk
 	@cargo bench --locked --package hybrid-pages-remote --bench remote
 	@cargo bench --locked --package hybrid-pages-mooncake --bench mooncake
 

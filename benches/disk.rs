@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, EntryKey, PrefixKey, SlotId};
 use hybrid_pages::policy;
-use hybrid_pages::tier::disk::{Disk, DiskOptions};
 use hybrid_pages::tier::{Arena, Below, CopyEnd, CopyId};
 use hybrid_pages::transfer::checksum;
+use hybrid_pages_disk::{Disk, DiskOptions};
 use memmap2::MmapMut;
 use rustix::fs::{Mode, OFlags};
 

@@ -190,13 +190,13 @@ LIBRARIES = (
     Library(
         "redb",
         "redb",
-        manifest="Cargo.toml",
-        suite=_crate("--test", "disk", "--test", "disk_damage", "--test", "disk_model"),
+        manifest="rust/tiers/disk/Cargo.toml",
+        suite=_crate("-p", "hybrid-pages-disk"),
     ),
     Library(
         "object_store",
         "object_store",
-        manifest="rust/remote/Cargo.toml",
+        manifest="rust/tiers/remote/Cargo.toml",
         suite=_crate("-p", "hybrid-pages-remote"),
     ),
 )

@@ -1,8 +1,8 @@
 """The helper of a Mooncake tier: a process of its own that drives Mooncake's client.
 
-The tier (`rust/mooncake`) starts it. Standard input is a socket with one line of JSON each way,
-standard output the staging memory; `rust/mooncake/src/wire.rs` has the messages. It maps the slots
-for reading alone, ends when the tier's end of the socket closes, and may be killed at any time.
+The tier (`rust/tiers/mooncake`) starts it. Standard input is a socket with one line of JSON
+each way, standard output the staging memory; `src/wire.rs` of the tier has the messages. It maps
+the slots for reading alone, ends when the tier's end of the socket closes, and may be killed at any time.
 """
 
 from __future__ import annotations

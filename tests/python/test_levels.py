@@ -11,8 +11,9 @@ import levels
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "ARCHITECTURE.md").read_text()
 PACKAGE = Path("python/hybrid_pages")
-CRATES = ("rust/core", "rust/cuda", "rust/lab", "rust/mooncake", "rust/remote")
-MEMBERS = ("cuda", "lab", "mooncake", "python", "remote")
+TIERS = ("tiers/disk", "tiers/kit", "tiers/mooncake", "tiers/remote")
+CRATES = ("rust/core", "rust/cuda", "rust/lab", *(f"rust/{crate}" for crate in TIERS))
+MEMBERS = ("cuda", "lab", "python", *TIERS)
 
 
 def wrong(heading, edges):

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use hybrid_pages::tier::disk::{
-    Disk, DiskHandle, DiskOptions, LATENCY_LIMITS_US, Latencies, Reason,
-};
+use hybrid_pages_disk::{Disk, DiskHandle, DiskOptions, LATENCY_LIMITS_US, Latencies, Reason};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hybrid_pages::error::Error;
-use hybrid_pages::tier::disk::{DiskTree, IdentityView, Limits};
+use hybrid_pages_disk::{DiskTree, IdentityView, Limits};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -51,7 +51,7 @@ impl PyDiskTree {
             return Err(error);
         }
         let lanes = lanes.map_err(to_py)?;
-        let lane = |lane: hybrid_pages::tier::disk::LaneView| {
+        let lane = |lane: hybrid_pages_disk::LaneView| {
             let dict = PyDict::new(py);
             let identities = lane.identities.iter().map(|it| identity_dict(py, it));
             dict.set_item("lane", &lane.name)?;
@@ -97,7 +97,7 @@ impl PyDiskTree {
         dict.set_item("bytes", verdict.bytes)?;
         dict.set_item("changed", verdict.changed)?;
         dict.set_item("damaged_records", verdict.damaged_records)?;
-        let bad = |bad: &hybrid_pages::tier::disk::Bad| {
+        let bad = |bad: &hybrid_pages_disk::Bad| {
             let dict = PyDict::new(py);
             dict.set_item("class", bad.class)?;
             dict.set_item("block", bad.block)?;

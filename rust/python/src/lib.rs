@@ -42,7 +42,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("FORMAT_VERSION", hybrid_pages::geometry::FORMAT_VERSION)?;
     m.add(
         "DISK_FORMAT_VERSION",
-        hybrid_pages::tier::disk::DISK_FORMAT_VERSION,
+        hybrid_pages_disk::DISK_FORMAT_VERSION,
     )?;
     #[cfg(feature = "remote")]
     m.add(

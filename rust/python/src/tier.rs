@@ -8,7 +8,8 @@ use hybrid_pages::error::Error;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::policy::{self, Policy};
-use hybrid_pages::tier::{Below, Identity};
+use hybrid_pages::tier::Below;
+use hybrid_pages_tiers::Identity;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 

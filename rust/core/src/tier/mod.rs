@@ -9,22 +9,13 @@
 //!   host moves none: the engine's workers do.
 
 mod below;
-mod by_name;
-pub mod disk;
 mod host;
-mod name;
-mod planes;
 mod room;
-mod speed;
 
 pub use below::{Below, CopyEnd, CopyId, Found};
-pub use by_name::{ByName, Recent};
 pub(crate) use host::Host;
 pub use host::{Arena, Plane, PlaneOptions, prefault};
-pub use name::{Identity, Name, name_of};
-pub use planes::Planes;
 pub use room::{Room, Usage};
-pub use speed::Speed;
 
 /// A bounded place for whole entries.
 pub trait Tier: Send {

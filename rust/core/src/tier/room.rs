@@ -57,10 +57,11 @@ impl Room {
         }
     }
 
-    /// Makes it larger, or smaller by what is free.
-    pub(crate) fn resize(&mut self, capacity: u64) {
-        self.free = capacity - (self.capacity - self.free);
-        self.capacity = capacity;
+    /// Changes the capacity: to no less than what is taken.
+    pub fn resize(&mut self, capacity: u64) {
+        let taken = self.capacity - self.free;
+        self.capacity = capacity.max(taken);
+        self.free = self.capacity - taken;
     }
 
     #[inline]

@@ -29,7 +29,7 @@ pub(super) const STREAM_ALIGN: usize = 32;
 
 /// Ends writes past the caches: other threads see them before what is written later.
 #[inline(always)]
-pub(crate) fn fence() {
+pub fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE.
     unsafe {

@@ -23,17 +23,15 @@ mod transfers;
 use crate::guarded::lock;
 use std::any::Any;
 
-pub(crate) use lanes::fence;
-pub(crate) use path::Path;
-pub(crate) use tile::Tile;
-
 pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
+pub use lanes::fence;
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use region::{Region, SlotMemory};
+pub use tile::Tile;
 pub use transfers::Transfers;
 
 /// The message of a caught panic.

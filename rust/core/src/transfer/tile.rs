@@ -6,8 +6,8 @@ use super::path::{Path, START, State, merge};
 
 static ZEROS: [u8; 1024] = [0; 1024];
 
-/// A tile that is being hashed.
-pub(crate) struct Tile {
+/// A tile of a payload while its bytes are hashed and, if wanted, copied.
+pub struct Tile {
     path: &'static Path,
     state: State,
     /// Bytes taken so far.
@@ -17,7 +17,20 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    pub(crate) const fn new(path: &'static Path) -> Self {
+    /// An empty tile. What it writes goes through the processor's caches.
+    #[must_use]
+    pub fn through_caches() -> Self {
+        Self::new(Path::best(0))
+    }
+
+    /// An empty tile. What it writes goes past the processor's caches, so a [`fence`](super::fence) must follow the
+    /// last write.
+    #[must_use]
+    pub fn past_caches() -> Self {
+        Self::new(Path::best(usize::MAX))
+    }
+
+    pub(super) const fn new(path: &'static Path) -> Self {
         Self {
             path,
             state: START,
@@ -40,15 +53,15 @@ impl Tile {
         unsafe { self.pass(bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) };
     }
 
-    /// Hashes the next bytes and, unless `to` is null, writes them: each is read once, so what is hashed is
+    /// Hashes the next bytes and, unless `to` is null, copies them there: each is read once, so what is hashed is
     /// what is written.
     ///
     /// # Safety
     /// `from` can be read, and `to` be written or is null; they do not overlap.
     ///
     /// # Panics
-    /// If they are more than [`room`](Self::room).
-    pub(crate) unsafe fn pass(&mut self, from: *const u8, to: *mut u8, length: usize) {
+    /// If they are more than the tile can still take.
+    pub unsafe fn pass(&mut self, from: *const u8, to: *mut u8, length: usize) {
         assert!(length <= self.room(), "a tile holds {TILE_BYTES} bytes");
         let begun = self.position % STRIPE_BYTES;
         let head = if begun == 0 {
@@ -72,7 +85,8 @@ impl Tile {
     }
 
     /// The digest, as if the rest were zeros.
-    pub(crate) fn digest(mut self) -> u64 {
+    #[must_use]
+    pub fn digest(mut self) -> u64 {
         while self.room() > 0 {
             let to_block = ZEROS.len() - self.position % ZEROS.len();
             self.take(&ZEROS[..to_block]);

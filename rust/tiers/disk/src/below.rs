@@ -1,0 +1,396 @@
+//! The disk as a tier: calls of the cache become jobs for threads, and none waits for the device but
+//! [`clear`](Below::clear), which moves one directory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::book::Finding;
+use crate::connect::{self, clear, close};
+use crate::crew;
+use crate::door::ALIGNMENT;
+use crate::handle::DiskHandle;
+use crate::job::{Direction, Job, Subject};
+use crate::lock;
+use crate::options::DiskOptions;
+use crate::shape::{capacity, shapes};
+use crate::shared::Shared;
+use crate::stats::Reason;
+use crate::store::buffer;
+use crate::trouble::Trouble;
+use crate::uses::{Learner, Noting};
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::ids::{EntryKey, SlotId};
+use hybrid_pages::policy::{NewEntry, Policy};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
+use hybrid_pages_tiers::name_of;
+
+/// Slots of all tiers must have names: a disk takes at most half of them.
+const MOST_SLOTS: u64 = 1 << 29;
+
+/// A tier on a local disk. See the module's documentation.
+pub struct Disk {
+    room: Room,
+    shared: Arc<Shared>,
+    queue_slots: u64,
+    checked: Instant,
+    /// What the room was made for.
+    quota: u64,
+}
+
+impl Disk {
+    /// Takes a lane of a disk path for the entries of a geometry in slots of that size. `policy` is an empty policy
+    /// for this tier alone. The store is opened by [`DiskHandle::connect`], which also tries again what the system
+    /// refuses here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a setting out of range, [`Error::Budget`] for a quota that can't hold an
+    /// entry of each class, [`Error::Disk`] if the path is no directory of this user's or another process has
+    /// the lane, [`Error::Foreign`] if it belongs to somebody else or to another format.
+    pub fn open(
+        options: DiskOptions,
+        geometry: &Geometry,
+        slot_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self> {
+        options.check()?;
+        let shapes = shapes(geometry, slot_bytes)?;
+        let needed: u64 = shapes.iter().map(|shape| shape.cell_bytes).sum();
+        let slots: u64 = shapes.iter().map(|shape| shape.slots as u64).sum();
+        let room = capacity(&shapes, options.quota_bytes).min(MOST_SLOTS);
+        if options.quota_bytes < needed || room < slots {
+            return Err(Error::Budget(format!(
+                "disk: expected a quota that holds one entry of each class, {needed} bytes or somewhat \
+                 more, found {}: raise it",
+                options.quota_bytes
+            )));
+        }
+        let largest = shapes.iter().map(|shape| shape.slots as u64).max();
+        let quota = options.quota_bytes;
+        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
+        let sizes = (geometry.ranks(), slot_bytes);
+        let policy = Learner::new(policy);
+        let shared = Arc::new(Shared::new(options, shapes, sizes, policy.clone()));
+        match shared.take_lane() {
+            Ok(_) => {}
+            Err(Trouble::Refused(error)) => return Err(error),
+            Err(Trouble::Passing(reason, what)) => {
+                shared.failed(reason, &format!("{what}: it is tried again"));
+            }
+        }
+        let policy = Noting::new(policy, Arc::clone(&shared.uses));
+        Ok(Self {
+            room: Room::new(room, Box::new(policy)),
+            shared,
+            queue_slots: queue_slots.max(largest.unwrap_or(1)),
+            checked: Instant::now(),
+            quota,
+        })
+    }
+
+    /// To connect it and to count.
+    #[must_use]
+    pub fn handle(&self) -> DiskHandle {
+        DiskHandle(Arc::clone(&self.shared))
+    }
+
+    /// Ends what hangs, and sees whether what hung answers again.
+    fn check_health(&mut self) {
+        let shared = &self.shared;
+        let deadline = shared.options.deadline;
+        if self.checked.elapsed() < (deadline / 20).min(Duration::from_millis(10)) {
+            return;
+        }
+        self.checked = Instant::now();
+        if shared.is_broken() {
+            shared.abandon_all();
+            return;
+        }
+        if lock(&shared.health).is_out() {
+            shared.abandon_all();
+            if lock(&shared.health).try_again() {
+                try_again(shared);
+            }
+            return;
+        }
+        // What is waited for is progress, however long a copy takes: a call that returns, or else a copy whose turn
+        // does not come while nothing moves.
+        let late = |since: Instant| since.elapsed() > deadline;
+        let (oldest, progress) = {
+            let health = lock(&shared.health);
+            (health.oldest_call(), health.progress())
+        };
+        let hangs = oldest.is_some_and(late)
+            || late(progress) && {
+                // A write that waits for its cell, while a directory is removed, is no sign of a hang.
+                let since = |job: &Arc<Job>| match job.direction {
+                    Direction::Read => Some(job.begun),
+                    Direction::Write => job.started(),
+                };
+                let book = lock(&shared.book);
+                book.running.values().filter_map(since).any(late)
+            };
+        if hangs {
+            lock(&shared.health).take_out();
+            shared.count(|counts| counts.outages += 1);
+            shared.queue.new_crew();
+            shared.abandon_all();
+        }
+    }
+
+    fn start(&self, job: Arc<Job>) {
+        let shared = &self.shared;
+        let mut book = lock(&shared.book);
+        if book.running.is_empty() {
+            lock(&shared.health).moved();
+        }
+        if job.direction == Direction::Write {
+            book.undo_write(&job.name);
+            book.writing.insert(job.name, Arc::clone(&job));
+        }
+        book.running.insert(job.copy, Arc::clone(&job));
+        drop(book);
+        shared.queue.add(job);
+    }
+
+    fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
+        lock(&self.shared.ended).push(CopyEnd { copy, result });
+    }
+
+    fn is_out(&self) -> bool {
+        self.shared.is_broken() || lock(&self.shared.health).is_out()
+    }
+
+    /// A directory that can't be removed takes a part of the quota: the room becomes smaller as entries leave.
+    fn follow_quota(&mut self) {
+        let quota = lock(&self.shared.book).quota;
+        if quota == self.quota {
+            return;
+        }
+        let usage = self.room.usage();
+        let wanted = capacity(&self.shared.shapes, quota).min(usage.capacity);
+        let least = usage.capacity - usage.free;
+        self.room.resize(wanted.max(least));
+        if wanted >= least {
+            self.quota = quota;
+        }
+    }
+}
+
+/// Tries the device on a thread of its own, which may hang, too.
+fn try_again(shared: &Arc<Shared>) {
+    let trial = Arc::clone(shared);
+    let tried = move || {
+        let connected = lock(&trial.book).connected;
+        let answers = if connected {
+            probe(&trial)
+        } else {
+            opens(&trial)
+        };
+        let works = answers && crew::start(&trial, trial.queue.new_crew()).is_ok();
+        lock(&trial.health).tried(works);
+    };
+    let here = Arc::clone(shared);
+    let run = move || here.unless_it_panics(tried);
+    let thread = std::thread::Builder::new().name("hybrid-pages-disk-trial".into());
+    if thread.spawn(run).is_err() {
+        lock(&shared.health).tried(false);
+    }
+}
+
+/// Whether the store that could not be opened at the start can be opened now.
+fn opens(shared: &Arc<Shared>) -> bool {
+    match connect::open(shared) {
+        Ok(()) => true,
+        Err(Trouble::Passing(reason, what)) => {
+            shared.failed(reason, &what);
+            false
+        }
+        Err(Trouble::Refused(error)) => {
+            shared.failed(Reason::Directory, &error.to_string());
+            false
+        }
+    }
+}
+
+/// Whether a few bytes can be written and read.
+fn probe(shared: &Shared) -> bool {
+    let direct = lock(&shared.book).store.as_ref().map(|store| store.direct);
+    let outcome = || -> std::io::Result<()> {
+        let door = &shared.options.door;
+        let folder = shared.lane()?.folder();
+        let file = door.open(folder, "trial", direct.unwrap_or(false))?;
+        let mut bytes = buffer(ALIGNMENT)?;
+        file.write_all(&bytes, 0)?;
+        file.read_all(&mut bytes, 0)
+    };
+    outcome().is_ok()
+}
+
+impl Tier for Disk {
+    fn name(&self) -> &str {
+        "disk"
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn room_mut(&mut self) -> &mut Room {
+        &mut self.room
+    }
+}
+
+impl Below for Disk {
+    fn queue_slots(&self) -> u64 {
+        self.queue_slots
+    }
+
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        let able = {
+            let has_store = lock(&self.shared.book).store.is_some();
+            has_store && !self.is_out() && lock(&self.shared.health).takes_writes()
+        };
+        if !able {
+            self.shared.count(|counts| counts.dropped += 1);
+        }
+        // What earlier processes left takes no room of the tier's, and is given up for what is written.
+        let full = able && lock(&self.shared.book).left_fills_it();
+        able && self.room.wants(entry, full)
+    }
+
+    fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
+        let shared = &self.shared;
+        let (name, class) = (name_of(key), key.class_index);
+        lock(&shared.uses).writes(name);
+        let out = self.is_out();
+        if shared.is_broken() {
+            return self.end(copy, Err(refused("a disk that takes writes", "a panic")));
+        }
+        let mut book = lock(&shared.book);
+        let same = |record: &crate::book::Record| record.place.sums[..] == *checksums;
+        if book.entries.get(&name).is_some_and(same) {
+            book.know(&name);
+            drop(book);
+            shared.count(|counts| counts.spared_writes += 1);
+            return self.end(copy, Ok(Vec::new()));
+        }
+        let store = book.store.clone().filter(|_| !out);
+        drop(book);
+        let (Some(store), Some(planes)) = (store, shared.planes.get()) else {
+            return self.end(copy, Err(refused("a disk that takes writes", "none")));
+        };
+        let shape = shared.shapes.get(class).filter(|shape| {
+            planes.hold(slots, shape.shard_bytes) && checksums.len() == shared.ranks
+        });
+        let Some(shape) = shape else {
+            return self.end(copy, Err(refused("slots of the arena", "others")));
+        };
+        let subject = Subject {
+            name,
+            class,
+            block: u32::try_from(key.block_index).unwrap_or(u32::MAX),
+            slots: slots.to_vec(),
+            sums: checksums.into(),
+            cell: None,
+        };
+        self.start(Job::new(copy, Direction::Write, subject, store, shape));
+    }
+
+    fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
+        let shared = &self.shared;
+        let name = name_of(key);
+        if self.is_out() {
+            shared.failed(Reason::Deadline, "expected an answer, found the disk out");
+            return self.end(copy, Err(refused("a disk that answers", "an outage")));
+        }
+        let mut book = lock(&shared.book);
+        book.know(&name);
+        let place = book.entries.get(&name).map(|record| record.place.clone());
+        let (Some(place), Some(store)) = (place, book.store.clone()) else {
+            drop(book);
+            shared.failed(Reason::Gone, "expected an entry, found that it had left");
+            return self.end(copy, Err(refused("an entry on disk", "none")));
+        };
+        let shape = &shared.shapes[place.class];
+        let planes = shared.planes.get();
+        if planes.is_none_or(|planes| !planes.hold(slots, shape.shard_bytes)) {
+            book.remove(&name);
+            drop(book);
+            return self.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        book.begin_read(place.class, place.cell);
+        drop(book);
+        let subject = Subject {
+            name,
+            class: place.class,
+            block: place.block,
+            slots: slots.to_vec(),
+            sums: place.sums,
+            cell: Some(place.cell),
+        };
+        self.start(Job::new(copy, Direction::Read, subject, store, shape));
+    }
+
+    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
+        self.check_health();
+        self.follow_quota();
+        self.shared.note_uses();
+        ended.append(&mut lock(&self.shared.ended));
+    }
+
+    fn find(&mut self, key: &EntryKey) -> Found {
+        let name = name_of(key);
+        let found = if self.is_out() {
+            None
+        } else {
+            lock(&self.shared.book).find(&name)
+        };
+        self.shared.count(|counts| match found {
+            Some(_) => counts.hits += 1,
+            None => counts.misses += 1,
+        });
+        let Some(Finding { sums, unused }) = found else {
+            return Found::Absent;
+        };
+        lock(&self.shared.uses).found(name, unused);
+        Found::Here(sums)
+    }
+
+    fn remove(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut book = lock(&self.shared.book);
+        book.undo_write(&name);
+        book.remove(&name);
+        drop(book);
+        self.shared.bell.ring();
+    }
+
+    fn forget(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut book = lock(&self.shared.book);
+        book.undo_write(&name);
+        book.forget(&name);
+    }
+
+    fn clear(&mut self) {
+        let shared = &self.shared;
+        if shared.is_inherited() || lock(&shared.health).is_closed() {
+            return; // The files may be another process's by now, and this one finds nothing.
+        }
+        let mut book = lock(&shared.book);
+        clear(shared, &mut book);
+        drop(book);
+        shared.bell.ring();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        close(&self.shared);
+    }
+}
+
+fn refused(expected: &str, found: &str) -> Error {
+    Error::Disk(format!("expected {expected}, found {found}"))
+}

@@ -1,0 +1,356 @@
+//! How a disk opens its store, clears it and closes it. It is opened when the arena and the identity are known, or
+//! later where the system refuses that.
+//!
+//! Only what was opened and read can be damaged. Until then nothing there is changed, and nothing is cut.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, SendError, SyncSender};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::book::{Book, Trash, minute};
+use crate::crew::{self, Member};
+use crate::folder::{Other, directory_of};
+use crate::format::Place;
+use crate::index::{Found, Index};
+use crate::keeper::{Keeper, owner, shrink};
+use crate::lock;
+use crate::shared::Shared;
+use crate::stats::Reason;
+use crate::store::{Store, StoreNames};
+use crate::trouble::Trouble;
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::tier::Arena;
+use hybrid_pages_tiers::{Identity, Name, Planes};
+
+/// Refused calls often work a moment later: so many attempts are made at the start.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_millis(1);
+
+/// Connects a disk to an arena, and opens the store of an identity. Where the system refuses that, the disk is out,
+/// and it is tried again as after an outage.
+pub(crate) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {
+    let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
+    if shared.planes.set(planes).is_err() {
+        return Err(Error::Disk(
+            "expected to be connected once, found a second time: make a new cache".into(),
+        ));
+    }
+    shared.identity.get_or_init(|| *identity);
+    let mut why = String::new();
+    for attempt in 1..=ATTEMPTS {
+        let opened = open(shared).and_then(|()| {
+            crew::start(shared, shared.queue.new_crew())
+                .map_err(|error| Trouble::Passing(Reason::Read, error.to_string()))
+        });
+        match opened {
+            Ok(()) => return Ok(()),
+            Err(Trouble::Refused(error)) => return Err(error),
+            Err(Trouble::Passing(reason, what)) => {
+                shared.failed(reason, &what);
+                why = what;
+                if attempt < ATTEMPTS {
+                    std::thread::sleep(PAUSE * attempt);
+                }
+            }
+        }
+    }
+    shared.note(&format!(
+        "the disk is left alone, all that is there stays, and it is tried again: {why}"
+    ));
+    lock(&shared.health).take_out();
+    shared.count(|counts| counts.outages += 1);
+    Ok(())
+}
+
+/// Opens the lane and the store, if that is not done yet, and starts the keeper. Until everything that can be
+/// refused was done, nothing on the disk has changed.
+pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
+    // As long as it is counted, no other process gets the lane.
+    let _counted = Member::of(shared);
+    let _alone = lock(&shared.opening);
+    let connected = lock(&shared.book).connected;
+    let Some(identity) = shared.identity.get().filter(|_| !connected) else {
+        return Ok(());
+    };
+    let lane = shared.take_lane()?;
+    let directory = directory_of(identity);
+    let place = format!("{}/{directory}", shared.place);
+    let refused = |reason, what| move |error| Trouble::of(reason, &place, what, error);
+    let (others, cleared) = lane
+        .others(&directory, |name, error| {
+            shared.failed(Reason::Directory, &format!("cannot read {name}: {error}"));
+        })
+        .map_err(refused.clone()(Reason::Directory, "a list of directories"))?;
+    let names = StoreNames {
+        identity: *identity,
+        epoch: 0,
+        directory: directory.clone(),
+        persistent: true,
+    };
+    let store = lane
+        .identity(&directory)
+        .and_then(|folder| Store::open(&*shared.options.door, folder, names, shared.shapes.len()))
+        .map_err(refused.clone()(Reason::Directory, "files of this user"))?;
+    let cells = store
+        .cells(&shared.shapes)
+        .map_err(refused.clone()(Reason::Read, "the lengths of its slabs"))?;
+    let owner = owner(shared, &store);
+    let (index, found) = Index::open(&*shared.options.door, &store.folder, &owner)
+        .map_err(refused(Reason::Index, "to open its index"))?;
+    let keeper = Starting::new(shared)?;
+    if lock(&shared.health).is_closed() {
+        return Ok(()); // Too late: another process may have the lane next.
+    }
+
+    {
+        let mut book = lock(&shared.book);
+        book.others.extend(others);
+        let trash = cleared
+            .into_iter()
+            .map(|Other { name, bytes, .. }| Trash { name, bytes });
+        book.trash.extend(trash);
+    }
+    take_over(shared, found, &cells);
+    shrink(shared, &store);
+    let index = forget_what_went(shared, index);
+    let room: Vec<_> = {
+        let book = lock(&shared.book);
+        book.cells()
+            .iter()
+            .map(|cells| (cells.end(), cells.gaps()))
+            .collect()
+    };
+    if let Err(error) = store.tidy(&shared.shapes, &room) {
+        shared.failed(Reason::Upkeep, &format!("cannot give back room: {error}"));
+    }
+    {
+        let mut book = lock(&shared.book);
+        book.store = Some(Arc::new(store));
+        book.connected = true;
+        if book.cleared_early {
+            clear(shared, &mut book);
+        }
+    }
+    keeper.run(shared, index);
+    shared.describe();
+    shared.bell.ring();
+    Ok(())
+}
+
+/// The keeper's thread, before it has an index.
+struct Starting {
+    thread: JoinHandle<()>,
+    index: SyncSender<Option<Index>>,
+}
+
+impl Starting {
+    fn new(shared: &Arc<Shared>) -> std::result::Result<Self, Trouble> {
+        let (index, given) = mpsc::sync_channel::<Option<Index>>(1);
+        let here = Arc::clone(shared);
+        let run = move || {
+            if let Ok(index) = given.recv() {
+                Keeper::new(here, index.map(|index| (0, index))).run();
+            }
+        };
+        let thread = Builder::new()
+            .name("hybrid-pages-disk-keeper".into())
+            .spawn(run)
+            .map_err(|error| {
+                Trouble::of(Reason::Index, &shared.place, "a thread to start", error)
+            })?;
+        Ok(Self { thread, index })
+    }
+
+    fn run(self, shared: &Shared, index: Option<Index>) {
+        // The thread waits for it.
+        let _ = self.index.send(index);
+        *lock(&shared.keeper) = Some(self.thread);
+    }
+}
+
+/// Has the index forget what the start has dropped, before the cells of that are cut off or get other entries.
+/// `None`: it could not be written, and the keeper brings it up to the book.
+fn forget_what_went(shared: &Shared, mut index: Index) -> Option<Index> {
+    let changes = std::mem::take(&mut lock(&shared.book).changes);
+    match index.commit(&changes) {
+        Ok(()) => Some(index),
+        Err(why) => {
+            shared.failed(Reason::Index, &format!("cannot write the index: {why}"));
+            drop(index.close());
+            None
+        }
+    }
+}
+
+/// Forgets everything, for this process and those after it. A disk that hangs is waited for up to the deadline.
+pub(crate) fn clear(shared: &Arc<Shared>, book: &mut Book) {
+    if !book.connected {
+        book.cleared_early = true;
+        if shared.identity.get().is_some() {
+            let what = "expected to move what was cleared away at once, found that the disk could not be opened yet: \
+                        if this process is killed before that, the next one finds what was cleared";
+            shared.count(|counts| counts.failures[Reason::Directory as usize] += 1);
+            shared.note(what);
+        }
+        return;
+    }
+    let aside = match book.store.clone() {
+        Some(store) if store.persistent => set_aside(shared, &store),
+        Some(store) => Some(store.directory.clone()),
+        None => None,
+    };
+    book.clear(&shared.shapes, aside);
+}
+
+/// Has a store's directory moved away, and says under which name; `None` if it was not, or not yet.
+fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
+    // Without a buffer, what is told is either heard or known to be late.
+    let (told, heard) = mpsc::sync_channel(0);
+    let (here, there) = (Arc::clone(shared), Arc::clone(store));
+    let member = Member::of(shared);
+    let run = move || {
+        let _counted = member;
+        let moved = move_away(&here, &there);
+        if let Err(SendError(Some(late))) = told.send(moved) {
+            lock(&here.book).throw_away(late);
+            here.bell.ring();
+        }
+    };
+    let thread = Builder::new().name("hybrid-pages-disk-clear".into());
+    let Ok(_) = thread.spawn(run) else {
+        return move_away(shared, store);
+    };
+    let hangs = lock(&shared.health).is_out();
+    let limit = if hangs {
+        Duration::ZERO
+    } else {
+        shared.options.deadline
+    };
+    match heard.recv_timeout(limit) {
+        Ok(moved) => moved,
+        Err(_) => {
+            let what = format!(
+                "expected {} to be moved away at once, found that the disk hangs: if this process is killed \
+                 before it answers, the next one finds what was cleared",
+                store.directory
+            );
+            shared.failed(Reason::Directory, &what);
+            None
+        }
+    }
+}
+
+fn move_away(shared: &Shared, store: &Store) -> Option<String> {
+    let door = &*shared.options.door;
+    let moved = shared
+        .lane()
+        .and_then(|lane| lane.set_aside(door, &store.directory));
+    let error = match moved {
+        Ok(name) => return Some(name),
+        Err(error) => error,
+    };
+    let without = Index::forget(&store.folder);
+    let what = format!(
+        "cannot move {} away ({error}), so its index was removed: {without:?}",
+        store.directory
+    );
+    shared.failed(Reason::Directory, &what);
+    None
+}
+
+/// Takes over what an index has. Whatever is wrong with it costs entries, not the start.
+fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
+    let Found {
+        places,
+        damaged,
+        learnt,
+        aside,
+        is_new,
+    } = found;
+    let lost = is_new && aside.is_none() && cells.iter().any(|&cells| cells > 0);
+    let aside = aside.or_else(|| lost.then(|| "slabs without one".to_owned()));
+    if let Some(why) = aside {
+        shared.failed(
+            Reason::IndexDamaged,
+            &format!("expected an index, found {why}: what there was is set aside"),
+        );
+    }
+    for _ in &damaged {
+        shared.failed(
+            Reason::Record,
+            "expected a record of the index, found damage",
+        );
+    }
+    if learnt.is_none_or(|learnt| !learnt.is_empty() && !shared.learner.recall(&learnt)) {
+        shared.failed(
+            Reason::Learnt,
+            "expected what the policy has learned, found damage or another version: it learns anew",
+        );
+    }
+    let inside = |(_, place): &(Name, Place)| place.cell < cells[place.class];
+    let (mut places, short): (Vec<_>, Vec<_>) = places.into_iter().partition(inside);
+    let now = minute(&*shared.options.door);
+    // A clock that was wrong once must not keep entries for ever.
+    for (_, place) in &mut places {
+        place.used = place.used.min(now);
+    }
+    for _ in &short {
+        shared.failed(
+            Reason::Short,
+            "expected a whole slab, found one that ends early",
+        );
+    }
+    // Their cells are free: the index must forget them before others get these cells.
+    let gone = damaged.into_iter().chain(short.into_iter().map(|it| it.0));
+    let mut book = lock(&shared.book);
+    book.changes.extend(gone.map(|name| (name, None)));
+    book.fill(&shared.shapes, places);
+}
+
+/// Ends the copies and the threads, and gives the lane back. The second call does nothing.
+pub(crate) fn close(shared: &Shared) {
+    if shared.is_inherited() {
+        return; // A fork has none of the threads, and the lane is its parent's.
+    }
+    let limit = shared.options.deadline.max(Duration::from_secs(1));
+    let begun = Instant::now();
+    let waits = || !shared.is_idle() && !lock(&shared.health).is_out() && !shared.is_broken();
+    while waits() && begun.elapsed() < limit {
+        std::thread::sleep(NAP);
+    }
+    if lock(&shared.health).close() {
+        return;
+    }
+    shared.queue.stop();
+    while shared.has_threads() && begun.elapsed() < 2 * limit {
+        std::thread::sleep(NAP);
+    }
+    // Nothing touches the slots afterwards, though a thread may hang.
+    while !shared.abandon_all() {
+        std::thread::sleep(NAP);
+    }
+    shared.note_uses();
+    shared.bell.stop();
+    let keeper = lock(&shared.keeper).take();
+    if let Some(keeper) = keeper {
+        while !keeper.is_finished() && begun.elapsed() < 3 * limit {
+            std::thread::sleep(NAP);
+        }
+        if !keeper.is_finished() {
+            return; // It may still write: the lane is free when it and the other threads have ended.
+        }
+        if keeper.join().is_err() {
+            shared.failed(Reason::Index, "the thread of the index panicked");
+        }
+    }
+    if shared.has_threads() {
+        return;
+    }
+    if let Ok(lane) = shared.lane()
+        && let Err(error) = lane.release()
+    {
+        shared.failed(Reason::Directory, &format!("cannot unlock: {error}"));
+    }
+}

@@ -1,0 +1,106 @@
+//! The threads that read and write.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::Builder;
+
+use crate::job::Job;
+use crate::lock;
+use crate::options::MAX_THREADS;
+use crate::queue::Work;
+use crate::shape::BUFFER_BYTES;
+use crate::shared::Shared;
+use crate::stats::Reason;
+use crate::store::buffer;
+use hybrid_pages::error::{Error, Result};
+
+/// Starts threads for a crew.
+///
+/// # Errors
+/// [`Error::Disk`] if none can be started.
+pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
+    let running = shared.threads.load(Ordering::SeqCst);
+    let count = shared
+        .options
+        .threads
+        .min((2 * MAX_THREADS).saturating_sub(running));
+    let mut started = Err("expected a thread to return, found that all hang".to_owned());
+    for index in 0..count {
+        let member = Member::of(shared);
+        let thread = Builder::new()
+            .name(format!("hybrid-pages-disk-{index}"))
+            .spawn(move || {
+                let shared = Arc::clone(&member.0);
+                shared.unless_it_panics(|| member.work(crew));
+            });
+        match thread {
+            Ok(_) => started = Ok(()),
+            Err(error) if started.is_err() => started = Err(error.to_string()),
+            Err(_) => {}
+        }
+    }
+    started.map_err(|error| Error::Disk(format!("disk threads cannot start: {error}")))
+}
+
+/// A thread; counted until it ends, however it does. The lane isn't given back before.
+pub(crate) struct Member(Arc<Shared>);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Member {
+    pub(crate) fn of(shared: &Arc<Shared>) -> Self {
+        shared.threads.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(shared))
+    }
+
+    fn work(self, crew: u64) {
+        let shared = &self.0;
+        let Some(planes) = shared.planes.get() else {
+            return;
+        };
+        let mut bytes = match buffer(BUFFER_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                return shared.failed(Reason::Read, &format!("no memory for a buffer: {error}"));
+            }
+        };
+        while let Some(work) = shared.queue.next(crew) {
+            match work {
+                Work::Place(job) => match shared.place(&job) {
+                    Ok(cell) => {
+                        job.set_cell(cell);
+                        shared.queue.placed(Some(job));
+                    }
+                    Err((reason, what)) => {
+                        shared.queue.placed(None);
+                        job.fail(reason, what);
+                        job.end_pieces(job.pieces);
+                        shared.finish(&job);
+                    }
+                },
+                Work::Row(row) => {
+                    let shape = &shared.shapes[row[0].class];
+                    Job::run_row(&row, shape, planes, &mut bytes, &shared.health);
+                    lock(&shared.health).moved();
+                    for job in row {
+                        if job.end_pieces(1) {
+                            shared.finish(&job);
+                        }
+                    }
+                }
+                Work::Piece(job, piece) => {
+                    let shape = &shared.shapes[job.class];
+                    job.run(piece, shape, planes, &mut bytes, &shared.health);
+                    lock(&shared.health).moved();
+                    if job.end_pieces(1) {
+                        shared.finish(&job);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What the bytes on disk mean: `docs/disk-format.md` has it byte by byte.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::door::ALIGNMENT;
+use hybrid_pages_tiers::{Identity, Name};
+
+/// Version of everything below a disk path. A store of another version is left alone.
+pub const DISK_FORMAT_VERSION: u32 = 1;
+
+/// Bytes of a cell before its payload.
+pub(crate) const HEADER_BYTES: usize = ALIGNMENT;
+
+/// Most ranks whose checksums a header has room for.
+pub(crate) const MAX_RANKS: usize = 256;
+
+const MAGIC: [u8; 8] = *b"HYBPCELL";
+const SUMS_AT: usize = 128;
+const CHECK_AT: usize = HEADER_BYTES - 8;
+
+/// What the header of a cell says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header<'a> {
+    pub(crate) identity: &'a Identity,
+    pub(crate) name: &'a Name,
+    pub(crate) class: usize,
+    pub(crate) block: u32,
+    pub(crate) cell: u64,
+    /// Bytes of one rank's shard.
+    pub(crate) shard_bytes: usize,
+    /// One per rank.
+    pub(crate) sums: &'a [u64],
+}
+
+impl Header<'_> {
+    /// Writes it; the rest of the bytes become zeros.
+    pub(crate) fn encode(&self, bytes: &mut [u8]) {
+        let bytes = &mut bytes[..HEADER_BYTES];
+        bytes.fill(0);
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&DISK_FORMAT_VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.sums.len() as u32).to_le_bytes());
+        bytes[16..48].copy_from_slice(self.identity);
+        bytes[48..80].copy_from_slice(self.name);
+        bytes[80..84].copy_from_slice(&(self.class as u32).to_le_bytes());
+        bytes[84..88].copy_from_slice(&self.block.to_le_bytes());
+        bytes[88..96].copy_from_slice(&self.cell.to_le_bytes());
+        bytes[96..104].copy_from_slice(&(self.shard_bytes as u64).to_le_bytes());
+        for (sum, place) in self.sums.iter().zip(bytes[SUMS_AT..].chunks_exact_mut(8)) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+        let check = xxh3_64(&bytes[..CHECK_AT]);
+        bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
+    }
+
+    /// The bytes of a shard, as a header names them.
+    pub(crate) fn shard_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<usize> {
+        let bytes = bytes[96..104].try_into().ok()?;
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    }
+
+    /// Whether these bytes are this header, to the last one.
+    pub(crate) fn is(&self, bytes: &[u8]) -> bool {
+        let mut expected = [0; HEADER_BYTES];
+        self.encode(&mut expected);
+        bytes.get(..HEADER_BYTES) == Some(&expected[..])
+    }
+}
+
+/// Where an entry is, as the index keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) class: usize,
+    pub(crate) block: u32,
+    pub(crate) cell: u64,
+    /// Seconds since 1970 when it was last used.
+    pub(crate) used: u64,
+    pub(crate) sums: Box<[u64]>,
+}
+
+const PLACE_BYTES: usize = 24;
+
+/// A change of the index: where an entry is from now on, or that it is gone.
+pub(crate) type Change = (Name, Option<Place>);
+
+impl Place {
+    /// Bytes of a place with so many checksums, as the index keeps it.
+    pub(crate) const fn bytes(ranks: usize) -> usize {
+        PLACE_BYTES + 8 * ranks + 8
+    }
+
+    /// As the index keeps it, with a checksum that covers the name.
+    pub(crate) fn encode(&self, name: &Name) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(PLACE_BYTES + 8 * self.sums.len() + 8);
+        bytes.extend((self.class as u32).to_le_bytes());
+        bytes.extend(self.block.to_le_bytes());
+        bytes.extend(self.cell.to_le_bytes());
+        bytes.extend(self.used.to_le_bytes());
+        for sum in &self.sums {
+            bytes.extend(sum.to_le_bytes());
+        }
+        let check = check_of(name, &bytes);
+        bytes.extend(check.to_le_bytes());
+        bytes
+    }
+
+    /// `None` for anything that was not written for that name.
+    pub(crate) fn decode(name: &Name, bytes: &[u8], ranks: usize) -> Option<Self> {
+        if bytes.len() != Self::bytes(ranks) {
+            return None;
+        }
+        let (bytes, check) = bytes.split_at(bytes.len() - 8);
+        if check != check_of(name, bytes).to_le_bytes() {
+            return None;
+        }
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let half = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let sums = (0..ranks).map(|rank| word(PLACE_BYTES + 8 * rank));
+        Some(Self {
+            class: half(0)? as usize,
+            block: half(4)?,
+            cell: word(8)?,
+            used: word(16)?,
+            sums: sums.collect::<Option<_>>()?,
+        })
+    }
+}
+
+fn check_of(name: &Name, bytes: &[u8]) -> u64 {
+    xxh3_64(&[&name[..], bytes].concat())
+}

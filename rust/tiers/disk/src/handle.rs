@@ -1,0 +1,104 @@
+//! A disk as its owner sees it, once the cache has the disk itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::connect::{close, connect};
+use crate::lock;
+use crate::shared::Shared;
+use crate::stats::DiskStats;
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::tier::Arena;
+use hybrid_pages_tiers::Identity;
+
+const NAP: Duration = Duration::from_millis(2);
+
+/// Connects a disk and counts what it does. It may outlive the disk.
+#[derive(Debug, Clone)]
+pub struct DiskHandle(pub(crate) Arc<Shared>);
+
+impl DiskHandle {
+    /// Opens the store of an identity over the arena that the cache's slots lie in. Before that the disk finds
+    /// nothing and takes nothing. `identity` names everything that the bytes depend on.
+    ///
+    /// Damage of any kind costs entries, never the start. Where the system refuses a call, the disk is out and
+    /// everything on it stays as it is: it is tried again as after an outage.
+    ///
+    /// # Errors
+    /// [`Error::Disk`](hybrid_pages::error::Error::Disk) for symbolic links in the place of files, and at the second call;
+    /// [`Error::Disk`](hybrid_pages::error::Error::Disk) and [`Error::Foreign`](hybrid_pages::error::Error::Foreign) as
+    /// [`Disk::open`](crate::Disk::open), if that could not open the directory;
+    /// [`Error::Arena`](hybrid_pages::error::Error::Arena) if the arena lacks a plane;
+    /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for slots of another size.
+    pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
+        let mut outcome = Err(Error::Disk("expected a disk, found a panic".into()));
+        self.0
+            .unless_it_panics(|| outcome = connect(&self.0, arena, identity));
+        outcome
+    }
+
+    /// Writes down what the identity was made from, for people and tools: nothing reads it to find entries.
+    /// Before the disk is connected this does nothing; where it could not be opened yet, it is written when it is.
+    /// A failure is counted, and so is more than a mebibyte.
+    pub fn describe(&self, about: &str) {
+        if self.0.identity.get().is_some() {
+            *lock(&self.0.about) = Some(about.to_owned());
+            self.0.unless_it_panics(|| self.0.describe());
+        }
+    }
+
+    /// Counts at this moment.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        self.0.stats()
+    }
+
+    /// What an operator should read: one line for the first failure of each kind, each given once.
+    #[must_use]
+    pub fn take_notes(&self) -> Vec<String> {
+        self.0.take_notes()
+    }
+
+    /// Waits until every copy has ended and a new process would find all that was written. False if that takes
+    /// longer than the limit.
+    #[must_use]
+    pub fn settle(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            let idle = self.0.is_idle() && {
+                let book = lock(&self.0.book);
+                let kept = book.durable == book.published && book.changes.is_empty();
+                kept || book.store.as_ref().is_none_or(|store| !store.persistent)
+            };
+            if idle {
+                return true;
+            }
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            self.0.bell.ring();
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// Ends the copies and the threads and gives the lane back: another disk may take it. The cache may live on;
+    /// it finds nothing here, and nothing is written. The second call does nothing.
+    pub fn close(&self) {
+        close(&self.0);
+    }
+
+    /// What the tier's policy has learned by now, as its next process takes it over: empty for one that learns nothing.
+    #[must_use]
+    pub fn learnt(&self) -> Vec<u8> {
+        self.0.learner.learnt()
+    }
+
+    /// The first contradiction in what the disk knows, if there is one: for tests and tools.
+    #[must_use]
+    pub fn audit(&self) -> Option<String> {
+        if self.0.is_broken() {
+            return Some("expected no panic, found one".into());
+        }
+        lock(&self.0.book).audit()
+    }
+}

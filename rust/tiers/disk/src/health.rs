@@ -1,0 +1,196 @@
+//! Whether a disk answers. One that hangs, or could not be opened, is out, and tried again after pauses that grow.
+
+use std::io;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::door::DoorFile;
+use crate::lock;
+
+/// A pause doubles so often.
+const DOUBLINGS: u32 = 6;
+
+/// What is known of a disk's answers.
+#[derive(Debug)]
+pub(crate) struct Health {
+    retry: Duration,
+    /// Since when it is out.
+    out: Option<Instant>,
+    probing: bool,
+    outages: u32,
+    back: Option<Instant>,
+    /// When a call last returned, or the first copy came.
+    progress: Instant,
+    /// Calls to the slabs that have not returned, and when they began, the oldest in front.
+    calls: Vec<(u64, Instant)>,
+    begun: u64,
+    /// No writes until then.
+    writes_from: Option<Instant>,
+    refusals: u32,
+    closed: bool,
+}
+
+impl Health {
+    pub(crate) fn new(retry: Duration) -> Self {
+        Self {
+            retry,
+            out: None,
+            probing: false,
+            outages: 0,
+            back: None,
+            progress: Instant::now(),
+            calls: Vec::new(),
+            begun: 0,
+            writes_from: None,
+            refusals: 0,
+            closed: false,
+        }
+    }
+
+    /// Out for good. Says whether it was so before.
+    pub(crate) const fn close(&mut self) -> bool {
+        std::mem::replace(&mut self.closed, true)
+    }
+
+    pub(crate) const fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    fn pause(&self, times: u32) -> Duration {
+        self.retry * 2_u32.pow(times.min(DOUBLINGS))
+    }
+
+    pub(crate) const fn is_out(&self) -> bool {
+        self.closed || self.out.is_some()
+    }
+
+    /// Something moved.
+    pub(crate) fn moved(&mut self) {
+        self.progress = Instant::now();
+    }
+
+    /// When something last moved.
+    pub(crate) const fn progress(&self) -> Instant {
+        self.progress
+    }
+
+    /// A call to a slab begins: a number for [`returned`](Self::returned).
+    pub(crate) fn call(&mut self) -> u64 {
+        self.begun += 1;
+        self.calls.push((self.begun, Instant::now()));
+        self.begun
+    }
+
+    /// It has returned.
+    pub(crate) fn returned(&mut self, call: u64) {
+        self.calls.retain(|&(number, _)| number != call);
+        self.moved();
+    }
+
+    /// Since when the oldest call has not returned, of those that nobody has given up.
+    pub(crate) fn oldest_call(&self) -> Option<Instant> {
+        self.calls.first().map(|&(_, since)| since)
+    }
+
+    /// It hangs, or can't be opened.
+    pub(crate) fn take_out(&mut self) {
+        self.calls.clear();
+        let longest = self.pause(DOUBLINGS);
+        if self.back.is_some_and(|back| back.elapsed() > longest) {
+            self.outages = 0;
+        }
+        self.out = Some(Instant::now());
+        self.outages += 1;
+    }
+
+    /// Whether to try it now; then the caller does, and says what became of it.
+    pub(crate) fn try_again(&mut self) -> bool {
+        let pause = self.pause(self.outages.saturating_sub(1));
+        let due = self.out.is_some_and(|since| since.elapsed() >= pause);
+        let begin = due && !self.probing && !self.closed;
+        self.probing |= begin;
+        begin
+    }
+
+    /// The trial ended.
+    pub(crate) fn tried(&mut self, works: bool) {
+        self.probing = false;
+        if works {
+            self.calls.clear();
+            self.out = None;
+            self.back = Some(Instant::now());
+            self.progress = Instant::now();
+        } else {
+            self.outages += 1;
+            self.out = Some(Instant::now());
+        }
+    }
+
+    /// A write was refused: the next may be tried after a pause.
+    pub(crate) fn refused(&mut self) {
+        if self.takes_writes() {
+            self.writes_from = Some(Instant::now() + self.pause(self.refusals));
+            self.refusals += 1;
+        }
+    }
+
+    /// A write arrived.
+    pub(crate) fn wrote(&mut self) {
+        self.writes_from = None;
+        self.refusals = 0;
+    }
+
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.writes_from.is_none_or(|from| Instant::now() >= from)
+    }
+}
+
+/// A file whose reads and writes are calls that a disk's health knows of.
+#[derive(Debug)]
+pub(crate) struct Timed<'a> {
+    pub(crate) slab: &'a dyn DoorFile,
+    pub(crate) health: &'a Mutex<Health>,
+}
+
+/// A call under way, until this is dropped.
+struct Call<'a>(&'a Mutex<Health>, u64);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        lock(self.0).returned(self.1);
+    }
+}
+
+impl Timed<'_> {
+    fn call(&self) -> Call<'_> {
+        Call(self.health, lock(self.health).call())
+    }
+}
+
+impl DoorFile for Timed<'_> {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        let _call = self.call();
+        self.slab.read_at(bytes, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        let _call = self.call();
+        self.slab.write_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.slab.sync()
+    }
+
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.slab.punch(offset, length)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        self.slab.length()
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        self.slab.set_length(length)
+    }
+}

@@ -1,0 +1,579 @@
+//! The index of one identity: which entry is in which cell, in a redb file and a journal.
+//!
+//! What is wrong in it is never trusted: a damaged file is set aside, a damaged record is left out, and the
+//! cells that records name have headers of their own. But only a file that was opened and read can be damaged: where
+//! the system refuses a call, nothing is known of it, and it stays as it is.
+
+use std::collections::HashMap;
+use std::fmt::{self, Debug};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use redb::{
+    BackendError, Builder, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend,
+    TableDefinition,
+};
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::door::{Door, DoorFile};
+use crate::folder::random;
+use crate::format::{Change, DISK_FORMAT_VERSION, MAX_RANKS, Place};
+use crate::journal::{self, Journal};
+use crate::lock;
+use hybrid_pages::policy::MOST_LEARNT;
+use hybrid_pages::transfer::panic_message;
+use hybrid_pages_tiers::{Identity, Name};
+
+pub(crate) const FILE: &str = "index.redb";
+pub(crate) const ASIDE: &str = "index.damaged";
+/// A new index, until it is whole.
+const NEW: &str = "index.new";
+const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const ENTRIES: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("entries");
+const OWNER: &str = "owner";
+const GENERATION: &str = "journal";
+const LEARNT: &str = "learnt";
+/// The journal is taken in after so long, or so many changes.
+const SAVE: Duration = Duration::from_secs(2);
+const MOST_UNSAVED: usize = 50_000;
+const CACHE_BYTES: usize = 16 << 20;
+
+/// An open index.
+pub(crate) struct Index {
+    database: Database,
+    journal: Journal,
+    /// What only the journal has.
+    unsaved: Vec<Change>,
+    /// What the policy learned, for the next save.
+    learnt: Option<Vec<u8>>,
+    saved: Instant,
+}
+
+/// What an index had when it was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) places: Vec<(Name, Place)>,
+    /// Records that were left out, and are to be removed.
+    pub(crate) damaged: Vec<Name>,
+    /// What the tier's policy learned: empty if nothing was kept, `None` if that is damaged.
+    pub(crate) learnt: Option<Vec<u8>>,
+    /// Why the file was set aside, if it was.
+    pub(crate) aside: Option<String>,
+    /// Whether there was no file, or an empty one.
+    pub(crate) is_new: bool,
+}
+
+impl Debug for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Index")
+    }
+}
+
+/// What must be alike for the records to mean anything.
+pub(crate) struct Owner<'a> {
+    pub(crate) identity: &'a Identity,
+    pub(crate) ranks: usize,
+    /// Bytes of a cell of each class.
+    pub(crate) cells: Vec<u64>,
+}
+
+/// An owner as an index names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) identity: Identity,
+    pub(crate) ranks: usize,
+    pub(crate) cells: Vec<u64>,
+}
+
+impl Claim {
+    /// `None` for another format, and what makes no sense.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (head, cells) = bytes.split_at_checked(40)?;
+        let half = |at: usize| Some(u32::from_le_bytes(head[at..at + 4].try_into().ok()?));
+        let cells = cells
+            .chunks(8)
+            .map(|cell| Some(u64::from_le_bytes(cell.try_into().ok()?)));
+        let claim = Self {
+            identity: head[8..].try_into().ok()?,
+            ranks: half(4)? as usize,
+            cells: cells.collect::<Option<_>>()?,
+        };
+        let sound = half(0)? == DISK_FORMAT_VERSION && (1..=MAX_RANKS).contains(&claim.ranks);
+        sound.then_some(claim)
+    }
+}
+
+impl Owner<'_> {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = DISK_FORMAT_VERSION.to_le_bytes().to_vec();
+        bytes.extend((self.ranks as u32).to_le_bytes());
+        bytes.extend(self.identity);
+        for cell in &self.cells {
+            bytes.extend(cell.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+impl Index {
+    /// Opens the index of a directory. One that is damaged, or another's, is set aside, and an empty one
+    /// takes its place.
+    ///
+    /// # Errors
+    /// What the system refused: the index is as it was, and what it has is not known.
+    pub(crate) fn open(
+        door: &dyn Door,
+        folder: &OwnedFd,
+        owner: &Owner<'_>,
+    ) -> io::Result<(Self, Found)> {
+        let refused = Refused::default();
+        let why = match guarded(|| Self::read(door, folder, owner, &refused)) {
+            Ok(opened) => return Ok(opened),
+            Err(why) => why,
+        };
+        if let Some(error) = refused.take() {
+            return Err(error);
+        }
+        door.rename(folder.as_fd(), FILE, ASIDE)?;
+        let (index, mut found) = guarded(|| Self::read(door, folder, owner, &refused))
+            .map_err(|why| refused.take().unwrap_or_else(|| io::Error::other(why)))?;
+        found.aside = Some(why);
+        Ok((index, found))
+    }
+
+    /// What copies of an index and of the journal beside it say.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(crate) fn read_copy(index: Vec<u8>, journal: Vec<u8>) -> Result<(Claim, Found), String> {
+        guarded(|| {
+            let database = Builder::new()
+                .set_cache_size(CACHE_BYTES)
+                .set_check_integrity_on_open(true)
+                .create_with_backend(InMemory(Mutex::new(index)))
+                .map_err(|error| error.to_string())?;
+            let claim = claim_of(&database).map_err(|error| error.to_string())?;
+            let claim = claim.as_deref().and_then(Claim::decode);
+            let claim = claim.ok_or("expected an index of this format, found another")?;
+            let owner = Owner {
+                identity: &claim.identity,
+                ranks: claim.ranks,
+                cells: claim.cells.clone(),
+            };
+            let loaded = load(&database, &owner.encode(), &owner);
+            let loaded = loaded.map_err(|error| error.to_string())?;
+            let Loaded {
+                generation,
+                mut records,
+                mut damaged,
+                ..
+            } = loaded.ok_or("expected a generation, found none")?;
+            let unsaved = journal::read(&journal, generation, claim.ranks);
+            apply(&mut records, &unsaved);
+            let places = check(records, claim.cells.len(), &mut damaged);
+            let found = Found {
+                places,
+                damaged,
+                ..Found::default()
+            };
+            Ok((claim, found))
+        })
+    }
+
+    /// Notes in `refused` what the system refused; any other error is damage.
+    fn read(
+        door: &dyn Door,
+        folder: &OwnedFd,
+        owner: &Owner<'_>,
+        refused: &Refused,
+    ) -> Result<(Self, Found), String> {
+        let open = |name| refused.call(door.open(folder.as_fd(), name, false));
+        let mut file = open(FILE)?;
+        let is_new = refused.call(file.length())? == 0;
+        if is_new {
+            // This process may be killed before it is whole.
+            refused.call(remove(folder, NEW))?;
+            file = open(NEW)?;
+        }
+        let backend = Backend {
+            file,
+            refused: refused.clone(),
+        };
+        let database = Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .set_check_integrity_on_open(!is_new)
+            .create_with_backend(backend)
+            .map_err(|error| error.to_string())?;
+        let claim = owner.encode();
+        if is_new {
+            // A journal of an index that was here before must not be taken for this one's.
+            let generation = refused.call(random())?;
+            let claimed = claim_new(&database, &claim, &generation[..8]);
+            claimed.map_err(|error| error.to_string())?;
+            refused.call(door.rename(folder.as_fd(), NEW, FILE))?;
+        }
+        let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
+        let Some(Loaded {
+            generation,
+            mut records,
+            mut damaged,
+            learnt,
+        }) = loaded
+        else {
+            return Err("an index of another identity".into());
+        };
+        let journal = Journal::open(open(journal::FILE)?, generation, owner.ranks);
+        let (journal, unsaved) = refused.call(journal)?;
+        apply(&mut records, &unsaved);
+        let places = check(records, owner.cells.len(), &mut damaged);
+        let found = Found {
+            places,
+            damaged,
+            learnt,
+            aside: None,
+            is_new,
+        };
+        let index = Self {
+            database,
+            journal,
+            unsaved,
+            learnt: None,
+            saved: Instant::now(),
+        };
+        Ok((index, found))
+    }
+
+    /// Has the next save take what the policy learned.
+    pub(crate) fn learn(&mut self, learnt: &[u8]) {
+        let check = xxh3_64(learnt).to_le_bytes();
+        self.learnt = Some([learnt, &check[..]].concat());
+    }
+
+    /// Makes changes, in their order; they outlive the process when it returns.
+    pub(crate) fn commit(&mut self, changes: &[Change]) -> Result<(), String> {
+        if !changes.is_empty() {
+            let appended = self.journal.append(changes);
+            appended.map_err(|error| format!("the journal: {error}"))?;
+            self.unsaved.extend_from_slice(changes);
+        }
+        let due = self.saved.elapsed() >= SAVE || self.unsaved.len() >= MOST_UNSAVED;
+        if due && self.has_unsaved() {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn has_unsaved(&self) -> bool {
+        !self.unsaved.is_empty() || self.learnt.is_some()
+    }
+
+    /// Has the database take what only the journal has: then it outlives a loss of power, too.
+    fn save(&mut self) -> Result<(), String> {
+        let generation = self.journal.generation().wrapping_add(1);
+        let (database, unsaved, learnt) = (&self.database, &self.unsaved, self.learnt.as_deref());
+        guarded(|| {
+            write(database, unsaved, generation, learnt).map_err(|error| error.to_string())
+        })?;
+        self.journal.restart(generation);
+        self.learnt = None;
+        self.unsaved.clear();
+        self.saved = Instant::now();
+        Ok(())
+    }
+
+    /// Removes the file: no process finds anything in this directory again.
+    pub(crate) fn forget(folder: &OwnedFd) -> io::Result<()> {
+        remove(folder, FILE)
+    }
+
+    /// Saves what is unsaved and closes the file. A panic in there costs no more than the close.
+    pub(crate) fn close(mut self) -> Result<(), String> {
+        if self.has_unsaved() {
+            self.save()?;
+        }
+        guarded(|| self.database.close().map_err(|error| error.to_string()))
+    }
+}
+
+fn remove(folder: &OwnedFd, name: &str) -> io::Result<()> {
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn claim_new(database: &Database, claim: &[u8], generation: &[u8]) -> Result<(), redb::Error> {
+    let mut writing = database.begin_write()?;
+    writing.set_durability(Durability::Immediate)?;
+    {
+        let mut meta = writing.open_table(META)?;
+        meta.insert(OWNER, claim)?;
+        meta.insert(GENERATION, generation)?;
+    }
+    writing.open_table(ENTRIES)?;
+    writing.commit()?;
+    Ok(())
+}
+
+/// Records by name.
+type Records = HashMap<Name, Place>;
+
+/// What the database of an index has.
+struct Loaded {
+    /// Of the journal.
+    generation: u64,
+    /// The whole records.
+    records: Records,
+    /// Names of the others.
+    damaged: Vec<Name>,
+    /// As in [`Found`].
+    learnt: Option<Vec<u8>>,
+}
+
+/// `None` if the index is another's.
+fn load(
+    database: &Database,
+    claim: &[u8],
+    owner: &Owner<'_>,
+) -> Result<Option<Loaded>, redb::Error> {
+    let reading = database.begin_read()?;
+    let meta = reading.open_table(META)?;
+    if meta.get(OWNER)?.is_none_or(|found| found.value() != claim) {
+        return Ok(None);
+    }
+    let generation = meta.get(GENERATION)?;
+    let generation =
+        generation.and_then(|found| Some(u64::from_le_bytes(found.value().try_into().ok()?)));
+    let Some(generation) = generation else {
+        return Ok(None);
+    };
+    let learnt = match meta.get(LEARNT)? {
+        Some(found) => unseal(found.value()).map(<[u8]>::to_vec),
+        None => Some(Vec::new()),
+    };
+    let (mut records, mut damaged) = (HashMap::new(), Vec::new());
+    for record in reading.open_table(ENTRIES)?.iter()? {
+        let (name, bytes) = record?;
+        let name = *name.value();
+        match Place::decode(&name, bytes.value(), owner.ranks) {
+            Some(place) => drop(records.insert(name, place)),
+            None => damaged.push(name),
+        }
+    }
+    Ok(Some(Loaded {
+        generation,
+        records,
+        damaged,
+        learnt,
+    }))
+}
+
+/// What a policy learned, without its checksum, if that is right.
+fn unseal(bytes: &[u8]) -> Option<&[u8]> {
+    let (learnt, check) = bytes.split_last_chunk::<8>()?;
+    let sound = learnt.len() <= MOST_LEARNT && xxh3_64(learnt).to_le_bytes() == *check;
+    sound.then_some(learnt)
+}
+
+fn apply(records: &mut Records, changes: &[Change]) {
+    for (name, place) in changes {
+        match place {
+            Some(place) => records.insert(*name, place.clone()),
+            None => records.remove(name),
+        };
+    }
+}
+
+fn claim_of(database: &Database) -> Result<Option<Vec<u8>>, redb::Error> {
+    let reading = database.begin_read()?;
+    let found = reading.open_table(META)?.get(OWNER)?;
+    Ok(found.map(|found| found.value().to_vec()))
+}
+
+/// The records that make sense beside each other; the names of the others are added to `damaged`.
+fn check(records: Records, classes: usize, damaged: &mut Vec<Name>) -> Vec<(Name, Place)> {
+    let mut cells: HashMap<(usize, u64), u32> = HashMap::new();
+    for place in records.values() {
+        *cells.entry((place.class, place.cell)).or_default() += 1;
+    }
+    // Of two entries in one cell, nobody knows which is there.
+    let sound = |(_, place): &(Name, Place)| {
+        place.class < classes && cells[&(place.class, place.cell)] == 1
+    };
+    let (sound, others): (Vec<_>, Vec<_>) = records.into_iter().partition(sound);
+    damaged.extend(others.into_iter().map(|(name, _)| name));
+    sound
+}
+
+fn write(
+    database: &Database,
+    changes: &[Change],
+    generation: u64,
+    learnt: Option<&[u8]>,
+) -> Result<(), redb::Error> {
+    let mut writing = database.begin_write()?;
+    writing.set_durability(Durability::Immediate)?;
+    {
+        let mut entries = writing.open_table(ENTRIES)?;
+        for (name, place) in changes {
+            match place {
+                Some(place) => entries.insert(name, &place.encode(name)[..])?,
+                None => entries.remove(name)?,
+            };
+        }
+        let mut meta = writing.open_table(META)?;
+        meta.insert(GENERATION, &generation.to_le_bytes()[..])?;
+        if let Some(learnt) = learnt {
+            meta.insert(LEARNT, learnt)?;
+        }
+    }
+    writing.commit()?;
+    Ok(())
+}
+
+/// A damaged file may make redb panic: that is an error like the others.
+fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(outcome) => outcome,
+        Err(panic) => Err(format!("a panic: {}", panic_message(&*panic))),
+    }
+}
+
+/// A copy of redb's file.
+#[derive(Debug)]
+struct InMemory(Mutex<Vec<u8>>);
+
+impl StorageBackend for InMemory {
+    fn len(&self) -> io::Result<u64> {
+        Ok(lock(&self.0).len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let bytes = lock(&self.0);
+        let range = range_of(offset, out.len());
+        let found = range.and_then(|range| bytes.get(range));
+        out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let length = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mut bytes = lock(&self.0);
+        let more = length.saturating_sub(bytes.len());
+        bytes
+            .try_reserve(more)
+            .map_err(|_| io::ErrorKind::OutOfMemory)?;
+        bytes.resize(length, 0);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut bytes = lock(&self.0);
+        let range = range_of(offset, data.len());
+        let place = range.and_then(|range| bytes.get_mut(range));
+        place
+            .ok_or(io::ErrorKind::UnexpectedEof)?
+            .copy_from_slice(data);
+        Ok(())
+    }
+
+    fn try_lock_range(
+        &self,
+        _: std::ops::Bound<u64>,
+        _: std::ops::Bound<u64>,
+    ) -> Result<bool, BackendError> {
+        Err(BackendError::Unsupported)
+    }
+}
+
+fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
+    let start = usize::try_from(offset).ok()?;
+    Some(start..start.checked_add(length)?)
+}
+
+/// The first error of the system in a row of calls. redb's errors do not tell it from damage.
+#[derive(Debug, Clone, Default)]
+struct Refused(Arc<Mutex<Option<io::Error>>>);
+
+impl Refused {
+    /// Notes that a call was refused.
+    fn call<T>(&self, outcome: io::Result<T>) -> Result<T, String> {
+        outcome.map_err(|error| {
+            let text = error.to_string();
+            lock(&self.0).get_or_insert(error);
+            text
+        })
+    }
+
+    /// The same for a call whose numbers come from the file: what makes no sense to the system is damage.
+    fn asked<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &outcome
+            && !matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::InvalidInput
+                    | io::ErrorKind::FileTooLarge
+            )
+        {
+            lock(&self.0).get_or_insert_with(|| copy_of(error));
+        }
+        outcome
+    }
+
+    fn take(&self) -> Option<io::Error> {
+        lock(&self.0).take()
+    }
+}
+
+fn copy_of(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
+/// redb's file, through the door. The lane's lock keeps other processes away.
+#[derive(Debug)]
+struct Backend {
+    file: Box<dyn DoorFile>,
+    refused: Refused,
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        self.refused.asked(self.file.length())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.refused.asked(self.file.read_all(out, offset))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.refused.asked(self.file.set_length(len))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.refused.asked(self.file.sync())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.refused.asked(self.file.write_all(data, offset))
+    }
+
+    fn try_lock_range(
+        &self,
+        _: std::ops::Bound<u64>,
+        _: std::ops::Bound<u64>,
+    ) -> Result<bool, BackendError> {
+        Err(BackendError::Unsupported)
+    }
+}

@@ -1,0 +1,71 @@
+//! Settings of a disk.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::door::{Door, SystemDoor};
+use hybrid_pages::error::{Error, Result};
+
+/// Most threads of one disk.
+pub(crate) const MAX_THREADS: usize = 64;
+
+/// The longest deadline and pause: no clock overflows, though a pause doubles.
+const MOST_TIME: Duration = Duration::from_secs(24 * 3600);
+
+/// Settings of a disk.
+#[derive(Debug, Clone)]
+pub struct DiskOptions {
+    /// The directory, for disks of hybrid-pages alone. It is made if its parent is there.
+    pub path: PathBuf,
+    /// Bytes that the entries of this lane may take, those of other identities included.
+    pub quota_bytes: u64,
+    /// Number of this process among those that share the path: each lane has a directory of its own.
+    pub lane: u32,
+    /// A call of the system may take so long, and so long may nothing move while a copy waits; then the disk is
+    /// out for some time. A copy has as many calls as it needs.
+    pub deadline: Duration,
+    /// Threads that read and write: as many calls are under way at a time.
+    pub threads: usize,
+    /// Bytes of slots that may wait to be written; what is offered beyond that is declined.
+    pub queue_bytes: u64,
+    /// The first pause before the disk is tried again after an outage; it doubles up to 64 times.
+    pub retry: Duration,
+    /// What files are opened through.
+    pub door: Arc<dyn Door>,
+}
+
+impl DiskOptions {
+    /// The usual settings for a directory and a quota.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, quota_bytes: u64) -> Self {
+        Self {
+            path: path.into(),
+            quota_bytes,
+            lane: 0,
+            deadline: Duration::from_secs(2),
+            threads: 4,
+            queue_bytes: 1 << 30,
+            retry: Duration::from_secs(1),
+            door: Arc::new(SystemDoor),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let invalid = |text: String| Err(Error::InvalidArgument(text));
+        if !(1..=MAX_THREADS).contains(&self.threads) {
+            return invalid(format!(
+                "disk: expected 1 to {MAX_THREADS} threads, found {}",
+                self.threads
+            ));
+        }
+        let sensible = |time: Duration| !time.is_zero() && time <= MOST_TIME;
+        if !sensible(self.deadline) || !sensible(self.retry) {
+            return invalid(format!(
+                "disk: expected a deadline and a pause above 0 and of at most {MOST_TIME:?}, found {:?} and {:?}",
+                self.deadline, self.retry
+            ));
+        }
+        Ok(())
+    }
+}

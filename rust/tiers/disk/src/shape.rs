@@ -1,0 +1,180 @@
+//! How the bytes of an entry lie in a cell, and the pieces in which they are copied.
+
+use crate::door::ALIGNMENT;
+use crate::format::HEADER_BYTES;
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::transfer::TILE_BYTES;
+
+/// Most payload that one piece has: enough that a disk is busy with it, and small enough that a few
+/// threads share a large entry.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Most bytes of a piece, the header of the cell included.
+pub(crate) const BUFFER_BYTES: usize = PIECE_BYTES + HEADER_BYTES;
+
+/// A part of one rank's shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) rank: usize,
+    /// From the shard's start; where a tile starts.
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+    /// From the piece's start.
+    pub(crate) at: usize,
+}
+
+/// A stretch of a cell that one call reads or writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// From the cell's start.
+    pub(crate) at: usize,
+    pub(crate) length: usize,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// One class of entries on disk.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) shard_bytes: usize,
+    pub(crate) cell_bytes: u64,
+    /// Slots of the host that an entry takes.
+    pub(crate) slots: usize,
+    /// The first has the header.
+    pub(crate) pieces: Vec<Piece>,
+}
+
+impl Shape {
+    fn new(shard_bytes: usize, ranks: usize, slots: usize) -> Self {
+        let mut pieces = Vec::new();
+        let mut piece = Piece {
+            at: 0,
+            length: HEADER_BYTES,
+            parts: Vec::new(),
+        };
+        for rank in 0..ranks {
+            let mut offset = 0;
+            while offset < shard_bytes {
+                let room = BUFFER_BYTES - piece.length;
+                // Pieces end where a tile does, so each tile is hashed at once.
+                let length = (shard_bytes - offset).min(room / TILE_BYTES * TILE_BYTES);
+                if length == 0 {
+                    let at = piece.at + piece.length;
+                    let next = Piece {
+                        at,
+                        length: 0,
+                        parts: Vec::new(),
+                    };
+                    pieces.push(std::mem::replace(&mut piece, next));
+                    continue;
+                }
+                piece.parts.push(Part {
+                    rank,
+                    offset,
+                    length,
+                    at: piece.length,
+                });
+                piece.length += length.next_multiple_of(ALIGNMENT);
+                offset += length;
+            }
+        }
+        let cell_bytes = (piece.at + piece.length) as u64;
+        pieces.push(piece);
+        Self {
+            shard_bytes,
+            cell_bytes,
+            slots,
+            pieces,
+        }
+    }
+
+    /// Tiles of one rank's shard.
+    pub(crate) fn tiles(&self) -> usize {
+        self.shard_bytes.div_ceil(TILE_BYTES)
+    }
+}
+
+/// The shapes of a geometry's classes.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for slots that the ranks can't share, and more ranks than a header has room for.
+pub(crate) fn shapes(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<Shape>> {
+    let ranks = geometry.ranks();
+    if ranks > crate::format::MAX_RANKS {
+        return Err(Error::InvalidArgument(format!(
+            "disk: expected at most {} ranks, found {ranks}",
+            crate::format::MAX_RANKS
+        )));
+    }
+    let classes = geometry.classes().iter();
+    let shape = |class: &hybrid_pages::geometry::PageClass| {
+        let slots = geometry.slots_per_entry(class.index, slot_bytes)?;
+        Ok(Shape::new(class.rank_bytes, ranks, slots))
+    };
+    classes.map(shape).collect()
+}
+
+/// Slots of a room whose entries, of whatever classes, never take more than the quota on disk.
+pub(crate) fn capacity(shapes: &[Shape], quota: u64) -> u64 {
+    let of = |shape: &Shape| {
+        u128::from(quota) * shape.slots as u128 / u128::from(shape.cell_bytes.max(1))
+    };
+    let least = shapes.iter().map(of).min().unwrap_or(0);
+    u64::try_from(least).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_cell_once_and_end_where_tiles_do() {
+        for shard in [
+            1,
+            4095,
+            4096,
+            16 << 10,
+            (1 << 20) - 1,
+            1 << 20,
+            (3 << 20) + 5,
+        ] {
+            for ranks in [1, 2, 3, 7] {
+                let shape = Shape::new(shard, ranks, 1);
+                let mut at = 0;
+                let mut next = vec![0; ranks];
+                for piece in &shape.pieces {
+                    assert_eq!(piece.at, at);
+                    assert!((1..=BUFFER_BYTES).contains(&piece.length));
+                    assert!(piece.length.is_multiple_of(ALIGNMENT));
+                    let mut inside = if at == 0 { HEADER_BYTES } else { 0 };
+                    for part in &piece.parts {
+                        assert_eq!((part.at, part.offset), (inside, next[part.rank]));
+                        assert!(part.offset.is_multiple_of(TILE_BYTES));
+                        inside += part.length.next_multiple_of(ALIGNMENT);
+                        next[part.rank] += part.length;
+                    }
+                    assert_eq!(inside, piece.length);
+                    at += piece.length;
+                }
+                assert_eq!(at as u64, shape.cell_bytes);
+                assert_eq!(next, vec![shard; ranks]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_room_fits_the_quota() {
+        let shapes = [
+            Shape::new(64, 2, 1),
+            Shape::new(200, 2, 4),
+            Shape::new(5 << 20, 2, 9),
+        ];
+        for quota in [0, 1, 1 << 20, 123_456_789, 1 << 40, u64::MAX] {
+            let room = capacity(&shapes, quota);
+            for shape in &shapes {
+                let cells = u128::from(room) / shape.slots as u128;
+                assert!(cells * u128::from(shape.cell_bytes) <= u128::from(quota));
+            }
+        }
+    }
+}

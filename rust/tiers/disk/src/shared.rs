@@ -1,0 +1,516 @@
+//! What the threads of a disk share with it, and how copies end.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::book::{Book, Trash, Victim, minute};
+use crate::format::Place;
+use crate::health::Health;
+use crate::job::{Direction, Job};
+use crate::lane::{self, Lane};
+use crate::lock;
+use crate::options::DiskOptions;
+use crate::queue::Queue;
+use crate::shape::Shape;
+use crate::stats::{DiskStats, Reason};
+use crate::trouble::Trouble;
+use crate::uses::{Learner, Uses};
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::guarded;
+use hybrid_pages::tier::CopyEnd;
+use hybrid_pages_tiers::{Identity, Planes};
+
+/// How long somebody who needs room waits for others who make some.
+const GIVING: Duration = Duration::from_millis(2);
+const MOST_WAITS: usize = 5_000;
+
+const PANICKED: &str = "expected no panic, found one inside: the disk is left alone until the engine starts anew; please \
+                        report what standard error says";
+
+/// Shared by a disk, its handles and its threads. Of these locks, `opening` is taken first and the book's before the
+/// others, and none but `opening` is held while a system call runs that may wait for the device.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: DiskOptions,
+    pub(crate) shapes: Vec<Shape>,
+    pub(crate) ranks: usize,
+    pub(crate) slot_bytes: usize,
+    /// Once it could be taken.
+    lane: OnceLock<Lane>,
+    /// The path of the lane, for messages.
+    pub(crate) place: String,
+    pub(crate) planes: OnceLock<Planes>,
+    /// From the time when it is to be connected.
+    pub(crate) identity: OnceLock<Identity>,
+    /// Whoever opens the lane and the store holds this.
+    pub(crate) opening: Mutex<()>,
+    /// What the identity was made from, if that could not be written yet.
+    pub(crate) about: Mutex<Option<String>>,
+    pub(crate) queue: Queue,
+    pub(crate) book: Mutex<Book>,
+    pub(crate) health: Mutex<Health>,
+    pub(crate) ended: Mutex<Vec<CopyEnd>>,
+    /// A thread has panicked.
+    broken: AtomicBool,
+    /// That was counted.
+    told: AtomicBool,
+    /// Threads that read and write, those that hang included.
+    pub(crate) threads: AtomicUsize,
+    pub(crate) bell: Bell,
+    pub(crate) uses: Arc<Mutex<Uses>>,
+    pub(crate) learner: Learner,
+    pub(crate) keeper: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
+    counts: Mutex<DiskStats>,
+    notes: Mutex<Notes>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    said: HashSet<Reason>,
+    waiting: Vec<String>,
+}
+
+/// Wakes the keeper.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    state: Mutex<Ringing>,
+    rings: Condvar,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ringing {
+    pub(crate) rung: bool,
+    pub(crate) stop: bool,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        lock(&self.state).rung = true;
+        self.rings.notify_all();
+    }
+
+    pub(crate) fn stop(&self) {
+        lock(&self.state).stop = true;
+        self.rings.notify_all();
+    }
+
+    /// Waits for a ring, the stop or the limit.
+    pub(crate) fn wait(&self, limit: Duration) -> Ringing {
+        let state = lock(&self.state);
+        let idle = |state: &mut Ringing| !state.rung && !state.stop;
+        let waited = self.rings.wait_timeout_while(state, limit, idle);
+        let mut state = match waited {
+            Ok((state, _)) => state,
+            Err(poison) => poison.into_inner().0,
+        };
+        let found = *state;
+        state.rung = false;
+        found
+    }
+
+    /// Waits for the stop or the limit.
+    pub(crate) fn pause(&self, limit: Duration) {
+        let state = lock(&self.state);
+        drop(
+            self.rings
+                .wait_timeout_while(state, limit, |state| !state.stop),
+        );
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: DiskOptions,
+        shapes: Vec<Shape>,
+        (ranks, slot_bytes): (usize, usize),
+        learner: Learner,
+    ) -> Self {
+        let door = Arc::clone(&options.door);
+        Self {
+            place: lane::lane_path(&options.path, options.lane),
+            slot_bytes,
+            uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
+            keeper: Mutex::default(),
+            learner,
+            process: std::process::id(),
+            book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
+            health: Mutex::new(Health::new(options.retry)),
+            shapes,
+            ranks,
+            lane: OnceLock::new(),
+            options,
+            planes: OnceLock::new(),
+            identity: OnceLock::new(),
+            opening: Mutex::default(),
+            about: Mutex::default(),
+            queue: Queue::default(),
+            ended: Mutex::default(),
+            broken: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+            threads: AtomicUsize::new(0),
+            bell: Bell::default(),
+            counts: Mutex::default(),
+            notes: Mutex::default(),
+        }
+    }
+
+    /// Writes down what the identity was made from, as soon as there is a store.
+    pub(crate) fn describe(&self) {
+        let Some(store) = lock(&self.book).store.clone() else {
+            return;
+        };
+        let about = lock(&self.about).take().filter(|_| store.persistent);
+        if let Some(about) = about
+            && let Err(error) = store.describe(&*self.options.door, &about)
+        {
+            let what = format!("cannot write what the identity was made from: {error}");
+            self.failed(Reason::Upkeep, &what);
+        }
+    }
+
+    /// Whether what is known of the disk is in doubt, since a thread panicked, or somebody under a lock: then it is out
+    /// for good.
+    pub(crate) fn is_broken(&self) -> bool {
+        let locks = [
+            self.book.is_poisoned(),
+            self.health.is_poisoned(),
+            self.ended.is_poisoned(),
+            self.queue.is_poisoned(),
+        ];
+        let broken = self.broken.load(Ordering::SeqCst) || locks.contains(&true);
+        if broken && !self.told.swap(true, Ordering::SeqCst) {
+            self.count(|counts| counts.outages += 1);
+            let note = format!("disk tier {}: {PANICKED}", self.place);
+            lock(&self.notes).waiting.push(note);
+            self.queue.stop();
+            self.bell.ring();
+        }
+        broken
+    }
+
+    /// Does something for the disk, which is out for good if that panics. Says whether it did.
+    pub(crate) fn unless_it_panics(&self, work: impl FnOnce()) -> bool {
+        if guarded::unless_it_panics(work).is_some() {
+            return true;
+        }
+        self.broken.store(true, Ordering::SeqCst);
+        !self.is_broken()
+    }
+
+    /// Whether this is a fork of the process that opened the disk.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// The lane, which is taken if it is not yet.
+    pub(crate) fn take_lane(&self) -> std::result::Result<&Lane, Trouble> {
+        if let Some(lane) = self.lane.get() {
+            return Ok(lane);
+        }
+        let (path, number) = (&self.options.path, self.options.lane);
+        let lane = Lane::open(path, number, &mut |reason, what| self.failed(reason, what))?;
+        Ok(self.lane.get_or_init(|| lane))
+    }
+
+    /// The lane, if it could be taken.
+    pub(crate) fn lane(&self) -> io::Result<&Lane> {
+        let lane = self.lane.get();
+        lane.ok_or_else(|| io::Error::other("expected a lane, found none yet"))
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut DiskStats)) {
+        change(&mut lock(&self.counts));
+    }
+
+    /// Counts a failure; the first for a reason is noted.
+    pub(crate) fn failed(&self, reason: Reason, what: &str) {
+        self.count(|counts| counts.failures[reason as usize] += 1);
+        let first = lock(&self.notes).said.insert(reason);
+        if first {
+            let name = reason.name();
+            self.note(&format!(
+                "{what} (counted as '{name}'; further ones are counted only)"
+            ));
+        }
+    }
+
+    /// Notes what an operator should read, whatever was noted before.
+    pub(crate) fn note(&self, what: &str) {
+        let note = format!("disk tier {}: {what}", self.place);
+        lock(&self.notes).waiting.push(note);
+    }
+
+    /// What was noted since the last call.
+    pub(crate) fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.notes).waiting)
+    }
+
+    pub(crate) fn stats(&self) -> DiskStats {
+        let broken = self.is_broken();
+        let book = lock(&self.book);
+        let mut stats = lock(&self.counts).clone();
+        for job in book.running.values() {
+            match job.direction {
+                Direction::Read => stats.reading += 1,
+                Direction::Write => stats.writing += 1,
+            }
+        }
+        stats.out = broken || lock(&self.health).is_out();
+        stats.entries = book.entries.len() as u64;
+        stats.left_over = book.left_over() as u64;
+        stats.live_bytes = book.live_bytes();
+        stats.other_bytes = book.other_bytes();
+        stats.quota_bytes = book.quota;
+        stats.durable = book.durable;
+        match &book.store {
+            Some(store) => {
+                stats.persistent = store.persistent;
+                stats.direct = store.direct;
+            }
+            // What could not be opened yet.
+            None => stats.persistent = stats.out && !book.connected && !book.cleared_early,
+        }
+        stats
+    }
+
+    /// Makes room for a write and takes its cell.
+    pub(crate) fn place(&self, job: &Job) -> std::result::Result<u64, (Reason, String)> {
+        for _ in 0..MOST_WAITS {
+            let victim = {
+                let mut book = lock(&self.book);
+                if job.is_undone() || job.store.epoch != book.epoch {
+                    return Err((Reason::Gone, "expected a write, found it undone".into()));
+                }
+                if let Some(cell) = book.take_cell(job.class) {
+                    return Ok(cell);
+                }
+                book.next_victim()
+            };
+            match victim {
+                Victim::Nobody => break,
+                victim => self.give(victim, &job.store),
+            }
+        }
+        let what = format!(
+            "expected a free cell within the quota of {} bytes, found none",
+            self.options.quota_bytes
+        );
+        Err((Reason::Quota, what))
+    }
+
+    /// Makes the room that a victim was chosen for.
+    pub(crate) fn give(&self, victim: Victim, store: &crate::store::Store) {
+        match victim {
+            Victim::Entry => self.bell.ring(),
+            Victim::Nobody => {}
+            Victim::Wait => std::thread::sleep(GIVING),
+            Victim::Cell(class, cell) => {
+                if let Err(error) = store.punch(&self.shapes, class, cell) {
+                    self.failed(Reason::Upkeep, &format!("cannot punch a hole: {error}"));
+                }
+                lock(&self.book).punched(store.epoch, class, cell);
+            }
+            Victim::Directory(trash) => self.discard(trash),
+        }
+    }
+
+    /// Removes a directory.
+    pub(crate) fn discard(&self, trash: Trash) {
+        let outcome = self.lane().and_then(|lane| lane.remove(&trash.name));
+        if let Err(error) = &outcome {
+            let name = &trash.name;
+            self.failed(Reason::Directory, &format!("cannot remove {name}: {error}"));
+        }
+        lock(&self.book).removed(trash, outcome.is_ok());
+    }
+
+    /// All pieces of a copy are over: its end is reported, unless that was done, and its cell is kept or
+    /// given back. It ends, also if that panics.
+    pub(crate) fn finish(&self, job: &Arc<Job>) {
+        if !self.unless_it_panics(|| self.end(job)) {
+            // The cache ignores the end of one that has ended.
+            self.report(job, Err(Error::Disk(PANICKED.into())));
+        }
+    }
+
+    fn end(&self, job: &Arc<Job>) {
+        let shape = &self.shapes[job.class];
+        let failure = job.failure().or_else(|| {
+            let wrong = job.found_sums(shape) != job.sums[..];
+            wrong.then(|| match job.direction {
+                Direction::Read => {
+                    let what = "expected the bytes that were written, found others";
+                    (Reason::Checksum, what.to_owned())
+                }
+                Direction::Write => {
+                    let what = "expected slots with the bytes that were offered, found others";
+                    (Reason::Source, what.to_owned())
+                }
+            })
+        });
+        let mut book = lock(&self.book);
+        let wanted = book.running.remove(&job.copy).is_some();
+        let current = job.store.epoch == book.epoch;
+        match job.direction {
+            Direction::Read => self.end_read(&mut book, job, failure.as_ref(), current),
+            Direction::Write => {
+                self.end_write(&mut book, job, failure.as_ref(), wanted && current);
+            }
+        }
+        if !wanted {
+            return;
+        }
+        if let Some((reason, what)) = &failure
+            && !job.is_undone()
+        {
+            self.failed(*reason, what);
+        }
+        let result = match (failure, job.direction) {
+            // The cache compares the checksums itself, and counts.
+            (None | Some((Reason::Checksum, _)), Direction::Read) => Ok(job.found_sums(shape)),
+            (None, Direction::Write) => Ok(Vec::new()),
+            (Some((_, what)), _) => Err(Error::Disk(what)),
+        };
+        // Whoever finds nothing running any more finds the end and the counts, too.
+        self.report(job, result);
+        drop(book);
+    }
+
+    fn end_read(
+        &self,
+        book: &mut Book,
+        job: &Job,
+        failure: Option<&(Reason, String)>,
+        current: bool,
+    ) {
+        let Some(cell) = job.cell().filter(|_| current) else {
+            return;
+        };
+        match failure {
+            None => {
+                let payload = (self.shapes[job.class].shard_bytes * self.ranks) as u64;
+                self.count(|counts| {
+                    counts.reads += 1;
+                    counts.read_bytes += payload;
+                    counts.read_latencies.add(job.begun.elapsed());
+                });
+            }
+            Some((Reason::Deadline, _)) => {}
+            Some(_) => {
+                book.remove_from(&job.name, job.class, cell);
+                self.bell.ring();
+            }
+        }
+        book.end_read(job.class, cell);
+    }
+
+    fn end_write(
+        &self,
+        book: &mut Book,
+        job: &Arc<Job>,
+        failure: Option<&(Reason, String)>,
+        wanted: bool,
+    ) {
+        let mine = |other: &Arc<Job>| Arc::ptr_eq(other, job);
+        if book.writing.get(&job.name).is_some_and(mine) {
+            book.writing.remove(&job.name);
+        }
+        match failure {
+            Some((Reason::Full | Reason::Write, _)) => lock(&self.health).refused(),
+            Some(_) => {}
+            None => lock(&self.health).wrote(),
+        }
+        let Some(cell) = job.cell() else { return };
+        if job.store.epoch != book.epoch {
+            return;
+        }
+        if failure.is_some() || !wanted || job.is_undone() {
+            book.give_cell(job.class, cell);
+            return;
+        }
+        let place = Place {
+            class: job.class,
+            block: job.block,
+            cell,
+            used: minute(&*self.options.door),
+            sums: job.sums.clone(),
+        };
+        book.publish(job.name, place);
+        let bytes = self.shapes[job.class].cell_bytes;
+        self.count(|counts| {
+            counts.writes += 1;
+            counts.written_bytes += bytes;
+            counts.write_latencies.add(job.begun.elapsed());
+        });
+        self.bell.ring();
+    }
+
+    fn report(&self, job: &Job, result: Result<Vec<u64>>) {
+        let copy = job.copy;
+        lock(&self.ended).push(CopyEnd { copy, result });
+    }
+
+    /// Ends copies for the cache though threads may still be at them: from now on none touches their slots.
+    /// Returns whether all could be ended.
+    pub(crate) fn abandon_all(&self) -> bool {
+        let dropped = self.queue.clear();
+        let mut book = lock(&self.book);
+        let jobs: Vec<Arc<Job>> = book.running.values().cloned().collect();
+        let mut given_up = Vec::new();
+        for job in jobs {
+            if job.leave_slots() {
+                book.running.remove(&job.copy);
+                given_up.push(job);
+            }
+        }
+        let all = book.running.is_empty();
+        for job in given_up {
+            let what = format!(
+                "expected an answer within {:?}, found none: the disk is out",
+                self.options.deadline
+            );
+            job.fail(Reason::Deadline, what.clone());
+            self.failed(Reason::Deadline, &what);
+            self.report(&job, Err(Error::Disk(what)));
+        }
+        drop(book);
+        for (job, pieces) in dropped {
+            job.fail(
+                Reason::Deadline,
+                "expected its turn, found an outage".into(),
+            );
+            if job.end_pieces(pieces) {
+                self.finish(&job);
+            }
+        }
+        all
+    }
+
+    /// Notes in the book what was used.
+    pub(crate) fn note_uses(&self) {
+        let used = lock(&self.uses).take();
+        if used.is_empty() {
+            return;
+        }
+        let mut book = lock(&self.book);
+        for name in &used {
+            book.note_use(name);
+        }
+        drop(book);
+        self.bell.ring();
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let book = lock(&self.book);
+        book.running.is_empty() && self.queue.is_empty()
+    }
+
+    pub(crate) fn has_threads(&self) -> bool {
+        self.threads.load(Ordering::SeqCst) > 0
+    }
+}

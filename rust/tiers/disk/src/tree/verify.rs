@@ -1,0 +1,278 @@
+//! Reads every entry of an identity and compares it with its checksums.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use super::copy::Copied;
+use super::{DiskTree, folder, interrupted};
+use crate::door::{ALIGNMENT, DoorFile};
+use crate::folder::open_file;
+use crate::format::{HEADER_BYTES, Header, Place};
+use crate::index::Claim;
+use crate::lane;
+use crate::stats::Reason;
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
+use hybrid_pages_tiers::Name;
+
+/// What a process did longer ago is in the index or the journal, unless it can't write them.
+const LAG: Duration = Duration::from_secs(1);
+/// Entries may go and come back in between.
+const ROUNDS: usize = 4;
+/// Bytes read at a time.
+const STEP: usize = 64 * TILE_BYTES;
+
+/// An entry that a process would not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bad {
+    /// Index of its class.
+    pub class: usize,
+    /// Index of its block in its prefix.
+    pub block: u32,
+    /// Number of its cell in the slab file of its class.
+    pub cell: u64,
+    /// What is wrong.
+    pub reason: Reason,
+}
+
+/// What became of all entries of an identity.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Entries whose header and bytes are right.
+    pub good: u64,
+    /// Bytes that were read of those.
+    pub bytes: u64,
+    /// Entries that moved or went while this ran.
+    pub changed: u64,
+    /// Entries that a process would not get.
+    pub bad: Vec<Bad>,
+    /// Records of the index that are damaged.
+    pub damaged_records: u64,
+}
+
+impl Verdict {
+    /// Bad entries by reason.
+    #[must_use]
+    pub fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = BTreeMap::new();
+        for bad in &self.bad {
+            *counts.entry(bad.reason.name()).or_insert(0) += 1;
+        }
+        counts
+    }
+}
+
+impl DiskTree {
+    /// Reads all entries of an identity in a lane; `None` if it went before that was done. `progress` is told
+    /// how many bytes of how many are done, and answers whether to go on.
+    ///
+    /// A process may use the lane meanwhile: an entry is bad only if the index still has it in that cell some
+    /// time after it was read, and it is bad then, too, several times.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no lane or identity; [`Error::Disk`] for an index or a slab that
+    /// can't be read, and if `progress` says no.
+    pub fn verify(
+        &self,
+        lane: &str,
+        identity: &str,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Option<Verdict>> {
+        if !self.lanes.iter().any(|name| name == lane) || !folder::is_identity(identity) {
+            return Err(Error::InvalidArgument(format!(
+                "expected a lane and an identity of {}, found {lane}/{identity}",
+                self.path.display()
+            )));
+        }
+        let outcome = self.verify_it(lane, identity, progress);
+        let is_there = || -> io::Result<OwnedFd> {
+            let lane = folder::open_folder(self.root.as_fd(), lane)?;
+            Ok(folder::open_folder(lane.as_fd(), identity)?)
+        };
+        match is_there() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => outcome.map(Some),
+        }
+    }
+
+    fn verify_it(
+        &self,
+        lane: &str,
+        identity: &str,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Verdict> {
+        let name = format!("{lane}/{identity}");
+        let failed = |error: io::Error| self.failed(&name, "a directory of this user", &error);
+        let lane = folder::open_folder(self.root.as_fd(), lane).map_err(|it| failed(it.into()))?;
+        let inside = folder::open_folder(lane.as_fd(), identity);
+        let inside = inside.map_err(|error| failed(error.into()))?;
+        let is_used =
+            || -> Result<bool> { Ok(lane::holder(lane.as_fd()).map_err(failed)?.is_some()) };
+        let used_before = is_used()?;
+        let copied = || {
+            let copied = Copied::of(inside.as_fd(), is_used()?);
+            copied.map_err(|why| self.failed(&name, "an index", &io::Error::other(why)))
+        };
+        let Some(Copied { claim, found }) = copied()? else {
+            return Ok(Verdict::default());
+        };
+        if folder::directory_of(&claim.identity) != identity {
+            let found = io::Error::other("that of another identity");
+            return Err(self.failed(&name, "its own index", &found));
+        }
+        let reader = Reader::new(inside.as_fd(), &claim)
+            .map_err(|error| self.failed(&name, "slabs that can be read", &error))?;
+        let mut places = found.places;
+        places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
+        let total = places.iter().map(|(_, it)| claim.cells[it.class]).sum();
+        let mut verdict = Verdict {
+            damaged_records: found.damaged.len() as u64,
+            ..Verdict::default()
+        };
+        let (mut done, mut doubts) = (0, Vec::new());
+        for (name, place) in places {
+            let bytes = claim.cells[place.class];
+            match reader.check(&name, &place) {
+                Ok(()) => {
+                    verdict.good += 1;
+                    verdict.bytes += bytes;
+                }
+                Err(reason) => doubts.push((name, place, reason)),
+            }
+            done += bytes;
+            if !progress(done, total) {
+                return Err(interrupted());
+            }
+        }
+        // A process that has ended meanwhile has left its last changes in the index.
+        let rounds = if used_before || is_used()? { ROUNDS } else { 1 };
+        for _ in 0..rounds {
+            if doubts.is_empty() {
+                break;
+            }
+            if is_used()? {
+                std::thread::sleep(LAG);
+            }
+            let there: HashMap<Name, Place> = match copied()? {
+                Some(copied) => copied.found.places.into_iter().collect(),
+                None => HashMap::new(),
+            };
+            let before = doubts.len();
+            doubts.retain(|(name, place, _)| {
+                // A use moves nothing.
+                let is = |now: &Place| {
+                    (now.class, now.cell, &now.sums) == (place.class, place.cell, &place.sums)
+                };
+                there.get(name).is_some_and(is) && reader.check(name, place).is_err()
+            });
+            verdict.changed += (before - doubts.len()) as u64;
+            if !progress(total, total) {
+                return Err(interrupted());
+            }
+        }
+        let bad = |(_, place, reason): (Name, Place, Reason)| Bad {
+            class: place.class,
+            block: place.block,
+            cell: place.cell,
+            reason,
+        };
+        verdict.bad = doubts.into_iter().map(bad).collect();
+        Ok(verdict)
+    }
+}
+
+/// The slab files of an identity.
+struct Reader<'a> {
+    claim: &'a Claim,
+    slabs: Vec<Option<File>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(folder: BorrowedFd<'_>, claim: &'a Claim) -> io::Result<Self> {
+        let slab = |class| match open_file(folder, &format!("class-{class}.slab")) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let slabs = (0..claim.cells.len()).map(slab);
+        Ok(Self {
+            claim,
+            slabs: slabs.collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// Whether an entry is whole, and what it lacks if not.
+    fn check(&self, name: &Name, place: &Place) -> std::result::Result<(), Reason> {
+        let file = self.slabs[place.class].as_ref().ok_or(Reason::Short)?;
+        let cell_bytes = self.claim.cells[place.class];
+        let length = file.metadata().map_err(|_| Reason::Read)?.len();
+        let start = place.cell.checked_mul(cell_bytes).ok_or(Reason::Short)?;
+        if start.checked_add(cell_bytes).is_none_or(|end| end > length) {
+            return Err(Reason::Short);
+        }
+        let outcome = self.check_cell(file, start, name, place);
+        // It isn't read again soon, and others need the system's cache.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(
+            file,
+            start,
+            std::num::NonZeroU64::new(cell_bytes),
+            rustix::fs::Advice::DontNeed,
+        );
+        outcome
+    }
+
+    fn check_cell(
+        &self,
+        file: &File,
+        start: u64,
+        name: &Name,
+        place: &Place,
+    ) -> std::result::Result<(), Reason> {
+        let file: &dyn DoorFile = file;
+        let mut header = [0; HEADER_BYTES];
+        file.read_all(&mut header, start).map_err(reason_of)?;
+        let shard_bytes = Header::shard_bytes(&header).ok_or(Reason::Header)?;
+        let expected = Header {
+            identity: &self.claim.identity,
+            name,
+            class: place.class,
+            block: place.block,
+            cell: place.cell,
+            shard_bytes,
+            sums: &place.sums,
+        };
+        let padded = (shard_bytes as u64).checked_next_multiple_of(ALIGNMENT as u64);
+        let shards = padded.and_then(|bytes| bytes.checked_mul(self.claim.ranks as u64));
+        let whole = shards.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64));
+        if !expected.is(&header) || whole != Some(self.claim.cells[place.class]) {
+            return Err(Reason::Header);
+        }
+        let padded = padded.unwrap_or(0);
+        let mut bytes = vec![0; STEP.min(shard_bytes)];
+        for (rank, sum) in place.sums.iter().enumerate() {
+            let at = start + HEADER_BYTES as u64 + rank as u64 * padded;
+            let mut digests = Vec::with_capacity(shard_bytes.div_ceil(TILE_BYTES));
+            for offset in (0..shard_bytes).step_by(STEP) {
+                let step = &mut bytes[..STEP.min(shard_bytes - offset)];
+                file.read_all(step, at + offset as u64).map_err(reason_of)?;
+                digests.extend(step.chunks(TILE_BYTES).map(tile_digest));
+            }
+            if combine(digests.into_iter(), shard_bytes) != *sum {
+                return Err(Reason::Checksum);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reason_of(error: io::Error) -> Reason {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        Reason::Short
+    } else {
+        Reason::Read
+    }
+}

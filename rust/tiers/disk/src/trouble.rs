@@ -1,0 +1,62 @@
+//! Why a disk cannot be opened, and whether it is worth to try again.
+
+use std::fmt::Display;
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::stats::Reason;
+use hybrid_pages::error::Error;
+
+/// Why a disk cannot be opened.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// It is somebody else's, in use, or no disk: the start is refused.
+    Refused(Error),
+    /// The system refused a call. What is on the disk is not known, so it stays as it is, and it is tried again.
+    Passing(Reason, String),
+}
+
+impl Trouble {
+    /// Of a call for something below the disk path.
+    pub(crate) fn of(
+        reason: Reason,
+        place: impl Display,
+        what: &str,
+        error: impl Into<io::Error>,
+    ) -> Self {
+        let error = error.into();
+        let text = format!("{place}: expected {what}, found {error}");
+        match Errno::from_io_error(&error) {
+            // A symbolic link, or another kind of file.
+            Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => Self::Refused(Error::Disk(text)),
+            _ => Self::Passing(reason, text),
+        }
+    }
+
+    /// Of a call for the disk path itself: what its settings can cause is refused, too.
+    pub(crate) fn of_path(place: impl Display, what: &str, error: Errno) -> Self {
+        match error {
+            Errno::NOENT
+            | Errno::ACCESS
+            | Errno::PERM
+            | Errno::ROFS
+            | Errno::NAMETOOLONG
+            | Errno::INVAL => {
+                let error = io::Error::from(error);
+                let text = format!("{place}: expected {what}, found {error}");
+                Self::Refused(Error::Disk(text))
+            }
+            error => Self::of(Reason::Directory, place, what, error),
+        }
+    }
+}
+
+impl From<Trouble> for Error {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Refused(error) => error,
+            Trouble::Passing(_, text) => Self::Disk(text),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What the next process is to know of this one: when entries are used, and what the policy learns.
+//!
+//! The cache tells the tier's policy of every use, by id, and knows nothing of clocks. A policy around it notes
+//! the uses by name, and tells it how old an entry is that an earlier process left. An entry enters the room right after its [`find`](hybrid_pages::tier::Below::find) and right
+//! before its [`write`](hybrid_pages::tier::Below::write): that is how its id gets its name.
+
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex};
+
+use hashbrown::HashMap;
+
+use crate::book::minute;
+use crate::door::Door;
+use crate::lock;
+use hybrid_pages::ids::{EntryId, TenantId};
+use hybrid_pages::policy::{Hints, NewEntry, Policy, Request};
+use hybrid_pages_tiers::Name;
+
+/// An entry that is in the room.
+#[derive(Debug)]
+struct Used {
+    name: Name,
+    /// The page that it stands on, which is used whenever it is.
+    page: Option<EntryId>,
+    /// Of its last use.
+    minute: u64,
+}
+
+/// Uses of entries.
+#[derive(Debug)]
+pub(crate) struct Uses {
+    /// For the time.
+    door: Arc<dyn Door>,
+    names: HashMap<EntryId, Used>,
+    /// With the milliseconds since it was used, if an earlier process left it.
+    found: Option<(Name, Option<u64>)>,
+    entered: Option<(EntryId, Option<EntryId>)>,
+    /// Used since they were last taken: of each, the first use of a minute.
+    used: Vec<Name>,
+}
+
+impl Uses {
+    pub(crate) fn new(door: Arc<dyn Door>) -> Self {
+        Self {
+            door,
+            names: HashMap::new(),
+            found: None,
+            entered: None,
+            used: Vec::new(),
+        }
+    }
+
+    /// An entry was found: if one enters next, it is this one.
+    pub(crate) fn found(&mut self, name: Name, unused: Option<u64>) {
+        self.found = Some((name, unused));
+    }
+
+    /// The entry that entered last is written.
+    pub(crate) fn writes(&mut self, name: Name) {
+        self.found = None;
+        if let Some((id, page)) = self.entered.take() {
+            self.name(id, page, name);
+        }
+    }
+
+    /// What was used since the last call.
+    pub(crate) fn take(&mut self) -> Vec<Name> {
+        std::mem::take(&mut self.used)
+    }
+
+    /// Returns how long an entry was not used that an earlier process left.
+    fn enter(&mut self, id: EntryId, page: Option<EntryId>) -> Option<u64> {
+        self.entered = Some((id, page));
+        let Some((name, unused)) = self.found.take() else {
+            self.names.remove(&id);
+            return None;
+        };
+        self.name(id, page, name);
+        unused
+    }
+
+    fn name(&mut self, id: EntryId, page: Option<EntryId>, name: Name) {
+        let minute = minute(&*self.door);
+        self.names.insert(id, Used { name, page, minute });
+    }
+
+    /// The cache tells of the last page of a prefix alone: up to the first that was used in this minute, those before
+    /// it are used with it.
+    fn touch(&mut self, id: EntryId) {
+        let now = minute(&*self.door);
+        let mut next = Some(id);
+        while let Some(used) = next.and_then(|id| self.names.get_mut(&id))
+            && used.minute < now
+        {
+            used.minute = now;
+            self.used.push(used.name);
+            next = used.page;
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.names.allocation_size() + self.used.capacity() * size_of::<Name>()
+    }
+}
+
+/// What a policy has learned, for others than the cache.
+#[derive(Clone)]
+pub(crate) struct Learner(Arc<Mutex<Box<dyn Policy>>>);
+
+impl Learner {
+    pub(crate) fn new(policy: Box<dyn Policy>) -> Self {
+        Self(Arc::new(Mutex::new(policy)))
+    }
+
+    /// What it has learned by now.
+    pub(crate) fn learnt(&self) -> Vec<u8> {
+        if self.0.is_poisoned() {
+            return Vec::new();
+        }
+        lock(&self.0).learnt()
+    }
+
+    /// Goes on from what an earlier process learned; false if it can't.
+    pub(crate) fn recall(&self, learnt: &[u8]) -> bool {
+        lock(&self.0).recall(learnt)
+    }
+}
+
+impl Debug for Learner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Learner")
+    }
+}
+
+/// Added to the clock, in milliseconds: entries were used before it began.
+const BEFORE: u64 = 1 << 40;
+
+/// A policy whose uses are noted.
+pub(crate) struct Noting {
+    policy: Learner,
+    refreshes_path: bool,
+    uses: Arc<Mutex<Uses>>,
+}
+
+impl Noting {
+    pub(crate) fn new(policy: Learner, uses: Arc<Mutex<Uses>>) -> Self {
+        let refreshes_path = lock(&policy.0).refreshes_path();
+        Self {
+            policy,
+            refreshes_path,
+            uses,
+        }
+    }
+
+    fn policy(&self) -> std::sync::MutexGuard<'_, Box<dyn Policy>> {
+        lock(&self.policy.0)
+    }
+}
+
+impl Policy for Noting {
+    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+        let now = request.now.saturating_add(BEFORE);
+        self.policy().admit(&Request { now, ..*request }, admitted);
+    }
+
+    fn refreshes_path(&self) -> bool {
+        self.refreshes_path
+    }
+
+    fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
+        self.policy().finish(boundaries, end, output_tokens);
+    }
+
+    fn enter(&mut self, entry: &NewEntry) {
+        let unused = lock(&self.uses).enter(entry.id, entry.parent);
+        self.policy().enter(&NewEntry { unused, ..*entry });
+    }
+
+    fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
+        self.policy().keep(id, tenant, hints);
+    }
+
+    fn release(&mut self, id: EntryId) {
+        lock(&self.uses).touch(id);
+        self.policy().release(id);
+    }
+
+    fn hold(&mut self, id: EntryId) {
+        self.policy().hold(id);
+    }
+
+    fn protects(&self, page: EntryId) -> bool {
+        self.policy().protects(page)
+    }
+
+    fn is_stood_on(&self, id: EntryId) -> bool {
+        self.policy().is_stood_on(id)
+    }
+
+    fn wants(&mut self, entry: &NewEntry) -> bool {
+        self.policy().wants(entry)
+    }
+
+    fn leave(&mut self, id: EntryId) {
+        lock(&self.uses).names.remove(&id);
+        self.policy().leave(id);
+    }
+
+    fn victim(&mut self) -> Option<EntryId> {
+        self.policy().victim()
+    }
+
+    fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
+        self.policy().victim_of(tenant)
+    }
+
+    fn learnt(&self) -> Vec<u8> {
+        self.policy.learnt()
+    }
+
+    fn recall(&mut self, learnt: &[u8]) -> bool {
+        self.policy.recall(learnt)
+    }
+
+    fn bytes(&self) -> usize {
+        self.policy().bytes() + lock(&self.uses).bytes()
+    }
+}

@@ -1,0 +1,105 @@
+//! The tier as its owner sees it, once the cache has the tier itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::guarded::lock;
+use hybrid_pages::tier::Arena;
+use hybrid_pages_tiers::{Identity, Planes};
+
+use crate::link::Link;
+use crate::shared::Shared;
+use crate::state::Work;
+use crate::stats::MooncakeStats;
+
+const NAP: Duration = Duration::from_millis(1);
+
+/// Connects a Mooncake tier and counts what it does. It may outlive the tier.
+#[derive(Debug, Clone)]
+pub struct MooncakeHandle(pub(crate) Arc<Shared>);
+
+impl MooncakeHandle {
+    /// Begins to use the store for an identity, over the arena that the cache's slots lie in. Before that it finds
+    /// nothing and takes nothing, and after it until the helper has started. `identity` names everything that the
+    /// bytes depend on. A store that does not answer is no error: it is tried again.
+    ///
+    /// # Errors
+    /// [`Error::Remote`] if the thread can't start, and at the second call; [`Error::Arena`] if the arena lacks a
+    /// plane; [`Error::InvalidArgument`] for slots of another size.
+    pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
+        let shared = &self.0;
+        let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
+        let plane = |rank| -> Result<(String, usize)> {
+            let plane = arena.plane(rank)?;
+            let path = plane.path().ok_or_else(|| {
+                Error::Arena(
+                    "mooncake: expected planes that its helper can open, found private memory"
+                        .into(),
+                )
+            })?;
+            Ok((path.to_owned(), plane.first_slot_at()))
+        };
+        let paths = (0..shared.ranks).map(plane).collect::<Result<Vec<_>>>()?;
+        if shared.planes.set(planes).is_err() {
+            return Err(Error::Remote(
+                "expected to be connected once, found a second time: make a new cache".into(),
+            ));
+        }
+        let link = Link::new(Arc::clone(shared), *identity, paths);
+        shared.state().identity = Some(*identity);
+        let thread = std::thread::Builder::new()
+            .name("hybrid-pages-mooncake".into())
+            .spawn(move || link.run())
+            .map_err(|error| Error::Remote(format!("a thread cannot start: {error}")))?;
+        *lock(&shared.link) = Some(thread);
+        Ok(())
+    }
+
+    /// Counts at this moment.
+    #[must_use]
+    pub fn stats(&self) -> MooncakeStats {
+        let state = self.0.state();
+        let mut stats = lock(&self.0.counts).clone();
+        stats.out = !state.answers_now();
+        stats.shared = state.identity.is_some() && !state.cleared;
+        (stats.latency_us, stats.bandwidth) = state.speed.measured();
+        let reads = |work: &Work| match work {
+            Work::Get(gets) => gets.len() as u64,
+            _ => 0,
+        };
+        let writes = |work: &Work| match work {
+            Work::Put(puts) => puts.len() as u64,
+            _ => 0,
+        };
+        let running = || state.running.values().map(|batch| &batch.work);
+        stats.reading = state.gets.len() as u64 + running().map(reads).sum::<u64>();
+        stats.writing = state.puts_waiting() as u64 + running().map(writes).sum::<u64>();
+        stats
+    }
+
+    /// What an operator should read: one line for the first failure of each kind, each given once.
+    #[must_use]
+    pub fn take_notes(&self) -> Vec<String> {
+        self.0.take_notes()
+    }
+
+    /// Waits until every copy and removal has ended. False if that takes longer than the limit.
+    #[must_use]
+    pub fn settle(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        while !self.0.state().is_idle() {
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+
+    /// Ends the copies, the threads and the helper. The cache may live on; it finds nothing here, and nothing is
+    /// written. The second call does nothing.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,473 @@
+//! The thread that starts the helper, gives it work and ends it when it hangs.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::guarded::{lock, unless_it_panics};
+use hybrid_pages::tier::CopyId;
+use hybrid_pages::transfer::TILE_BYTES;
+use hybrid_pages_tiers::Identity;
+
+use crate::helper::Helper;
+use crate::reply;
+use crate::shared::{Shared, refused};
+use crate::state::{Batch, Get, PORTION, Put, State, Work};
+use crate::stats::Reason;
+use crate::value::{Header, key_of};
+use crate::wire::{GetItem, Message, PutItem, Reply};
+
+/// How often what takes too long is looked for.
+const TICK: Duration = Duration::from_millis(10);
+/// The questions and reads of one prompt come within this time, and go in one batch.
+const GATHERING: Duration = Duration::from_micros(300);
+/// How long a helper may take to start: it imports a library and asks the master.
+const STARTING: Duration = Duration::from_secs(60);
+/// How long a helper whose socket has closed may take to end.
+const ENDING: Duration = Duration::from_millis(200);
+/// How long what runs may take to end when the tier is closed.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// The thread's own things.
+pub(crate) struct Link {
+    shared: Arc<Shared>,
+    identity: Identity,
+    planes: Vec<(String, usize)>,
+    helper: Option<Running>,
+}
+
+struct Running {
+    helper: Helper,
+    reader: JoinHandle<()>,
+    started: Instant,
+}
+
+impl Link {
+    pub(crate) const fn new(
+        shared: Arc<Shared>,
+        identity: Identity,
+        planes: Vec<(String, usize)>,
+    ) -> Self {
+        Self {
+            shared,
+            identity,
+            planes,
+            helper: None,
+        }
+    }
+
+    /// Until the tier is closed. Then nothing touches slots any more, and all that was under way ends, also after a
+    /// panic.
+    pub(crate) fn run(mut self) {
+        if unless_it_panics(|| self.serve()).is_none() {
+            self.shared.breaks();
+        }
+        if unless_it_panics(|| self.finish()).is_none() {
+            self.shared.breaks();
+        }
+    }
+
+    fn serve(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            self.tend();
+            let state = shared.state();
+            if state.closed {
+                return;
+            }
+            shared.wait_for_work(state, TICK);
+            std::thread::sleep(GATHERING);
+            self.give();
+        }
+    }
+
+    /// Starts a helper if there is none, ends one that hangs, and gives up what takes too long.
+    fn tend(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let deadline = shared.options.deadline;
+        let (out, cleared) = {
+            let state = shared.state();
+            (state.breaker.is_open(), state.cleared)
+        };
+        if cleared {
+            in_portions(&shared, |state| {
+                let puts = state.take_puts(PORTION, |_| true);
+                (!puts.is_empty()).then(|| end_puts(&shared, puts, "a reset"))
+            });
+        } else if out {
+            fail_puts(&shared);
+        }
+        let mut late = 0;
+        in_portions(&shared, |state| {
+            let some = state.give_up_questions(deadline);
+            late += some;
+            (some > 0).then_some(())
+        });
+        if late > 0 {
+            shared.failed_times(Reason::Deadline, late, "expected an answer, found none");
+            shared.store_failed(&mut shared.state());
+        }
+        let mut late = Vec::new();
+        in_portions(&shared, |state| {
+            let some = state.give_up_gets(deadline);
+            let any = !some.is_empty();
+            late.extend(some);
+            any.then_some(())
+        });
+        let mut state = shared.state();
+        if !late.is_empty() {
+            shared.store_failed(&mut state);
+        }
+        for (copy, name) in late {
+            state.suspect(name);
+            shared.failed(Reason::Deadline, "expected an entry, found none in time");
+            shared.end(copy, Err(refused("an entry", "none before the deadline")));
+        }
+        // Calls end by the timeouts that the client was given, which are as long as the deadline, one after another.
+        let limit = 4 * deadline + STARTING / 6;
+        let hangs = state
+            .running
+            .values()
+            .any(|batch| batch.given.elapsed() > limit);
+        let starting = !state.ready
+            && self
+                .helper
+                .as_ref()
+                .is_some_and(|it| it.started.elapsed() > STARTING);
+        let over = state.lost || hangs || starting;
+        let start = self.helper.is_none() && !state.closed && !state.breaker.is_open();
+        drop(state);
+        if self.helper.is_some() && over {
+            let what = if hangs {
+                "answers in time"
+            } else if starting {
+                "to start in time"
+            } else {
+                "to live"
+            };
+            shared.failed(
+                Reason::Helper,
+                &format!("expected the client's process {what}, found it did not"),
+            );
+            self.lose(Duration::ZERO);
+        } else if start {
+            self.start();
+        }
+    }
+
+    fn start(&mut self) {
+        let shared = &self.shared;
+        let message = Message::Start {
+            master: shared.options.master.clone(),
+            planes: self.planes.clone(),
+            staging: shared.staging.len(),
+        };
+        shared.count(|counts| counts.helpers += 1);
+        let started = Helper::start(&shared.options, &shared.staging, &message);
+        let outcome = started.and_then(|(mut helper, replies)| {
+            let (reader, identity) = (Arc::clone(shared), self.identity);
+            let spawned = std::thread::Builder::new()
+                .name("hybrid-pages-mooncake-reader".into())
+                .spawn(move || listen(&reader, &identity, replies));
+            match spawned {
+                Ok(reader) => Ok((helper, reader)),
+                Err(error) => {
+                    helper.end(Duration::ZERO);
+                    Err(error)
+                }
+            }
+        });
+        match outcome {
+            Ok((helper, reader)) => {
+                self.helper = Some(Running {
+                    helper,
+                    reader,
+                    started: Instant::now(),
+                });
+            }
+            Err(error) => {
+                let program = shared.options.command[0].display();
+                shared.failed(Reason::Helper, &format!("cannot start {program}: {error}"));
+                shared.state().breaker.open();
+            }
+        }
+    }
+
+    /// Gives the helper what it can take.
+    fn give(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let mut state = shared.state();
+            let Some(running) = self.helper.as_mut().filter(|_| state.ready && !state.lost) else {
+                return;
+            };
+            if state.breaker.is_open() {
+                return;
+            }
+            let Some((id, work)) = state.next_work(|class| shared.classes[class].value_bytes)
+            else {
+                return;
+            };
+            let message = self::message(&shared, &self.identity, id, &work);
+            let given = Instant::now();
+            state.running.insert(id, Batch { work, given });
+            drop(state);
+            if let Err(error) = running.helper.tell(&message) {
+                shared.failed(
+                    Reason::Helper,
+                    &format!("the client's process takes no work: {error}"),
+                );
+                return self.lose(Duration::ZERO);
+            }
+        }
+    }
+
+    /// Ends the helper, and then what it was doing: nothing touches slots afterwards.
+    fn lose(&mut self, patience: Duration) {
+        let Some(mut running) = self.helper.take() else {
+            return;
+        };
+        running.helper.end(patience);
+        // It may be verifying what has arrived; its stream has ended.
+        if running.reader.join().is_err() {
+            self.shared
+                .failed(Reason::Helper, "the thread that reads answers panicked");
+        }
+        let shared = &self.shared;
+        let mut state = shared.state();
+        let was_ready = std::mem::take(&mut state.ready);
+        state.lost = false;
+        if !state.closed {
+            if was_ready || !state.breaker.is_open() {
+                shared.count(|counts| counts.outages += 1);
+            }
+            state.breaker.open();
+        }
+        let batches: Vec<Batch> = state.running.drain().map(|(_, batch)| batch).collect();
+        for batch in batches {
+            fail(shared, &mut state, batch.work);
+        }
+        drop(state);
+        fail_all(shared);
+    }
+
+    /// The tier is closed: what runs may end, what waits does not begin.
+    fn finish(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let begun = Instant::now();
+        let limit = shared.options.deadline.min(LEAVING);
+        while begun.elapsed() < limit && !shared.is_broken() {
+            let state = shared.state();
+            if state.running.is_empty() || state.lost {
+                break;
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.lose(ENDING);
+        // Without a helper there may still be some.
+        fail_all(&shared);
+        let state = shared.state();
+        let lost = lock(&shared.counts).failures[Reason::Closed as usize];
+        if lost > 0 {
+            shared.note(&format!("closed before {lost} entries were written"));
+        }
+        let left = state.to_go();
+        if state.cleared && left > 0 {
+            shared.note(&format!(
+                "closed before {left} entries that a reset made wrong were removed: empty the store"
+            ));
+        }
+    }
+}
+
+/// Does something again and again until it says that nothing is left: the cache may get at the state meanwhile.
+fn in_portions(shared: &Shared, mut some: impl FnMut(&mut State) -> Option<()>) {
+    while some(&mut shared.state()).is_some() {}
+}
+
+/// Nothing comes of the writes that wait.
+fn fail_puts(shared: &Shared) {
+    in_portions(shared, |state| {
+        let puts = state.take_puts(PORTION, |_| true);
+        (!puts.is_empty()).then(|| fail(shared, state, Work::Put(puts)))
+    });
+}
+
+/// Nothing comes of all that waits.
+fn fail_all(shared: &Shared) {
+    fail_puts(shared);
+    in_portions(shared, |state| {
+        let count = state.gets.len().min(PORTION);
+        state
+            .gets
+            .drain(..count)
+            .for_each(|get| end_get(shared, get.copy));
+        (count > 0).then_some(())
+    });
+    in_portions(shared, |state| {
+        let questions = state.take_questions();
+        (!questions.is_empty()).then(|| fail(shared, state, Work::Ask(questions)))
+    });
+}
+
+/// Ends writes that have not begun.
+pub(crate) fn end_puts(shared: &Shared, puts: Vec<Put>, why: &str) {
+    for put in puts {
+        shared.end(put.copy, Err(refused("an entry that is wanted", why)));
+    }
+}
+
+/// Nothing comes of it any more.
+fn fail(shared: &Shared, state: &mut State, work: Work) {
+    match work {
+        Work::Ask(questions) => {
+            for question in questions {
+                state.answered(question.name, None);
+            }
+        }
+        Work::Get(gets) => {
+            for get in gets {
+                state.free_cells.push(get.cell);
+                end_get(shared, get.copy);
+            }
+        }
+        Work::Put(puts) => {
+            if state.closed {
+                let lost = puts.len() as u64;
+                shared.count(|counts| counts.failures[Reason::Closed as usize] += lost);
+            }
+            for put in puts {
+                // It may have arrived.
+                if put.undone || state.cleared {
+                    state.removes.insert(put.name, ());
+                } else {
+                    state.wrote(put.name);
+                }
+                shared.end(put.copy, Err(refused("a store that takes writes", "none")));
+            }
+        }
+        // They are still to go.
+        Work::Remove(_) => {}
+    }
+}
+
+fn end_get(shared: &Shared, copy: Option<CopyId>) {
+    if let Some(copy) = copy {
+        shared.end(
+            copy,
+            Err(refused("an entry", "that the client's process ended")),
+        );
+    }
+}
+
+fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Message {
+    let staging = &shared.staging;
+    let length = shared.header_bytes();
+    match work {
+        Work::Ask(questions) => {
+            shared.count(|counts| counts.lists += 1);
+            let keys = questions
+                .iter()
+                .map(|question| key_of(identity, &question.name));
+            let (keys, at) = (keys.collect(), staging.question(0));
+            Message::Ask {
+                id,
+                keys,
+                at,
+                length,
+            }
+        }
+        Work::Get(gets) => {
+            shared.count(|counts| counts.gets += 1);
+            let item = |get: &Get| GetItem {
+                key: key_of(identity, &get.name),
+                at: staging.cell(get.cell),
+                length: shared.classes[get.class].value_bytes,
+            };
+            let items = gets.iter().map(item).collect();
+            Message::Get { id, items }
+        }
+        Work::Put(puts) => {
+            shared.count(|counts| counts.puts += 1);
+            let item = |(index, put): (usize, &Put)| {
+                let header = Header {
+                    identity,
+                    name: &put.name,
+                    class: put.class,
+                    shard_bytes: shared.classes[put.class].shard_bytes,
+                };
+                let at = staging.put(index);
+                staging.write(at, &header.encode(&put.sums));
+                PutItem {
+                    key: key_of(identity, &put.name),
+                    at,
+                    parts: parts(shared, put),
+                }
+            };
+            let items = puts.iter().enumerate().map(item).collect();
+            Message::Put { id, items, length }
+        }
+        Work::Remove(names) => {
+            let keys = names.iter().map(|name| key_of(identity, name)).collect();
+            Message::Remove { id, keys }
+        }
+    }
+}
+
+/// Where the shards of an entry lie: plane, offset, length. Adjacent slots make one part.
+fn parts(shared: &Shared, put: &Put) -> Vec<(usize, usize, usize)> {
+    let slot_bytes = shared.slot_bytes / shared.ranks;
+    let mut parts: Vec<(usize, usize, usize)> = Vec::new();
+    for rank in 0..shared.ranks {
+        let mut left = shared.classes[put.class].shard_bytes;
+        for slot in &put.slots {
+            let length = left.min(slot_bytes);
+            let at = slot.0 as usize * slot_bytes;
+            match parts.last_mut() {
+                Some(last) if last.0 == rank && last.1 + last.2 == at => last.2 += length,
+                _ if length > 0 => parts.push((rank, at, length)),
+                _ => {}
+            }
+            left -= length;
+        }
+    }
+    parts
+}
+
+/// Takes what the helper says, until it ends.
+fn listen(shared: &Shared, identity: &Identity, stream: UnixStream) {
+    if unless_it_panics(|| hear(shared, identity, stream)).is_none() {
+        shared.breaks();
+    }
+    shared.state().lost = true;
+    shared.bell.notify_all();
+}
+
+fn hear(shared: &Shared, identity: &Identity, stream: UnixStream) {
+    let mut tile = [0; TILE_BYTES];
+    for line in BufReader::new(stream).lines() {
+        let reply = line.ok().and_then(|line| serde_json::from_str(&line).ok());
+        match reply {
+            Some(Reply::Ready { ready: true }) => {
+                let mut state = shared.state();
+                state.ready = true;
+                state.breaker.worked();
+            }
+            Some(Reply::Codes { id, codes }) => {
+                reply::take(shared, identity, (id, &codes), &mut tile);
+            }
+            Some(Reply::Failed { error }) => {
+                shared.failed(Reason::Helper, &error);
+                break;
+            }
+            Some(Reply::Ready { ready: false }) | None => {
+                shared.failed(Reason::Helper, "expected an answer, found something else");
+                break;
+            }
+        }
+        shared.bell.notify_all();
+    }
+}

@@ -1,0 +1,605 @@
+//! What the tier knows and has to do.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use hybrid_pages::ids::SlotId;
+use hybrid_pages::tier::CopyId;
+use hybrid_pages_tiers::{ByName, Identity, Name, Recent, Speed};
+
+use crate::breaker::Breaker;
+use crate::staging::{MOST_GET_BATCHES, MOST_GETS, MOST_PUTS, MOST_QUESTIONS};
+
+/// An answer counts for so long. Mooncake keeps what was asked for longer than that: 10 seconds by default.
+const FRESH: Duration = Duration::from_secs(4);
+/// Answers, suspects and names of what was written, that are remembered at most.
+pub(crate) const MOST_NAMES: usize = 1 << 20;
+/// Questions that wait at most: what is asked beyond that counts as not there.
+pub(crate) const MOST_WAITING: usize = 1 << 16;
+/// So many are looked at under one hold of the lock, which the cache may wait for.
+pub(crate) const PORTION: usize = 128;
+/// Bytes that one batch of writes moves, or a single entry.
+const BATCH_BYTES: usize = 64 << 20;
+
+/// What the store said of an entry.
+#[derive(Debug)]
+struct Answer {
+    sums: Option<Vec<u64>>,
+    at: Instant,
+}
+
+/// What a lookup learns at once.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    Here(Vec<u64>),
+    Absent,
+    /// It is being asked.
+    Asking,
+    /// Somebody has to ask.
+    Unknown,
+}
+
+/// A question about an entry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question {
+    pub(crate) name: Name,
+    pub(crate) class: usize,
+    pub(crate) begun: Instant,
+}
+
+/// A read.
+#[derive(Debug)]
+pub(crate) struct Get {
+    /// None once its end was reported: the bytes are nobody's.
+    pub(crate) copy: Option<CopyId>,
+    pub(crate) name: Name,
+    pub(crate) class: usize,
+    pub(crate) slots: Vec<SlotId>,
+    pub(crate) begun: Instant,
+    /// Where it arrives, once it is given to the helper.
+    pub(crate) cell: usize,
+}
+
+/// A write.
+#[derive(Debug)]
+pub(crate) struct Put {
+    pub(crate) copy: CopyId,
+    pub(crate) name: Name,
+    pub(crate) class: usize,
+    pub(crate) slots: Vec<SlotId>,
+    pub(crate) sums: Vec<u64>,
+    pub(crate) begun: Instant,
+    /// What it writes is to go again.
+    pub(crate) undone: bool,
+}
+
+/// What the helper was given and has not answered.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Ask(Vec<Question>),
+    Get(Vec<Get>),
+    Put(Vec<Put>),
+    Remove(Vec<Name>),
+}
+
+impl Work {
+    /// Those of the cache's copies that have not ended.
+    pub(crate) fn copies(&self) -> Vec<CopyId> {
+        match self {
+            Self::Get(gets) => gets.iter().filter_map(|get| get.copy).collect(),
+            Self::Put(puts) => puts.iter().map(|put| put.copy).collect(),
+            Self::Ask(_) | Self::Remove(_) => Vec::new(),
+        }
+    }
+}
+
+/// What a batch is.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Ask,
+    Get,
+    Put,
+    Remove,
+}
+
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) work: Work,
+    pub(crate) given: Instant,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) identity: Option<Identity>,
+    /// The identity no longer says what the engine computes: nothing is found and nothing taken.
+    pub(crate) cleared: bool,
+    pub(crate) closed: bool,
+    /// Whether the helper takes work.
+    pub(crate) ready: bool,
+    /// The helper's socket closed.
+    pub(crate) lost: bool,
+    pub(crate) breaker: Breaker,
+    /// No writes before then: there was no room.
+    pub(crate) writes_from: Option<Instant>,
+    /// In the order in which they were asked.
+    questions: VecDeque<Question>,
+    /// In the order in which they began.
+    pub(crate) gets: VecDeque<Get>,
+    /// By number, in the order in which they came. No name has two.
+    puts: BTreeMap<u64, Put>,
+    waiting: ByName<u64>,
+    /// What is to go. Nobody finds it.
+    pub(crate) removes: ByName<()>,
+    /// The same after a reset, when nobody finds anything.
+    doomed: Recent<()>,
+    /// No removal before then: one has failed.
+    pub(crate) removes_from: Option<Instant>,
+    pub(crate) running: HashMap<u64, Batch>,
+    /// Batches whose answers are being read.
+    pub(crate) reading_replies: usize,
+    pub(crate) free_cells: Vec<usize>,
+    cells: usize,
+    /// What this process has put there, as far as it remembers.
+    written: Recent<()>,
+    /// What it has put there and does not remember.
+    pub(crate) forgotten: u64,
+    pub(crate) speed: Speed,
+    /// When the last batch of reads had come.
+    brought: Option<Instant>,
+    answers: Recent<Answer>,
+    /// What waits for an answer.
+    asking: ByName<()>,
+    /// Entries whose read has failed, and until when nobody finds them.
+    suspects: Recent<Instant>,
+    /// How long that is.
+    suspicion: Duration,
+    next: u64,
+}
+
+impl State {
+    pub(crate) fn new(retry: Duration, cells: usize) -> Self {
+        Self::remembering(MOST_NAMES, retry, cells)
+    }
+
+    fn remembering(most: usize, retry: Duration, cells: usize) -> Self {
+        Self {
+            identity: None,
+            cleared: false,
+            closed: false,
+            ready: false,
+            lost: false,
+            breaker: Breaker::new(retry),
+            writes_from: None,
+            questions: VecDeque::new(),
+            gets: VecDeque::new(),
+            puts: BTreeMap::new(),
+            waiting: ByName::default(),
+            removes: ByName::default(),
+            doomed: Recent::new(most, None),
+            removes_from: None,
+            running: HashMap::new(),
+            reading_replies: 0,
+            free_cells: (0..cells).collect(),
+            cells,
+            written: Recent::new(most, None),
+            forgotten: 0,
+            speed: Speed::default(),
+            brought: None,
+            answers: Recent::new(most, Some(FRESH)),
+            asking: ByName::default(),
+            suspects: Recent::new(most, Some(8 * retry)),
+            suspicion: 8 * retry,
+            next: 0,
+        }
+    }
+
+    /// Whether entries may be found and read. Not while there is no room to remember what must not be found.
+    pub(crate) fn answers_now(&self) -> bool {
+        let works = self.ready && !self.cleared && !self.closed && !self.breaker.is_open();
+        works && self.removes.len() < MOST_NAMES
+    }
+
+    /// Whether entries may be written.
+    pub(crate) fn takes_writes(&self) -> bool {
+        let full = self.writes_from.is_some_and(|from| Instant::now() < from);
+        self.answers_now() && !full
+    }
+
+    pub(crate) fn known(&mut self, name: &Name) -> Known {
+        let now = Instant::now();
+        if self.removes.contains(name) || self.suspects.get(name).is_some_and(|&at| now < at) {
+            return Known::Absent;
+        }
+        if self.asking.contains(name) {
+            return Known::Asking;
+        }
+        match self.answers.get(name) {
+            Some(answer) if now - answer.at < FRESH => match &answer.sums {
+                Some(sums) => Known::Here(sums.clone()),
+                None => Known::Absent,
+            },
+            _ => Known::Unknown,
+        }
+    }
+
+    /// How long the helper was at a batch of reads that has come: it takes one after the other.
+    pub(crate) fn read_for(&mut self, given: Instant) -> Duration {
+        let now = Instant::now();
+        let last = self.brought.replace(now);
+        now - last.map_or(given, |last| last.max(given))
+    }
+
+    /// Whether there is room for another question.
+    pub(crate) fn may_ask(&self) -> bool {
+        self.questions.len() < MOST_WAITING
+    }
+
+    pub(crate) fn ask(&mut self, name: Name, class: usize) {
+        self.asking.insert(name, ());
+        let begun = Instant::now();
+        self.questions.push_back(Question { name, class, begun });
+    }
+
+    /// The store said so of an entry: its checksums, or that it is not there.
+    pub(crate) fn answered(&mut self, name: Name, sums: Option<Vec<u64>>) {
+        self.asking.remove(&name);
+        let at = Instant::now();
+        self.answers.insert(name, Answer { sums, at }, at);
+    }
+
+    /// What was said of the entry counts no more.
+    pub(crate) fn unsay(&mut self, name: &Name) {
+        self.answers.remove(name);
+    }
+
+    /// A read of the entry failed.
+    pub(crate) fn suspect(&mut self, name: Name) {
+        let now = Instant::now();
+        self.suspects.insert(name, now + self.suspicion, now);
+        self.answers.remove(&name);
+    }
+
+    /// Whoever asked before `limit` ago gets no answer any more. Returns how many these were: a portion, and what
+    /// the helper has.
+    pub(crate) fn give_up_questions(&mut self, limit: Duration) -> u64 {
+        let now = Instant::now();
+        let is_late = |question: &Question| now - question.begun > limit;
+        let given = self.running.values().flat_map(|batch| match &batch.work {
+            Work::Ask(questions) => &questions[..],
+            _ => &[],
+        });
+        let given =
+            given.filter(|question| is_late(question) && self.asking.contains(&question.name));
+        let mut late: Vec<Name> = given.map(|question| question.name).collect();
+        for _ in 0..PORTION {
+            let Some(question) = self.questions.pop_front_if(|question| is_late(question)) else {
+                break;
+            };
+            late.push(question.name);
+        }
+        for &name in &late {
+            self.answered(name, None);
+        }
+        late.len() as u64
+    }
+
+    /// Takes back a portion of the reads that have waited longer than `limit`, and those that the helper has.
+    pub(crate) fn give_up_gets(&mut self, limit: Duration) -> Vec<(CopyId, Name)> {
+        let now = Instant::now();
+        let is_late = |get: &Get| now - get.begun > limit;
+        let mut late = Vec::new();
+        for _ in 0..PORTION {
+            let Some(get) = self.gets.pop_front_if(|get| is_late(get)) else {
+                break;
+            };
+            late.extend(get.copy.map(|copy| (copy, get.name)));
+        }
+        for batch in self.running.values_mut() {
+            if let Work::Get(gets) = &mut batch.work {
+                for get in gets.iter_mut().filter(|get| is_late(get)) {
+                    late.extend(get.copy.take().map(|copy| (copy, get.name)));
+                }
+            }
+        }
+        late
+    }
+
+    /// Adds a write, the only one of its name that waits.
+    pub(crate) fn put(&mut self, put: Put) {
+        self.next += 1;
+        self.waiting.insert(put.name, self.next);
+        self.puts.insert(self.next, put);
+    }
+
+    /// Takes back the write of a name that waits.
+    pub(crate) fn take_put(&mut self, name: &Name) -> Option<Put> {
+        let number = self.waiting.remove(name)?;
+        self.puts.remove(&number)
+    }
+
+    /// Takes the first writes that wait, as long as they `fit`.
+    pub(crate) fn take_puts(&mut self, most: usize, mut fit: impl FnMut(&Put) -> bool) -> Vec<Put> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some(first) = self.puts.first_entry()
+            && fit(first.get())
+        {
+            let put = first.remove();
+            self.waiting.remove(&put.name);
+            taken.push(put);
+        }
+        taken
+    }
+
+    /// Takes a portion of the questions that wait.
+    pub(crate) fn take_questions(&mut self) -> Vec<Question> {
+        let count = self.questions.len().min(PORTION);
+        self.questions.drain(..count).collect()
+    }
+
+    /// Writes that wait.
+    pub(crate) fn puts_waiting(&self) -> usize {
+        self.puts.len()
+    }
+
+    /// This process has put an entry there, or may have.
+    pub(crate) fn wrote(&mut self, name: Name) {
+        self.forgotten += self.written.insert(name, (), Instant::now()) as u64;
+    }
+
+    /// An entry is to go if this process has put it there. Says whether it has, as far as it remembers.
+    pub(crate) fn take_back(&mut self, name: Name) -> bool {
+        let ours = self.written.remove(&name).is_some();
+        if ours {
+            self.removes.insert(name, ());
+        }
+        ours
+    }
+
+    /// All that this process has put there is to go.
+    pub(crate) fn take_all_back(&mut self) {
+        self.doomed = std::mem::replace(&mut self.written, Recent::new(1, None));
+    }
+
+    /// An entry is gone from the store.
+    pub(crate) fn removed(&mut self, name: &Name) {
+        self.removes.remove(name);
+        self.written.remove(name);
+    }
+
+    /// Entries that are still to go.
+    pub(crate) fn to_go(&self) -> usize {
+        self.removes.len() + self.doomed.len()
+    }
+
+    /// Whether no copy and no removal is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        let moves = |batch: &Batch| !matches!(batch.work, Work::Ask(_));
+        self.gets.is_empty()
+            && self.puts.is_empty()
+            && self.to_go() == 0
+            && self.reading_replies == 0
+            && !self.running.values().any(moves)
+    }
+
+    /// Whether there is something for the helper that it can take.
+    pub(crate) fn has_work(&self) -> bool {
+        self.ready && !self.lost && self.next_kind().is_some()
+    }
+
+    fn next_kind(&self) -> Option<Kind> {
+        let (mut asks, mut gets, mut puts) = (0, 0, 0);
+        for batch in self.running.values() {
+            match batch.work {
+                Work::Ask(_) => asks += 1,
+                Work::Get(_) => gets += 1,
+                Work::Put(_) | Work::Remove(_) => puts += 1,
+            }
+        }
+        let removes = self.removes_from.is_none_or(|from| Instant::now() >= from);
+        if asks == 0 && !self.questions.is_empty() {
+            Some(Kind::Ask)
+        } else if gets < MOST_GET_BATCHES && !self.gets.is_empty() && !self.free_cells.is_empty() {
+            Some(Kind::Get)
+        } else if puts == 0 && removes && self.to_go() > 0 {
+            Some(Kind::Remove)
+        } else if puts == 0 && !self.puts.is_empty() && !self.cleared {
+            Some(Kind::Put)
+        } else {
+            None
+        }
+    }
+
+    /// The next batch for a helper that is ready, with its number.
+    pub(crate) fn next_work(
+        &mut self,
+        value_bytes: impl Fn(usize) -> usize,
+    ) -> Option<(u64, Work)> {
+        let work = match self.next_kind()? {
+            Kind::Ask => {
+                let count = self.questions.len().min(MOST_QUESTIONS);
+                Work::Ask(self.questions.drain(..count).collect())
+            }
+            Kind::Get => {
+                // One batch leaves cells for the next, which moves while this one is verified.
+                let most = MOST_GETS.min(self.cells / 2).min(self.free_cells.len());
+                let count = self.gets.len().min(most);
+                let mut batch: Vec<Get> = self.gets.drain(..count).collect();
+                for get in &mut batch {
+                    get.cell = self.free_cells.pop()?;
+                }
+                Work::Get(batch)
+            }
+            Kind::Remove => {
+                while self.removes.len() < MOST_QUESTIONS && !self.doomed.is_empty() {
+                    for name in self.doomed.take_some() {
+                        self.removes.insert(name, ());
+                    }
+                }
+                Work::Remove(self.removes.names().copied().take(MOST_QUESTIONS).collect())
+            }
+            Kind::Put => {
+                let mut bytes = 0;
+                Work::Put(self.take_puts(MOST_PUTS, |put| {
+                    let first = bytes == 0;
+                    bytes += value_bytes(put.class);
+                    first || bytes <= BATCH_BYTES
+                }))
+            }
+        };
+        self.next += 1;
+        Some((self.next, work))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn name(number: u64) -> Name {
+        let mut name = [0; 32];
+        let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        name[..8].copy_from_slice(&spread.to_be_bytes());
+        name
+    }
+
+    fn ready() -> State {
+        let mut state = State::new(Duration::from_secs(1), 8);
+        state.ready = true;
+        state
+    }
+
+    fn put(number: u64) -> Put {
+        Put {
+            copy: CopyId(number),
+            name: name(number),
+            class: 0,
+            slots: Vec::new(),
+            sums: Vec::new(),
+            begun: Instant::now(),
+            undone: false,
+        }
+    }
+
+    #[test]
+    fn of_very_many_writes_any_one_can_be_taken_back_and_the_rest_go_in_order() {
+        let mut state = ready();
+        let many = 1 << 14;
+        (0..many).for_each(|number| state.put(put(number)));
+        for number in (1..many).step_by(2) {
+            let taken = state.take_put(&name(number)).map(|put| put.copy);
+            assert_eq!(taken, Some(CopyId(number)));
+            assert!(state.take_put(&name(number)).is_none());
+        }
+        let mut written = Vec::new();
+        while let Some((id, Work::Put(puts))) = state.next_work(|_| BATCH_BYTES / 8) {
+            assert!(id > 0 && puts.len() <= 8);
+            written.extend(puts.iter().map(|put| put.copy.0));
+        }
+        assert!(written.into_iter().eq((0..many).step_by(2)));
+        assert!(state.waiting.is_empty() && state.is_idle());
+    }
+
+    #[test]
+    fn an_entry_larger_than_a_batch_goes_alone() {
+        let mut state = ready();
+        (0..3).for_each(|number| state.put(put(number)));
+        let count = |work: Option<(u64, Work)>| match work {
+            Some((_, Work::Put(puts))) => puts.len(),
+            _ => 0,
+        };
+        for expected in [1, 1, 1, 0] {
+            assert_eq!(count(state.next_work(|_| 2 * BATCH_BYTES)), expected);
+        }
+    }
+
+    #[test]
+    fn what_waits_too_long_is_given_up_a_portion_at_a_time_the_oldest_first() {
+        let mut state = ready();
+        let many = 3 * PORTION as u64;
+        (0..many).for_each(|number| state.ask(name(number), 0));
+        assert_eq!(state.give_up_questions(MINUTE), 0);
+        let mut given = Vec::new();
+        loop {
+            let count = state.give_up_questions(Duration::ZERO);
+            if count == 0 {
+                break;
+            }
+            assert!(count <= PORTION as u64);
+            given.push(count);
+        }
+        assert_eq!(given.iter().sum::<u64>(), many);
+        assert!(state.asking.is_empty() && state.questions.is_empty());
+        assert_eq!(state.known(&name(0)), Known::Absent);
+        // What the helper has is given up once, too, and its late answer still counts.
+        state.ask(name(many), 0);
+        let (id, work) = state.next_work(|_| 1).expect("a question");
+        let given = Instant::now();
+        state.running.insert(id, Batch { work, given });
+        assert_eq!(state.give_up_questions(Duration::ZERO), 1);
+        assert_eq!(state.give_up_questions(Duration::ZERO), 0);
+        state.answered(name(many), Some(vec![7]));
+        assert_eq!(state.known(&name(many)), Known::Here(vec![7]));
+    }
+
+    #[test]
+    fn no_more_questions_wait_than_there_is_room_for() {
+        let mut state = ready();
+        (0..MOST_WAITING as u64).for_each(|number| state.ask(name(number), 0));
+        assert!(!state.may_ask());
+        let (_, Work::Ask(batch)) = state.next_work(|_| 1).expect("questions") else {
+            panic!("expected questions");
+        };
+        assert_eq!(batch.len(), MOST_QUESTIONS);
+        assert!(state.may_ask());
+    }
+
+    #[test]
+    fn after_a_reset_all_that_was_written_goes_in_batches() {
+        let mut state = ready();
+        let many = 5_000;
+        (0..many).for_each(|number| state.wrote(name(number)));
+        assert!(state.take_back(name(0)) && !state.take_back(name(0)));
+        state.cleared = true;
+        state.take_all_back();
+        assert_eq!(state.to_go(), many as usize);
+        let mut gone = Vec::new();
+        while let Some((_, Work::Remove(names))) = state.next_work(|_| 1) {
+            assert!((1..=MOST_QUESTIONS).contains(&names.len()));
+            names.iter().for_each(|name| state.removed(name));
+            gone.extend(names);
+        }
+        gone.sort_unstable();
+        gone.dedup();
+        assert_eq!(
+            (gone.len(), state.to_go(), state.forgotten),
+            (many as usize, 0, 0)
+        );
+        assert!(state.is_idle());
+    }
+
+    #[test]
+    fn a_month_of_entries_takes_the_room_of_the_last_ones() {
+        const MOST: usize = 1 << 14;
+        let mut state = State::remembering(MOST, Duration::from_secs(1), 8);
+        let many = 10 * MOST as u64;
+        for number in 0..many {
+            state.answered(name(number), None);
+            state.wrote(name(number));
+        }
+        let written = state.written.len();
+        assert!(state.answers.len() <= MOST && written <= MOST);
+        assert_eq!(
+            written as u64 + state.forgotten,
+            many,
+            "what is forgotten is counted"
+        );
+        assert!(state.take_back(name(many - 1)) && !state.take_back(name(0)));
+        (0..many).for_each(|number| state.suspect(name(number)));
+        assert!(state.suspects.len() <= MOST);
+        assert_eq!(state.known(&name(many - 1)), Known::Absent);
+    }
+}

@@ -1,0 +1,391 @@
+//! The store as a tier: calls of the cache become work for the helper, and none waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::Result;
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::ids::{EntryKey, SlotId};
+use hybrid_pages::policy::{NewEntry, Policy};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
+use hybrid_pages_tiers::{Name, name_of};
+
+use crate::handle::MooncakeHandle;
+use crate::link::end_puts;
+use crate::options::MooncakeOptions;
+use crate::shared::{Shared, refused};
+use crate::state::{Get, Known, PORTION, Put, State, Work};
+use crate::stats::Reason;
+
+/// Entries that the cache keeps track of here: the store has no bound that is known.
+const MOST_ENTRIES: u64 = 1 << 20;
+/// Slots of all tiers must have names: this one takes at most a quarter.
+const MOST_SLOTS: u64 = 1 << 27;
+
+/// A tier in a Mooncake Store. See the crate's documentation.
+pub struct Mooncake {
+    room: Room,
+    shared: Arc<Shared>,
+    queue_slots: u64,
+}
+
+impl Mooncake {
+    /// A tier for the entries of a geometry in slots of that size. `policy` is an empty policy for this tier alone;
+    /// it says which entries this cache keeps track of. The store is used from [`MooncakeHandle::connect`] on.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for a setting out of range,
+    /// [`Remote`](hybrid_pages::error::Error::Remote) without memory for staging.
+    pub fn open(
+        options: MooncakeOptions,
+        geometry: &Geometry,
+        slot_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self> {
+        options.check()?;
+        let slots = |class| geometry.slots_per_entry(class, slot_bytes);
+        let slots = (0..geometry.classes().len()).map(slots);
+        let largest = slots.collect::<Result<Vec<_>>>()?.into_iter().max();
+        let largest = largest.unwrap_or(1).max(1) as u64;
+        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
+        let shards = geometry.classes().iter().map(|class| class.rank_bytes);
+        let shared = Shared::new(options, shards, geometry.ranks(), slot_bytes)?;
+        Ok(Self {
+            room: Room::new((MOST_ENTRIES * largest).min(MOST_SLOTS), policy),
+            shared: Arc::new(shared),
+            queue_slots: queue_slots.max(largest),
+        })
+    }
+
+    /// To connect it and to count.
+    #[must_use]
+    pub fn handle(&self) -> MooncakeHandle {
+        MooncakeHandle(Arc::clone(&self.shared))
+    }
+
+    /// Gives up a write: one that waits does not begin. Says whether one is under way.
+    fn undo_write(&self, state: &mut State, name: &Name, gone: bool) -> bool {
+        if let Some(put) = state.take_put(name) {
+            let error = refused("an entry that is wanted", "that it is to go");
+            self.shared.end(put.copy, Err(error));
+        }
+        let mut under_way = false;
+        for batch in state.running.values_mut() {
+            if let Work::Put(puts) = &mut batch.work {
+                for put in puts.iter_mut().filter(|put| put.name == *name) {
+                    put.undone |= gone;
+                    under_way = true;
+                }
+            }
+        }
+        under_way
+    }
+
+    fn is_ours(&self, class: usize, slots: &[SlotId]) -> bool {
+        let planes = self.shared.planes.get();
+        let class = self.shared.classes.get(class);
+        planes
+            .zip(class)
+            .is_some_and(|(planes, class)| planes.hold(slots, class.shard_bytes))
+    }
+}
+
+impl Tier for Mooncake {
+    fn name(&self) -> &str {
+        "remote"
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn room_mut(&mut self) -> &mut Room {
+        &mut self.room
+    }
+}
+
+impl Below for Mooncake {
+    fn queue_slots(&self) -> u64 {
+        self.queue_slots
+    }
+
+    fn waits_for_proof(&self) -> bool {
+        self.shared.options.weighs
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
+        let weighs = self.shared.options.weighs;
+        weighs.then(|| self.shared.state().speed.expects(bytes))
+    }
+
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        if self.shared.options.weighs && !entry.proven {
+            self.shared.count(|counts| counts.unproven += 1);
+            return false;
+        }
+        let able = self.shared.state().takes_writes();
+        if !able {
+            self.shared.count(|counts| counts.dropped += 1);
+        }
+        able
+    }
+
+    fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
+        let shared = &self.shared;
+        let (name, class) = (name_of(key), key.class_index);
+        let mut state = shared.state();
+        if !state.takes_writes() {
+            return shared.end(copy, Err(refused("a store that takes writes", "none")));
+        }
+        if !self.is_ours(class, slots) || checksums.len() != shared.ranks {
+            return shared.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        if state.known(&name) == Known::Here(checksums.to_vec()) {
+            shared.count(|counts| counts.spared_writes += 1);
+            return shared.end(copy, Ok(Vec::new()));
+        }
+        self.undo_write(&mut state, &name, false);
+        state.put(Put {
+            copy,
+            name,
+            class,
+            slots: slots.to_vec(),
+            sums: checksums.to_vec(),
+            begun: Instant::now(),
+            undone: false,
+        });
+        shared.bell.notify_all();
+    }
+
+    fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
+        let shared = &self.shared;
+        let mut state = shared.state();
+        if !state.answers_now() {
+            return shared.end(copy, Err(refused("a store that answers", "an outage")));
+        }
+        if !self.is_ours(key.class_index, slots) {
+            return shared.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        state.gets.push_back(Get {
+            copy: Some(copy),
+            name: name_of(key),
+            class: key.class_index,
+            slots: slots.to_vec(),
+            begun: Instant::now(),
+            cell: 0,
+        });
+        shared.bell.notify_all();
+    }
+
+    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
+        self.shared.take_ended(ended);
+    }
+
+    /// The other entries of the boundary are asked for with the first.
+    fn find(&mut self, key: &EntryKey) -> Found {
+        let shared = &self.shared;
+        let name = name_of(key);
+        let mut state = shared.state();
+        let known = if state.answers_now() {
+            state.known(&name)
+        } else {
+            Known::Absent
+        };
+        match known {
+            Known::Here(sums) => {
+                shared.count(|counts| counts.hits += 1);
+                Found::Here(sums)
+            }
+            Known::Absent => {
+                shared.count(|counts| counts.misses += 1);
+                Found::Absent
+            }
+            Known::Asking => Found::Asking,
+            Known::Unknown if !state.may_ask() => {
+                let what = "expected fewer questions at a time, found the queue full";
+                shared.failed(Reason::Ask, what);
+                shared.count(|counts| counts.misses += 1);
+                Found::Absent
+            }
+            Known::Unknown => {
+                for class in 0..shared.classes.len() {
+                    let name = name_of(&EntryKey {
+                        class_index: class,
+                        ..key.clone()
+                    });
+                    if state.known(&name) == Known::Unknown {
+                        state.ask(name, class);
+                        shared.count(|counts| counts.asked += 1);
+                    }
+                }
+                shared.bell.notify_all();
+                Found::Asking
+            }
+        }
+    }
+
+    /// Others may use it.
+    fn evict(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        self.undo_write(&mut self.shared.state(), &name, false);
+    }
+
+    fn remove(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut state = self.shared.state();
+        self.undo_write(&mut state, &name, true);
+        state.unsay(&name);
+        // What others have put is theirs: this process leaves it alone for a while.
+        if !state.take_back(name) {
+            state.suspect(name);
+        }
+    }
+
+    fn forget(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut state = self.shared.state();
+        self.undo_write(&mut state, &name, false);
+        state.unsay(&name);
+    }
+
+    /// The identity no longer says what this engine computes: nothing is shared any more, and what this process
+    /// has written goes.
+    fn clear(&mut self) {
+        let shared = &self.shared;
+        if shared.is_inherited() {
+            return;
+        }
+        let mut state = shared.state();
+        if state.closed || std::mem::replace(&mut state.cleared, true) {
+            return;
+        }
+        let waiting = state.take_puts(PORTION, |_| true);
+        end_puts(shared, waiting, "a reset"); // The link ends the rest.
+        state.take_all_back();
+        let forgotten = state.forgotten;
+        drop(state);
+        shared.bell.notify_all();
+        shared.note("after a reset nothing is shared until the engine starts anew");
+        if forgotten > 0 {
+            shared.note(&format!(
+                "of the entries that a reset made wrong, {forgotten} were written so long ago that their names are \
+                 forgotten: empty the store"
+            ));
+        }
+    }
+}
+
+impl Drop for Mooncake {
+    fn drop(&mut self) {
+        self.handle().close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use hybrid_pages::geometry::{Dtype, Group, Layer, Segment};
+    use hybrid_pages::ids::{ClassKind, EntryId, PrefixKey, TenantId};
+    use hybrid_pages::policy::{EntryKind, Lru, Placement};
+
+    use super::*;
+    use crate::reply;
+    use crate::state::Batch;
+
+    fn tier() -> Mooncake {
+        let segment = Segment::new("d", Dtype::Uint8, vec![64]).unwrap();
+        let layer = Layer::new("a", vec![segment]).unwrap();
+        let group = Group::new(ClassKind::Attention, vec![layer], None).unwrap();
+        let geometry = Geometry::new(16, vec![group], 1, BTreeMap::new()).unwrap();
+        let mut options = MooncakeOptions::new("localhost:1".into(), vec!["/bin/false".into()]);
+        options.weighs = false;
+        let policy = Box::new(Lru::new(Placement::Every, false));
+        let tier = Mooncake::open(options, &geometry, 64, policy).unwrap();
+        tier.shared.state().ready = true;
+        tier
+    }
+
+    fn key() -> EntryKey {
+        EntryKey {
+            namespace: Arc::from(&b"engine"[..]),
+            prefix: PrefixKey::new(&[7; 32]).unwrap(),
+            block_index: 0,
+            class_index: 0,
+        }
+    }
+
+    /// Nothing is found or taken, and that is said once.
+    fn check_closed(tier: &mut Mooncake) {
+        let entry = NewEntry {
+            id: EntryId(1),
+            kind: EntryKind::Page,
+            parent: None,
+            depth: 1,
+            size: 1,
+            boundary: 1,
+            tenant: TenantId::NONE,
+            unused: None,
+            proven: true,
+        };
+        for _ in 0..2 {
+            assert_eq!(tier.find(&key()), Found::Absent);
+            assert!(!tier.accepts(&entry));
+            tier.write(CopyId(1), &key(), &[SlotId(0)], &[7]);
+            tier.read(CopyId(2), &key(), &[SlotId(0)]);
+            let mut ended = Vec::new();
+            tier.poll(&mut ended);
+            assert!(ended.iter().all(|end| end.result.is_err()));
+            assert!(ended.len() >= 2);
+            tier.remove(&key());
+            tier.evict(&key());
+            tier.forget(&key());
+        }
+        tier.clear();
+        let stats = tier.handle().stats();
+        assert_eq!((stats.failed(Reason::Panic), stats.out), (1, true));
+        assert_eq!(tier.handle().take_notes().len(), 1);
+    }
+
+    #[test]
+    fn after_a_panic_under_its_lock_nothing_is_found_or_taken() {
+        let mut tier = tier();
+        let name = name_of(&key());
+        tier.shared.state().answered(name, Some(vec![7]));
+        assert_eq!(tier.find(&key()), Found::Here(vec![7]));
+        let shared = Arc::clone(&tier.shared);
+        let planted = std::thread::spawn(move || {
+            let _state = shared.state();
+            panic!("planted");
+        });
+        planted.join().unwrap_err();
+        check_closed(&mut tier);
+    }
+
+    #[test]
+    fn copies_end_whose_answer_is_read_by_a_thread_that_panics() {
+        let mut tier = tier();
+        let get = Get {
+            copy: Some(CopyId(9)),
+            name: name_of(&key()),
+            class: 5, // There is none.
+            slots: vec![SlotId(0)],
+            begun: Instant::now(),
+            cell: 0,
+        };
+        let (work, given) = (Work::Get(vec![get]), Instant::now());
+        tier.shared.state().running.insert(1, Batch { work, given });
+        let mut tile = [0; hybrid_pages::transfer::TILE_BYTES];
+        reply::take(&tier.shared, &[7; 32], (1, &[64]), &mut tile);
+        let mut ended = Vec::new();
+        tier.poll(&mut ended);
+        let copies: Vec<_> = ended.iter().map(|end| end.copy).collect();
+        assert_eq!(copies, [CopyId(9)]);
+        assert!(ended[0].result.is_err() && tier.handle().settle(Duration::from_secs(5)));
+        check_closed(&mut tier);
+    }
+}

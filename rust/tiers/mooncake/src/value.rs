@@ -1,0 +1,117 @@
+//! What a value in the store means: `docs/remote.md` has it byte by byte.
+
+use std::fmt::Write as _;
+
+use hybrid_pages_tiers::{Identity, Name};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Version of values and keys. Values of another version lie under other keys and are left alone.
+pub const MOONCAKE_FORMAT_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"HYBPVALU";
+const SUMS_AT: usize = 96;
+
+/// Bytes before the shards.
+pub(crate) const fn header_bytes(ranks: usize) -> usize {
+    SUMS_AT + 8 * ranks + 8
+}
+
+/// The key of an entry.
+pub(crate) fn key_of(identity: &Identity, name: &Name) -> String {
+    let mut key = format!("hp/{MOONCAKE_FORMAT_VERSION}/");
+    for byte in identity {
+        let _ = write!(key, "{byte:02x}");
+    }
+    key.push('/');
+    for byte in name {
+        let _ = write!(key, "{byte:02x}");
+    }
+    key
+}
+
+/// The header of a value. The shards follow, one per rank, each `shard_bytes` long.
+pub(crate) struct Header<'a> {
+    pub(crate) identity: &'a Identity,
+    pub(crate) name: &'a Name,
+    pub(crate) class: usize,
+    pub(crate) shard_bytes: usize,
+}
+
+impl Header<'_> {
+    pub(crate) fn encode(&self, sums: &[u64]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(header_bytes(sums.len()));
+        bytes.extend(MAGIC);
+        bytes.extend(MOONCAKE_FORMAT_VERSION.to_le_bytes());
+        bytes.extend((sums.len() as u32).to_le_bytes());
+        bytes.extend(self.identity);
+        bytes.extend(self.name);
+        bytes.extend((self.class as u64).to_le_bytes());
+        bytes.extend((self.shard_bytes as u64).to_le_bytes());
+        for sum in sums {
+            bytes.extend(sum.to_le_bytes());
+        }
+        bytes.extend(xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// The checksums of the shards, if these bytes are the header of this entry for so many ranks.
+    pub(crate) fn sums(&self, bytes: &[u8], ranks: usize) -> Option<Vec<u64>> {
+        let told = bytes.get(SUMS_AT..SUMS_AT + 8 * ranks)?;
+        let (sums, _) = told.as_chunks();
+        let sums: Vec<u64> = sums.iter().map(|&sum| u64::from_le_bytes(sum)).collect();
+        (self.encode(&sums) == bytes).then_some(sums)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: Header<'static> = Header {
+        identity: &[7; 32],
+        name: &[9; 32],
+        class: 1,
+        shard_bytes: 300,
+    };
+
+    #[test]
+    fn a_header_comes_back_and_every_changed_bit_is_refused() {
+        let bytes = HEADER.encode(&[3, u64::MAX]);
+        assert_eq!(bytes.len(), header_bytes(2));
+        assert_eq!(HEADER.sums(&bytes, 2), Some(vec![3, u64::MAX]));
+        assert_eq!(HEADER.sums(&bytes, 1), None);
+        assert_eq!(HEADER.sums(&bytes[1..], 2), None);
+        assert_eq!(HEADER.sums(&[], 2), None);
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut other = bytes.clone();
+                other[at] ^= 1 << bit;
+                assert_eq!(HEADER.sums(&other, 2), None, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_of_another_entry_is_refused() {
+        let bytes = HEADER.encode(&[3]);
+        let others = [
+            Header {
+                identity: &[8; 32],
+                ..HEADER
+            },
+            Header {
+                name: &[8; 32],
+                ..HEADER
+            },
+            Header { class: 0, ..HEADER },
+            Header {
+                shard_bytes: 301,
+                ..HEADER
+            },
+        ];
+        for other in others {
+            assert_eq!(other.sums(&bytes, 1), None);
+        }
+        assert_eq!(key_of(&[1; 32], &[2; 32]).len(), 5 + 64 + 1 + 64);
+    }
+}

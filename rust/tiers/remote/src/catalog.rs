@@ -1,0 +1,296 @@
+//! What the store is known to have: the tables of all packs that were listed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
+
+use hashbrown::HashSet;
+use hybrid_pages_tiers::{ByName, Name};
+
+use crate::class::Class;
+use crate::pack::{PackId, PackName, Record, Table};
+
+/// Where an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) pack: PackId,
+    pub(crate) class: usize,
+    pub(crate) offset: u64,
+    pub(crate) sums: Box<[u64]>,
+}
+
+/// Packs that are looked at under one lock.
+const PART: usize = 1024;
+
+/// Entries by name, and the packs that they are in. No call takes longer than the packs that it is about.
+#[derive(Debug)]
+pub(crate) struct Catalog {
+    /// Most records of packs.
+    most: usize,
+    entries: ByName<Spot>,
+    /// Where entries are that another pack has, too.
+    spare: ByName<Spot>,
+    packs: BTreeMap<PackId, Pack>,
+    /// Entries of all packs, those that several have included.
+    records: usize,
+    /// Packs that are none, so that they are looked at once.
+    refused: BTreeSet<PackId>,
+    /// Packs that were gone when they were read: a store may list them for a while.
+    missed: HashSet<PackId>,
+    /// Writers who have taken back what they wrote.
+    gone: HashSet<u64>,
+    /// There was no room for this pack, nor is there for older ones.
+    forgotten: Option<PackId>,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct Pack {
+    name: PackName,
+    entries: Box<[Name]>,
+}
+
+impl Catalog {
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            most,
+            entries: ByName::default(),
+            spare: ByName::default(),
+            packs: BTreeMap::new(),
+            records: 0,
+            refused: BTreeSet::new(),
+            missed: HashSet::new(),
+            gone: HashSet::new(),
+            forgotten: None,
+            bytes: 0,
+        }
+    }
+
+    pub(crate) fn find(&self, name: &Name) -> Option<&Spot> {
+        self.entries.get(name)
+    }
+
+    pub(crate) fn pack(&self, id: PackId) -> Option<PackName> {
+        self.packs.get(&id).map(|pack| pack.name)
+    }
+
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn packs(&self) -> usize {
+        self.packs.len()
+    }
+
+    /// Payload of the entries.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the table of a pack is still to be read.
+    pub(crate) fn wants(&self, pack: PackId) -> bool {
+        !self.packs.contains_key(&pack)
+            && !self.refused.contains(&pack)
+            && !self.missed.contains(&pack)
+            && !self.gone.contains(&pack.writer)
+            && self.forgotten.is_none_or(|forgotten| pack > forgotten)
+    }
+
+    pub(crate) fn refuse(&mut self, pack: PackId) {
+        self.refused.insert(pack);
+    }
+
+    /// A pack is gone.
+    pub(crate) fn miss(&mut self, pack: PackId) {
+        self.missed.insert(pack);
+    }
+
+    /// Packs that were gone are wanted again, if they are listed all the same.
+    pub(crate) fn look_again(&mut self) {
+        self.missed.clear();
+    }
+
+    /// Takes a pack in. Of entries that two packs have, the one that is known counts, and this process's own. Returns
+    /// whether the oldest packs had to go for that.
+    pub(crate) fn add(
+        &mut self,
+        name: PackName,
+        table: Table,
+        classes: &[Class],
+        own: bool,
+    ) -> bool {
+        if self.gone.contains(&name.id.writer) || self.packs.contains_key(&name.id) {
+            return false;
+        }
+        let entries: Box<[Name]> = table.records.iter().map(|record| record.name).collect();
+        self.records += entries.len();
+        self.packs.insert(name.id, Pack { name, entries });
+        for record in table.records {
+            let Record {
+                name: entry,
+                class,
+                offset,
+                sums,
+            } = record;
+            let spot = Spot {
+                pack: name.id,
+                class,
+                offset,
+                sums,
+            };
+            // The cache counts on what it was told: another engine may have computed other bits.
+            if !own && self.entries.contains(&entry) {
+                self.spare.insert(entry, spot);
+                continue;
+            }
+            self.bytes += classes[class].bytes;
+            if let Some(old) = self.entries.insert(entry, spot) {
+                self.bytes -= classes[old.class].bytes;
+            }
+        }
+        self.shrink(classes)
+    }
+
+    /// Forgets the oldest packs that there is no room for. Returns whether it had to.
+    fn shrink(&mut self, classes: &[Class]) -> bool {
+        let full = self.records > self.most;
+        while self.records > self.most
+            && let Some((&oldest, _)) = self.packs.first_key_value()
+        {
+            self.forgotten = self.forgotten.max(Some(oldest));
+            self.remove_pack(oldest, classes);
+        }
+        full
+    }
+
+    /// The entry of that pack is no longer counted on.
+    pub(crate) fn remove(&mut self, name: &Name, pack: Option<PackId>, classes: &[Class]) {
+        let known = self.entries.get(name);
+        if known.is_some_and(|spot| pack.is_none_or(|pack| pack == spot.pack))
+            && let Some(spot) = self.entries.remove(name)
+        {
+            self.bytes -= classes[spot.class].bytes;
+            // Another pack may have it.
+            if let Some(spot) = self.spare.remove(name) {
+                self.bytes += classes[spot.class].bytes;
+                self.entries.insert(*name, spot);
+            }
+        }
+    }
+
+    /// A pack is gone, or no longer refused.
+    pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[Class]) {
+        self.refused.remove(&id);
+        let Some(pack) = self.packs.remove(&id) else {
+            return;
+        };
+        self.records -= pack.entries.len();
+        for name in &pack.entries {
+            if self.spare.get(name).is_some_and(|spot| spot.pack == id) {
+                self.spare.remove(name);
+            }
+            self.remove(name, Some(id), classes);
+        }
+    }
+
+    /// A writer has taken back what it wrote: none of its packs is taken in any more. False if that is known.
+    pub(crate) fn take_back(&mut self, writer: u64) -> bool {
+        self.gone.insert(writer)
+    }
+
+    /// Some packs that are taken in or refused, in order, from behind that one on; none at the end.
+    pub(crate) fn after(&self, last: Option<PackId>) -> Vec<PackId> {
+        let from = (last.map_or(Unbounded, Excluded), Unbounded);
+        let packs = self.packs.range(from).map(|(&id, _)| id).take(PART);
+        let refused = self.refused.range(from).copied().take(PART);
+        let mut part: Vec<PackId> = packs.chain(refused).collect();
+        part.sort_unstable();
+        part.truncate(PART);
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLASSES: [Class; 1] = [Class {
+        shard_bytes: 10,
+        bytes: 10,
+        slots: 1,
+    }];
+
+    fn add(catalog: &mut Catalog, made: u64, names: &[u8], own: bool) -> bool {
+        let id = id(made);
+        let entries: Vec<(Name, usize, &[u64])> =
+            names.iter().map(|&name| ([name; 32], 0, &[][..])).collect();
+        let name = PackName { id, table_bytes: 0 };
+        catalog.add(name, Table::of(&entries, &CLASSES), &CLASSES, own)
+    }
+
+    const fn id(made: u64) -> PackId {
+        PackId {
+            made,
+            writer: made % 2,
+            number: 0,
+        }
+    }
+
+    fn found(catalog: &Catalog) -> Vec<(u8, u64)> {
+        let mut found: Vec<_> = (0..100)
+            .filter_map(|name| Some((name, catalog.find(&[name; 32])?.pack.made)))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn entries_leave_with_their_packs_unless_another_has_them() {
+        let mut catalog = Catalog::new(100);
+        add(&mut catalog, 1, &[1, 2], false);
+        add(&mut catalog, 2, &[2, 3], false);
+        add(&mut catalog, 3, &[3, 4], true);
+        assert_eq!(found(&catalog), [(1, 1), (2, 1), (3, 3), (4, 3)]);
+        catalog.remove_pack(id(1), &CLASSES);
+        assert_eq!(found(&catalog), [(2, 2), (3, 3), (4, 3)]);
+        catalog.remove_pack(id(2), &CLASSES);
+        assert_eq!(found(&catalog), [(3, 3), (4, 3)]);
+        assert_eq!((catalog.bytes(), catalog.records), (20, 2));
+        catalog.remove_pack(id(3), &CLASSES);
+        let empty = catalog.entries.is_empty() && catalog.spare.is_empty();
+        assert!(empty && catalog.packs.is_empty());
+        assert_eq!((catalog.bytes(), catalog.records), (0, 0));
+    }
+
+    #[test]
+    fn the_oldest_packs_make_room_and_are_not_wanted_again() {
+        let mut catalog = Catalog::new(5);
+        assert!(!add(&mut catalog, 4, &[1, 2], true));
+        assert!(!add(&mut catalog, 5, &[3, 4], true));
+        assert!(add(&mut catalog, 6, &[5, 6], true), "the first has to go");
+        assert_eq!(found(&catalog), [(3, 5), (4, 5), (5, 6), (6, 6)]);
+        assert!(!catalog.wants(id(4)) && !catalog.wants(id(3)) && catalog.wants(id(7)));
+    }
+
+    #[test]
+    fn packs_are_looked_through_a_part_at_a_time() {
+        let mut catalog = Catalog::new(1 << 20);
+        for made in 0..2 * PART as u64 + 7 {
+            if made % 3 == 0 {
+                catalog.refuse(id(made));
+            } else {
+                add(&mut catalog, made, &[1], false);
+            }
+        }
+        let (mut last, mut seen) = (None, Vec::new());
+        loop {
+            let part = catalog.after(last);
+            assert!(part.len() <= PART);
+            last = part.last().copied();
+            if last.is_none() {
+                break;
+            }
+            seen.extend(part.iter().map(|id| id.made));
+        }
+        assert!(seen.into_iter().eq(0..2 * PART as u64 + 7));
+    }
+}

@@ -1,0 +1,133 @@
+//! A remote store as its owner sees it, once the cache has the store itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::tier::Arena;
+use hybrid_pages_tiers::{Identity, Planes};
+use object_store::{ObjectStoreExt as _, PutPayload};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::listing::list;
+use crate::messages::Upload;
+use crate::place::plain;
+use crate::shared::{Connection, Shared};
+use crate::stats::{Reason, RemoteStats};
+use crate::{fetch, lock, upload};
+
+const NAP: Duration = Duration::from_millis(2);
+/// Threads that hash, copy and talk to the store.
+const THREADS: usize = 4;
+
+/// Connects a remote store and counts what it does. It may outlive the store.
+#[derive(Debug, Clone)]
+pub struct RemoteHandle(pub(crate) Arc<Shared>);
+
+impl RemoteHandle {
+    /// Begins to use the store for an identity, over the arena that the cache's slots lie in. Before that it finds
+    /// nothing and takes nothing. `identity` names everything that the bytes depend on. A store that does not
+    /// answer is no error: it is tried again.
+    ///
+    /// # Errors
+    /// [`Error::Remote`] if threads can't be started, and at the second call; [`Error::Arena`] if the arena lacks a
+    /// plane; [`Error::InvalidArgument`] for slots of another size.
+    pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
+        let shared = &self.0;
+        let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("hybrid-pages-remote")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Remote(format!("threads cannot start: {error}")))?;
+        let writer = getrandom::u64()
+            .map_err(|error| Error::Remote(format!("expected a random number, found {error}")))?;
+        let (uploads, to_write) = unbounded_channel();
+        let (fetches, to_read) = unbounded_channel();
+        let tasks = runtime.handle().clone();
+        let connection = Connection {
+            planes,
+            identity: *identity,
+            writer,
+            folder: shared.folder(identity),
+            tasks: tasks.clone(),
+            uploads,
+            fetches,
+        };
+        if shared.connection.set(connection).is_err() {
+            return Err(Error::Remote(
+                "expected to be connected once, found a second time: make a new cache".into(),
+            ));
+        }
+        shared.keep_runtime(runtime);
+        drop(tasks.spawn(upload::serve(Arc::clone(shared), to_write)));
+        drop(tasks.spawn(fetch::serve(Arc::clone(shared), to_read)));
+        let _ = lock(&shared.state).freshness.begin(false);
+        drop(tasks.spawn(list(Arc::clone(shared))));
+        Ok(())
+    }
+
+    /// Writes down what the identity was made from, for people: nothing reads it to find entries.
+    pub fn describe(&self, about: &str) {
+        let Some(connection) = self.0.connection.get() else {
+            return;
+        };
+        let folder = connection.folder.to_string();
+        let path = object_store::path::Path::from(format!("{folder}.json"));
+        let (shared, text) = (Arc::clone(&self.0), about.to_owned());
+        drop(connection.tasks.spawn(async move {
+            let writing = shared
+                .options
+                .place
+                .store
+                .put(&path, PutPayload::from(text));
+            if let Err(error) = writing.await {
+                shared.failed(Reason::Write, &plain(&error));
+            }
+        }));
+    }
+
+    /// Counts at this moment.
+    #[must_use]
+    pub fn stats(&self) -> RemoteStats {
+        self.0.stats()
+    }
+
+    /// What an operator should read: one line for the first failure of each kind, each given once.
+    #[must_use]
+    pub fn take_notes(&self) -> Vec<String> {
+        self.0.take_notes()
+    }
+
+    /// Waits until every copy has ended. False if that takes longer than the limit.
+    #[must_use]
+    pub fn settle(&self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        while !self.0.is_idle() {
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            if let Some(connection) = self.0.connection.get() {
+                drop(connection.uploads.send(Upload::Flush));
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+
+    /// Ends the copies and the tasks. The cache may live on; it finds nothing here, and nothing is written. The
+    /// second call does nothing.
+    pub fn close(&self) {
+        close(&self.0);
+    }
+}
+
+/// Ends the copies and the tasks. The second call does nothing.
+pub(crate) fn close(shared: &Shared) {
+    if !shared.is_inherited() {
+        shared.leave_slots();
+    }
+    shared.stop();
+}

@@ -1,0 +1,342 @@
+//! The remote store as a tier: calls of the cache become messages to tasks, and none waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::Result;
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::ids::{EntryKey, SlotId};
+use hybrid_pages::policy::{NewEntry, Policy};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
+use hybrid_pages_tiers::name_of;
+
+use crate::catalog::Catalog;
+use crate::class::classes;
+use crate::freshness::Answer;
+use crate::handle::{RemoteHandle, close};
+use crate::listing::list;
+use crate::lock;
+use crate::messages::{Begun, Entry, Fetch, Upload};
+use crate::options::{Admit, RemoteOptions};
+use crate::shared::{Running, Shared, refused};
+use crate::upload::take_back;
+
+/// Slots of all tiers must have names: this one takes at most a quarter.
+const MOST_SLOTS: u64 = 1 << 27;
+/// An engine at work lists the store so often, also if it finds all that it looks for.
+const LOOKING: Duration = Duration::from_secs(30);
+
+/// A tier in a remote store. See the crate's documentation.
+pub struct Remote {
+    room: Room,
+    shared: Arc<Shared>,
+    queue_slots: u64,
+}
+
+impl Remote {
+    /// A tier for the entries of a geometry in slots of that size. `policy` is an empty policy for this tier alone;
+    /// it says which entries this cache keeps track of, for the store has no bound that is known here. The store
+    /// is used from [`RemoteHandle::connect`] on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for a setting out of range.
+    pub fn open(
+        options: RemoteOptions,
+        geometry: &Geometry,
+        slot_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self> {
+        options.check()?;
+        let classes = classes(geometry, slot_bytes)?;
+        let largest = classes.iter().map(|class| class.slots as u64).max();
+        let largest = largest.unwrap_or(1).max(1);
+        let room = (options.most_entries as u64).saturating_mul(largest);
+        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
+        let shared = Shared::new(options, classes, geometry.ranks(), slot_bytes);
+        Ok(Self {
+            room: Room::new(room.min(MOST_SLOTS), policy),
+            shared: Arc::new(shared),
+            queue_slots: queue_slots.max(largest),
+        })
+    }
+
+    /// To connect it and to count.
+    #[must_use]
+    pub fn handle(&self) -> RemoteHandle {
+        RemoteHandle(Arc::clone(&self.shared))
+    }
+
+    fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
+        lock(&self.shared.ended).push(CopyEnd { copy, result });
+    }
+
+    fn begin_listing(&self) {
+        if let Some(connection) = self.shared.connection.get() {
+            drop(connection.tasks.spawn(list(Arc::clone(&self.shared))));
+        }
+    }
+
+    /// Lists the store if that is due.
+    fn try_again(&self) {
+        if self.shared.is_broken() {
+            return;
+        }
+        let begins = {
+            let mut state = lock(&self.shared.state);
+            let used = !state.closed && !state.cleared;
+            let tries = state.answers.may_try() | state.reads.may_try();
+            // Others may have taken back what this engine still finds.
+            let old = !state.is_out() && state.freshness.is_older_than(LOOKING);
+            let due = used && (tries || old);
+            due && state.freshness.begin(false) == Answer::Begin
+        };
+        if begins {
+            self.begin_listing();
+        }
+    }
+
+    /// Whether entries may be written and found.
+    fn is_used(&self) -> bool {
+        let broken = self.shared.is_broken();
+        let state = lock(&self.shared.state);
+        self.shared.connection.get().is_some() && !broken && !state.closed && !state.cleared
+    }
+}
+
+impl Tier for Remote {
+    fn name(&self) -> &str {
+        "remote"
+    }
+
+    fn room(&self) -> &Room {
+        &self.room
+    }
+
+    fn room_mut(&mut self) -> &mut Room {
+        &mut self.room
+    }
+}
+
+impl Below for Remote {
+    fn queue_slots(&self) -> u64 {
+        self.queue_slots
+    }
+
+    fn waits_for_proof(&self) -> bool {
+        self.shared.options.admit == Admit::Auto
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn asks_for_each(&self) -> bool {
+        false
+    }
+
+    fn accepts(&mut self, entry: &NewEntry) -> bool {
+        if self.waits_for_proof() && !entry.proven {
+            self.shared.count(|counts| counts.unproven += 1);
+            return false;
+        }
+        let able = self.is_used() && {
+            let state = lock(&self.shared.state);
+            !state.is_out() && (!state.writes.is_open() || state.writes.is_due())
+        };
+        if !able {
+            self.shared.count(|counts| counts.dropped += 1);
+        }
+        able
+    }
+
+    fn write(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId], checksums: &[u64]) {
+        let shared = &self.shared;
+        let (name, class) = (name_of(key), key.class_index);
+        let Some(connection) = shared.connection.get().filter(|_| self.is_used()) else {
+            return self.end(copy, Err(refused("a store that takes writes", "none")));
+        };
+        let fits = shared.classes.get(class).is_some_and(|class| {
+            connection.planes.hold(slots, class.shard_bytes) && checksums.len() == shared.ranks
+        });
+        if !fits {
+            return self.end(copy, Err(refused("slots of the arena", "others")));
+        }
+        let mut state = lock(&shared.state);
+        if state.closed || state.cleared {
+            drop(state);
+            return self.end(copy, Err(refused("a store that takes writes", "none")));
+        }
+        let known = state.catalog.find(&name);
+        if known.is_some_and(|spot| spot.sums[..] == *checksums) {
+            drop(state);
+            shared.count(|counts| counts.spared_writes += 1);
+            return self.end(copy, Ok(Vec::new()));
+        }
+        let running = Running {
+            begun: Instant::now(),
+            writes: Some(name),
+        };
+        state.running.insert(copy, running);
+        state.writing.insert(name, copy);
+        drop(state);
+        let entry = Entry {
+            copy: Begun::new(copy, Arc::downgrade(shared) as _),
+            name,
+            class,
+            slots: slots.into(),
+            sums: checksums.into(),
+        };
+        if let Err(unsent) = connection.uploads.send(Upload::Entry(entry)) {
+            shared.end(copy, Err(refused("a store that is open", "a closed one")));
+            drop(unsent);
+        }
+    }
+
+    fn read(&mut self, copy: CopyId, key: &EntryKey, slots: &[SlotId]) {
+        let shared = &self.shared;
+        let name = name_of(key);
+        let used = self.is_used();
+        let mut state = lock(&shared.state);
+        let out = state.is_out() || !used;
+        let spot = state.catalog.find(&name).filter(|_| !state.closed).cloned();
+        let Some((spot, connection)) = spot.zip(shared.connection.get()) else {
+            drop(state);
+            return self.end(copy, Err(refused("an entry in the store", "none")));
+        };
+        let class = shared.classes[spot.class];
+        if out || spot.class != key.class_index || !connection.planes.hold(slots, class.shard_bytes)
+        {
+            drop(state);
+            let found = if out { "an outage" } else { "another" };
+            return self.end(copy, Err(refused("a store that answers", found)));
+        }
+        let begun = Instant::now();
+        let writes = None;
+        let running = Running { begun, writes };
+        state.running.insert(copy, running);
+        drop(state);
+        let fetch = Fetch {
+            copy: Begun::new(copy, Arc::downgrade(shared) as _),
+            name,
+            bytes: class.bytes,
+            spot,
+            slots: slots.into(),
+            begun,
+        };
+        if let Err(unsent) = connection.fetches.send(fetch) {
+            shared.end(copy, Err(refused("a store that is open", "a closed one")));
+            drop(unsent);
+        }
+    }
+
+    fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
+        self.try_again();
+        ended.append(&mut lock(&self.shared.ended));
+    }
+
+    fn find(&mut self, key: &EntryKey) -> Found {
+        if !self.is_used() {
+            self.shared.count(|counts| counts.misses += 1);
+            return Found::Absent;
+        }
+        let name = name_of(key);
+        let mut state = lock(&self.shared.state);
+        let suspect = state.suspects.get(&name).copied();
+        let suspect = suspect.is_some_and(|until| {
+            let waits = Instant::now() < until;
+            if !waits {
+                state.suspects.remove(&name);
+            }
+            waits
+        });
+        if suspect || state.is_out() {
+            drop(state);
+            self.shared.count(|counts| counts.misses += 1);
+            return Found::Absent;
+        }
+        let spot = state.catalog.find(&name);
+        if let Some(spot) = spot.filter(|spot| spot.class == key.class_index) {
+            let sums = spot.sums.to_vec();
+            drop(state);
+            self.shared.count(|counts| counts.hits += 1);
+            return Found::Here(sums);
+        }
+        let answer = {
+            let options = &self.shared.options;
+            state.freshness.ask(options.refresh, options.deadline)
+        };
+        drop(state);
+        match answer {
+            Answer::Fresh => {
+                self.shared.count(|counts| counts.misses += 1);
+                return Found::Absent;
+            }
+            Answer::Begin => self.begin_listing(),
+            Answer::Wait => {}
+        }
+        Found::Asking
+    }
+
+    fn expects(&self, _entries: u64, bytes: u64) -> Option<Duration> {
+        match self.shared.options.admit {
+            Admit::All => None,
+            Admit::Auto => Some(lock(&self.shared.state).speed.expects(bytes)),
+        }
+    }
+
+    fn in_time(&self) -> Option<u64> {
+        let state = lock(&self.shared.state);
+        state.speed.in_time(self.shared.options.deadline)
+    }
+
+    /// Others may use it.
+    fn evict(&mut self, key: &EntryKey) {
+        lock(&self.shared.state).writing.remove(&name_of(key));
+    }
+
+    fn remove(&mut self, key: &EntryKey) {
+        let name = name_of(key);
+        let mut state = lock(&self.shared.state);
+        state.writing.remove(&name);
+        state.catalog.remove(&name, None, &self.shared.classes);
+    }
+
+    fn forget(&mut self, key: &EntryKey) {
+        lock(&self.shared.state).writing.remove(&name_of(key));
+    }
+
+    /// The identity no longer says what this engine computes: nothing is shared any more, and what this process
+    /// has written is taken back.
+    fn clear(&mut self) {
+        let shared = &self.shared;
+        if shared.is_inherited() {
+            return;
+        }
+        let mut state = lock(&shared.state);
+        if state.closed || std::mem::replace(&mut state.cleared, true) {
+            return;
+        }
+        let empty = Catalog::new(shared.options.most_entries);
+        let known = std::mem::replace(&mut state.catalog, empty);
+        state.writing.clear();
+        let Some(connection) = shared.connection.get() else {
+            return;
+        };
+        state.removing = state.writes_begun;
+        let own = state.removing.then(|| take_back(Arc::clone(shared)));
+        drop(state);
+        drop(connection.tasks.spawn(async move {
+            drop(known); // It may be large.
+            if let Some(own) = own {
+                own.await;
+            }
+        }));
+        shared.note("after a reset nothing is shared until the engine starts anew");
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        close(&self.shared);
+    }
+}

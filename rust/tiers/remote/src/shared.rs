@@ -1,0 +1,494 @@
+//! What the tasks of a remote store share with it, and how copies end.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hashbrown::{HashMap, HashSet};
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::ids::SlotId;
+use hybrid_pages::tier::{CopyEnd, CopyId};
+use hybrid_pages::transfer::{TILE_BYTES, tile_digest};
+use hybrid_pages_tiers::{Identity, Name, Planes, Recent, Speed};
+use object_store::path::Path;
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::breaker::Breaker;
+use crate::catalog::Catalog;
+use crate::class::Class;
+use crate::freshness::Freshness;
+use crate::lock;
+use crate::messages::{Fetch, Owner, Upload};
+use crate::options::RemoteOptions;
+use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
+use crate::stats::{Reason, RemoteStats};
+
+/// Entries whose read has failed, that are remembered at most.
+const MOST_SUSPECTS: usize = 1 << 20;
+
+/// Shared by a remote store, its handles and its tasks. No lock is held while the store is waited for.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: RemoteOptions,
+    pub(crate) classes: Vec<Class>,
+    pub(crate) ranks: usize,
+    pub(crate) slot_bytes: usize,
+    pub(crate) connection: OnceLock<Connection>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) ended: Mutex<Vec<CopyEnd>>,
+    /// Packs that were listed, with the bytes of their objects, and whose tables were not read yet. Only the listing
+    /// that runs uses it.
+    pub(crate) unread: Mutex<BTreeMap<PackId, (PackName, u64)>>,
+    /// Whether the slots are somebody else's by now. Whoever touches them holds this.
+    left: RwLock<bool>,
+    runtime: Mutex<Option<Runtime>>,
+    counts: Mutex<RemoteStats>,
+    notes: Mutex<Notes>,
+    /// That a panic has broken it was counted.
+    told: AtomicBool,
+    process: u32,
+}
+
+/// What is known once the identity is.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) planes: Planes,
+    pub(crate) identity: Identity,
+    /// A number that no other connection has: the system's, drawn here, for a process may be a copy of another.
+    pub(crate) writer: u64,
+    /// Where the packs are.
+    pub(crate) folder: Path,
+    pub(crate) tasks: Handle,
+    pub(crate) uploads: UnboundedSender<Upload>,
+    pub(crate) fetches: UnboundedSender<Fetch>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) catalog: Catalog,
+    pub(crate) freshness: Freshness,
+    pub(crate) running: HashMap<CopyId, Running>,
+    /// The newest write of a name; one that is undone is not in it.
+    pub(crate) writing: HashMap<Name, CopyId>,
+    /// Entries whose read has failed are not found before.
+    pub(crate) suspects: Recent<Instant>,
+    /// Packs of this process, for when they have to be taken back.
+    pub(crate) own: Vec<PackName>,
+    /// This process has begun to write: others may have packs of it.
+    pub(crate) writes_begun: bool,
+    /// Listings.
+    pub(crate) answers: Breaker,
+    /// Reads, also of tables.
+    pub(crate) reads: Breaker,
+    pub(crate) writes: Breaker,
+    pub(crate) speed: Speed,
+    /// Everything was reset: the identity no longer says what this engine computes.
+    pub(crate) cleared: bool,
+    /// What the reset made wrong is not gone from the store yet.
+    pub(crate) removing: bool,
+    pub(crate) closed: bool,
+    /// When the store last answered.
+    last_answer: Option<Instant>,
+    /// The pack whose read last brought nothing that was written.
+    liar: Option<PackId>,
+}
+
+impl State {
+    /// Whether the store is left alone.
+    pub(crate) const fn is_out(&self) -> bool {
+        self.answers.is_open() || self.reads.is_open()
+    }
+
+    /// Whether the store has answered no read for so long.
+    pub(crate) fn is_quiet(&self, limit: Duration) -> bool {
+        self.last_answer.is_none_or(|at| at.elapsed() >= limit)
+    }
+}
+
+/// A copy that has not ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) begun: Instant,
+    /// What it writes, if it is no read.
+    pub(crate) writes: Option<Name>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    said: HashSet<Reason>,
+    full: bool,
+    waiting: Vec<String>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: RemoteOptions,
+        classes: Vec<Class>,
+        ranks: usize,
+        slot_bytes: usize,
+    ) -> Self {
+        let retry = options.retry;
+        let suspicion = options.suspicion();
+        Self {
+            classes,
+            ranks,
+            slot_bytes,
+            connection: OnceLock::new(),
+            state: Mutex::new(State {
+                catalog: Catalog::new(options.most_entries),
+                freshness: Freshness::default(),
+                running: HashMap::new(),
+                writing: HashMap::new(),
+                suspects: Recent::new(MOST_SUSPECTS, Some(suspicion)),
+                own: Vec::new(),
+                writes_begun: false,
+                answers: Breaker::new(retry),
+                reads: Breaker::new(retry),
+                writes: Breaker::new(retry),
+                speed: Speed::default(),
+                cleared: false,
+                removing: false,
+                closed: false,
+                last_answer: None,
+                liar: None,
+            }),
+            ended: Mutex::default(),
+            unread: Mutex::default(),
+            left: RwLock::new(false),
+            runtime: Mutex::new(None),
+            counts: Mutex::default(),
+            notes: Mutex::default(),
+            told: AtomicBool::new(false),
+            process: std::process::id(),
+            options,
+        }
+    }
+
+    /// Whether this is a fork of the process that opened the store: it has none of the threads.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    /// Whether a panic under a lock has left in doubt what is known of the store. Then it is left alone for good: its
+    /// copies end, and nothing is found or taken.
+    pub(crate) fn is_broken(&self) -> bool {
+        let locks = [
+            self.state.is_poisoned(),
+            self.ended.is_poisoned(),
+            self.unread.is_poisoned(),
+        ];
+        let broken = locks.contains(&true);
+        if broken && !self.told.swap(true, Ordering::SeqCst) {
+            self.failed(Reason::Panic, BROKEN);
+            self.leave_slots();
+        }
+        broken
+    }
+
+    /// Below the prefix, the folder of a name for an identity.
+    pub(crate) fn folder(&self, identity: &Identity) -> Path {
+        let hex: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
+        let version = format!("hybrid-pages-v{REMOTE_FORMAT_VERSION}");
+        self.options.place.prefix.clone().join(version).join(hex)
+    }
+
+    pub(crate) fn keep_runtime(&self, runtime: Runtime) {
+        *lock(&self.runtime) = Some(runtime);
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut RemoteStats)) {
+        change(&mut lock(&self.counts));
+    }
+
+    /// Counts a failure; the first for a reason is noted.
+    pub(crate) fn failed(&self, reason: Reason, what: &str) {
+        self.count(|counts| counts.failures[reason as usize] += 1);
+        let mut notes = lock(&self.notes);
+        if notes.said.insert(reason) {
+            let (place, name) = (self.options.place.shown(), reason.name());
+            notes.waiting.push(format!(
+                "remote store {place}: {what} (counted as '{name}'; further ones are counted only)"
+            ));
+        }
+    }
+
+    /// Notes something that an operator should know.
+    pub(crate) fn note(&self, what: &str) {
+        let place = self.options.place.shown();
+        lock(&self.notes)
+            .waiting
+            .push(format!("remote store {place}: {what}"));
+    }
+
+    /// The catalog had to forget packs; that is noted once.
+    pub(crate) fn is_full(&self) {
+        if !std::mem::replace(&mut lock(&self.notes).full, true) {
+            self.note("it has more entries than fit into the catalog: the oldest are not found");
+        }
+    }
+
+    pub(crate) fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.notes).waiting)
+    }
+
+    pub(crate) fn stats(&self) -> RemoteStats {
+        let state = lock(&self.state);
+        let mut stats = lock(&self.counts).clone();
+        for running in state.running.values() {
+            if running.writes.is_none() {
+                stats.reading += 1;
+            } else {
+                stats.writing += 1;
+            }
+        }
+        stats.out = state.is_out();
+        stats.shared = self.connection.get().is_some() && !state.cleared && !state.closed;
+        stats.entries = state.catalog.entries() as u64;
+        stats.packs = state.catalog.packs() as u64;
+        stats.stored_bytes = state.catalog.bytes();
+        (stats.latency_us, stats.bandwidth) = state.speed.measured();
+        stats
+    }
+
+    /// The store answered, or it did not.
+    pub(crate) fn answered(&self, works: bool) {
+        self.heard(works, |state| &mut state.answers);
+    }
+
+    /// The same of a read.
+    pub(crate) fn read_answered(&self, works: bool) {
+        if works {
+            lock(&self.state).last_answer = Some(Instant::now());
+        }
+        self.heard(works, |state| &mut state.reads);
+    }
+
+    /// A read came, and brought nothing of what was written. A pack counts once in a row: a damaged one says
+    /// nothing of the store.
+    pub(crate) fn read_lied(&self, pack: PackId) {
+        let known = {
+            let mut state = lock(&self.state);
+            state.last_answer = Some(Instant::now());
+            state.liar.replace(pack) == Some(pack)
+        };
+        if !known {
+            self.heard(false, |state| &mut state.reads);
+        }
+    }
+
+    fn heard(&self, works: bool, of: impl FnOnce(&mut State) -> &mut Breaker) {
+        let mut state = lock(&self.state);
+        let was_out = state.is_out();
+        let breaker = of(&mut state);
+        if works {
+            breaker.worked();
+        } else if breaker.failed() && !was_out {
+            drop(state);
+            self.count(|counts| counts.outages += 1);
+            self.note("it is left alone for a while since it does not answer, or not with what was written; requests are computed \
+                 meanwhile");
+        }
+    }
+
+    /// Ends a copy; a second time does nothing.
+    pub(crate) fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
+        let mut state = lock(&self.state);
+        let was = state.running.remove(&copy);
+        let Some(Running { begun, writes }) = was else {
+            return;
+        };
+        if let Some(name) = writes
+            && state.writing.get(&name) == Some(&copy)
+        {
+            state.writing.remove(&name);
+        }
+        if result.is_ok() {
+            let took = begun.elapsed().as_micros() as u64;
+            self.count(|counts| {
+                if writes.is_none() {
+                    counts.read_us += took;
+                } else {
+                    counts.write_us += took;
+                }
+            });
+        }
+        // Whoever finds nothing running any more finds the end, too.
+        lock(&self.ended).push(CopyEnd { copy, result });
+    }
+
+    /// Ends a copy that failed.
+    pub(crate) fn fail(&self, copy: CopyId, reason: Reason, what: &str) {
+        if lock(&self.state).running.contains_key(&copy) {
+            self.failed(reason, what);
+            self.end(copy, Err(Error::Remote(what.to_owned())));
+        }
+    }
+
+    /// The store took no write.
+    pub(crate) fn write_failed(&self) {
+        if lock(&self.state).writes.failed() {
+            self.note("writes pause since it takes none");
+        }
+    }
+
+    /// Does something with a copy's slots, if they are still its own: nobody else writes them meanwhile.
+    fn in_slots<T>(&self, copy: CopyId, work: impl FnOnce(&Planes) -> T) -> Option<T> {
+        // The cache keeps the slots for this copy until its end was reported, which this lock keeps from happening.
+        let left = self.left.read().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.get()?;
+        let own = !*left && lock(&self.state).running.contains_key(&copy);
+        own.then(|| work(&connection.planes))
+    }
+
+    /// Whether the slots are still the copy's, as they were since it began.
+    pub(crate) fn has_slots(&self, copy: CopyId) -> bool {
+        self.in_slots(copy, |_| ()).is_some()
+    }
+
+    /// Copies a piece of a shard out of a copy's slots, and adds the digests of its tiles; `from` is where a tile
+    /// begins. False if the slots are no longer the copy's.
+    pub(crate) fn gather(
+        &self,
+        copy: CopyId,
+        rank: usize,
+        slots: &[SlotId],
+        from: usize,
+        bytes: &mut [u8],
+        digests: &mut Vec<u64>,
+    ) -> bool {
+        let gather = |planes: &Planes| {
+            for (at, tile) in bytes.chunks_mut(TILE_BYTES).enumerate() {
+                // SAFETY: nobody writes the slots meanwhile.
+                digests.push(unsafe { planes.gather(rank, slots, from + at * TILE_BYTES, tile) });
+            }
+        };
+        self.in_slots(copy, gather).is_some()
+    }
+
+    /// Adds the digests of the tiles of a piece where it lies, as [`gather`](Self::gather) does.
+    pub(crate) fn digest(
+        &self,
+        copy: CopyId,
+        rank: usize,
+        slots: &[SlotId],
+        piece: Range<usize>,
+        digests: &mut Vec<u64>,
+    ) -> bool {
+        let digest = |planes: &Planes| {
+            for from in piece.clone().step_by(TILE_BYTES) {
+                let length = TILE_BYTES.min(piece.end - from);
+                // SAFETY: as in `gather`.
+                digests.push(unsafe { planes.digest(rank, slots, from, length) });
+            }
+        };
+        self.in_slots(copy, digest).is_some()
+    }
+
+    /// Copies a piece of a shard into a copy's slots, if they are still its own, and adds the digests of its tiles.
+    pub(crate) fn scatter(
+        &self,
+        copy: CopyId,
+        rank: usize,
+        slots: &[SlotId],
+        from: usize,
+        bytes: &[u8],
+        digests: &mut Vec<u64>,
+    ) {
+        let tiles = || bytes.chunks(TILE_BYTES);
+        let scatter = |planes: &Planes| {
+            for (at, tile) in tiles().enumerate() {
+                // SAFETY: nobody else uses the slots before this copy's end.
+                digests.push(unsafe { planes.scatter(rank, slots, from + at * TILE_BYTES, tile) });
+            }
+        };
+        if self.in_slots(copy, scatter).is_none() {
+            digests.extend(tiles().map(tile_digest));
+        }
+    }
+
+    /// Ends all copies: from now on nobody touches slots.
+    pub(crate) fn leave_slots(&self) {
+        *self.left.write().unwrap_or_else(PoisonError::into_inner) = true;
+        let mut state = lock(&self.state);
+        if std::mem::replace(&mut state.closed, true) {
+            return;
+        }
+        let copies: Vec<CopyId> = state.running.keys().copied().collect();
+        let is_write = |running: &&Running| running.writes.is_some();
+        let lost = state.running.values().filter(is_write).count();
+        let stays = state.removing;
+        drop(state);
+        if lost > 0 {
+            self.count(|counts| counts.failures[Reason::Closed as usize] += lost as u64);
+            self.note(&format!("it was closed before {lost} entries were written"));
+        }
+        if let Some(connection) = self.connection.get().filter(|_| stays) {
+            let Connection { folder, writer, .. } = connection;
+            self.note(&format!(
+                "it was closed before what a reset made wrong was taken back: remove {folder}/*-{writer:016x}-*.pack"
+            ));
+        }
+        for copy in copies {
+            let what = "expected a store that is open, found it closed";
+            self.end(copy, Err(Error::Remote(what.into())));
+        }
+    }
+
+    /// Ends the tasks without waiting for the store.
+    pub(crate) fn stop(&self) {
+        if let Some(runtime) = lock(&self.runtime).take() {
+            if self.is_inherited() {
+                std::mem::forget(runtime); // Its threads are the parent's.
+            } else {
+                runtime.shutdown_background();
+            }
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.running.is_empty() && !state.removing
+    }
+}
+
+impl Owner for Shared {
+    fn let_go(&self, copy: CopyId) {
+        let running = lock(&self.state).running.get(&copy).copied();
+        if let Some(Running { writes, .. }) = running {
+            self.fail(copy, Reason::Panic, PANICKED);
+            match writes {
+                Some(_) => self.write_failed(),
+                None => self.read_answered(false),
+            }
+        }
+    }
+}
+
+/// Why a copy ended that nobody ended.
+pub(crate) const PANICKED: &str = "expected a task that ends, found that it panicked: standard error says where; please report it";
+
+/// Why nothing is found or taken after a panic under a lock.
+const BROKEN: &str = "expected no panic, found one inside: the store is left alone until the engine starts anew; please \
+                      report what standard error says";
+
+/// Why a pack is not read that was listed.
+pub(crate) const GONE: &str = "expected a pack, found that it had left";
+
+/// Why a copy can't begin.
+pub(crate) fn refused(expected: &str, found: &str) -> Error {
+    Error::Remote(format!("expected {expected}, found {found}"))
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// How long something may still take.
+pub(crate) fn left_of(begun: Instant, limit: Duration) -> tokio::time::Instant {
+    tokio::time::Instant::from_std(begun + limit)
+}

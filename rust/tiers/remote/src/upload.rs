@@ -1,0 +1,296 @@
+//! Writes: entries wait a moment for others, and go to the store as one pack.
+
+use std::iter;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use hybrid_pages::error::Error;
+use hybrid_pages::transfer::{TILE_BYTES, combine};
+use hybrid_pages_tiers::Name;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt as _, PutPayload};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout, timeout_at};
+
+use crate::files::{self, Part};
+use crate::lock;
+use crate::messages::{Entry, Upload};
+use crate::pack::{MOST_ENTRIES, PackId, PackName, Table, sign_of};
+use crate::place::{Place, of_a_file, plain};
+use crate::shared::{Connection, PANICKED, Shared, now};
+use crate::stats::Reason;
+
+/// Packs on their way at a time.
+const PACKS: usize = 4;
+/// Most packs that are removed one by one after a reset.
+const MOST_OWN: usize = 1 << 16;
+
+/// Runs until the store is closed.
+pub(crate) async fn serve(shared: Arc<Shared>, mut queue: UnboundedReceiver<Upload>) {
+    let permits = Arc::new(Semaphore::new(PACKS));
+    let mut number = 0;
+    while let Some(first) = queue.recv().await {
+        let Upload::Entry(first) = first else {
+            continue;
+        };
+        let due = tokio::time::Instant::now() + shared.options.pack_age;
+        let mut bytes = shared.classes[first.class].bytes;
+        let mut entries = vec![first];
+        while bytes < shared.options.pack_bytes && entries.len() < MOST_ENTRIES {
+            match timeout_at(due, queue.recv()).await {
+                Ok(Some(Upload::Entry(next))) => {
+                    bytes += shared.classes[next.class].bytes;
+                    entries.push(next);
+                }
+                Ok(Some(Upload::Flush) | None) | Err(_) => break,
+            }
+        }
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+            return;
+        };
+        let shared = Arc::clone(&shared);
+        let this = number;
+        number += 1;
+        tokio::spawn(async move { put(&shared, entries, this, permit).await });
+    }
+}
+
+/// Writes a pack and ends its copies. The permit goes back when the store has answered.
+async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: OwnedSemaphorePermit) {
+    let Some(connection) = shared.connection.get() else {
+        return;
+    };
+    let pauses = {
+        let mut state = lock(&shared.state);
+        state.writes_begun |= !state.cleared;
+        state.writes.is_open() && !state.writes.may_try()
+    };
+    if pauses {
+        let what = "expected a store that takes writes, found that it takes none";
+        for entry in &entries {
+            shared.fail(entry.copy.id, Reason::Paused, what);
+        }
+        return;
+    }
+    let mut wanted = Vec::with_capacity(entries.len());
+    for entry in entries {
+        if is_wanted(shared, &entry) {
+            wanted.push(entry);
+        } else {
+            let what = "expected a write, found it undone";
+            shared.end(entry.copy.id, Err(Error::Remote(what.into())));
+        }
+    }
+    let mut payload = Vec::new();
+    if shared.options.place.directory.is_none() {
+        wanted.retain(|entry| {
+            let bytes = gather(shared, entry);
+            let is_right = bytes.is_some();
+            payload.extend(bytes);
+            is_right
+        });
+    }
+    let id = PackId {
+        made: now(),
+        writer: connection.writer,
+        number,
+    };
+    let (name, path, mut table, failure) = loop {
+        if wanted.is_empty() {
+            return;
+        }
+        let laid: Vec<(Name, usize, &[u64])> = wanted
+            .iter()
+            .map(|entry| (entry.name, entry.class, &entry.sums[..]))
+            .collect();
+        let table = Table::of(&laid, &shared.classes);
+        let head = table.encode(&connection.identity, id);
+        let table_bytes = head.len() as u64;
+        let name = PackName { id, table_bytes };
+        let path = connection.folder.clone().join(name.to_string());
+        let sending = send(shared, &path, head, &payload, &wanted);
+        let outcome = timeout(shared.options.write_limit, sending).await;
+        shared.count(|counts| counts.puts += 1);
+        let failure = match outcome {
+            Ok(Ok(None)) => None,
+            Ok(Ok(Some(other))) => {
+                differs(shared, &wanted.remove(other));
+                continue;
+            }
+            Ok(Err(error)) => Some(plain(&error)),
+            Err(_) => {
+                let limit = shared.options.write_limit;
+                Some(format!("expected it within {limit:?}, found no answer"))
+            }
+        };
+        break (name, path, table, failure);
+    };
+    if let Some(what) = failure {
+        shared.write_failed();
+        drop(permit);
+        for entry in &wanted {
+            shared.fail(entry.copy.id, Reason::Write, &what);
+        }
+        // It may have arrived in spite of that.
+        remove(shared, &path).await;
+        return;
+    }
+    drop(permit);
+    let (taken_back, full) = {
+        let mut state = lock(&shared.state);
+        let mut full = false;
+        state.writes.worked();
+        if !state.cleared {
+            if state.own.len() == MOST_OWN {
+                state.own.drain(..MOST_OWN / 2); // The sign alone takes those back.
+            }
+            state.own.push(name);
+            // Records are in the order of entries.
+            let mut entries = wanted.iter();
+            table.records.retain(|_| {
+                let entry = entries.next();
+                entry.is_some_and(|entry| state.writing.get(&entry.name) == Some(&entry.copy.id))
+            });
+            let written = table.object_bytes;
+            let count = wanted.len() as u64;
+            full = state.catalog.add(name, table, &shared.classes, true);
+            shared.count(|counts| {
+                counts.writes += count;
+                counts.written_bytes += written;
+            });
+        }
+        (state.cleared, full)
+    };
+    if full {
+        shared.is_full();
+    }
+    for entry in &wanted {
+        let result = if taken_back {
+            Err(Error::Remote("expected a write, found a reset".into()))
+        } else {
+            Ok(Vec::new())
+        };
+        shared.end(entry.copy.id, result);
+    }
+    if taken_back {
+        remove(shared, &path).await;
+    }
+}
+
+/// Sends a pack to the store. `Some`: that entry's slots have other bytes than it was offered with, and nothing was
+/// sent.
+async fn send(
+    shared: &Arc<Shared>,
+    path: &Path,
+    head: Vec<u8>,
+    payload: &[Bytes],
+    entries: &[Entry],
+) -> object_store::Result<Option<usize>> {
+    let place = &shared.options.place;
+    let Some(directory) = &place.directory else {
+        let payload = iter::once(head.into()).chain(payload.iter().cloned());
+        let put = place.store.put(path, payload.collect::<PutPayload>());
+        return put.await.map(|_| None);
+    };
+    let part = |entry: &Entry| Part {
+        copy: entry.copy.id,
+        class: entry.class,
+        slots: Arc::clone(&entry.slots),
+        offset: 0,
+        sums: Arc::clone(&entry.sums),
+    };
+    let parts = entries.iter().map(part).collect();
+    let file = directory.path_to_filesystem(path)?;
+    files::write(shared, file, head, parts)
+        .await
+        .map_err(of_a_file)
+}
+
+/// Copies an entry out of its slots; `None` if they have other bytes than it was offered with.
+fn gather(shared: &Shared, entry: &Entry) -> Option<Bytes> {
+    let class = shared.classes[entry.class];
+    let mut bytes = vec![0; class.bytes as usize];
+    let (copy, slots) = (entry.copy.id, &entry.slots);
+    let shards = bytes.chunks_exact_mut(class.shard_bytes.max(1));
+    for (rank, shard) in shards.enumerate() {
+        let mut digests = Vec::with_capacity(shard.len().div_ceil(TILE_BYTES));
+        let there = shared.gather(copy, rank, slots, 0, shard, &mut digests);
+        let sum = combine(digests.into_iter(), shard.len());
+        if !there || entry.sums.get(rank) != Some(&sum) {
+            differs(shared, entry);
+            return None;
+        }
+    }
+    Some(bytes.into())
+}
+
+fn differs(shared: &Shared, entry: &Entry) {
+    let what = "expected slots with the bytes that were offered, found others";
+    shared.fail(entry.copy.id, Reason::Source, what);
+}
+
+fn is_wanted(shared: &Shared, entry: &Entry) -> bool {
+    lock(&shared.state).writing.get(&entry.name) == Some(&entry.copy.id)
+}
+
+/// Says in the store that this process takes back what it wrote, and removes it. Ends when that is done.
+pub(crate) async fn take_back(shared: Arc<Shared>) {
+    while let Err(panic) = AssertUnwindSafe(sign(&shared)).catch_unwind().await {
+        drop(panic); // Standard error has it.
+        shared.failed(Reason::Panic, PANICKED);
+        sleep(shared.options.retry).await;
+    }
+    lock(&shared.state).removing = false;
+}
+
+async fn sign(shared: &Shared) {
+    let Some(connection) = shared.connection.get() else {
+        return;
+    };
+    let limit = shared.options.write_limit;
+    loop {
+        // Others list from some time on: the sign has that of this attempt.
+        let sign = connection
+            .folder
+            .clone()
+            .join(sign_of(now(), connection.writer));
+        match timeout(limit, mark(&shared.options.place, &sign)).await {
+            Ok(Ok(())) => break,
+            Ok(Err(error)) => shared.failed(Reason::Remove, &plain(&error)),
+            Err(_) => shared.failed(Reason::Remove, "expected an answer, found none"),
+        }
+        sleep(shared.options.retry).await;
+    }
+    let own = std::mem::take(&mut lock(&shared.state).own);
+    for path in paths(connection, &own) {
+        remove(shared, &path).await;
+    }
+}
+
+/// Makes an empty object.
+async fn mark(place: &Place, path: &Path) -> object_store::Result<()> {
+    let Some(directory) = &place.directory else {
+        let put = place.store.put(path, PutPayload::default());
+        return put.await.map(drop);
+    };
+    let file = directory.path_to_filesystem(path)?;
+    files::mark(file).await.map_err(of_a_file)
+}
+
+fn paths(connection: &Connection, own: &[PackName]) -> Vec<Path> {
+    let path = |name: &PackName| connection.folder.clone().join(name.to_string());
+    own.iter().map(path).collect()
+}
+
+/// Removes an object; the sign keeps others from using it if that fails.
+async fn remove(shared: &Shared, path: &Path) {
+    let limit = shared.options.write_limit;
+    match timeout(limit, shared.options.place.store.delete(path)).await {
+        Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => {}
+        Ok(Err(error)) => shared.failed(Reason::Remove, &plain(&error)),
+        Err(_) => shared.failed(Reason::Remove, "expected an answer, found none"),
+    }
+}

@@ -1,0 +1,69 @@
+//! Entries outlive the process, and come back with every byte.
+
+mod support;
+
+use support::{Setup, geometry};
+
+#[test]
+fn what_was_written_comes_back_after_a_restart() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    let engine = setup.engine();
+    engine.keep("abc");
+    engine.keep("xyzw");
+    let stats = engine.stats();
+    assert_eq!(
+        (stats.writes, stats.durable, stats.failures),
+        (9, 9, [0; 16])
+    );
+    assert!(stats.persistent);
+    drop(engine);
+    let engine = setup.engine();
+    assert_eq!(engine.stats().left_over, 9);
+    let hit = engine.hit("abcd");
+    assert_eq!((hit.blocks, hit.host), (3, 0));
+    assert_eq!(engine.restore("abcd"), 3);
+    assert_eq!(engine.restore("xyzwv"), 4);
+    let stats = engine.stats();
+    assert_eq!(
+        (stats.reads, stats.left_over, stats.failures),
+        (9, 0, [0; 16])
+    );
+    assert_eq!(engine.restore("other"), 0);
+}
+
+#[test]
+fn entries_of_many_pieces_come_back() {
+    let place = tempfile::tempdir().unwrap();
+    let mut setup = Setup::small(place.path());
+    setup.geometry = geometry(3 << 20, (2 << 20) + 12_345, 3);
+    setup.slot_bytes = 3 * 500_000;
+    let engine = setup.engine();
+    engine.keep("ab");
+    drop(engine);
+    let engine = setup.engine();
+    assert_eq!(engine.restore("ab"), 2);
+}
+
+#[test]
+#[should_panic(expected = "other bytes")]
+fn a_restore_that_gives_other_bytes_fails_these_tests() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    setup.engine().keep("abc");
+    let mut engine = setup.engine();
+    engine.weights += 1;
+    engine.restore("abc");
+}
+
+#[test]
+fn an_engine_that_does_nothing_more_leaves_nothing_unwritten() {
+    let place = tempfile::tempdir().unwrap();
+    let setup = Setup::small(place.path());
+    let engine = setup.engine();
+    engine.store("abc");
+    // Nobody calls the cache.
+    while engine.stats().durable < 4 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
