@@ -79,6 +79,8 @@ LIGHT_PYTEST = $(LIGHT_BIN)/python -m pytest $(PYTEST_ARGS)
 # Single tests share out well. An engine serves its whole module, so a module stays in one process, in the given order.
 TESTS_ABREAST = -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 MODULES_ABREAST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# Where a suite runs with two versions of a library, the older one runs each test once (tests/plugins/pairwise.py).
+OTHER_VERSION = PYTEST_ADDOPTS=--cases=one
 
 .PHONY: help
 help: ## List the targets
@@ -301,14 +303,14 @@ test-batch: $(STAMPS)/package ## Test batches of hybrid caches against each row 
 .PHONY: test-scheduler
 test-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Test against the real schedulers of all supported vLLMs, without kernels
 	@$(SAY) "testing with the scheduler of the installed vLLM"
-	@$(BIN)/python $(TESTS_ABREAST) tests/scheduler
+	@$(OTHER_VERSION) $(BIN)/python $(TESTS_ABREAST) tests/scheduler
 	@$(foreach version,$(VLLM_SOURCES),$(SAY) "testing with the scheduler of vLLM $(version)" && \
 	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(BIN)/python $(TESTS_ABREAST) tests/scheduler &&) true
 
 .PHONY: test-transformers
 test-transformers: $(STAMPS)/package $(NEWEST)/.stamp ## Test with the oldest and the newest supported Hugging Face transformers and torch, on tiny models
 	@$(SAY) "testing with Hugging Face transformers (about 2 minutes)"
-	@$(BIN)/python $(TESTS_ABREAST) tests/transformers
+	@$(OTHER_VERSION) $(BIN)/python $(TESTS_ABREAST) tests/transformers
 	@$(SAY) "testing with the newest transformers and torch (about 2 minutes)"
 	@PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python $(TESTS_ABREAST) tests/transformers
 	@PYTHONPATH=$(CURDIR)/$(NEWEST) $(BIN)/python $(TESTS_ABREAST) tests/batch/test_huggingface.py
@@ -348,14 +350,15 @@ bench-mooncake: $(LIGHT_STAMPS)/package $(MOONCAKE)/.stamp ## Measure the tier o
 	@$(ALONE) $(LIGHT_BIN)/python benches/mooncake_ratio.py $(BENCH_ARGS)
 
 .PHONY: test-long
-test-long: test-mooncake test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: the second model runner, random workloads, kills (about an hour)
+test-long: PYTEST_ARGS += --cases=all
+test-long: test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk ## Everything too long for `make test`: all combinations of parameters, the second model runner, random workloads, kills (about two hours)
 
 .PHONY: fuzz-scheduler
 fuzz-scheduler: $(STAMPS)/package $(VLLM_STAMPS) ## Long random workloads on all schedulers (FUZZ=512 scenarios; minutes)
 	@$(SAY) "random workloads on vLLM's schedulers"
-	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py
+	@HYBRID_PAGES_FUZZ=$(FUZZ) $(PYTEST) --cases=all tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py
 	@$(foreach version,$(VLLM_SOURCES),HYBRID_PAGES_FUZZ=$(FUZZ) \
-	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py &&) true
+	    HYBRID_PAGES_VLLM=$(CURDIR)/.cache/vllm-$(version) $(PYTEST) --cases=all tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py &&) true
 
 .PHONY: fuzz-batch
 fuzz-batch: $(STAMPS)/package ## Long random sequences of batch operations (FUZZ=512 sequences; minutes)

@@ -70,7 +70,8 @@ if [ -n "$reason" ]; then
     exit 0
 fi
 
-pytest=("$python" -m pytest -p no:cacheprovider -q -rs --timeout 120)
+# Without the plugins of pyproject.toml, which the machine's pytest may be too old to find.
+pytest=("$python" -m pytest -o addopts=--strict-markers -p no:cacheprovider -q -rs --timeout 120)
 stage "tests" 200 "${pytest[@]}" tests/gpu ${dry:+-k alignment}
 
 if [ -n "$dry" ]; then

@@ -37,6 +37,8 @@ try:
 except ImportError:
     from vllm.v1.core import kv_cache_utils as planning
 
+pytestmark = pytest.mark.every_version
+
 ARCHITECTURES = registry._VLLM_MODELS
 HERE = sorted(set(RECURRENT) & set(ARCHITECTURES))
 # Whose hooks change other things than the type of states.

@@ -35,6 +35,8 @@ try:
 except ImportError:
     from vllm.v1.core import kv_cache_utils as planning
 
+pytestmark = pytest.mark.every_version
+
 ROUNDS = 6
 
 

@@ -28,6 +28,8 @@ from hybrid_pages.vllm.layout.geometry import require_groups
 from hybrid_pages.vllm.layout.grid import block_grid
 from simulation.shapes import attention, compressed, gdn, latent, latent_window, ring, window
 
+pytestmark = pytest.mark.every_version
+
 HEADS = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
 LATENT = HEADS | {"num_kv_heads": 1}
 

@@ -15,6 +15,8 @@ from hybrid_pages.demo import serve
 from hybrid_pages.vllm import versions
 from hybrid_pages.vllm.config.support import UnsupportedError, require_reads
 
+pytestmark = pytest.mark.every_version
+
 
 def test_this_vllm_has_everything_that_is_read() -> None:
     assert versions.missing(versions.READS | versions.READS_EARLY) == []

@@ -20,6 +20,8 @@ from simulation.speculation import METHODS, Speculation
 from test_boundaries import tokens
 from test_speculation import ENGINES
 
+pytestmark = pytest.mark.every_version
+
 EXPORTING = ["mamba2", "gdn-exports", "two-recurrent-kinds"]
 
 
