@@ -80,6 +80,8 @@ impl Place {
         let Ok(prefix) = Path::from_url_path(url.path()) else {
             return invalid("'//' in the prefix, or a character that no name may have");
         };
+        // rustls is built without a default. Where the process has a provider already, that one serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let store: object_store::Result<Arc<dyn ObjectStore>> = match scheme {
             "s3" => {
                 let builder = AmazonS3Builder::from_env();
