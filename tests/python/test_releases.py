@@ -143,7 +143,7 @@ needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is
 def test_the_licences_are_those_of_the_crates_in_the_lock_file():
     found = licences.crates()
     assert len(found) > 100
-    assert {"aws-lc-sys", "object_store", "pyo3"} <= {crate.name for crate in found}
+    assert {"object_store", "pyo3", "ring"} <= {crate.name for crate in found}
     text = (ROOT / "THIRD-PARTY-LICENSES.txt").read_text(encoding="utf-8")
     current = text == licences.document(found)
     assert current, "expected what `make licences` writes"
@@ -193,9 +193,18 @@ def test_workflows_use_actions_by_their_commits():
 
 def test_workflows_build_with_the_oldest_rust_that_is_allowed():
     needed = re.search(r'rust-version = "(.+)"', (ROOT / "Cargo.toml").read_text())[1]
-    for path in WORKFLOWS:
-        toolchain = yaml.safe_load(path.read_text())["env"]["RUSTUP_TOOLCHAIN"]
-        assert toolchain.rpartition(".")[0] == needed
+    toolchain = re.search(r'channel = "(.+)"', (ROOT / "rust-toolchain.toml").read_text())[1]
+    assert toolchain.rpartition(".")[0] == needed
+    assert not any("RUSTUP_TOOLCHAIN" in path.read_text() for path in WORKFLOWS)
+
+
+def test_jobs_of_ci_run_every_suite_side_by_side():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert not any("needs" in job for job in jobs.values())
+    lines = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    made = {word for line in lines if line.startswith("make ") for word in line.split()[1:]}
+    suites = re.search(r"^test: (.+?) ##", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert made == set(suites.split())
 
 
 def test_what_is_published_has_been_tested_and_built_on_every_machine():
