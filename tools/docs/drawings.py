@@ -83,6 +83,24 @@ def resume() -> Drawing:
     return it
 
 
+def restore() -> Drawing:
+    """What a second visit costs an engine alone, and one with hybrid-pages."""
+    it = Drawing(720, 270, "A second visit, with and without hybrid-pages")
+    rows = (
+        (20, "first visit", PLAIN, "instructions, history: computed", "question 1"),
+        (126, "next: vLLM alone", PLAIN, "computed again", "question 2"),
+        (190, "with hybrid-pages", PAGE, "pages from host memory", "question 2"),
+    )
+    for y, name, fill, before, after in rows:
+        it.words(20, y + 27, name)
+        it.box(170, y, 370, 42, before, fill)
+        it.box(540, y, 160, 42, after, PLAIN)
+    it.box(510, 194, 30, 34, "C", STATE)
+    it.words(170, 94, "... other requests fill the engine's own cache ...")
+    it.words(540, 256, "C: one checkpoint of the recurrent states, which comes with them", "end")
+    return it
+
+
 def tiers() -> Drawing:
     """Where pages and checkpoints are kept, and who moves them."""
     it = Drawing(720, 330, "Tiers from the engine to a shared store")
@@ -147,7 +165,7 @@ def life() -> Drawing:
     return it
 
 
-DRAWINGS = {"resume": resume, "tiers": tiers, "fork": fork, "life": life}
+DRAWINGS = {"restore": restore, "resume": resume, "tiers": tiers, "fork": fork, "life": life}
 
 
 def main() -> None:
