@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRITON = ROOT / ".cache" / "triton-3.9.0"
+TRITON = ROOT / ".cache" / "triton"
 if not (TRITON / "triton").is_dir():
     raise pytest.UsageError(f"expected Triton in {TRITON}; run `make test-long`")
 

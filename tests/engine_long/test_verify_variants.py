@@ -12,7 +12,7 @@ from test_disk_kills import SECOND_RUNNER
 from hybrid_pages import cli
 
 TESTS = Path(__file__).parents[1]
-TRITON = TESTS.parent / ".cache" / "triton-3.9.0"
+TRITON = TESTS.parent / ".cache" / "triton"
 # Python runs this at the start of each process.
 INTERPRETED = "from gpu_path import interpreter\ninterpreter.install()\n"
 FLAGS = [

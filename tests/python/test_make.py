@@ -11,15 +11,16 @@ from hybrid_pages.vllm import versions
 ROOT = Path(__file__).parents[2]
 LIGHT = (
     "build",
+    "check",
     "check-kernels",
     "check-release",
     "check-wheel",
     "docs",
+    "docs-plots",
     "format",
     "lint",
     "lint-release",
     "lock",
-    "policy-plot",
     "release-wheels",
     "test-docs",
     "test-python",
@@ -56,7 +57,7 @@ def test_what_needs_an_engine_installs_one(target):
 
 
 def test_the_scheduler_suites_run_on_every_vllm_that_is_tested():
-    for target in ("test-scheduler", "fuzz-scheduler"):
+    for target in ("test-scheduler", "fuzz"):
         done = commands(target)
         for version in versions.TESTED[1:]:
             assert f"HYBRID_PAGES_VLLM={ROOT}/.cache/vllm-{version} .venv/bin/python" in done
@@ -71,14 +72,29 @@ def test_every_suite_is_run():
     assert "tests/engine_long" in commands(ELSEWHERE["engine_long"])
     assert "tests/gpu" in commands(ELSEWHERE["gpu"])
     assert "tests/mooncake" in commands(ELSEWHERE["mooncake"])
-    assert "cargo nextest run" in everything
+    assert "tools/make/test_rust.sh\n" in everything
+
+
+def test_the_list_of_targets_can_be_read():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = {line.split()[1] for line in done.stdout.splitlines()}
+    assert len(listed) <= 40
+    named = {"bench-engine", "check", "demo", "gpu-check", "test", "test-long"}
+    assert named <= listed
+    assert len((ROOT / "Makefile").read_text().splitlines()) <= 300
+
+
+def test_what_is_measured_is_built_as_wheels_are():
+    assert "--profile dist" in commands("bench-engine")
+    assert "--profile release" in commands("demo")
+    assert "--profile dist" in (ROOT / "tools/make/wheel.sh").read_text()
 
 
 def test_an_environment_that_was_not_finished_is_made_again(tmp_path):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    for name in ("Makefile", "requirements/uv.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("Makefile", "requirements/uv.txt", "tools/make/venv.sh"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / "python"
     # As Debian's without the package python3-venv: a folder without pip, and an error.
