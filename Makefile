@@ -199,7 +199,7 @@ fuzz-kernels:
 fuzz-engine: .venv/.stamps/package
 	@HYBRID_PAGES_TREES=$(TREES) $(PYTEST) tests/engine/test_trees.py
 fuzz-disk:
-	@HYBRID_PAGES_KILLS=$(KILLS) cargo test --locked --quiet --test disk_crash -- --nocapture kills
+	@HYBRID_PAGES_KILLS=$(KILLS) cargo test --locked --quiet -p hybrid-pages-disk --test disk_crash -- --nocapture kills
 
 gpu-check: ## On a machine with a GPU: its tests, compute-sanitizer, the benchmark; needs a wheel, but neither .venv nor .venv-light
 	@PYTHON='$(SYSTEM_PYTHON)' tests/gpu/check.sh
@@ -256,8 +256,7 @@ ENGINE_BENCHES := bench-engine bench-scheduler bench-disk bench-policies bench-g
 .PHONY: bench $(ENGINE_BENCHES) bench-index bench-remote bench-mlx bench-mooncake
 bench: ## Measure the Rust core and its tiers (criterion)
 	@cargo bench --locked --bench '*' -- $(BENCH_ARGS)
-	@cargo bench --locked --package hybrid-pages-remote --bench remote
-	@cargo bench --locked --package hybrid-pages-mooncake --bench mooncake
+	@for tier in disk remote mooncake; do cargo bench --locked --package hybrid-pages-$$tier --bench '*' || exit 1; done
 
 bench-engine: SCRIPT := engine_overhead.py ## Measure scheduler time and time to first token against vLLM's own offloading
 bench-scheduler: SCRIPT := scheduler_steps.py
