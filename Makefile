@@ -282,9 +282,8 @@ docs: .venv-docs/.stamps/package ## Build the documents as a site into dist/site
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 	@$(SAY) "open dist/site/index.html"
 
-docs-pages: build ## Write what documents have from `plan`, and the drawings: tables of sizes, docs/images/
-	@$(LIGHT)/python tools/docs/models.py
-	@$(LIGHT)/python tools/docs/drawings.py
+docs-pages: build ## Write what documents do not have by hand: tables of sizes, figures of the benches, docs/images/
+	@for part in models figures drawings; do $(LIGHT)/python tools/docs/$$part.py || exit 1; done
 	@$(foreach model,qwen3.6-27b granite-4.0-h-small gemma-3-12b,$(LIGHT)/hybrid-pages plan \
 	    docs/models/configs/$(model).json --plot docs/images/plan-$(model).png >/dev/null &&) true
 docs-screenshots: .venv/.stamps/package

@@ -159,6 +159,7 @@ def test_docstrings_show_no_markup_of_another_tool(site):
 def test_drawings_and_tables_are_current(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools" / "docs")
     import drawings
+    import figures
     import models
 
     for name, draw in drawings.DRAWINGS.items():
@@ -166,6 +167,18 @@ def test_drawings_and_tables_are_current(monkeypatch):
         assert draw().text() == written, "run `make docs-pages`"
     for page in models.MODELS.glob("*.md"):
         assert models.current(page.read_text()) == page.read_text(), "run `make docs-pages`"
+    page = figures.PAGE.read_text()
+    assert figures.current(page) == page, "run `make docs-pages`"
+
+
+def test_every_result_is_shown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools" / "docs")
+    import figures
+
+    page = figures.PAGE.read_text()
+    samples = set(re.findall(r"\]\(results/(.+)\.json\)", page))
+    found = {path.stem for path in figures.RESULTS.glob("*.json")}
+    assert found - {"test-long"} == set(figures.named(page)) | samples
 
 
 def test_every_family_has_a_page():

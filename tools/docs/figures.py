@@ -1,0 +1,75 @@
+"""The figures in `benches/README.md`, from `benches/results/`: a test compares them.
+
+The page has a line ``<!-- figures: NAME -->``, which names a file of results, and a line
+``<!-- end -->``; what stands between them is written here. A file of results is a list of runs,
+each with its date, machine, command and tables. Rows that are ``unshown`` stay in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+BENCHES = Path(__file__).parents[2] / "benches"
+PAGE = BENCHES / "README.md"
+RESULTS = BENCHES / "results"
+_FIGURES = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def named(page: str) -> list[str]:
+    """The files of results that a page shows."""
+    return [name for _, name, _ in _FIGURES.findall(page)]
+
+
+def run(result: dict[str, Any]) -> str:
+    """What a run found, below a paragraph that says where and how."""
+    said = [result["date"], result["machine"]]
+    if "versions" in result:
+        said.append(result["versions"])
+    if result["command"]:
+        said.append(f"`{result['command']}`")
+    text = ", ".join(said) + "."
+    if "note" in result:
+        text += f" {result['note']}"
+    if "samples" in result:
+        text += f" Every sample: [results/{result['samples']}](results/{result['samples']})."
+    return "\n\n".join([_wrapped(text), *map(table, result["tables"])])
+
+
+def table(found: dict[str, Any]) -> str:
+    """One table, below its title."""
+    columns = found["columns"]
+    head, *rows = (f"| {' | '.join(cells)} |" for cells in (columns, *found["rows"]))
+    text = "\n".join([head, "|---" * len(columns) + "|", *rows]).replace("|  |", "| |")
+    return f"{_wrapped(found['title'])}\n\n{text}" if found["title"] else text
+
+
+def _wrapped(text: str) -> str:
+    # A command stays whole, as links and code do.
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, 120, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def current(page: str) -> str:
+    """A page with its figures as they should be."""
+
+    def fill(found: re.Match[str]) -> str:
+        runs = json.loads((RESULTS / f"{found[2]}.json").read_text())
+        return "\n\n".join([f"{found[1]}", *map(run, runs), found[3]]).replace(
+            "-->\n\n\n", "-->\n\n"
+        )
+
+    return _FIGURES.sub(fill, page)
+
+
+def main() -> None:
+    """Writes all figures."""
+    PAGE.write_text(current(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
