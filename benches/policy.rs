@@ -11,6 +11,7 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{self, EntryKind, Hints, NewEntry, Policy, Request, Shape};
+use hybrid_pages_lab::policies as names;
 
 const RATIO: u32 = 3;
 const SHAPE: Shape = Shape {
@@ -191,7 +192,7 @@ impl Host {
 
 fn policies(c: &mut Criterion) {
     let mut group = c.benchmark_group("request");
-    for name in policy::NAMES {
+    for name in names() {
         const ROOM: u64 = 1_000_000;
         let mut host = Host::new(name, ROOM);
         for _ in 0..80_000 {

@@ -6,6 +6,7 @@ use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::prefix::Hit;
 
 use crate::error::Result;
+use crate::policies::policies;
 use crate::trace::Visit;
 
 /// Classes of the cache.
@@ -51,6 +52,7 @@ impl Engine {
             window_blocks: 0,
             slots_per_entry,
         };
+        policies();
         let cache = Cache::new(&CacheConfig {
             classes: vec![
                 class(ClassKind::Attention, 1),

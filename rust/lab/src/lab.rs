@@ -224,19 +224,12 @@ impl<'a> Lab<'a> {
 mod tests {
     use std::path::Path;
 
-    use hybrid_pages::policy::{self, Shape};
-
     use super::*;
+    use crate::policies;
     use crate::trace::ReadOptions;
 
-    const SHAPE: Shape = Shape {
-        page: 1,
-        window: 0,
-        checkpoint: 3,
-    };
-
     fn reuse() -> Box<dyn Policy> {
-        policy::by_name("reuse", SHAPE).unwrap()
+        policies::by_name("reuse", 3).unwrap()
     }
 
     /// Runs the visits of a trace from one on. Returns the tokens found.

@@ -17,7 +17,7 @@
 //! | `level`, `packs`, `crowd` | one tier: its entries and its policy; a store as objects; many users from one trace |
 //! | `sessions`, `link`, `load` | session ids derived from chains; the way to a remote store; what one has to do |
 //! | `trace` | requests as chains of boundaries |
-//! | `row`, `source` | one row of a trace; its bytes, plain or compressed |
+//! | `policies`, `row`, `source` | policies for comparison; one row of a trace; its bytes, plain or compressed |
 //! | `error` | what can go wrong |
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -33,6 +33,7 @@ mod level;
 mod link;
 mod load;
 mod packs;
+mod policies;
 mod replay;
 mod route;
 mod router;
@@ -47,6 +48,7 @@ pub use error::{LabError, Result};
 pub use fleet::{Progress, fleets};
 pub use link::{Admit, Link};
 pub use load::{Load, Packing};
+pub use policies::policies;
 pub use replay::{BOUND, Below, Budget, Row, replay, replay_over};
 pub use route::{Routed, route};
 pub use router::Route;

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::guarded::lock;
-use hybrid_pages::policy::{self, Shape};
 
 use crate::bound::bound;
 use crate::error::Result;
 use crate::lab::{Lab, Outcome};
 use crate::link::{Admit, Link};
+use crate::policies;
 use crate::shelf::Crossed;
 use crate::trace::Trace;
 
@@ -157,7 +157,7 @@ pub fn replay_over<T: Borrow<Trace> + Sync>(
         None => None,
     };
     for name in hosts.chain(disk) {
-        policy::by_name(name, shape(ratio))?;
+        policies::by_name(name, ratio)?;
     }
     let mut jobs = Vec::new();
     for (at, trace) in traces.iter().enumerate() {
@@ -221,15 +221,6 @@ enum Tier<'a> {
     Everything,
 }
 
-/// Sizes of the lab's entries.
-const fn shape(ratio: u32) -> Shape {
-    Shape {
-        page: 1,
-        window: 0,
-        checkpoint: ratio,
-    }
-}
-
 fn run(
     trace: &Trace,
     (at, name): (usize, &str),
@@ -256,10 +247,10 @@ fn run(
             0,
         )
     } else {
-        let mut lab = Lab::new(trace, policy::by_name(name, shape(ratio))?, ratio, size);
+        let mut lab = Lab::new(trace, policies::by_name(name, ratio)?, ratio, size);
         match tier {
             Tier::Disk(policy, size) => {
-                lab = lab.over(policy::by_name(policy, shape(ratio))?, ratio, size);
+                lab = lab.over(policies::by_name(policy, ratio)?, ratio, size);
             }
             Tier::Remote(link, admit) => lab = lab.beside(link, admit),
             Tier::None | Tier::Everything => {}

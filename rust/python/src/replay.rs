@@ -7,10 +7,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use hybrid_pages::error::Error;
-use hybrid_pages::policy;
 use hybrid_pages_lab::{
-    Admit, Below, Budget, Link, ReadOptions, Result, Route, Row, Sessions, Trace, replay_over,
-    route,
+    Admit, Below, Budget, Link, ReadOptions, Result, Route, Row, Sessions, Trace, policies,
+    replay_over, route,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -396,7 +395,7 @@ pub fn beside<S: Send + 'static, T: Send + 'static>(
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add("POLICIES", PyTuple::new(m.py(), policy::NAMES)?)?;
+    m.add("POLICIES", PyTuple::new(m.py(), policies())?)?;
     m.add_class::<PyTrace>()?;
     m.add_class::<PyLink>()?;
     m.add_class::<PyRow>()?;

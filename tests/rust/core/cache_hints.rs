@@ -6,7 +6,8 @@ mod live_cache;
 
 use hybrid_pages::cache::{Admission, Arrival, Cache};
 use hybrid_pages::ids::{ClassKind, NamespaceId};
-use hybrid_pages::policy::{Hints, NAMES};
+use hybrid_pages::policy::Hints;
+use hybrid_pages_lab::policies;
 use live_cache::{cache, commit, keys, wanted};
 
 use ClassKind::{Attention, Recurrent};
@@ -80,7 +81,7 @@ fn retained(seconds: u64) -> Hints {
 
 #[test]
 fn what_is_retained_outlasts_a_flood_until_its_time_is_over() {
-    for policy in NAMES {
+    for policy in policies() {
         let mut live = Live::new(policy, 3);
         live.run(b"kept", retained(60));
         live.run(b"none", Hints::NONE);
@@ -97,7 +98,7 @@ fn what_is_retained_outlasts_a_flood_until_its_time_is_over() {
 
 #[test]
 fn what_a_request_uses_is_retained_for_it_too() {
-    for policy in NAMES {
+    for policy in policies() {
         let mut live = Live::new(policy, 3);
         live.run(b"used", Hints::NONE);
         // It asks for more of what is there, and stores nothing.
@@ -109,7 +110,7 @@ fn what_a_request_uses_is_retained_for_it_too() {
 
 #[test]
 fn where_everything_is_retained_the_least_priority_and_the_least_time_leave_first() {
-    for policy in NAMES {
+    for policy in policies() {
         let mut live = Live::new(policy, 4);
         let low = Hints {
             priority: -1,
@@ -138,7 +139,7 @@ fn a_prompt_that_is_not_to_be_stored_is_admitted_nowhere_and_makes_no_fork_known
         store: false,
         ..Hints::NONE
     };
-    for policy in NAMES {
+    for policy in policies() {
         let mut live = Live::new(policy, 4);
         let nothing = Admission {
             boundaries: vec![],

@@ -6,7 +6,8 @@ mod live_cache;
 use hybrid_pages::cache::{Arrival, Cache};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, NamespaceId};
-use hybrid_pages::policy::{Hints, NAMES};
+use hybrid_pages::policy::Hints;
+use hybrid_pages_lab::policies;
 use live_cache::{commit, keys, shared, wanted};
 
 use ClassKind::{Attention, Recurrent};
@@ -73,7 +74,7 @@ fn flooded(policy: &str, tenant_slots: Option<usize>, retain: u64) -> (usize, us
 
 #[test]
 fn a_flood_of_one_tenant_pushes_the_conversation_of_another_out_only_without_a_share() {
-    for policy in NAMES {
+    for policy in policies() {
         for retain in [0, 3_600_000] {
             assert_eq!(
                 flooded(policy, Some(SLOTS / 2), retain),
@@ -87,7 +88,7 @@ fn a_flood_of_one_tenant_pushes_the_conversation_of_another_out_only_without_a_s
 
 #[test]
 fn a_prompt_that_its_tenants_share_cannot_hold_is_skipped_and_counted_and_nobody_gives_way() {
-    for policy in NAMES {
+    for policy in policies() {
         let cache = shared(policy, &KINDS, SLOTS, Some(20));
         let (a, b) = (
             cache.namespace_of(b"a", b"a").unwrap(),
@@ -113,7 +114,7 @@ fn a_prompt_that_its_tenants_share_cannot_hold_is_skipped_and_counted_and_nobody
 
 #[test]
 fn a_tenant_gives_up_its_own_in_the_order_of_the_policy() {
-    for policy in NAMES {
+    for policy in policies() {
         let cache = shared(policy, &KINDS, SLOTS, Some(24));
         let a = cache.namespace_of(b"a", b"a").unwrap();
         let b = cache.namespace_of(b"b", b"b").unwrap();

@@ -6,6 +6,7 @@ use cache_support::{CHECKPOINT, PAGE, class, commit, config, keys, pages};
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ReadLease, Stats, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId};
 use hybrid_pages::policy::Hints;
+use hybrid_pages_lab::policies;
 use proptest::prelude::*;
 
 const LONGEST: usize = 8;
@@ -178,6 +179,7 @@ fn stored(policy: &str, slots: usize, prompt: &str) -> (Cache, NamespaceId) {
 #[test]
 fn only_a_policy_that_protects_a_prefix_leaves_it_unheld() {
     let prompt = letters(21);
+    policies();
     for (policy, held) in [("reuse", 2), ("lru", 2), ("marconi", 21)] {
         let (cache, namespace) = stored(policy, 64, &prompt[..20]);
         let lease = cache
@@ -316,6 +318,7 @@ fn the_first_block_to_write_is_found_without_a_walk() {
     assert_eq!(cache.unwritten(namespace, &all, 0), Ok(9));
     drop(lease);
     // A store that only holds or refreshes what is there would be missed by policies that look at it.
+    policies();
     let (cache, namespace) = stored("marconi", 64, &prompt);
     assert_eq!(cache.unwritten(namespace, &all, 0), Ok(0));
 }

@@ -5,7 +5,8 @@ mod tiers_support;
 
 use hybrid_pages::cache::{Arrival, ClassConfig, ReadLease, WriteLease};
 use hybrid_pages::ids::NamespaceId;
-use hybrid_pages::policy::{Hints, NAMES};
+use hybrid_pages::policy::Hints;
+use hybrid_pages_lab::policies;
 use proptest::prelude::*;
 use tiers_support::cache_support::{engines, keys};
 use tiers_support::{Engine, Handle, Size};
@@ -232,7 +233,7 @@ proptest! {
         spare in 0..24_usize,
         cut in 0..=8_usize,
         sizes in sizes(),
-        policy in prop::sample::select(NAMES),
+        policy in prop::sample::select(policies()),
         calls in prop::collection::vec(calls(), 1..120),
     ) {
         let mut world = World::new(&classes, spare, cut, sizes, policy);

@@ -7,7 +7,8 @@ use std::collections::HashSet;
 
 use hybrid_pages::cache::{Arrival, Cache, ReadLease, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
-use hybrid_pages::policy::{self, Hints};
+use hybrid_pages::policy::Hints;
+use hybrid_pages_lab::policies;
 use live_cache::{Prompt, cache, commit, keys, live, shared, wanted};
 use proptest::prelude::*;
 
@@ -89,7 +90,7 @@ proptest! {
     fn whatever_an_engine_does_what_is_held_stays_and_all_room_can_be_had_again(
         acts in acts(), slots in 8..40_usize, shape in 0..SHAPES.len(), share in 7..60_usize,
     ) {
-        for name in policy::NAMES {
+        for name in policies() {
             let kinds = SHAPES[shape];
             // Beyond the slots there is no limit, and nobody is counted.
             let cache = shared(name, kinds, slots, Some(share));
@@ -238,7 +239,7 @@ fn pages_of_a_running_request_wait_for_their_checkpoint() {
 
 #[test]
 fn memory_stays_bounded_when_what_is_admitted_is_never_stored() {
-    for name in policy::NAMES {
+    for name in policies() {
         let (cache, namespace) = cache(name, &[(Attention, 1), (Recurrent, 3)], 64);
         let mut sizes = HashSet::new();
         for number in 0..60_000_u64 {
@@ -262,14 +263,7 @@ fn memory_stays_bounded_when_what_is_admitted_is_never_stored() {
 fn keys_that_repeat_in_a_prompt_leave_every_policy_whole() {
     let letters: Vec<u8> = (0..40).collect();
     let chained = keys(&letters);
-    for policy in [
-        "reuse",
-        "lru",
-        "page-lru",
-        "align-lru",
-        "junction-lru",
-        "marconi",
-    ] {
+    for policy in policies() {
         let (cache, namespace) = cache(policy, &[(Attention, 1), (Recurrent, 2)], 60);
         let mut random = 88_172_645_463_325_252_u64;
         let mut draw = |most: usize| {

@@ -13,6 +13,7 @@ use hybrid_pages::cache::{
 };
 use hybrid_pages::ids::{ClassKind, EntryKey, PrefixKey};
 use hybrid_pages::policy::Hints;
+use hybrid_pages_lab::policies;
 use proptest::prelude::*;
 use tiers_support::cache_support::{engines, keys, universe};
 use tiers_support::{Engine, Handle, Size, gather, scatter, sums};
@@ -79,6 +80,7 @@ impl World {
         policy: &'static str,
         (waits_for_proof, is_shared): (bool, bool),
     ) -> Self {
+        policies();
         let slots = classes
             .iter()
             .map(|class| class.slots_per_entry)

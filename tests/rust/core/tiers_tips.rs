@@ -8,6 +8,7 @@ use cache_support::{class, commit, config, keys, pages};
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, ReadLease, Stats, WriteLease};
 use hybrid_pages::ids::{ClassKind, NamespaceId};
 use hybrid_pages::policy::{EntryKind, Hints};
+use hybrid_pages_lab::policies;
 use plain_tier::{Handle, Plain, SHAPE};
 use proptest::prelude::*;
 
@@ -44,6 +45,7 @@ impl Twin {
         policy: &str,
         below: &[Below],
     ) -> Self {
+        policies();
         let config = CacheConfig {
             policy: policy.into(),
             ..config(classes, slots)

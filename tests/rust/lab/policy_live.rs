@@ -7,7 +7,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 
 use hybrid_pages::ids::{ClassKind, PrefixKey};
-use hybrid_pages_lab::{Budget, ReadOptions, Trace, replay};
+use hybrid_pages_lab::{Budget, ReadOptions, Trace, policies, replay};
 use live_cache::{Prompt, live};
 
 use ClassKind::{Attention, Recurrent};
@@ -88,6 +88,7 @@ fn reuse_hits_in_a_live_cache_what_it_hits_in_the_lab_whatever_the_slots_and_the
 
 #[test]
 fn reuse_beats_the_others_in_a_live_cache_with_or_without_pages() {
+    policies();
     let prompts = prompts(&conversation(LINES));
     for (slots, kinds, share) in [
         (1_200 * 24, &[(Attention, 24), (Recurrent, 72)][..], 1.4),
@@ -108,6 +109,7 @@ fn reuse_beats_the_others_in_a_live_cache_with_or_without_pages() {
 
 #[test]
 fn without_checkpoints_reuse_is_junction_lru() {
+    policies();
     let prompts = prompts(&conversation(1_000));
     let hits = |name| live(&prompts, name, &[(Attention, 2)], 2_000, 4);
     assert_eq!(hits("reuse"), hits("junction-lru"));

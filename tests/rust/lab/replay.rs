@@ -4,8 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use hybrid_pages::policy;
-use hybrid_pages_lab::{BOUND, Budget, ReadOptions, Row, Trace, replay};
+use hybrid_pages_lab::{BOUND, Budget, ReadOptions, Row, Trace, policies, replay};
 use proptest::prelude::*;
 
 const OPTIONS: ReadOptions = ReadOptions {
@@ -185,7 +184,7 @@ proptest! {
         prompts in prompts(), budget in 0..60_u64, ratio in 1..4_u32,
     ) {
         let trace = trace_of(&prompts);
-        let policies: Vec<_> = policy::NAMES.iter().copied().chain([BOUND]).map(str::to_owned).collect();
+        let policies: Vec<_> = policies().iter().copied().chain([BOUND]).map(str::to_owned).collect();
         let run = || replay(std::slice::from_ref(&trace), &policies, &[Budget::Size(budget)], ratio, &go_on).unwrap();
         let (first, second) = (run(), run());
         let most = first.last().unwrap().hit_tokens;

@@ -3,8 +3,7 @@
 use std::ops::ControlFlow;
 
 use hybrid_pages::error::Error;
-use hybrid_pages::policy;
-use hybrid_pages_lab::{BOUND, Budget, LabError, ReadOptions, Trace, replay};
+use hybrid_pages_lab::{BOUND, Budget, LabError, ReadOptions, Trace, policies, replay};
 use proptest::prelude::*;
 
 const STRICT: ReadOptions = ReadOptions {
@@ -222,7 +221,7 @@ fn read_and_replay(bytes: &[u8]) -> Result<(), TestCaseError> {
             continue;
         };
         prop_assert!(options.skip_bad || trace.skipped() == 0);
-        let policies: Vec<_> = policy::NAMES
+        let policies: Vec<_> = policies()
             .iter()
             .copied()
             .chain([BOUND])

@@ -67,7 +67,7 @@ pub struct CacheConfig {
     pub slots: usize,
     /// Bytes of a slot, for the counts in bytes.
     pub slot_bytes: usize,
-    /// Name of the policy: see [`crate::policy::NAMES`].
+    /// Name of the policy, as [`crate::policy::by_name`] takes it.
     pub policy: String,
     /// Slots that the entries of one tenant may take; `None`, and all slots or more, for no limit.
     pub tenant_slots: Option<usize>,

@@ -27,16 +27,16 @@ struct Ends {
     last: u32,
 }
 
-/// Lists over small numbers.
+/// Doubly linked lists of small numbers. A number is in at most one list, and every step takes constant time.
 #[derive(Debug)]
-pub(super) struct Lists {
+pub struct Lists {
     links: Table<Link>,
     ends: Vec<Ends>,
 }
 
 impl Lists {
-    /// So many empty lists.
-    pub(super) fn new(count: usize) -> Self {
+    /// Makes empty lists, of which there are so many.
+    pub fn new(count: usize) -> Self {
         let empty = Ends {
             first: END,
             last: END,
@@ -47,8 +47,8 @@ impl Lists {
         }
     }
 
-    /// At least so many lists.
-    pub(super) fn grow(&mut self, count: usize) {
+    /// Adds empty lists until there are so many.
+    pub fn grow(&mut self, count: usize) {
         if count > self.ends.len() {
             let empty = Ends {
                 first: END,
@@ -71,7 +71,7 @@ impl Lists {
     }
 
     /// Puts a number at the end of a list, taking it out of the one that it is in.
-    pub(super) fn push(&mut self, list: usize, item: u32) {
+    pub fn push(&mut self, list: usize, item: u32) {
         let old = *self.links.reach(item);
         if old.before != ABSENT {
             self.join(old.list, old.before, old.after);
@@ -89,8 +89,8 @@ impl Lists {
         };
     }
 
-    /// Takes a number out; tells which list it was in.
-    pub(super) fn remove(&mut self, item: u32) -> Option<usize> {
+    /// Takes a number out of its list, and says which list that was.
+    pub fn remove(&mut self, item: u32) -> Option<usize> {
         let &Link {
             before,
             after,
@@ -104,21 +104,21 @@ impl Lists {
         Some(list as usize)
     }
 
-    /// Whether a number is in a list.
-    pub(super) fn has(&self, item: u32) -> bool {
+    /// Whether a number is in any list.
+    pub fn has(&self, item: u32) -> bool {
         self.links
             .get(item)
             .is_some_and(|link| link.before != ABSENT)
     }
 
-    /// First of a list.
-    pub(super) fn first(&self, list: usize) -> Option<u32> {
+    /// The first number of a list.
+    pub fn first(&self, list: usize) -> Option<u32> {
         let first = self.ends.get(list)?.first;
         (first != END).then_some(first)
     }
 
     /// Bytes of memory held.
-    pub(super) const fn bytes(&self) -> usize {
+    pub const fn bytes(&self) -> usize {
         self.links.bytes() + self.ends.capacity() * size_of::<Ends>()
     }
 }

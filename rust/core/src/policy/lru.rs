@@ -17,7 +17,7 @@ pub enum Placement {
 
 impl Placement {
     /// Adds the boundaries of a request that get a checkpoint.
-    pub(super) fn admit(self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    pub fn admit(self, request: &Request<'_>, admitted: &mut Vec<usize>) {
         if !request.hints.store {
             return;
         }

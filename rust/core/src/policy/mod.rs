@@ -4,17 +4,15 @@
 //! | name | checkpoints it admits | what goes first |
 //! |---|---|---|
 //! | `lru` | every boundary | what no request passed for longest, checkpoints like pages |
-//! | `page-lru` | every boundary | what was used longest ago; of the checkpoints a hit uses one |
-//! | `align-lru` | the last boundary | the same |
-//! | `junction-lru` | the last boundary, and where the request leaves known pages | the same |
-//! | `marconi` | the same | least recency plus efficiency: see [`Marconi`] |
 //! | `reuse` | as many as pay: see [`Reuse`] | least expected saving per room and time |
+//!
+//! Other crates [`add`] policies by name. They may be made of [`Lru`] or of [`Lists`], [`Table`] and [`ByTenant`].
 
 mod hints;
 mod leaves;
 mod list;
 mod lru;
-mod marconi;
+mod named;
 mod retain;
 mod reuse;
 mod seen;
@@ -22,14 +20,15 @@ mod table;
 mod tenants;
 
 pub use hints::Hints;
+pub use list::Lists;
 pub use lru::{Lru, Placement};
-pub use marconi::Marconi;
+pub use named::{Make, NAMES, add, by_name, retaining};
 pub use reuse::Reuse;
 pub use seen::Seen;
+pub use table::Table;
+pub use tenants::ByTenant;
 
-use crate::error::{Error, Result};
 use crate::ids::{EntryId, TenantId};
-use retain::Retaining;
 
 /// A request as a policy sees it when it arrives.
 #[derive(Debug, Clone, Copy)]
@@ -185,16 +184,6 @@ pub trait Policy: Send {
 /// Most bytes of what a policy has learned.
 pub const MOST_LEARNT: usize = 1 << 16;
 
-/// Names of every policy, as [`by_name`] takes them.
-pub const NAMES: &[&str] = &[
-    "lru",
-    "page-lru",
-    "align-lru",
-    "junction-lru",
-    "marconi",
-    "reuse",
-];
-
 /// Size of one entry of each kind; 0 where there is no such kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
@@ -204,34 +193,4 @@ pub struct Shape {
     pub window: u32,
     /// Of a checkpoint.
     pub checkpoint: u32,
-}
-
-/// A policy that retains what requests ask to.
-fn retaining(policy: impl Policy + 'static) -> Box<dyn Policy> {
-    Box::new(Retaining::new(policy))
-}
-
-/// Makes the policy of an empty cache. `reuse` weighs checkpoints with the pages above them: where there
-/// are no checkpoints, or window pages without attention pages, it is `junction-lru`.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for a name that is not in [`NAMES`].
-pub fn by_name(name: &str, shape: Shape) -> Result<Box<dyn Policy>> {
-    Ok(match name {
-        "lru" => retaining(Lru::new(Placement::Every, true)),
-        "page-lru" => retaining(Lru::new(Placement::Every, false)),
-        "align-lru" => retaining(Lru::new(Placement::End, false)),
-        "junction-lru" => retaining(Lru::new(Placement::Fork, false)),
-        "marconi" => retaining(Marconi::new(shape)),
-        "reuse" if shape.checkpoint > 0 && (shape.page > 0 || shape.window == 0) => {
-            retaining(Reuse::new(shape))
-        }
-        "reuse" => retaining(Lru::new(Placement::Fork, false)),
-        other => {
-            return Err(Error::InvalidArgument(format!(
-                "policy: expected one of {}, found '{other}'",
-                NAMES.join(", ")
-            )));
-        }
-    })
 }

@@ -5,9 +5,9 @@ use std::ops::{Index, IndexMut};
 /// Elements a chunk.
 const CHUNK: usize = 1024;
 
-/// Values by small number.
+/// Values by small number, in chunks of memory that are allocated where a number is first used.
 #[derive(Debug)]
-pub(super) struct Table<T> {
+pub struct Table<T> {
     chunks: Vec<Option<Box<[T; CHUNK]>>>,
     filled: usize,
     blank: T,
@@ -15,7 +15,7 @@ pub(super) struct Table<T> {
 
 impl<T: Copy> Table<T> {
     /// An empty table; what was never set is `blank`.
-    pub(super) const fn new(blank: T) -> Self {
+    pub const fn new(blank: T) -> Self {
         Self {
             chunks: Vec::new(),
             filled: 0,
@@ -23,9 +23,9 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// The place of a number, made if there is none.
+    /// The value of a number, `blank` if it was never set.
     #[inline]
-    pub(super) fn reach(&mut self, at: u32) -> &mut T {
+    pub fn reach(&mut self, at: u32) -> &mut T {
         if self.get(at).is_none() {
             self.fill(at as usize / CHUNK);
         }
@@ -41,20 +41,20 @@ impl<T: Copy> Table<T> {
         self.filled += 1;
     }
 
-    /// A value, if the number has a place.
+    /// The value of a number, if it or a neighbour in its chunk was ever reached.
     #[inline]
-    pub(super) fn get(&self, at: u32) -> Option<&T> {
+    pub fn get(&self, at: u32) -> Option<&T> {
         let chunk = self.chunks.get(at as usize / CHUNK)?.as_ref()?;
         Some(&chunk[at as usize % CHUNK])
     }
 
     /// Bytes of memory held.
-    pub(super) const fn bytes(&self) -> usize {
+    pub const fn bytes(&self) -> usize {
         self.filled * size_of::<[T; CHUNK]>() + self.chunks.capacity() * size_of::<usize>()
     }
 }
 
-/// Of a number that was reached.
+/// Why a chunk must be there.
 const PLACE: &str = "the number was reached before";
 
 impl<T> Index<u32> for Table<T> {

@@ -5,18 +5,19 @@ use super::list::Lists;
 use super::table::Table;
 use crate::ids::{EntryId, TenantId};
 
-/// Entries by tenant and rank; of entries without a tenant it keeps nothing.
+/// Evictable entries of each tenant by rank, in the order in which they were put there. A policy says what a rank
+/// means: the least leaves first. Entries without a tenant are not kept.
 #[derive(Debug)]
-pub(super) struct ByTenant {
+pub struct ByTenant {
     ranks: usize,
-    /// One a tenant and rank.
+    /// One list for each tenant and rank.
     lists: Lists,
     owners: Table<TenantId>,
 }
 
 impl ByTenant {
-    /// Nothing, for so many ranks.
-    pub(super) fn new(ranks: usize) -> Self {
+    /// No entries, for so many ranks.
+    pub fn new(ranks: usize) -> Self {
         Self {
             ranks,
             lists: Lists::new(0),
@@ -24,8 +25,8 @@ impl ByTenant {
         }
     }
 
-    /// Notes whose an entry is.
-    pub(super) fn enter(&mut self, entry: &NewEntry) {
+    /// Notes the tenant of a new entry.
+    pub fn enter(&mut self, entry: &NewEntry) {
         if entry.tenant != TenantId::NONE {
             self.lists.grow((entry.tenant.0 as usize + 1) * self.ranks);
             *self.owners.reach(entry.id.0) = entry.tenant;
@@ -34,7 +35,7 @@ impl ByTenant {
 
     /// Puts an entry behind all others of its rank.
     #[inline]
-    pub(super) fn put(&mut self, id: EntryId, rank: usize) {
+    pub fn put(&mut self, id: EntryId, rank: usize) {
         if let Some(&owner) = self.owners.get(id.0)
             && owner != TenantId::NONE
         {
@@ -42,33 +43,34 @@ impl ByTenant {
         }
     }
 
-    /// An entry may not be evicted.
+    /// Takes an entry out that may not be evicted any more.
     #[inline]
-    pub(super) fn take(&mut self, id: EntryId) {
+    pub fn take(&mut self, id: EntryId) {
         self.lists.remove(id.0);
     }
 
-    /// An entry is gone.
+    /// Forgets an entry that is gone.
     #[inline]
-    pub(super) fn leave(&mut self, id: EntryId) {
+    pub fn leave(&mut self, id: EntryId) {
         self.take(id);
         if self.owners.get(id.0).is_some() {
             self.owners[id.0] = TenantId::NONE;
         }
     }
 
-    /// The first of a tenant's entries of a rank.
-    pub(super) fn first(&self, tenant: TenantId, rank: usize) -> Option<EntryId> {
+    /// The entry of a tenant that was put into a rank before all others there.
+    pub fn first(&self, tenant: TenantId, rank: usize) -> Option<EntryId> {
         let list = tenant.0 as usize * self.ranks + rank;
         self.lists.first(list).map(EntryId)
     }
 
-    /// The first of a tenant's entries of the least rank, with that.
-    pub(super) fn least(&self, tenant: TenantId) -> Option<(EntryId, usize)> {
+    /// The first entry of the least rank that has any of a tenant's, with that rank.
+    pub fn least(&self, tenant: TenantId) -> Option<(EntryId, usize)> {
         (0..self.ranks).find_map(|rank| Some((self.first(tenant, rank)?, rank)))
     }
 
-    pub(super) const fn bytes(&self) -> usize {
+    /// Bytes of memory held.
+    pub const fn bytes(&self) -> usize {
         self.lists.bytes() + self.owners.bytes()
     }
 }

@@ -15,12 +15,8 @@
 //!    page ages like any other entry and never leaves before what hangs from it: an entry keeps the
 //!    best score that a request gave it.
 
-use super::list::Lists;
-use super::lru::Placement;
-use super::table::Table;
-use super::tenants::ByTenant;
-use super::{NewEntry, Policy, Request, Shape};
-use crate::ids::{EntryId, TenantId};
+use hybrid_pages::ids::{EntryId, TenantId};
+use hybrid_pages::policy::{ByTenant, Lists, NewEntry, Placement, Policy, Request, Shape, Table};
 
 /// Weight of efficiency against recency.
 const ALPHA: f64 = 0.05;
