@@ -15,7 +15,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HARMLESS = {"DEBUG", "INFO", "WARNING"}
 _TRACEBACK = "Traceback (most recent call last):"
 _IGNORED = "Exception ignored "
-"""What Python says before the traceback of an exception that it goes on from."""
+"""Printed by Python before the traceback of an exception that it goes on from."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 _MOST_LINES = 12
 _CONSEQUENCES = re.compile(
@@ -23,7 +23,7 @@ _CONSEQUENCES = re.compile(
     r"|^(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|CancelledError|BrokenPipeError"
     r"|EngineDeadError|ConnectionResetError)\b"
 )
-"""What a process says when another one, or its user, has ended it."""
+"""Messages of a process that another process, or its user, has ended."""
 _KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*?'(?P<name>[^']+)': (?P<status>-\d+)")
 _SILENT = re.compile(r"See root cause above|See stack trace for root cause")
 _USAGE = re.compile(r"[\w./-]+(?: \w+)?: error: \S.*")
@@ -32,7 +32,7 @@ _FATAL = re.compile(r"Fatal Python error: |terminate called |Segmentation fault|
 _MEMORY = "a smaller --gpu-memory-utilization (on a CPU, too) or --kv-cache-memory-bytes"
 _OF_ALL = re.compile(r"\((?P<free>\d+\.?\d*)/(?P<all>\d+\.?\d*) GiB\)")
 _SPARE = 0.9
-"""Of what is free, for a share that fits: other programs take more meanwhile."""
+"""Share of the free memory to suggest: other programs may take more meanwhile."""
 _FIXES = (
     (
         r"less than desired CPU memory utilization",
@@ -69,7 +69,7 @@ _FIXES = (
     ),
     (r"Bus error", "a larger /dev/shm, such as `docker run --shm-size 16g`"),
 )
-"""What to change, by what an exception says. The errors of hybrid-pages say it themselves."""
+"""Advice by the text of an exception. Errors of hybrid-pages carry their own."""
 
 
 def cause_of(log: str, status: int | None = None) -> str | None:
@@ -90,7 +90,7 @@ def cause_of(log: str, status: int | None = None) -> str | None:
 
 
 def cause_of_error(error: BaseException) -> str:
-    """The same for an engine in this process, by what it has raised."""
+    """Why an engine in this process did not start, by the exception that it raised."""
     first = error
     while (before := first.__cause__ or _context(first)) is not None:
         first = before
@@ -138,7 +138,7 @@ def _by_process(lines: Iterable[str]) -> list[_Line]:
 
 
 def _tracebacks(lines: list[_Line]) -> Iterator[list[_Line]]:
-    """What its process has printed from each traceback on, in the order in which they begin."""
+    """The lines of each traceback's process from the traceback on, in the order of their starts."""
     before = dict[str, str]()
     for index, (process, header, text) in enumerate(lines):
         harmless = header.partition(" ")[0] in _HARMLESS or _IGNORED in before.get(process, "")
@@ -174,7 +174,7 @@ def _first(lines: list[_Line]) -> str | None:
 
 
 def _without_traceback(lines: list[_Line], status: int | None) -> str | None:
-    """What a process has said, or how it was ended, where no exception tells."""
+    """The last words of a process, or how it was ended, where there is no traceback."""
     for _, _, text in lines:
         if (killed := _KILLED.search(text)) is not None:
             return f"the process {killed['name']} was ended by signal {-int(killed['status'])}"

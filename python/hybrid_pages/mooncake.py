@@ -28,7 +28,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def command() -> list[str]:
-    """What starts the helper, with the modules that this process would find."""
+    """The command that starts the helper, which finds the same modules as this process."""
     code = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from hybrid_pages.mooncake import main; main()"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hybrid_pages import HybridPagesError
 
 PREFIX = "vllm:hybrid_pages_"
-"""Of our metrics."""
+"""Start of the names of this package's metrics."""
 _ENGINE = "vllm:"
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")

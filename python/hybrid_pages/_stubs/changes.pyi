@@ -1,4 +1,4 @@
-"""What a follower of a cache is told."""
+"""Changes of a cache that its follower is told of."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ class Removed:
 
     @property
     def namespace(self) -> int:
-        """Its namespace, which may be unknown by now."""
+        """The block's namespace, which the cache may have forgotten by now."""
 
     @property
     def block_index(self) -> int: ...
@@ -18,7 +18,7 @@ class Removed:
 
     @property
     def note(self) -> bytes:
-        """What :meth:`Cache.note` was given for it; empty if nothing was."""
+        """The note that :meth:`Cache.note` was given for the block; empty if it was given none."""
 
 @final
 class Span:
@@ -36,11 +36,11 @@ class Span:
 
     @property
     def notes(self) -> list[bytes]:
-        """What :meth:`Cache.note` was given for each; empty where nothing was."""
+        """The notes that :meth:`Cache.note` was given, one a block; empty where there was none."""
 
 @final
 class Changes:
-    """What the follower is to be told: the removals, then the spans, in this order."""
+    """Changes since the follower asked last: the removals come first, then the spans."""
 
     @property
     def removed(self) -> list[Removed]:

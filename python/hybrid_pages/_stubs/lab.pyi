@@ -1,4 +1,4 @@
-"""Traces and their replay."""
+"""Traces and their replay: names of ``hybrid_pages.lab``."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ class Trace:
 
 @final
 class Link:
-    """The way to a remote store: what fetching costs against computing."""
+    """The network to a remote store and an engine's speed: costs of fetching and of computing."""
 
     def __new__(
         cls,
@@ -135,7 +135,7 @@ class ReplayRow:
 
     @property
     def disk_hit_tokens(self) -> int:
-        """Of `hit_tokens`, what the host alone would not have found."""
+        """The part of `hit_tokens` that the host alone would not have found."""
 
     @property
     def disk_written_units(self) -> int: ...
@@ -147,12 +147,12 @@ class ReplayRow:
 
     @property
     def remote_hit_tokens(self) -> int:
-        """Of `hit_tokens`, what was fetched: the host alone would not have found it."""
+        """The part of `hit_tokens` that was fetched: the host alone would not have found it."""
 
     @property
     def remote_slow_tokens(self) -> int:
-        """What the store had beyond the host in prefixes that are slower to fetch than to compute:
-        "auto" computes them, "all" fetches them at a loss."""
+        """Tokens that the store had beyond the host in prefixes that are slower to fetch than to
+        compute: "auto" computes them, "all" fetches them at a loss."""
 
     @property
     def remote_up_bytes(self) -> int: ...
@@ -255,7 +255,7 @@ class StoreLoad:
 
     @property
     def table_gets(self) -> float:
-        """To learn what is in a pack."""
+        """GET requests for the tables that say what is in a pack."""
 
     @property
     def data_gets(self) -> float: ...
@@ -265,14 +265,14 @@ class StoreLoad:
     def table_bytes(self) -> float: ...
     @property
     def down_bytes(self) -> float:
-        """Of entries, without tables."""
+        """Bytes of entries that were got, without tables."""
 
     @property
     def up_bytes(self) -> float: ...
 
 @final
 class FleetRow:
-    """What engines over one remote store did in the second half of the time."""
+    """Results of a fleet of engines over one remote store, in the second half of the time."""
 
     @property
     def engines(self) -> int: ...
@@ -304,11 +304,11 @@ class FleetRow:
 
     @property
     def remote_hit_tokens(self) -> int:
-        """Of `hit_tokens`, what was fetched."""
+        """The part of `hit_tokens` that was fetched."""
 
     @property
     def remote_slow_tokens(self) -> int:
-        """What the store had beyond the host in prefixes that are faster to compute."""
+        """Tokens that the store had beyond the host in prefixes that are faster to compute."""
 
     @property
     def saved_seconds(self) -> float:
@@ -320,11 +320,11 @@ class FleetRow:
 
     @property
     def load(self) -> StoreLoad:
-        """On average."""
+        """Requests and bytes per second, on average."""
 
     @property
     def most(self) -> StoreLoad:
-        """The most of each in one second."""
+        """The highest count of each in any one second."""
 
     @property
     def packs(self) -> int:
@@ -332,7 +332,7 @@ class FleetRow:
 
     @property
     def entries(self) -> int:
-        """In the store at the end: what the index of every engine holds."""
+        """Entries in the store at the end: as many as the index of every engine holds."""
 
     @property
     def stored_bytes(self) -> int: ...

@@ -1,1 +1,2 @@
-"""What silently costs hits or safety: rules of ``hybrid-pages doctor`` and the connector."""
+"""Rules for settings that silently cost hits or safety: for ``hybrid-pages doctor`` and the
+connector."""

@@ -14,7 +14,7 @@ Rule = Callable[[Situation], Iterator[Finding]]
 
 
 def findings(situation: Situation) -> list[Finding]:
-    """What to change, the worst first."""
+    """The findings of all rules, the worst first."""
     order = ("start", "safety", "hits", "time", "memory")
     found = [finding for rule in RULES for finding in rule(situation)]
     return sorted(found, key=lambda finding: order.index(finding.effect))

@@ -1,4 +1,4 @@
-"""What the rules are about: an engine as far as somebody knows it."""
+"""The engine that the rules look at, as far as its settings are known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Effect = Literal["start", "safety", "hits", "time", "memory"]
-"""What a finding means: the engine does not start, answers may be wrong, hits, time or memory are
+"""Kinds of findings: the engine does not start, answers may be wrong, or hits, time or memory are
 lost."""
 
 
@@ -29,14 +29,14 @@ class Situation:
     """An engine with its settings. None: not known, and no rule looks at it."""
 
     block_tokens: int | None = None
-    """N."""
+    """Tokens of a block of the cache."""
     entry_bytes: int | None = None
-    """Of a page and a checkpoint."""
+    """Bytes of a page and a checkpoint together."""
     has_states: bool | None = None
     exports_states: bool = False
     host_bytes: int | None = None
     state_tokens: int | None = None
-    """Of the block at whose ends steps of a prompt end; None for N."""
+    """Tokens of the block at whose ends steps of a prompt end; None for ``block_tokens``."""
     max_batched_tokens: int | None = None
     max_scheduled_tokens: int | None = None
     """``max_num_scheduled_tokens``, if it is not ``max_num_batched_tokens``."""
@@ -65,6 +65,6 @@ class Situation:
     """``kv_load_failure_policy`` of the outermost configuration."""
     kv_role: str = "kv_both"
     changes_weights: str = ""
-    """What shows that weights may change while the engine runs."""
+    """The setting by which weights may change while the engine runs; empty if there is none."""
     follows_resets: bool = False
     checkpoint_mode: str = "adaptive"

@@ -62,7 +62,7 @@ def _block(it: Situation) -> int | None:
 
 
 def _room(it: Situation) -> int | None:
-    """What a prompt gets of a step alone, at most."""
+    """Tokens that a prompt can get in one step when it is alone."""
     batched = it.max_batched_tokens
     return _least(it.max_scheduled_tokens, batched and max(1, batched - it.draft_slots))
 
@@ -76,7 +76,7 @@ def _ample(it: Situation, n: int) -> int:
 
 
 def _least(*values: int | None) -> int | None:
-    """Of those that are known and a limit."""
+    """The least value of those that are known and not 0."""
     return min(filter(None, values), default=None)
 
 

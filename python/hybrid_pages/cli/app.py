@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _complaint(error: Exception) -> str:
-    """What is wrong, with the option's name before it."""
+    """The reason why a command line was refused, with the option's name before it."""
     message = str(getattr(error, "message", None) or "")
     named, hint = getattr(error, "param", None), getattr(error, "param_hint", None)
     if named is None and hint:

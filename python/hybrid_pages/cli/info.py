@@ -24,7 +24,7 @@ def engine_fits(command: str) -> bool:
 
 
 def trouble() -> str | None:
-    """What is wrong with the vLLM that is installed here; None if nothing is, or there is none."""
+    """Why the vLLM that is installed here can't be used; None if it can, or if there is none."""
     found = _engine()
     if found is None or found["supported"]:
         return None
@@ -32,7 +32,7 @@ def trouble() -> str | None:
 
 
 def run(*, as_json: bool) -> int:
-    """Prints it. Exit status 0: something that is missing is no error here."""
+    """Prints what is installed. Exit status 0: something that is missing is no error here."""
     found = _engine()
     cupy = {name: version for name in _CUPY if (version := _installed(name)) is not None}
     facts = {

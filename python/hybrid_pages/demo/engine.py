@@ -121,7 +121,7 @@ class DemoEngine:
         return dict(self.half.stats()["counters"])
 
     def failures(self) -> dict[str, float]:
-        """Those of the counters that count something that failed."""
+        """The counters of failures."""
         return {name: count for name, count in self.counters().items() if "failures" in name}
 
     def gauges(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, before anything is started."""
+"""Findings about a ``vllm serve`` command line, before anything is started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FLAG = (
 
 
 def examine(command: Command, vllm: str | None) -> tuple[list[Finding], list[str]]:
-    """What to change, and what could not be looked at, with the reason.
+    """Findings, and what could not be looked at, with the reason.
 
     Args:
         command: as :func:`read_command` reads it.

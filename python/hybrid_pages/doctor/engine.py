@@ -1,4 +1,4 @@
-"""What is wrong with an engine that runs, by what it reports."""
+"""Findings about a running engine, by its metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWERS_FIX = (
 
 
 def examine(samples: Samples, version: str | None) -> tuple[list[Finding], list[str]]:
-    """What to change, and what could not be looked at, with the reason."""
+    """Findings, and what could not be looked at, with the reason."""
     skipped = []
     found = list(_engine(samples, version))
     if version is None:
@@ -170,7 +170,7 @@ def _ours(samples: Samples) -> Iterator[Finding]:
 
 
 def _budget_bytes(samples: Samples) -> float:
-    """What is resident, free, or held: all of it once pinning has ended."""
+    """The size of the host tier: what is resident, free or leased, once pinning has ended."""
     used = sum(samples.by_label("resident_bytes", "kind").values())
     return max(used + samples.ours("free_bytes"), samples.ours("ready_bytes"))
 

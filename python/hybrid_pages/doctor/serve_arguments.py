@@ -77,7 +77,7 @@ _SWITCHES = {
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NO_SERVER = {"docker", "podman", "nerdctl", "vllm"}
-"""What a command begins with that names its server with ``serve``, or not at all."""
+"""First words of a command line in which the server is started by ``serve``, or by an image."""
 _CONNECTOR = "HybridPagesConnector"
 _DRAFTERS = ("ngram", "eagle3", "eagle", "dflash", "dspark", "medusa", "mtp")
 """Methods of drafting that a model's name tells."""
@@ -213,7 +213,7 @@ def _unquoted(words: Sequence[str]) -> list[str]:
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before the server's arguments, with variables for it, and these."""
+    """The words before the server's arguments, with environment variables, and the arguments."""
     start = 0
     if "serve" in words:
         start = words.index("serve") + 1

@@ -1,16 +1,16 @@
-"""Policies and budgets, as given on the command line; sizes and columns of tables."""
+"""Policies and budgets as the lab's commands take them, and bytes as they show them."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import reprlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from hybrid_pages._core import POLICIES
 from hybrid_pages.arguments import WrongArgument
+from hybrid_pages.text import count, size
 
 BOUND = "bound"
 """Not a policy: the most that any policy could hit."""
@@ -20,7 +20,6 @@ RATIO = 3
 
 _NAMES = (*POLICIES, BOUND)
 _SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _MOST_BYTES = 1 << 50
 
 
@@ -74,30 +73,9 @@ def share(text: str) -> float:
     return found[0]
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its first cell to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for cells in rows:
-        first, *others = (
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]))
-    return lines
-
-
-def amount(size: int) -> str:
-    """Bytes in the largest unit that they fill."""
-    for unit, unit_bytes in _UNITS.items():
-        if size >= unit_bytes:
-            return f"{size / unit_bytes:,.1f} {unit}"
-    return count(size, "byte")
-
-
-def count(number: int, thing: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def amount(nbytes: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    return size(nbytes, ",.1f") if nbytes >= 1024 else count(nbytes, "byte")
 
 
 def _budget(word: str) -> Budget:

@@ -13,8 +13,9 @@ from typing import Any
 from hybrid_pages._core import Link, ReplayRow, Trace
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import WrongArgument
-from hybrid_pages.lab.budgets import amount, columns
+from hybrid_pages.lab.budgets import amount
 from hybrid_pages.lab.model import Model
+from hybrid_pages.text import columns
 
 TOKEN_BYTES = 64 << 10
 """Keys and values of a token: Qwen3.6-27B's in bfloat16, 16 attention layers of 4 KiB."""
@@ -85,7 +86,7 @@ def link(
 
 
 def assumed(args: SimpleNamespace, model: Model | None) -> list[str]:
-    """What no option says, in words."""
+    """The figures that no option gives and that are assumed, in words."""
     words = []
     if model is None and args.token_bytes is None:
         words.append(f"{amount(TOKEN_BYTES)} per token (--model, --token-bytes)")
@@ -126,7 +127,7 @@ def report(
     trace: Trace,
     assumed: Sequence[str],
 ) -> list[str]:
-    """What crossed the link, below the table of hit rates."""
+    """Lines about what went up to the store and down from it, for below the table of hit rates."""
     tokens = link.break_even(trace.block_tokens)
     at = (
         "none: every prefix is faster to compute than to fetch"

@@ -8,8 +8,9 @@ from typing import Any
 
 from hybrid_pages._core import Link, ReplayRow, Trace
 from hybrid_pages.lab import remote
-from hybrid_pages.lab.budgets import BOUND, Budget, amount, columns, count
+from hybrid_pages.lab.budgets import BOUND, Budget, amount
 from hybrid_pages.lab.model import Model
+from hybrid_pages.text import columns, count
 
 
 def footprint(trace: Trace, ratio: int) -> int:
@@ -137,7 +138,8 @@ def table(
 
 
 def _disk(replayed: Replayed, budgets: Sequence[Budget], model: Model | None) -> list[str]:
-    """What the disk adds to hits, and what is written to it: in all and per block restored."""
+    """Lines on the hits that the disk adds, and on bytes written to it: in all and per block
+    restored."""
     rate: list[list[str]] = []
     written: list[list[str]] = []
     tokens = replayed.trace.block_tokens

@@ -1,4 +1,4 @@
-"""What fleets over one remote store did: JSON objects, a table for each, and a picture."""
+"""Results of simulated fleets over a remote store: JSON objects, tables, and a picture."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_pages._core import FleetRow, Link, StoreLoad, Trace
-from hybrid_pages.lab.budgets import amount, columns
+from hybrid_pages.lab.budgets import amount
 from hybrid_pages.lab.remote import Way
+from hybrid_pages.text import columns
 
 PUTS = 3_500
 GETS = 5_500
@@ -19,7 +20,8 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.htm
 for lists."""
 
 INDEX_BYTES = 160
-"""Of an entry in an engine's memory, about: its name, place and checksum in a hash table."""
+"""Bytes of memory, about, that one entry takes in an engine's index of the store: its name, place
+and checksum in a hash table."""
 
 DEADLINE = 2.0
 """Seconds that a lookup waits for an answer: the default of the tier."""
@@ -50,12 +52,12 @@ class Scaled:
 
 
 def gets(load: StoreLoad) -> float:
-    """Of tables and of entries."""
+    """GET requests a second, for tables and for entries."""
     return load.table_gets + load.data_gets
 
 
 def limits(scaled: Scaled) -> list[tuple[str, float, Callable[[FleetRow], float]]]:
-    """What can break: in words, the limit, and what a fleet needs of it."""
+    """The limits that a fleet may reach: in words, as a number, and what a fleet needs."""
     bandwidth = scaled.link.bandwidth
     return [
         ("GET/s of one prefix", GETS, lambda row: gets(row.load)),

@@ -16,16 +16,17 @@ from hybrid_pages.models.config import ModelError
 from hybrid_pages.models.layers import Attention, Layer, State
 
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
-"""Of vLLM without ``--block-size``: ``CacheConfig.DEFAULT_BLOCK_SIZE``, and what
+"""Tokens of vLLM's block without ``--block-size``: ``CacheConfig.DEFAULT_BLOCK_SIZE``, and what
 ``vllm/platforms/cpu.py`` takes instead."""
 _LATENT_BLOCK = 128
 """Hybrid models with latent attention have blocks of a multiple of so many tokens."""
 _EXPORT_TOKENS = {"always": 1, "flashinfer": 64, "flashkda": 16}
-"""Of blocks, where kernels export states (``get_prefill_checkpoint_alignment``)."""
+"""Tokens that blocks are a multiple of where kernels export states
+(``get_prefill_checkpoint_alignment``)."""
 _CPU_LATENT = 16
 
 KERNEL_TOKENS = {"cuda": 16, "cpu": 32}
-"""What the block of an attention kernel is a multiple of, by device
+"""Tokens that the block of an attention kernel is a multiple of, by device
 (``get_supported_kernel_block_sizes`` of FlashAttention and FlashInfer, and of the CPU's)."""
 
 
@@ -35,13 +36,13 @@ class Group:
 
     layers: tuple[Layer, ...]
     block_tokens: int
-    """Of an engine block."""
+    """Tokens of an engine block."""
     block_bytes: int
-    """Of an engine block in one layer on one rank, padding included."""
+    """Bytes of an engine block in one layer on one rank, padding included."""
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it holds states."""
+        """Whether the group holds recurrent states."""
         return isinstance(self.layers[0], State)
 
     @property
@@ -97,12 +98,12 @@ class Plan:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page: everything of N tokens but states."""
+        """Bytes of a page: everything of N tokens but states."""
         return self.bytes_of(recurrent=False)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of a checkpoint: all states at one boundary."""
+        """Bytes of a checkpoint: all states at one boundary."""
         return self.bytes_of(recurrent=True)
 
     @property
@@ -120,7 +121,7 @@ class Plan:
         )
 
     def kept_bytes(self, tokens: int, checkpoints: int = 1) -> int:
-        """What is needed to resume at the last boundary of so many tokens, with so many
+        """Bytes that are needed to resume at the last boundary of so many tokens, with so many
         checkpoints: pages of whole blocks, of windows those that are still seen.
         """
         n = self.block_tokens

@@ -1,4 +1,4 @@
-"""What is chosen on vLLM's command line, as far as sizes depend on it."""
+"""Choices on vLLM's command line that sizes depend on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ KV_DTYPES = {"auto": 0, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "f
 """Bytes of an element of a page, by ``--kv-cache-dtype``: those whose scales belong to the weights
 (``vllm/utils/torch_utils.py: STR_DTYPE_TO_TORCH_DTYPE``)."""
 SSM_DTYPES = ("auto", *TYPE_BYTES)
-"""Of ``--mamba-ssm-cache-dtype``."""
+"""Values of ``--mamba-ssm-cache-dtype``."""
 CONV_DTYPES = SSM_DTYPES
-"""Of ``--mamba-cache-dtype``."""
+"""Values of ``--mamba-cache-dtype``."""
 
 _MODELOPT = {"fp8": "fp8_e4m3"}
 
@@ -28,13 +28,13 @@ class Choices:
     conv_dtype: str = "auto"
     ssm_dtype: str = "auto"
     state_dtype: str | None = None
-    """Of recurrent states of which neither ``ssm_dtype`` nor the family says a type; None for that
-    of the convolution's state."""
+    """Type of recurrent states for which neither ``ssm_dtype`` nor the family names one; None for
+    the type of the convolution's state."""
     drafts: int = 0
     """Tokens that are guessed in each step: convolutions keep one more column for each."""
 
     def model_dtype(self, config: Config) -> str:
-        """What the model is computed in.
+        """The type that the model is computed in.
 
         Raises:
             ModelError: nothing says it.

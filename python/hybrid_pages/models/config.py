@@ -112,12 +112,12 @@ class Config:
         return cls(str(file), values)
 
     def over(self, defaults: Mapping[str, Any]) -> Config:
-        """The same, with defaults."""
+        """This configuration with defaults for fields that it lacks."""
         return Config(self.file, self.outer, defaults)
 
     @property
     def name(self) -> str:
-        """What the file calls the model: its architecture, or else its type."""
+        """The model's name in its file: its architecture, or else its type."""
         return self.architecture or str(self.get("model_type", "unnamed"))
 
     @property
@@ -192,7 +192,7 @@ class Config:
         return Config(self.file, {"architectures": [self.name], **found})
 
     def dtype(self) -> str:
-        """What the model is computed in, as vLLM chooses it from the configuration
+        """The type that the model is computed in, as vLLM chooses it from the configuration
         (``transformers_utils/model_arch_config_convertor.py: get_torch_dtype``,
         ``config/model.py: _resolve_auto_dtype``): float32 becomes bfloat16.
 

@@ -165,7 +165,7 @@ _MOST_LAYERS = 10_000
 
 
 def layers_of(config: Config, choices: Choices) -> list[Layer]:
-    """What each layer keeps on one rank, in the model's order.
+    """The pages or states that each layer keeps on one rank, in the model's order.
 
     Layers that keep nothing are left out, and those that share another one's pages.
 

@@ -1,4 +1,4 @@
-"""What one layer keeps on one tensor-parallel rank: a page per token block, or a state.
+"""A layer's cache on one tensor-parallel rank: a page per token block, or a recurrent state.
 
 The shapes of states restate ``MambaStateShapeCalculator``, and their types
 ``MambaStateDtypeCalculator`` (``vllm/model_executor/layers/mamba/mamba_utils.py``).
@@ -22,9 +22,9 @@ class Attention:
     """Keys and values, or latents, of one layer on one rank."""
 
     heads: int
-    """Of keys and values."""
+    """Heads of keys and values."""
     elements: int
-    """Of a token in one head, keys and values together."""
+    """Elements of one token in one head, keys and values together."""
     element_bytes: int
     window: int | None = None
     """Tokens that a position sees, its own included; None for all."""
@@ -51,7 +51,7 @@ class State:
     kind: str
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: tuple[int, ...]
-    """Of each shape."""
+    """Bytes of an element of each shape."""
     export: Export = "never"
 
     @property

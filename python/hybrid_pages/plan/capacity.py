@@ -1,4 +1,4 @@
-"""What budgets hold, where restoring pays, and what a context takes."""
+"""How much a budget holds, from how many tokens restoring pays, and what a context takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TOKENS = 1 << 30
 
 @dataclass(frozen=True)
 class Kept:
-    """What one checkpoint mode keeps of a conversation.
+    """The checkpoints and bytes that one checkpoint mode keeps of a conversation.
 
     Where a step ends depends on the load, and which checkpoints stay on the policy; so these are
     the two ends: every turn's checkpoint stays, or only the last one's.
@@ -24,7 +24,7 @@ class Kept:
     mode: str
     checkpoints: int
     nbytes: int
-    """Of one conversation; 0 where nothing could be resumed."""
+    """Bytes that one conversation takes; 0 where nothing could be resumed."""
     cost: str
 
     def conversations(self, budget: int) -> int:
@@ -60,8 +60,8 @@ def dense_tokens(plan: Plan, budget: int) -> int:
 
 
 def full_attention_bytes(plan: Plan, tokens: int) -> int:
-    """What the same model would keep if each of its layers were its full attention (its widest
-    attention, if it has none); without rounding to blocks."""
+    """Bytes that a model would keep of so many tokens if each layer were full attention (or its
+    widest attention, if it has no full one); without rounding to blocks."""
     attention = [layer for layer in plan.layers if isinstance(layer, Attention)]
     whole = [layer for layer in attention if layer.window is None] or attention
     widest = max(layer.token_bytes for layer in whole)

@@ -92,7 +92,7 @@ def facts(config: Config, args: SimpleNamespace) -> dict[str, Any]:
 
 
 def choices_of(args: SimpleNamespace) -> Choices:
-    """What the command line chooses, as vLLM would."""
+    """The choices that the command's options make, as vLLM would read them."""
     return Choices(
         ranks=args.tp,
         dtype=args.dtype,

@@ -11,9 +11,8 @@ from rich.console import Console
 from hybrid_pages import HybridPagesError
 from hybrid_pages.arguments import require_named, require_picture
 from hybrid_pages.models.config import Config, find
-from hybrid_pages.plan import plot
 from hybrid_pages.plan.facts import facts
-from hybrid_pages.plan.report import show
+from hybrid_pages.plan.report import draw, show
 
 _LEAST_COLUMNS = 100
 
@@ -24,7 +23,7 @@ def run(args: SimpleNamespace) -> int:
         _check(args)
         found = facts(Config.read(find(args.model, args.revision)), args)
         if args.plot is not None:
-            plot.draw(found, args.plot)
+            draw(found, args.plot)
     except (HybridPagesError, OSError) as error:
         print(f"hybrid-pages plan: {error}", file=sys.stderr)
         return 2
@@ -38,7 +37,7 @@ def run(args: SimpleNamespace) -> int:
 
 
 def _check(args: SimpleNamespace) -> None:
-    """What would fail only at the end."""
+    """Rejects options at once that would otherwise fail only at the end."""
     require_named("MODEL", args.model)
     require_named("--revision", args.revision)
     require_picture("--plot", args.plot)

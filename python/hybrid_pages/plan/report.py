@@ -1,22 +1,20 @@
-"""The same for people."""
+"""The facts of ``hybrid-pages plan`` as tables, lines and a picture."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+from hybrid_pages import text
 
 
 def size(nbytes: float) -> str:
-    """Bytes in the largest unit that leaves at least one."""
-    for scale, unit in _UNITS:
-        if nbytes >= scale:
-            return f"{nbytes / scale:,.4g} {unit}"
-    return f"{nbytes:,.0f} B"
+    """Bytes in the largest unit of which there is at least one, with four digits."""
+    return text.size(nbytes, ",.4g")
 
 
 def report(facts: dict[str, Any]) -> RenderableType:
@@ -169,3 +167,36 @@ def _memory(facts: dict[str, Any]) -> Table:
             f"{share:.1%}" if row["bytes"] else "-",
         )
     return table
+
+
+def draw(facts: dict[str, Any], path: Path) -> None:
+    """Draws memory over context length: this model, and one of full attention of the same shape.
+
+    The suffix of the file names the format.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    rows = [row for row in facts["memory"] if row["bytes"]]
+    tokens = [row["tokens"] for row in rows]
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes: Any = figure.subplots()
+    for key, label, colour, dashes in (
+        ("full_attention_bytes", "full attention, same shape", "#999999", (4, 2)),
+        ("bytes", "pages and one checkpoint", "#D55E00", ()),
+    ):
+        axes.plot(
+            tokens, [row[key] / 2**30 for row in rows], label=label, color=colour, dashes=dashes
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1024:g}k"))
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel("GiB")
+    axes.set_title(f"{facts['architecture']}, N = {facts['block_tokens']:,}")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""What an identity was made from, as its engine wrote it down. Nobody has checked it."""
+"""The facts that a disk's identity was made from, as its engine wrote them down, unchecked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 _SHOWN = ("vllm", "transformers", "dtype", "weights")
 _MOST_SHOWN = 24
 _DIGITS = 12
-"""Of a digest."""
+"""Digits that are shown of a digest."""
 
 
 def read_about(text: str | None) -> dict[str, Any] | None:
@@ -39,7 +39,7 @@ def _architecture(about: dict[str, Any]) -> str:
 
 
 def differences(about: dict[str, Any], other: dict[str, Any]) -> str:
-    """What differs from another identity, with both values where they are short."""
+    """The facts in which two identities differ, with both values where they are short."""
     names = [name for name in {**about, **other} if about.get(name) != other.get(name)]
     return ", ".join(_difference(name, about.get(name), other.get(name)) for name in names)
 

@@ -1,4 +1,4 @@
-"""What the actions found, for people."""
+"""Results of the commands ``hybrid-pages store``, as text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hybrid_pages.store.about import differences, read_about, summary
+from hybrid_pages.text import count, size
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHORT = 12
 _MOST_BAD = 20
 
@@ -92,7 +92,7 @@ def verdicts(path: str, found: Sequence[Mapping[str, Any]], troubles: Sequence[s
 
 
 def collected(path: str, done: Mapping[str, Any], *, dry_run: bool) -> str:
-    """What went, what is in use, and what could not go."""
+    """The result of ``store gc``: what was removed, is in use, or could not be removed."""
     nbytes = sum(nbytes for _, nbytes in done["removed"])
     verb = "would remove" if dry_run else "removed"
     lines = [f"{path}: {verb} {size(nbytes)}"]
@@ -103,28 +103,15 @@ def collected(path: str, done: Mapping[str, Any], *, dry_run: bool) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same without line breaks."""
+    """A text with a space for each line break and whatever else can't be printed."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def printable(text: str) -> str:
-    """The same with an escape for whatever a terminal would not show as it is."""
+    """A text with an escape for whatever a terminal would not show as it is."""
     return "".join(
         character
         if character == "\n" or character.isprintable()
         else character.encode("unicode_escape").decode()
         for character in text
     )
-
-
-def size(nbytes: int) -> str:
-    """Bytes in the largest unit that leaves at least one."""
-    value, unit = float(nbytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{nbytes} B"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """A number with its noun."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

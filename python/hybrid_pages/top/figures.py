@@ -1,4 +1,4 @@
-"""What two looks at an engine's metrics say: totals, and what happened between them."""
+"""Figures from two readings of an engine's metrics: totals, and rates between the two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hybrid_pages.scrape import PREFIX, Sample, Samples
 
 SOURCES = ("local", "host", "disk", "remote", "other")
-"""Of hit tokens, from the nearest."""
+"""Where hit tokens came from, the nearest first."""
 KINDS = ("pages", "windows", "checkpoints")
 
 
@@ -15,10 +15,10 @@ def figures(now: Samples, before: Samples | None, seconds: float) -> dict[str, A
     """The figures of all engine cores together.
 
     Args:
-        now: the later look.
-        before: the earlier one; None for the first, then rates are None and shares are of all
+        now: the later reading.
+        before: the earlier reading; None for the first, then rates are None and shares are of all
             since the start.
-        seconds: between them.
+        seconds: between the two readings.
     """
     span = _Span(now, before, seconds)
     looked = span.more("lookup_tokens")
@@ -110,9 +110,9 @@ def _remote(now: Samples, span: _Span) -> dict[str, Any] | None:
 
 
 def _most(now: Samples, name: str) -> float | None:
-    """Of what all engine cores share, as the one sees it that sees most.
+    """The largest value of a metric among engine cores: for what they share and each one reports.
 
-    None if nobody tells, as with a Mooncake Store.
+    None if no engine core reports it, as with a Mooncake Store.
     """
     return max((it.value for it in now.all(f"vllm:hybrid_pages_{name}")), default=None)
 
@@ -145,8 +145,8 @@ def _speed(nbytes: float, seconds: float) -> float | None:
 
 
 class _Span:
-    """Counters between two looks. An engine core of which one is lower than before began again, and
-    so did all others of it."""
+    """The growth of counters between two readings. If one counter of an engine core is lower than
+    before, that engine core has started anew, and all its counters are taken from 0."""
 
     def __init__(self, now: Samples, before: Samples | None, seconds: float) -> None:
         self._now, self._before, self._seconds = now, before, seconds
@@ -174,7 +174,7 @@ class _Span:
         return self.more(name) / self._seconds
 
     def seconds_each(self, tier: str) -> dict[str, float]:
-        """Mean time of a copy of an entry, queues included; only where there was one."""
+        """Mean seconds of a copy of one entry, queues included, of directions that had any."""
         copies = {event: self.more(f"{tier}_entries", event=event) for event in ("written", "read")}
         return {
             event: self.more(f"{tier}_seconds", event=event) / entries

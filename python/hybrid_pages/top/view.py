@@ -10,8 +10,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from hybrid_pages.text import size
+
 _BAR = 30
-_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _COLOURS = {
     "local": "cyan",
     "host": "green",
@@ -22,14 +23,6 @@ _COLOURS = {
     "windows": "cyan",
     "checkpoints": "yellow",
 }
-
-
-def size(nbytes: float) -> str:
-    """Bytes in the largest unit that leaves at least one."""
-    for scale, unit in _UNITS:
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def view(
@@ -174,7 +167,7 @@ def _copies(figures: dict[str, Any], totals: dict[str, Any]) -> Table:
 
 
 def _remote(totals: dict[str, Any]) -> list[Text]:
-    """What was refused, or missed, and how fast the store is."""
+    """Lines about a remote store: what was not written or read, and how fast it is."""
     remote = totals["remote"]
     if remote is None:
         return []

@@ -1,4 +1,4 @@
-"""What an engine answered, and how far two answers to one prompt are apart."""
+"""An engine's answers, and the first difference between two answers to one prompt."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Difference:
     """The first position at which two answers differ."""
 
     position: int
-    """Of the answer, from 0."""
+    """Index of the first token that differs, from 0."""
     expected: tuple[int, str, float | None, float | None]
     """The token there, its text, and its log-probability in the expected and in the found one."""
     found: tuple[int, str, float | None, float | None]

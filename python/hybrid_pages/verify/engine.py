@@ -38,7 +38,7 @@ class Engine:
         self._engine, self._logprobs = engine, logprobs
         self._asked = 0
         tokenizer = engine.tokenizer
-        # Of a folder without one, transformers makes one that knows no word.
+        # For a folder without a tokenizer, transformers makes one that knows no word.
         knows = tokenizer is not None and tokenizer.encode("one word", add_special_tokens=False)
         self._tokenizer = tokenizer if knows else None
 
@@ -57,7 +57,7 @@ class Engine:
         return cls(engine, _LOGPROBS if most < 0 else min(_LOGPROBS, most))
 
     async def facts(self) -> dict[str, Any]:
-        """What the runs need to know. The engine has run a first step then."""
+        """Facts about the engine that the runs need, after it has run a first step."""
         config = self._engine.model_config
         await self._step()
         return {
@@ -198,7 +198,7 @@ def figures() -> dict[str, float]:
 
 
 def _plain(transfer: Any) -> dict[str, Any] | None:
-    """What the user gave of a configuration that vLLM has read."""
+    """The fields of vLLM's transfer configuration that the user gave."""
     if transfer is None or isinstance(transfer, dict):
         return transfer
     found = asdict(transfer) if is_dataclass(transfer) else dict(transfer)  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def _plain(transfer: Any) -> dict[str, Any] | None:
 def _arrange(
     model: str, flags: list[str], start: Mapping[str, str]
 ) -> tuple[dict[str, Any], Any, Arranged]:
-    """What the parent needs before the engine starts, and what starts it.
+    """Facts that the parent process needs before the engine starts, and the engine's arguments.
 
     Raises:
         SettingsError: flags that vLLM does not take or that verify can't use.

@@ -228,7 +228,7 @@ def _log() -> Iterator[IO[bytes]]:
 
 
 def _folders(arranged: dict[str, Any]) -> Iterator[Path]:
-    """What is to be removed: what verify's engines make on file systems of this machine.
+    """Folders to remove at the end: those that verify's engines make on this machine.
 
     Raises:
         SettingsError: there is no place for the disk tier.

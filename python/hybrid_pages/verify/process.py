@@ -27,7 +27,7 @@ class EngineFailed(HybridPagesError, RuntimeError):
     def __init__(self, message: str, *, by_log: bool = False) -> None:
         super().__init__(message)
         self.by_log = by_log
-        """Whether its log says more."""
+        """Whether the engine's log says more about the error."""
 
 
 class EngineProcess:

@@ -36,7 +36,7 @@ class Prompt:
     stop: tuple[str, ...] = ()
     """Texts that end the answer; with none it goes on to the last of ``answer_tokens``."""
     wanted: str | None = None
-    """Of a question: the right number."""
+    """The right number, if the prompt is a question to score; else None."""
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:

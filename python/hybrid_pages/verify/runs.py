@@ -24,16 +24,16 @@ OWN = (COLD, COLD_AGAIN, LOCAL, LOCAL_AGAIN)
 
 
 class Engine(Protocol):
-    """What the runs need of an engine."""
+    """An engine as the runs use it: it answers commands by name."""
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]: ...
 
 
 @dataclass
 class Runs:
-    """What was found.
+    """The results of all runs.
 
-    facts: of the first engine. answers: by phase, in the order of the prompts. figures: of each
+    facts: about the first engine. answers: by phase, in the order of the prompts. figures: of each
     engine at its end, by the tiers that it was started for.
     """
 

@@ -150,7 +150,7 @@ def _differing(runs: Runs, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _missing(runs: Runs, tier: str) -> Iterator[str]:
-    """What a tier has not restored, or something else has."""
+    """Complaints about prompts that a tier did not restore, or that another source served."""
     answers, figures = runs.phase(tier), runs.figures.get(tier, {})
     others = sorted({each.source for each in answers if each.cached and each.source != tier})
     if others:
