@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, Progress};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, RestoreProgress};
 use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, PrefixKey, SlotId};
 use hybrid_pages::policy::{self, Hints, NewEntry};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
@@ -321,7 +321,10 @@ fn waits(blocks: usize, entries: usize) {
         longest[3].push(took);
         let mut restore = restore.expect("the namespace is known").expect("a restore");
         let (progress, took) = wait(&cache, || restore.progress());
-        assert!(matches!(progress, Progress::Waiting | Progress::Ready));
+        assert!(matches!(
+            progress,
+            RestoreProgress::Waiting | RestoreProgress::Ready
+        ));
         longest[4].push(took);
         longest[5].push(wait(&cache, || restore.end()).1);
     }

@@ -1,6 +1,6 @@
 //! What a follower of the cache is told.
 
-use hybrid_pages::cache::{Changes, Removed, Span};
+use hybrid_pages::cache::{Changes, RemovedBlock, StoredBlocks};
 use hybrid_pages::ids::PrefixKey;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -34,7 +34,7 @@ fn key_bytes(py: Python<'_>, key: &PrefixKey) -> Py<PyBytes> {
     PyBytes::new(py, key.as_bytes()).unbind()
 }
 
-fn removal(py: Python<'_>, removed: &Removed) -> PyRemoved {
+fn removal(py: Python<'_>, removed: &RemovedBlock) -> PyRemoved {
     PyRemoved {
         namespace: removed.namespace.0,
         block_index: removed.block_index,
@@ -43,7 +43,7 @@ fn removal(py: Python<'_>, removed: &Removed) -> PyRemoved {
     }
 }
 
-fn span(py: Python<'_>, span: &Span) -> PyResult<PySpan> {
+fn span(py: Python<'_>, span: &StoredBlocks) -> PyResult<PySpan> {
     let keys = span.blocks.iter().map(|(key, _)| key_bytes(py, key));
     let notes = span.blocks.iter().map(|(_, note)| PyBytes::new(py, note));
     Ok(PySpan {

@@ -235,7 +235,7 @@ fn store(small: &Small, prompt: &str, checkpoints: &[usize]) {
 
 fn stored(changes: &Changes) -> Vec<String> {
     assert_eq!(changes.removed, []);
-    let last = |span: &hybrid_pages::cache::Span| span.blocks.last().unwrap().1.clone();
+    let last = |span: &hybrid_pages::cache::StoredBlocks| span.blocks.last().unwrap().1.clone();
     let text = |note| String::from_utf8(note).unwrap();
     changes.stored.iter().map(last).map(text).collect()
 }

@@ -6,7 +6,7 @@ mod plain_tier;
 use std::sync::mpsc::channel;
 
 use cache_support::{class, config};
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, Progress};
+use hybrid_pages::cache::{Arrival, Cache, CacheConfig, RestoreProgress};
 use hybrid_pages::ids::{ClassKind, NamespaceId, PrefixKey};
 use hybrid_pages::policy::Hints;
 use plain_tier::{Handle, Plain, SHAPE};
@@ -81,7 +81,7 @@ impl Scene {
         let mut loaded = 0;
         for _ in 0..100 {
             match restore.progress() {
-                Progress::Ready => {
+                RestoreProgress::Ready => {
                     let lease = restore.take().unwrap();
                     let mut blocks = lease.entries().iter().map(|entry| entry.block_index);
                     assert!(blocks.all(|block| (lease.first()..lease.blocks()).contains(&block)));
@@ -89,9 +89,9 @@ impl Scene {
                     assert!(sums.eq(std::iter::repeat_n(&vec![7], lease.entries().len())));
                     loaded += lease.entries().len();
                 }
-                Progress::Done => return (loaded, true),
-                Progress::Failed => return (loaded, false),
-                Progress::Queued | Progress::Waiting => self.check(),
+                RestoreProgress::Done => return (loaded, true),
+                RestoreProgress::Failed => return (loaded, false),
+                RestoreProgress::Queued | RestoreProgress::Waiting => self.check(),
             }
         }
         panic!("a restore does not come to its end");

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::Duration;
 
-use hybrid_pages::cache::{Arrival, Cache, CacheConfig, Medium, Progress, ReadLease, WriteLease};
+use hybrid_pages::cache::{
+    Arrival, Cache, CacheConfig, Medium, ReadLease, RestoreProgress, WriteLease,
+};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{EntryId, EntryKey, NamespaceId, SlotId, TenantId};
 use hybrid_pages::policy::{self, Hints, NewEntry, Policy, Request};
@@ -215,7 +217,7 @@ impl Scene {
             self.cache.admit(self.namespace, &keys, arrival)?;
             self.cache.lookup(self.namespace, &keys)?;
             if let Some(mut restore) = self.cache.restore(self.namespace, &keys, 0)? {
-                while let Progress::Ready | Progress::Waiting = restore.progress() {
+                while let RestoreProgress::Ready | RestoreProgress::Waiting = restore.progress() {
                     self.loading.extend(restore.take());
                 }
             }

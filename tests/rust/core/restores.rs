@@ -2,7 +2,7 @@
 
 mod tiers_support;
 
-use hybrid_pages::cache::Progress;
+use hybrid_pages::cache::RestoreProgress;
 use hybrid_pages::ids::ClassKind;
 use tiers_support::cache_support::{class, pages, whole};
 use tiers_support::{Engine, Handle, LARGE, Size, hybrid};
@@ -39,15 +39,15 @@ fn what_fits_is_one_wave_that_every_lookup_sees() {
     let mut restore = engine.restore("abcd", 0).unwrap();
     assert!(restore.whole());
     assert_eq!((restore.first(), restore.blocks()), (0, 3));
-    assert_eq!(restore.progress(), Progress::Waiting);
+    assert_eq!(restore.progress(), RestoreProgress::Waiting);
     assert!(restore.take().is_none());
     shelf.resume();
-    assert_eq!(restore.progress(), Progress::Ready);
+    assert_eq!(restore.progress(), RestoreProgress::Ready);
     assert_eq!(engine.depths("abc"), (3, 3));
     let mut lease = restore.take().unwrap();
     assert_eq!(engine.check("abc", &lease), 3);
     assert_eq!(lease.entries().len(), 4);
-    assert_eq!(restore.progress(), Progress::Done);
+    assert_eq!(restore.progress(), RestoreProgress::Done);
     drop(restore);
     engine.check("abc", &lease);
     lease.release();
@@ -76,14 +76,14 @@ fn what_was_brought_up_is_held_until_its_request_asks_again() {
     engine.store_below("rstuvw"); // All of the host.
     let mut first = engine.restore("abc", 0).unwrap();
     let mut second = engine.restore("xyz", 0).unwrap();
-    assert_eq!(first.progress(), Progress::Ready);
+    assert_eq!(first.progress(), RestoreProgress::Ready);
     // Eight slots are too few for both: one waits, and neither takes the other's.
     for _ in 0..3 {
-        assert_eq!(second.progress(), Progress::Queued);
-        assert_eq!(first.progress(), Progress::Ready);
+        assert_eq!(second.progress(), RestoreProgress::Queued);
+        assert_eq!(first.progress(), RestoreProgress::Ready);
     }
     assert_eq!(engine.take_all("abc", &mut first).len(), 4);
-    assert_eq!(second.progress(), Progress::Ready);
+    assert_eq!(second.progress(), RestoreProgress::Ready);
     assert_eq!(engine.take_all("xyz", &mut second).len(), 4);
     assert_eq!(engine.tier().read, 8, "each entry once");
     assert_eq!(engine.cache.restores().failed, 0);
@@ -98,7 +98,7 @@ fn a_prompt_larger_than_the_host_comes_in_waves() {
         assert!(!restore.whole());
         let mut waves = 0;
         let mut taken = Vec::new();
-        while restore.progress() == Progress::Ready {
+        while restore.progress() == RestoreProgress::Ready {
             let lease = restore.take().unwrap();
             engine.check(LONG, &lease);
             let places = lease.entries().iter();
@@ -106,7 +106,7 @@ fn a_prompt_larger_than_the_host_comes_in_waves() {
             assert!(lease.first() < lease.blocks());
             waves += 1;
         }
-        assert_eq!(restore.progress(), Progress::Done);
+        assert_eq!(restore.progress(), RestoreProgress::Done);
         assert_eq!(taken, all_of(0), "in order, the checkpoint last");
         assert!(waves >= 20 / slots, "{waves} waves with {slots} slots");
         assert_eq!(engine.tier().read, 21);
@@ -154,13 +154,13 @@ fn a_wave_takes_what_the_host_has_from_there() {
 fn the_next_wave_is_read_while_one_is_loaded() {
     let (engine, shelf) = small_host(12);
     let mut restore = engine.restore(LONG, 0).unwrap();
-    assert_eq!(restore.progress(), Progress::Ready);
+    assert_eq!(restore.progress(), RestoreProgress::Ready);
     let first = restore.take().unwrap();
     shelf.pause();
-    assert_eq!(restore.progress(), Progress::Waiting);
+    assert_eq!(restore.progress(), RestoreProgress::Waiting);
     assert_eq!(shelf.lock().under_way(), 3);
     shelf.resume();
-    assert_eq!(restore.progress(), Progress::Ready);
+    assert_eq!(restore.progress(), RestoreProgress::Ready);
     let second = restore.take().unwrap();
     engine.check(LONG, &first);
     engine.check(LONG, &second);
@@ -172,7 +172,7 @@ fn without_room_a_wave_waits_and_holds_nothing() {
     let (engine, _shelf) = small_host(12);
     let writer = engine.reserve("uvwxyzuvwxyz", &pages(0..12));
     let mut restore = engine.restore(LONG, 0).unwrap();
-    assert_eq!(restore.progress(), Progress::Queued);
+    assert_eq!(restore.progress(), RestoreProgress::Queued);
     assert_eq!(engine.cache.stats().leased_slots, 12);
     drop(writer);
     assert_eq!(engine.take_all(LONG, &mut restore), all_of(0));
@@ -185,7 +185,7 @@ fn first_waves_leave_room_for_later_ones() {
     let ready = |all: &mut Vec<hybrid_pages::cache::Restore>| -> Vec<bool> {
         let restores = all.iter_mut();
         restores
-            .map(|it| it.progress() == Progress::Ready)
+            .map(|it| it.progress() == RestoreProgress::Ready)
             .collect()
     };
     assert_eq!(ready(&mut all), [true, true, true, false, false, false]);
@@ -210,8 +210,8 @@ fn a_damaged_entry_costs_a_shallower_hit_before_the_first_wave() {
         }
         let mut restore = engine.restore(LONG, 0).unwrap();
         engine.take_all(LONG, &mut restore);
-        assert_eq!(restore.progress(), Progress::Failed);
-        assert_eq!(restore.progress(), Progress::Failed);
+        assert_eq!(restore.progress(), RestoreProgress::Failed);
+        assert_eq!(restore.progress(), RestoreProgress::Failed);
         assert_eq!(engine.cache.restores().failed, 1);
         drop(restore);
         assert_eq!(engine.depths(LONG).0, 12, "of {slots} slots");
@@ -227,10 +227,10 @@ fn a_damaged_entry_costs_a_shallower_hit_before_the_first_wave() {
 fn a_failed_wave_ends_the_restore_and_costs_its_entry() {
     let (engine, shelf) = small_host(12);
     let mut restore = engine.restore(LONG, 0).unwrap();
-    assert_eq!(restore.progress(), Progress::Ready);
+    assert_eq!(restore.progress(), RestoreProgress::Ready);
     let lease = restore.take().unwrap();
     shelf.lock().fail_reads = 1;
-    assert_eq!(restore.progress(), Progress::Failed);
+    assert_eq!(restore.progress(), RestoreProgress::Failed);
     assert!(restore.take().is_none());
     engine.check(LONG, &lease);
     drop(lease);
@@ -253,15 +253,15 @@ fn what_is_computed_after_a_failure_is_stored_whole() {
         shelf.pause();
         shelf.lock().damage_reads = whole.len();
         let mut restore = engine.restore("abcd", 0).unwrap();
-        assert_eq!(restore.progress(), Progress::Waiting);
+        assert_eq!(restore.progress(), RestoreProgress::Waiting);
         {
             let mut shelf = shelf.lock();
             (shelf.ends, shelf.order) = (Some(1), [first].into());
         }
         // One is damaged, and the others are still being read.
-        assert_eq!(restore.progress(), Progress::Waiting);
+        assert_eq!(restore.progress(), RestoreProgress::Waiting);
         shelf.resume();
-        assert_eq!(restore.progress(), Progress::Failed);
+        assert_eq!(restore.progress(), RestoreProgress::Failed);
         drop(restore);
         shelf.lock().damage_reads = 0;
         assert_eq!(engine.store("abcd", &whole), whole.len());
@@ -277,9 +277,9 @@ fn a_restore_that_ends_early_leaves_its_slots_to_the_reads() {
         let (engine, shelf) = small_host(slots);
         shelf.pause();
         let mut restore = engine.restore(LONG, 0).unwrap();
-        assert_eq!(restore.progress(), Progress::Waiting);
+        assert_eq!(restore.progress(), RestoreProgress::Waiting);
         restore.end();
-        assert_eq!(restore.progress(), Progress::Failed);
+        assert_eq!(restore.progress(), RestoreProgress::Failed);
         engine.audit();
         assert!(
             engine.cache.stats().leased_slots > 0,
@@ -298,11 +298,11 @@ fn nothing_of_before_a_clear_is_handed_out() {
         let (mut engine, shelf) = small_host(slots);
         shelf.pause();
         let mut restore = engine.restore(LONG, 0).unwrap();
-        assert_eq!(restore.progress(), Progress::Waiting);
+        assert_eq!(restore.progress(), RestoreProgress::Waiting);
         engine.cache.clear();
         engine.weights += 1;
         shelf.resume();
-        assert_eq!(restore.progress(), Progress::Failed);
+        assert_eq!(restore.progress(), RestoreProgress::Failed);
         engine.store(LONG, &pages(0..3));
         assert!(restore.take().is_none());
         drop(restore);
@@ -310,10 +310,10 @@ fn nothing_of_before_a_clear_is_handed_out() {
         // Ready before, and cleared then.
         let (engine, _shelf) = small_host(slots);
         let mut restore = engine.restore(LONG, 0).unwrap();
-        assert_eq!(restore.progress(), Progress::Ready);
+        assert_eq!(restore.progress(), RestoreProgress::Ready);
         engine.cache.clear();
         assert!(restore.take().is_none());
-        assert_eq!(restore.progress(), Progress::Failed);
+        assert_eq!(restore.progress(), RestoreProgress::Failed);
     }
 }
 
@@ -333,7 +333,7 @@ fn what_a_restore_needs_is_not_evicted_below() {
     drop(engine);
     let engine = Engine::new(&hybrid(), 12, &below);
     let mut restore = engine.restore(LONG, 0).unwrap();
-    assert_eq!(restore.progress(), Progress::Ready);
+    assert_eq!(restore.progress(), RestoreProgress::Ready);
     drop(restore.take().unwrap());
     // Other prompts go down meanwhile: there is room for two slots of theirs.
     engine.store_below("uv");
@@ -392,7 +392,7 @@ fn a_share_bounds_what_passes_through() {
     let engine = Engine::with_share(&hybrid(), 16, &below, "lru", Some(4));
     let mut restore = engine.restore(LONG, 0).unwrap();
     let mut taken = 0;
-    while restore.progress() == Progress::Ready {
+    while restore.progress() == RestoreProgress::Ready {
         let lease = restore.take().unwrap();
         engine.audit();
         assert!(engine.cache.stats().leased_slots <= 4);
@@ -405,12 +405,12 @@ fn a_share_bounds_what_passes_through() {
 fn a_namespace_lasts_as_long_as_a_restore_of_it() {
     let (engine, shelf) = small_host(12);
     let mut restore = engine.restore(LONG, 0).unwrap();
-    assert_eq!(restore.progress(), Progress::Ready);
+    assert_eq!(restore.progress(), RestoreProgress::Ready);
     drop(restore.take());
     engine.cache.release_namespace(engine.namespace).unwrap();
     // The first page goes, and with it everything of the namespace.
     engine.cache.clear();
-    assert_eq!(restore.progress(), Progress::Failed);
+    assert_eq!(restore.progress(), RestoreProgress::Failed);
     assert!(engine.cache.lookup(engine.namespace, &[]).is_ok());
     drop(restore);
     assert!(engine.cache.lookup(engine.namespace, &[]).is_err());

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use hybrid_pages::cache::{
-    Arrival, ClassConfig, LeaseEntry, Medium, Progress, ReadLease, Restore, WriteLease,
+    Arrival, ClassConfig, LeaseEntry, Medium, ReadLease, Restore, RestoreProgress, WriteLease,
 };
 use hybrid_pages::ids::{ClassKind, EntryKey, PrefixKey};
 use hybrid_pages::policy::Hints;
@@ -223,16 +223,16 @@ impl World {
                 let (prompt, restore, taken) = &mut self.restores[at];
                 let progress = restore.progress();
                 let lease = restore.take();
-                assert_eq!(lease.is_some(), progress == Progress::Ready);
+                assert_eq!(lease.is_some(), progress == RestoreProgress::Ready);
                 let prompt = prompt.clone();
                 if let Some(lease) = &lease {
                     let places = lease.entries().iter();
                     taken.extend(places.map(|it| (it.class_index, it.block_index)));
                 }
-                if progress == Progress::Done {
+                if progress == RestoreProgress::Done {
                     self.check_complete(at);
                 }
-                if matches!(progress, Progress::Done | Progress::Failed) {
+                if matches!(progress, RestoreProgress::Done | RestoreProgress::Failed) {
                     self.restores.swap_remove(at);
                 }
                 if let Some(lease) = lease {

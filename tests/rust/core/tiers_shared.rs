@@ -5,7 +5,7 @@ mod tiers_support;
 
 use std::time::Duration;
 
-use hybrid_pages::cache::{Arrival, Progress};
+use hybrid_pages::cache::{Arrival, RestoreProgress};
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::policy::Hints;
@@ -280,7 +280,7 @@ fn a_nearer_tier_serves_what_is_not_worth_reading_from_far() {
     ];
     assert_eq!(restore.depths(), depths);
     assert_eq!(engine.take_all("abcdef", &mut restore).len(), 3);
-    assert_eq!(restore.progress(), Progress::Done);
+    assert_eq!(restore.progress(), RestoreProgress::Done);
     assert_eq!(engine.cache.tiers()[1].read, 0);
     // Slow enough an engine reads all of it.
     engine.cache.set_compute_rate(Some(3.0)).unwrap();

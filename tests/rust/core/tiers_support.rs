@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cache_support::{class, keys, whole};
 use hybrid_pages::cache::{
-    Cache, CacheConfig, ClassConfig, LeaseEntry, Progress, ReadLease, Restore, WriteLease,
+    Cache, CacheConfig, ClassConfig, LeaseEntry, ReadLease, Restore, RestoreProgress, WriteLease,
 };
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, EntryKey, NamespaceId, SlotId};
@@ -434,7 +434,7 @@ impl Engine {
     /// Takes every wave, each after the one before was loaded. Returns what the waves had, with its block.
     pub fn take_all(&self, prompt: &str, restore: &mut Restore) -> Vec<(usize, usize)> {
         let mut taken = Vec::new();
-        while restore.progress() == Progress::Ready {
+        while restore.progress() == RestoreProgress::Ready {
             let lease = restore.take().unwrap();
             self.check(prompt, &lease);
             let places = lease.entries().iter();

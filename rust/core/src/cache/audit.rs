@@ -1,27 +1,31 @@
 //! The invariants, checked by walking everything.
 
-use super::copies::Direction;
-use super::state::State;
+use super::copies::{CopyDirection, RunningCopy};
+use super::state::CacheState;
 use crate::ids::{EntryId, SlotId};
-use crate::prefix::Cell;
+use crate::prefix::IndexCell;
 use crate::tier::Tier;
 
-impl State {
+impl CacheState {
     /// The first contradiction found.
     pub(super) fn audit(&self) -> Option<String> {
-        let tiers = 1..=self.below.len();
+        let tiers = self.tiers.below_host();
         self.index
             .audit()
+            .or_else(|| self.announced.audit(&self.index))
             .or_else(|| self.audit_slots())
             .or_else(|| self.entries.iter().find_map(|(id, _)| self.audit_entry(id)))
-            .or_else(|| self.audit_tenants())
+            .or_else(|| {
+                let name_of = |node| self.index.tenant(node);
+                self.tenants.audit(self.entries.iter(), name_of)
+            })
             .or_else(|| self.audit_copies())
             .or_else(|| tiers.into_iter().find_map(|tier| self.audit_tier(tier)))
     }
 
     /// Each slot is free, or has one owner; and the host's room is what its slots say.
     fn audit_slots(&self) -> Option<String> {
-        let pool = self.host.pool();
+        let pool = self.tiers.host.pool();
         let mut owned = vec![false; pool.total() as usize];
         let mut claim = |slot: SlotId| std::mem::replace(&mut owned[slot.0 as usize], true);
         if pool.free_slots().any(&mut claim) {
@@ -34,14 +38,14 @@ impl State {
                 return Some(format!("entry {} owns a slot that is not its own", id.0));
             }
             members += u64::from(entry.members.in_host());
-            if entry.holds == 0 {
+            if entry.pins == 0 {
                 evictable += u64::from(entry.slots_len());
             }
         }
         if owned.contains(&false) {
             return Some("a slot is lost".into());
         }
-        let room = self.host.room().usage();
+        let room = self.tiers.host.room().usage();
         let found = (u64::from(pool.free()), evictable, members);
         let counted = (room.free, room.evictable, room.entries);
         (found != counted).then(|| {
@@ -53,25 +57,27 @@ impl State {
         let entry = self.entries.get(id);
         let wrong = |text: &str| Some(format!("entry {} {text}", id.0));
         let size = entry.slots_len();
-        if size != 0 && size != self.classes[entry.class].slots {
+        if size != 0 && size != self.classes.slots(entry.class) {
             return wrong("owns slots of another class");
         }
-        if size == 0 && (entry.members.in_host() || entry.holds > 0 || !entry.copying.is_empty()) {
+        if size == 0 && (entry.members.in_host() || entry.pins > 0 || !entry.copying.is_empty()) {
             return wrong("is in the host, held or copied without slots");
         }
-        if entry.holds == 0 && (size > 0 && !entry.members.in_host() || !entry.copying.is_empty()) {
+        if entry.pins == 0 && (size > 0 && !entry.members.in_host() || !entry.copying.is_empty()) {
             return wrong("keeps slots for nobody");
         }
         if !entry.places.without(entry.members).is_empty() {
             return wrong("is whole where it is no member");
         }
         let Some(node) = entry.home else {
-            return match (entry.members.is_empty(), entry.holds) {
+            return match (entry.members.is_empty(), entry.pins) {
                 (true, 1..) => None,
                 _ => wrong("is kept for nobody, or by a tier that lookups don't know of"),
             };
         };
-        if self.index.cell(node, entry.class) != Cell::of(id, entry.places, self.shared) {
+        if self.index.cell(node, entry.class)
+            != IndexCell::of(id, entry.places, self.tiers.shared())
+        {
             return wrong("is not what the index knows");
         }
         if entry.members.is_empty() {
@@ -82,8 +88,8 @@ impl State {
             return wrong("is in a tier that lacks the page before it");
         }
         // A write lease may hold a page alone, and stand on those before it.
-        let alone = self.tips.any();
-        if entry.members.in_host() && entry.holds > 0 && page.holds == 0 && !alone {
+        let alone = self.prefix_pins.any();
+        if entry.members.in_host() && entry.pins > 0 && page.pins == 0 && !alone {
             return wrong("is held, the page before it is not");
         }
         None
@@ -97,7 +103,7 @@ impl State {
         }
         for copy in self.copies.running() {
             let entry = self.entries.get(copy.id);
-            if matches!(copy.direction, Direction::Through(_)) {
+            if matches!(copy.direction, CopyDirection::Through(_)) {
                 continue;
             }
             if !entry.copying.has(copy.tier) {
@@ -110,15 +116,15 @@ impl State {
 
     /// The room of a tier below and its queue are what the entries say.
     fn audit_tier(&self, tier: usize) -> Option<String> {
-        let level = &self.below[tier - 1];
+        let lower = self.tiers.lower(tier);
         let (mut taken, mut evictable, mut members) = (0, 0, 0);
         for (id, entry) in self.entries.iter() {
-            let size = u64::from(self.classes[entry.class].slots);
+            let size = u64::from(self.classes.slots(entry.class));
             let member = entry.members.has(tier);
             let copying = entry.copying.has(tier);
             members += u64::from(member);
             taken += if member || copying { size } else { 0 };
-            evictable += if member && !self.is_held_below(id, tier) {
+            evictable += if member && !self.is_pinned_below(id, tier) {
                 size
             } else {
                 0
@@ -127,19 +133,17 @@ impl State {
                 return Some(format!("tier {tier} waits for bytes that nobody copies"));
             }
         }
-        let down =
-            |copy: &&super::copies::Copy| copy.tier == tier && copy.direction == Direction::Down;
+        let down = |copy: &&RunningCopy| copy.tier == tier && copy.direction == CopyDirection::Down;
         let queued = self.copies.running().filter(down);
-        let queued =
-            queued.map(|copy| u64::from(self.classes[self.entries.get(copy.id).class].slots));
-        if !level.asked.is_bounded() || level.tip.is_some() {
+        let queued = queued.map(|copy| u64::from(self.size(copy.id)));
+        if !lower.queries.is_bounded() || lower.prefix_pin.is_some() {
             return Some(format!(
                 "tier {tier} remembers too many questions, or a tip that nobody holds"
             ));
         }
-        let usage = level.tier.room().usage();
+        let usage = lower.tier.room().usage();
         let found = (usage.capacity - taken, evictable, members, queued.sum());
-        let counted = (usage.free, usage.evictable, usage.entries, level.queued);
+        let counted = (usage.free, usage.evictable, usage.entries, lower.queued);
         (found != counted).then(|| {
             format!(
                 "(free, evictable, entries, queued) of tier {tier} are {found:?}, {counted:?} are counted"

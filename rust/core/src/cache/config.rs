@@ -25,7 +25,7 @@ pub struct Arrival {
     pub tokens: u64,
     /// Deepest boundary, in blocks, from which it could resume.
     pub limit: usize,
-    /// What the application says of it.
+    /// Hints of the application.
     pub hints: Hints,
 }
 
@@ -163,7 +163,7 @@ impl CacheConfig {
         )))
     }
 
-    /// Refuses a share that can't.
+    /// Refuses a tenant's share that can't hold one entry of each class.
     fn check_share(&self, needed: u128) -> Result<()> {
         let Some(share) = self.share().filter(|&share| u128::from(share) < needed) else {
             return Ok(());

@@ -30,9 +30,9 @@ pub struct Skipped {
     pub in_writing: usize,
     /// Everything else that could make room is in use or belongs to the same prefix.
     pub no_room: usize,
-    /// The same, while some slots are not ready.
+    /// No room, while some slots are not ready.
     pub not_ready: usize,
-    /// The same, for a tenant that has its share of the room.
+    /// No room within the share of the tenant.
     pub tenant_share: usize,
     /// A page before it is neither there nor being written: it could never be reached.
     pub orphan: usize,

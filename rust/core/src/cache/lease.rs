@@ -1,40 +1,40 @@
-//! Holds on entries that end by themselves.
+//! Leases: pins on entries that end by themselves.
 
 use std::sync::Arc;
 
-use super::Shared;
 use super::entry::{LeaseEntry, Skipped};
+use super::locked::Locked;
+use super::lookup::ReadSet;
 use super::reserve::Reservation;
-use super::state::ReadHold;
 use crate::error::{Error, Result};
 use crate::ids::EntryId;
 
-/// Keeps what a load reads where it is. Ends when released or dropped.
+/// A lease on entries that are loaded: it pins them until it is released or dropped.
 pub struct ReadLease {
-    shared: Arc<Shared>,
+    locked: Arc<Locked>,
     first: usize,
-    hold: ReadHold,
+    read: ReadSet,
     released: bool,
 }
 
 impl ReadLease {
-    /// Describes what is left to describe, in portions.
-    pub(super) fn new(shared: &Arc<Shared>, first: usize, hold: ReadHold) -> Result<Self> {
+    /// A lease on what was pinned; entries that are not described yet are described in portions.
+    pub(super) fn new(locked: &Arc<Locked>, first: usize, read: ReadSet) -> Result<Self> {
         let mut lease = Self {
-            shared: Arc::clone(shared),
+            locked: Arc::clone(locked),
             first,
-            hold,
+            read,
             released: false,
         };
-        let hold = &mut lease.hold;
-        hold.entries.reserve(hold.loads.len() - hold.entries.len());
-        while hold.entries.len() < hold.loads.len() {
-            shared.state.with_again(|state| state.describe_more(hold))?;
+        let read = &mut lease.read;
+        read.entries.reserve(read.loads.len() - read.entries.len());
+        while read.entries.len() < read.loads.len() {
+            locked.state.with_again(|state| state.describe_more(read))?;
         }
         Ok(lease)
     }
 
-    /// First block that the load covers.
+    /// The first block that the load covers.
     #[must_use]
     pub const fn first(&self) -> usize {
         self.first
@@ -43,32 +43,32 @@ impl ReadLease {
     /// The joint hit: the block after the last that the load covers.
     #[must_use]
     pub const fn blocks(&self) -> usize {
-        self.hold.blocks
+        self.read.blocks
     }
 
     /// The entries to load.
     #[must_use]
     pub fn entries(&self) -> &[LeaseEntry] {
-        &self.hold.entries
+        &self.read.entries
     }
 
-    /// Whether it has ended.
+    /// Whether the lease has ended.
     #[must_use]
     pub const fn released(&self) -> bool {
         self.released
     }
 
-    /// Ends it; a second time does nothing.
+    /// Ends the lease; a second call does nothing.
     pub fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
-            let held = std::mem::take(&mut self.hold.held);
-            self.shared.end(|state| state.let_go(held));
+            let pinned = std::mem::take(&mut self.read.pinned);
+            self.locked.end(|state| state.unpin_all(pinned));
         }
     }
 
-    /// Ids of the entries, which mean something only while the lease lasts and to its own cache.
-    pub(super) fn ids_in(&self, cache: &Arc<Shared>) -> Result<Vec<EntryId>> {
-        if !Arc::ptr_eq(&self.shared, cache) {
+    /// Ids of the entries, which mean something only while the lease lasts, and to the cache that gave it.
+    pub(super) fn ids_in(&self, cache: &Arc<Locked>) -> Result<Vec<EntryId>> {
+        if !Arc::ptr_eq(&self.locked, cache) {
             return Err(Error::Lease(
                 "expected a lease of this cache, found one of another".into(),
             ));
@@ -78,7 +78,7 @@ impl ReadLease {
                 "expected a lease that lasts, found one that was released".into(),
             ));
         }
-        Ok(self.hold.loads.iter().map(|&(_, id)| id).collect())
+        Ok(self.read.loads.iter().map(|&(_, id)| id).collect())
     }
 }
 
@@ -88,18 +88,18 @@ impl Drop for ReadLease {
     }
 }
 
-/// Room for entries that nobody sees until [`commit`](WriteLease::commit); dropped without it, the room
-/// is free again.
+/// A lease on room for entries that are written. Lookups see them after [`commit`](WriteLease::commit); if the lease is
+/// dropped without it, the room is free again.
 pub struct WriteLease {
-    shared: Arc<Shared>,
+    locked: Arc<Locked>,
     reservation: Reservation,
     ended: bool,
 }
 
 impl WriteLease {
-    pub(super) const fn new(shared: Arc<Shared>, reservation: Reservation) -> Self {
+    pub(super) const fn new(locked: Arc<Locked>, reservation: Reservation) -> Self {
         Self {
-            shared,
+            locked,
             reservation,
             ended: false,
         }
@@ -111,13 +111,13 @@ impl WriteLease {
         &self.reservation.entries
     }
 
-    /// How many wanted entries are not among them, by reason.
+    /// How many wanted entries the lease does not write, by reason.
     #[must_use]
     pub const fn skipped(&self) -> Skipped {
         self.reservation.skipped
     }
 
-    /// Whether it was committed or aborted.
+    /// Whether the lease was committed or aborted.
     #[must_use]
     pub const fn ended(&self) -> bool {
         self.ended
@@ -138,7 +138,7 @@ impl WriteLease {
                 checksums.len()
             )));
         }
-        let ranks = self.shared.with(|state| state.ranks())?;
+        let ranks = self.locked.with(|state| state.classes.ranks())?;
         for (index, shards) in checksums.iter().enumerate() {
             let found = shards.as_ref().len();
             if found != ranks {
@@ -151,19 +151,20 @@ impl WriteLease {
         self.commit_flat(&checksums)
     }
 
-    /// As [`commit`](Self::commit), with the values of each entry behind those of the entry before.
+    /// [`commit`](Self::commit) with the checksums of all entries in one list, those of an entry behind those of the
+    /// entry before.
     ///
     /// # Errors
     /// Those of [`commit`](Self::commit).
     pub fn commit_flat(&mut self, checksums: &[u64]) -> Result<usize> {
         self.check_lasts()?;
         let Self {
-            shared,
+            locked,
             reservation,
             ended,
         } = self;
-        shared.with(|state| {
-            let (ranks, entries) = (state.ranks(), reservation.written.len());
+        locked.with(|state| {
+            let (ranks, entries) = (state.classes.ranks(), reservation.written.len());
             if checksums.len() != ranks * entries {
                 return Err(Error::InvalidArgument(format!(
                     "checksums: expected {} for {entries} entries of {ranks} ranks, found {}",
@@ -173,11 +174,11 @@ impl WriteLease {
             }
             *ended = true;
             let checksums = checksums.chunks_exact(ranks).map(Some);
-            Ok(reservation.publish(state, checksums))
+            Ok(state.commit(reservation, checksums))
         })?
     }
 
-    /// As [`commit`](Self::commit), for bytes whose checksums nobody has computed: a load can't verify them.
+    /// [`commit`](Self::commit) for bytes whose checksums nobody has computed: a load can't verify them.
     ///
     /// # Errors
     /// [`Error::Lease`] if it has ended, [`Error::InvalidArgument`] if the cache has tiers below: what leaves
@@ -185,18 +186,18 @@ impl WriteLease {
     pub fn commit_without_checksums(&mut self) -> Result<usize> {
         self.check_lasts()?;
         let Self {
-            shared,
+            locked,
             reservation,
             ended,
         } = self;
-        shared.with(|state| {
-            if !state.below.is_empty() {
+        locked.with(|state| {
+            if state.tiers.has_lower() {
                 return Err(Error::InvalidArgument(
                     "commit: expected checksums, since this cache has tiers below the host, found none".into(),
                 ));
             }
             *ended = true;
-            Ok(reservation.publish(state, std::iter::repeat(None)))
+            Ok(state.commit(reservation, std::iter::repeat(None)))
         })?
     }
 
@@ -209,10 +210,10 @@ impl WriteLease {
         Ok(())
     }
 
-    /// Gives the room back; after the lease's end it does nothing.
+    /// Gives the room back; after the lease's end this call does nothing.
     pub fn abort(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.shared.end(|state| self.reservation.abandon(state));
+            self.locked.end(|state| state.abort(&mut self.reservation));
         }
     }
 }

@@ -1,13 +1,11 @@
-//! How entries leave tiers: evicted to make room, dropped, or because the page that they hang from
-//! leaves.
+//! How entries leave tiers: evicted, dropped, or because the page that they hang from leaves.
 
 use smallvec::SmallVec;
 
-use super::proven::Proven;
-use super::state::State;
+use super::state::CacheState;
 use crate::ids::{EntryId, EntryKey};
-use crate::prefix::{Cell, Fate};
-use crate::slot::{HOST, Places};
+use crate::prefix::{Fate, IndexCell};
+use crate::slot::Places;
 use crate::tier::{Below, Tier};
 
 /// An entry that left tiers, as far as the index and its record go.
@@ -18,52 +16,26 @@ struct Left {
     resident: bool,
 }
 
-impl State {
-    /// Evicts from a tier until so many slots are free there; changes nothing if that can't be.
-    pub(super) fn make_room(&mut self, tier: usize, slots: u64) -> bool {
-        if !self.can_hold(tier, slots) {
-            return false;
-        }
-        while self.room(tier).free() < slots {
-            let Some(victim) = self.room_mut(tier).victim() else {
-                return false;
-            };
-            self.evict(tier, victim);
-        }
-        true
-    }
-
-    pub(super) fn evict(&mut self, tier: usize, victim: EntryId) {
-        let class = self.entries.get(victim).class;
-        let before = self.room(tier).entries();
-        let resident = self.leave(&[victim], Places::of(tier), |tier, key| tier.evict(key));
-        if tier == HOST {
-            self.classes[class].evicted += 1;
-            self.reclaimed += resident - 1;
-        }
-        let room = self.room_mut(tier);
-        room.count_evicted(before - room.entries());
-    }
-
+impl CacheState {
     /// Drops entries that will not be written to the host after all.
     pub(super) fn abandon(&mut self, ids: &[EntryId]) {
-        self.writing -= ids.len() as u64;
-        self.reclaimed += self.take_out(ids, Places::HOST);
+        self.classes.end_writing(ids.len());
+        let left = self.take_out(ids, Places::HOST);
+        self.classes.count_reclaimed(left);
     }
 
     pub(super) fn invalidate(&mut self, ids: &[EntryId]) -> usize {
         let known = |id: &&EntryId| self.entries.get(**id).home.is_some();
         let named = ids.iter().filter(known).count() as u64;
         let dropped = self.take_out(ids, Places::ALL);
-        self.reclaimed += dropped - named;
+        self.classes.count_reclaimed(dropped - named);
         dropped as usize
     }
 
     pub(super) fn clear(&mut self) -> usize {
         let mut gone = Vec::new();
-        self.index.clear(&mut gone);
-        self.seen.clear();
-        self.proven.iter_mut().for_each(Proven::clear);
+        self.index.clear(&mut gone, &mut self.announced);
+        self.visits.clear();
         let mut left = Vec::with_capacity(gone.len());
         for id in gone {
             let entry = self.entries.get_mut(id);
@@ -75,10 +47,10 @@ impl State {
             });
         }
         let dropped = self.give_up(&left);
-        for level in &mut self.below {
-            level.unread.clear();
-            level.asked.clear();
-            level.tier.clear();
+        for lower in &mut self.tiers.below {
+            lower.unread.clear();
+            lower.queries.clear();
+            lower.tier.clear();
         }
         dropped as usize
     }
@@ -90,12 +62,12 @@ impl State {
         self.leave(ids, from, |tier, key| tier.remove(key))
     }
 
-    /// The same after a read that failed: tiers below may keep what is good.
+    /// Takes entries out of tiers after a read that failed: tiers below may keep what is good.
     pub(super) fn forget(&mut self, ids: &[EntryId], from: Places) -> u64 {
         self.leave(ids, from, |tier, key| tier.forget(key))
     }
 
-    fn leave(
+    pub(super) fn leave(
         &mut self,
         ids: &[EntryId],
         from: Places,
@@ -103,10 +75,11 @@ impl State {
     ) -> u64 {
         let mut left: SmallVec<[Left; 2]> = SmallVec::new();
         let mut keys: Vec<(Places, EntryKey)> = Vec::new();
+        let shared = self.tiers.shared();
         let Self {
             index,
+            announced,
             entries,
-            shared,
             ..
         } = self;
         for &id in ids {
@@ -114,7 +87,7 @@ impl State {
             let (Some(home), class) = (entry.home, entry.class) else {
                 continue;
             };
-            index.take_out(home, class, |index, node, id| {
+            index.take_out(home, class, announced, |index, node, id| {
                 let entry = entries.get_mut(id);
                 let tiers = entry.members.and(from);
                 if tiers.is_empty() {
@@ -136,12 +109,12 @@ impl State {
                     entry.home = None;
                     return Fate::Gone { known };
                 }
-                Fate::Stays(Cell::of(id, entry.places, *shared))
+                Fate::Stays(IndexCell::of(id, entry.places, shared))
             });
         }
         for (tiers, key) in keys.iter().rev() {
             for tier in tiers.and(Places::BELOW).tiers() {
-                tell(&mut *self.below[tier - 1].tier, key);
+                tell(&mut *self.tiers.lower_mut(tier).tier, key);
             }
         }
         self.give_up(&left)
@@ -159,33 +132,33 @@ impl State {
         } in left.iter().rev()
         {
             let entry = self.entries.get(id);
-            let (class, copying, held) = (entry.class, entry.copying, entry.holds > 0);
-            let size = self.classes[class].slots;
+            let (class, copying, pinned) = (entry.class, entry.copying, entry.pins > 0);
+            let size = self.classes.slots(class);
             if resident {
                 residents += 1;
-                self.classes[class].resident -= 1;
+                self.classes.remove_resident(class);
             }
             for tier in tiers.and(Places::BELOW).tiers() {
-                let kept = self.kept.forget(id, tier);
-                let room = self.room_mut(tier);
-                room.leave(id, size, copying.has(tier) || kept);
+                let for_restores = self.restoring.pins.forget(id, tier);
+                let room = self.tiers.room_mut(tier);
+                room.leave(id, size, copying.has(tier) || for_restores);
                 if !copying.has(tier) {
                     room.give(size);
                 }
             }
             if tiers.in_host() {
-                self.host.room_mut().leave(id, size, held);
-                if !held {
-                    self.tenants.hold(id, size);
+                self.tiers.host.room_mut().leave(id, size, pinned);
+                if !pinned {
+                    self.tenants.pin(id, size);
                 }
             }
             let entry = self.entries.get_mut(id);
-            if held || entry.members.in_host() {
+            if pinned || entry.members.in_host() {
                 continue;
             }
             if let Some(slots) = entry.slots.take() {
                 self.tenants.give(id, slots.len());
-                self.host.give(slots);
+                self.tiers.host.give(slots);
             }
             if entry.home.is_none() {
                 self.entries.remove(id);

@@ -2,57 +2,36 @@
 
 use std::cmp::Reverse;
 
-use super::copies::Held;
 use super::entry::{LeaseEntry, Skipped};
-use super::plan::{Wanted, units, write_order};
-use super::promote::leading;
-use super::state::State;
+use super::prefix_pins::{Pinned, PrefixPin};
+use super::state::CacheState;
 use super::tenants::Full;
-use super::tips::Tip;
+use super::write_order::{Wanted, units, write_order};
 use crate::error::{Error, Result};
-use crate::ids::{ClassKind, EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
 use crate::policy::Hints;
-use crate::prefix::{Boundary, Cell, boundary_name};
-use crate::slot::{HOST, Places};
-use crate::tier::Tier;
+use crate::prefix::{Boundary, IndexCell, boundary_name};
+use crate::slot::HOST;
 
-/// The entries that a write lease writes and holds.
+/// Entries of a prefix with where they are.
+type PlacedEntries = Vec<(Wanted, EntryId)>;
+
+/// The entries that a write lease writes and pins.
 #[derive(Default)]
 pub(super) struct Reservation {
     /// Those that it writes, in the order in which it shows them.
-    pub(super) written: Placed,
-    /// As it shows them.
+    pub(super) written: PlacedEntries,
+    /// The written entries as the lease shows them.
     pub(super) entries: Vec<LeaseEntry>,
-    /// These and the prefix that they extend, in the order in which they are let go: deepest first.
-    pub(super) held: Vec<EntryId>,
-    /// The page that is held instead of the prefix that it ends, if the policy protects that.
-    pub(super) tip: Option<Tip>,
+    /// The written entries and the prefix that they extend.
+    pub(super) pinned: Pinned,
     pub(super) skipped: Skipped,
 }
 
 impl Reservation {
-    /// Publishes them, and lets go of all that is held.
-    pub(super) fn publish<'a>(
-        &mut self,
-        state: &mut State,
-        checksums: impl Iterator<Item = Option<&'a [u64]>>,
-    ) -> usize {
-        let ids: Vec<_> = self.written.iter().map(|&(_, id)| id).collect();
-        let published = state.publish(ids.iter().copied().zip(checksums));
-        let held = Held {
-            entries: std::mem::take(&mut self.held),
-            tip: self.tip.take(),
-        };
-        state.write_behind(held, &ids);
-        published
-    }
-
-    /// Gives the room back, and lets go of all that is held.
-    pub(super) fn abandon(&self, state: &mut State) {
-        let ids: Vec<_> = self.written.iter().map(|&(_, id)| id).collect();
-        state.abandon(&ids);
-        state.tips.let_go(self.tip);
-        state.release(&self.held);
+    /// The written entries, in their order.
+    pub(super) fn ids(&self) -> Vec<EntryId> {
+        self.written.iter().map(|&(_, id)| id).collect()
     }
 }
 
@@ -64,12 +43,12 @@ fn not_below(entry: usize, what: &str, limit: usize, why: &str, found: usize) ->
 }
 
 /// The end of a prefix: its boundaries from `first` on.
-struct Path {
+struct PrefixPath {
     first: usize,
     boundaries: Vec<Boundary>,
 }
 
-impl Path {
+impl PrefixPath {
     fn at(&self, block: usize) -> Boundary {
         self.boundaries[block - self.first]
     }
@@ -89,8 +68,8 @@ struct Start {
     /// The boundary there, if it is known.
     node: Option<NodeId>,
     first: usize,
-    /// Held for all that comes before.
-    tip: Option<Tip>,
+    /// Stands for all that comes before.
+    prefix: Option<PrefixPin>,
 }
 
 impl Start {
@@ -98,12 +77,9 @@ impl Start {
     const AT_ONCE: Self = Self {
         node: None,
         first: 0,
-        tip: None,
+        prefix: None,
     };
 }
-
-/// Entries of a prefix with where they are.
-type Placed = Vec<(Wanted, EntryId)>;
 
 /// Most often they are in order, and code that doesn't run need not be fetched.
 fn sort<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
@@ -112,7 +88,7 @@ fn sort<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     }
 }
 
-impl State {
+impl CacheState {
     pub(super) fn reserve(
         &mut self,
         namespace: NamespaceId,
@@ -129,7 +105,11 @@ impl State {
         let chained = self.index.roles().attention.is_some();
         let first = self.needed_from(entries, last);
         let from_start = first == 0;
-        let Start { node, first, tip } = match first {
+        let Start {
+            node,
+            first,
+            prefix,
+        } = match first {
             1.. if chained && !hints.keep() => self.start(namespace, &keys[..first], entries),
             _ if chained => Start::AT_ONCE,
             _ => Start {
@@ -137,7 +117,7 @@ impl State {
                 ..Start::AT_ONCE
             },
         };
-        let path = Path {
+        let path = PrefixPath {
             first,
             boundaries: self.index.path(namespace, keys, node, first)?,
         };
@@ -146,17 +126,17 @@ impl State {
             let known = path.iter().map(|(_, node)| node);
             self.reconsider(&known.collect::<Vec<_>>());
         }
-        self.tips.hold(tip);
+        self.prefix_pins.pin(prefix);
         let mut skipped = Skipped::default();
         let (mut wanted, mut placed) = self.sort_out(&path, entries, &mut skipped);
         placed.extend(self.chain(&path));
-        if let (Some(tip), Some(class)) = (tip, self.index.roles().attention) {
-            let block = tip.block;
-            placed.push((Wanted { block, class }, tip.page));
+        if let (Some(pin), Some(class)) = (prefix, self.index.roles().attention) {
+            let block = pin.block;
+            placed.push((Wanted { block, class }, pin.page));
         }
         placed.sort_unstable_by_key(|&(_, id)| id);
         placed.dedup();
-        self.hold(&placed.iter().map(|&(_, id)| id).collect::<Vec<_>>());
+        self.pin(&placed.iter().map(|&(_, id)| id).collect::<Vec<_>>());
 
         // Making room may take the last boundary of a namespace that nobody holds.
         self.index.namespaces.hold(namespace);
@@ -165,27 +145,25 @@ impl State {
         let left_out = wanted.len() - written.len();
         match full {
             Some(Full::Share) => skipped.tenant_share = left_out,
-            _ if self.host.ready() < self.host.slots() => skipped.not_ready = left_out,
+            _ if self.tiers.host.ready() < self.tiers.host.slots() => skipped.not_ready = left_out,
             _ => skipped.no_room = left_out,
         }
-        self.writing += written.len() as u64;
+        self.classes.begin_writing(written.len());
         let mut all = Vec::with_capacity(placed.len() + written.len());
         all.extend(placed.iter().chain(&written).rev());
         // The mirror image of the order of writing, so that what hangs from a page goes before it.
         let roles = self.index.roles();
         sort(&mut all, |&(at, _)| Reverse(write_order(roles, at)));
         sort(&mut written, |&(at, _)| write_order(roles, at));
-        let held: Vec<EntryId> = all.iter().map(|&(_, id)| id).collect();
-        self.keep(&held, hints);
+        let entries: Vec<EntryId> = all.iter().map(|&(_, id)| id).collect();
+        self.pass_hints(&entries, hints);
         if hints.retain > 0 {
-            let new = keys[first..].iter();
-            self.vouch(|| new.map(|key| boundary_name(seed, key)).collect());
+            self.vouch(seed, &keys[first..]);
         }
         Ok(Reservation {
             written,
             entries: Vec::new(),
-            held,
-            tip,
+            pinned: Pinned { entries, prefix },
             skipped,
         })
     }
@@ -211,98 +189,42 @@ impl State {
         if node.is_none() && last.is_some_and(|key| self.index.has(namespace, key)) {
             return Start::AT_ONCE; // Of another prefix: it is refused where all of it is looked at.
         }
-        let reach = self.reach_of_host(namespace, keys);
+        let reach = self.pages_in(HOST, namespace, keys);
         let first = keys.len() - usize::from(node.is_some());
         if reach == 0 {
-            let tip = None;
-            return Start { node, first, tip };
+            return Start {
+                node,
+                first,
+                prefix: None,
+            };
         }
-        let tip = self.tip(namespace, &keys[..reach], entries);
-        tip.map_or(Start::AT_ONCE, |tip| Start {
+        let pin = self.pin_for_prefix(namespace, &keys[..reach], entries);
+        pin.map_or(Start::AT_ONCE, |pin| Start {
             node,
             first,
-            tip: Some(tip),
+            prefix: Some(pin),
         })
     }
 
-    /// How many leading blocks have their page in the host, or on its way there.
-    fn reach_of_host(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> usize {
-        let Some(page) = self.index.roles().attention else {
-            return 0;
-        };
-        let has = |blocks: usize| {
-            let node = self.index.end(namespace, &keys[..blocks]);
-            node.is_some_and(|node| self.member(node, page).is_some())
-        };
-        leading(keys.len(), has)
-    }
-
-    /// The last page of a prefix that the host has, if holding it alone keeps all of that: then a store behind it
+    /// The last page of a prefix that the host has, if a pin on it alone keeps all of that: then a store behind it
     /// costs as much as it stores, however long the prompt is.
-    fn tip(
+    fn pin_for_prefix(
         &self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
         entries: &[(usize, usize)],
-    ) -> Option<Tip> {
+    ) -> Option<PrefixPin> {
         let page = self.index.roles().attention?;
         let page = self.member(self.index.end(namespace, keys)?, page)?;
-        let tip = self.tip_at(page, keys.len() - 1);
+        let pin = self.prefix_pin(page, keys.len() - 1);
         let wanted = entries
             .iter()
-            .map(|&(class, _)| u64::from(self.classes[class].slots));
-        let needed = tip.slots.saturating_add(wanted.sum());
-        let held = self.protects(HOST, page)
+            .map(|&(class, _)| u64::from(self.classes.slots(class)));
+        let needed = pin.slots.saturating_add(wanted.sum());
+        let holds = self.protects(HOST, page)
             && self.can_surely_hold(needed)
-            && self.share_surely_holds(namespace, needed, tip.tenant);
-        held.then_some(tip)
-    }
-
-    /// Slots of the pages of so many blocks, at most.
-    pub(super) fn slots_of(&self, blocks: usize) -> u64 {
-        let pages = self
-            .classes
-            .iter()
-            .filter(|class| class.kind != ClassKind::Recurrent);
-        let slots: u64 = pages.map(|class| u64::from(class.slots)).sum();
-        slots.saturating_mul(blocks as u64)
-    }
-
-    /// Of the blocks of a prefix from `first` on, the last one that the host has a whole page of, if whatever is
-    /// before it need not be looked at; `first` otherwise.
-    pub(super) fn unwritten(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PrefixKey],
-        first: usize,
-    ) -> Result<usize> {
-        self.index.namespaces.check(namespace)?;
-        let roles = self.index.roles();
-        // Windows leave holes.
-        let skips = roles.windows.is_empty();
-        let Some(page) = roles.attention.filter(|_| skips) else {
-            return Ok(first);
-        };
-        // A page is in the host only with those before it, whole or in writing.
-        let has = |block: usize| {
-            let node = self.index.end(namespace, &keys[..=block])?;
-            let cell = self.index.cell(node, page);
-            cell.entry().filter(|_| cell.is_in_host())
-        };
-        let (mut low, mut high) = (first, keys.len());
-        if low >= high || has(low).is_none() {
-            return Ok(first);
-        }
-        let mut middle = high - 1; // Most often the host has all of them, or none.
-        while low + 1 < high {
-            match has(middle) {
-                Some(_) => low = middle,
-                None => high = middle,
-            }
-            middle = low.midpoint(high);
-        }
-        let protected = has(low).is_some_and(|id| self.host.room().protects(id));
-        Ok(if protected { low } else { first })
+            && self.share_surely_holds(namespace, needed, pin.tenant);
+        holds.then_some(pin)
     }
 
     fn check_wanted(&self, keys: usize, entries: &[(usize, usize)]) -> Result<()> {
@@ -323,17 +245,17 @@ impl State {
     /// from what could never be reached, and counts those two.
     fn sort_out(
         &self,
-        path: &Path,
+        path: &PrefixPath,
         entries: &[(usize, usize)],
         skipped: &mut Skipped,
-    ) -> (Vec<Wanted>, Placed) {
+    ) -> (Vec<Wanted>, PlacedEntries) {
         let mut wanted = Vec::with_capacity(entries.len());
         let mut present = Vec::new();
         for &(class, block) in entries {
             let at = Wanted { block, class };
             let node = path.at(block).known();
             let cell = node.map(|node| self.index.cell(node, class));
-            let Some(id) = cell.and_then(Cell::entry) else {
+            let Some(id) = cell.and_then(IndexCell::entry) else {
                 wanted.push(at);
                 continue;
             };
@@ -379,7 +301,7 @@ impl State {
 
     /// The entries of this path without which its end can't be resumed, as far as the host has them or will have
     /// them.
-    fn chain(&self, path: &Path) -> Placed {
+    fn chain(&self, path: &PrefixPath) -> PlacedEntries {
         let roles = self.index.roles();
         let last = path.first + path.boundaries.len() - 1;
         let mut chain = Vec::new();
@@ -400,20 +322,20 @@ impl State {
         namespace: NamespaceId,
         seed: u64,
         keys: &[PrefixKey],
-        mut path: Path,
+        mut path: PrefixPath,
         wanted: &mut [Wanted],
-    ) -> (Placed, Option<Full>) {
+    ) -> (PlacedEntries, Option<Full>) {
         let roles = self.index.roles().clone();
         let mut written = Vec::with_capacity(wanted.len());
         for unit in units(&roles, wanted) {
-            let slots = |at: &Wanted| u64::from(self.classes[at.class].slots);
+            let slots = |at: &Wanted| u64::from(self.classes.slots(at.class));
             let needed = unit.iter().map(slots).sum();
             if let Err(full) = self.make_room_for(namespace, needed) {
                 return (written, Some(full));
             }
             for &at in unit {
                 // Without an attention class, making room may have dropped a boundary of this very
-                // prefix; with one, all of them are held and the one before is there by now.
+                // prefix; with one, all of them are pinned and the one before is there by now.
                 let before = at
                     .block
                     .checked_sub(1)
@@ -421,13 +343,15 @@ impl State {
                 let parent = before.and_then(|block| path.at(block).known());
                 let key = &keys[at.block];
                 let node = match path.at(at.block) {
-                    Boundary::Unknown(hash) => self
-                        .index
-                        .add_hashed(parent, at.block, namespace, key, hash),
-                    Boundary::Known(_) => self
-                        .index
-                        .child(parent, at.block, namespace, key)
-                        .unwrap_or_else(|| self.index.add(parent, at.block, namespace, key)),
+                    Boundary::Unknown(hash) => self.index.add_hashed(
+                        parent,
+                        at.block,
+                        namespace,
+                        key,
+                        hash,
+                        &mut self.announced,
+                    ),
+                    Boundary::Known(_) => self.known_or_new(parent, at.block, namespace, key),
                 };
                 path.set(at.block, node);
                 let id = match self.index.cell(node, at.class).entry() {
@@ -441,13 +365,17 @@ impl State {
         (written, None)
     }
 
-    /// Makes a new entry known; no tier has it yet.
-    fn introduce(&mut self, node: NodeId, class: usize) -> EntryId {
-        let id = self.entries.insert(class, node);
-        let again = self
-            .index
-            .set(node, class, Cell::of(id, Places::NONE, Places::NONE));
-        self.entries.get_mut(id).again = again;
-        id
+    fn known_or_new(
+        &mut self,
+        parent: Option<NodeId>,
+        block: usize,
+        namespace: NamespaceId,
+        key: &PrefixKey,
+    ) -> NodeId {
+        let known = self.index.child(parent, block, namespace, key);
+        known.unwrap_or_else(|| {
+            self.index
+                .add(parent, block, namespace, key, &mut self.announced)
+        })
     }
 }

@@ -1,17 +1,6 @@
 //! Counts that a cache gives out.
 
-use crate::ids::ClassKind;
 use crate::tier::Usage;
-
-/// One class, with counts of its entries.
-pub(super) struct Class {
-    pub(super) kind: ClassKind,
-    /// Slots of an entry.
-    pub(super) slots: u32,
-    pub(super) resident: u64,
-    pub(super) stored: u64,
-    pub(super) evicted: u64,
-}
 
 /// Counts and sizes of a cache at one moment, in the host: see [`TierStats`] for the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -90,7 +79,7 @@ pub struct TierStats {
 pub struct RestoreStats {
     /// Restores that were begun.
     pub begun: u64,
-    /// Of those that have not ended: they go in waves, since the host can't hold them.
+    /// Restores that have not ended and come in waves, since the host can't hold them.
     pub in_waves: u64,
     /// Waves that were taken to be loaded.
     pub waves: u64,
@@ -166,33 +155,5 @@ impl Stats {
             ("tenants", self.tenants),
             ("metadata_bytes", self.metadata_bytes),
         ]
-    }
-
-    /// Adds a class to the counts of its kind.
-    pub(super) fn add(&mut self, class: &Class) {
-        let (resident, bytes, stored, evicted) = match class.kind {
-            ClassKind::Attention => (
-                &mut self.pages,
-                &mut self.page_bytes,
-                &mut self.stored_pages,
-                &mut self.evicted_pages,
-            ),
-            ClassKind::Window => (
-                &mut self.windows,
-                &mut self.window_bytes,
-                &mut self.stored_windows,
-                &mut self.evicted_windows,
-            ),
-            ClassKind::Recurrent => (
-                &mut self.checkpoints,
-                &mut self.checkpoint_bytes,
-                &mut self.stored_checkpoints,
-                &mut self.evicted_checkpoints,
-            ),
-        };
-        *resident += class.resident;
-        *bytes += class.resident * u64::from(class.slots) * self.slot_bytes;
-        *stored += class.stored;
-        *evicted += class.evicted;
     }
 }

@@ -6,10 +6,9 @@
 
 use hashbrown::HashMap;
 
-use super::state::State;
-use crate::ids::{EntryId, NamespaceId, TenantId};
+use crate::ids::{EntryId, NodeId, TenantId};
 use crate::slab::Slab;
-use crate::slot::HOST;
+use crate::slot::Entry;
 
 /// One tenant that has slots.
 #[derive(Debug)]
@@ -68,7 +67,7 @@ impl Tenants {
         (owner != TenantId::NONE).then(|| self.tenants.get_mut(owner.0))
     }
 
-    /// An entry of a tenant got slots, and is held.
+    /// An entry of a tenant got slots, and is pinned.
     pub(super) fn enter(&mut self, id: EntryId, name: u64, size: u32) -> TenantId {
         let owner = *self.numbers.entry(name).or_insert_with(|| {
             TenantId(self.tenants.insert(Tenant {
@@ -88,7 +87,7 @@ impl Tenants {
 
     /// An entry is no longer evictable.
     #[inline]
-    pub(super) fn hold(&mut self, id: EntryId, size: u32) {
+    pub(super) fn pin(&mut self, id: EntryId, size: u32) {
         if let Some(tenant) = self.of(id) {
             tenant.evictable -= u64::from(size);
         }
@@ -96,7 +95,7 @@ impl Tenants {
 
     /// An entry is evictable.
     #[inline]
-    pub(super) fn release(&mut self, id: EntryId, size: u32) {
+    pub(super) fn unpin(&mut self, id: EntryId, size: u32) {
         if let Some(tenant) = self.of(id) {
             tenant.evictable += u64::from(size);
         }
@@ -119,7 +118,7 @@ impl Tenants {
     }
 
     /// How many slots a tenant is to give up before it gets so many, and who it is; `None` if it can't.
-    fn excess(&self, name: u64, slots: u64) -> Option<(u64, TenantId)> {
+    pub(super) fn excess(&self, name: u64, slots: u64) -> Option<(u64, TenantId)> {
         let Some(share) = self.share else {
             return Some((0, TenantId::NONE));
         };
@@ -134,16 +133,21 @@ impl Tenants {
         (excess <= tenant.evictable).then_some((excess, number))
     }
 
-    fn number(&self, name: u64) -> Option<TenantId> {
+    /// Slots that one of them may have; none if they are not counted.
+    pub(super) const fn share(&self) -> Option<u64> {
+        self.share
+    }
+
+    pub(super) fn number(&self, name: u64) -> Option<TenantId> {
         self.numbers.get(&name).copied()
     }
 
-    fn evictable(&self, tenant: TenantId) -> u64 {
+    pub(super) fn evictable(&self, tenant: TenantId) -> u64 {
         self.tenants.get(tenant.0).evictable
     }
 
     /// Slots that a tenant may have besides those that it can't give up.
-    fn obtainable(&self, name: u64) -> u64 {
+    pub(super) fn obtainable(&self, name: u64) -> u64 {
         let Some(share) = self.share else {
             return u64::MAX;
         };
@@ -154,116 +158,46 @@ impl Tenants {
         })
     }
 
+    /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.numbers.allocation_size()
             + self.tenants.bytes()
             + self.owners.capacity() * size_of::<TenantId>()
     }
-}
 
-impl State {
-    /// Evicts from the host until so many slots are free there for a namespace, within the share of its
-    /// tenant. If that can't be, nothing was evicted, or only of that tenant.
-    pub(super) fn make_room_for(&mut self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
-        self.can_make_room_for(namespace, slots)?;
-        if self.tenants.is_counted() {
-            let name = self.index.namespaces.known_tenant(namespace);
-            loop {
-                let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
-                if excess == 0 {
-                    break;
-                }
-                let victim = self.room_mut(HOST).victim_of(tenant);
-                self.evict(HOST, victim.ok_or(Full::Share)?);
-            }
-        }
-        self.make_room(HOST, slots).then_some(()).ok_or(Full::Host)
-    }
-
-    /// Whether [`make_room_for`](Self::make_room_for) would find so many.
-    pub(super) fn can_make_room_for(&self, namespace: NamespaceId, slots: u64) -> Result<(), Full> {
-        if !self.can_hold(HOST, slots) {
-            return Err(Full::Host);
-        }
-        if self.tenants.is_counted() {
-            let name = self.index.namespaces.known_tenant(namespace);
-            let (excess, tenant) = self.tenants.excess(name, slots).ok_or(Full::Share)?;
-            if excess > 0 {
-                let evictable = self.tenants.evictable(tenant);
-                if excess > self.leavable(evictable, excess, Some(tenant)) {
-                    return Err(Full::Share);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Slots that a prompt may have at most.
-    pub(super) fn most_slots(&self) -> u64 {
-        let ready = self.host.ready() as u64;
-        self.tenants.share.map_or(ready, |share| ready.min(share))
-    }
-
-    /// Whether a tenant's share surely holds so many slots, one page's prefix among them, beside what cannot leave.
-    pub(super) fn share_surely_holds(
+    /// Shares are what the entries say, and no tenant has more than its own. `name_of`: the tenant of an entry that is
+    /// known.
+    pub(super) fn audit<'a>(
         &self,
-        namespace: NamespaceId,
-        slots: u64,
-        tenant: TenantId,
-    ) -> bool {
-        if !self.tenants.is_counted() {
-            return true;
-        }
-        let name = self.index.namespaces.known_tenant(namespace);
-        self.tenants.obtainable(name) >= slots.saturating_add(self.tips.bound_of(tenant))
-    }
-
-    /// Slots that [`make_room_for`](Self::make_room_for) can make free for a namespace, or nearly so; if it can make
-    /// those that are wanted, perhaps more than this.
-    pub(super) fn obtainable(&self, namespace: NamespaceId, wanted: u64) -> u64 {
-        let room = self.room(HOST).usage();
-        let free = room.free;
-        let all = free + self.leavable(room.evictable, wanted.saturating_sub(free), None);
-        if !self.tenants.is_counted() {
-            return all;
-        }
-        let name = self.index.namespaces.known_tenant(namespace);
-        let (of_it, tenant) = (self.tenants.obtainable(name), self.tenants.number(name));
-        let Some(tenant) = tenant else {
-            return all.min(of_it);
-        };
-        all.min(self.leavable(of_it, wanted, Some(tenant)))
-    }
-
-    /// Shares are what the entries say, and no tenant has more than its own.
-    pub(super) fn audit_tenants(&self) -> Option<String> {
-        let tenants = &self.tenants;
+        entries: impl Iterator<Item = (EntryId, &'a Entry)>,
+        name_of: impl Fn(NodeId) -> u64,
+    ) -> Option<String> {
         let mut found: HashMap<TenantId, (u64, u64)> = HashMap::new();
-        for (id, entry) in self.entries.iter() {
+        for (id, entry) in entries {
             let size = u64::from(entry.slots_len());
-            let owner = tenants.owner(id);
-            if (size > 0 && tenants.is_counted()) != (owner != TenantId::NONE) {
+            let owner = self.owner(id);
+            if (size > 0 && self.is_counted()) != (owner != TenantId::NONE) {
                 return Some(format!(
                     "entry {} has slots of nobody, or an owner and none",
                     id.0
                 ));
             }
             if let Some(node) = entry.home.filter(|_| owner != TenantId::NONE)
-                && self.index.tenant(node) != tenants.tenants.get(owner.0).name
+                && name_of(node) != self.tenants.get(owner.0).name
             {
                 return Some(format!("entry {} counts against another tenant", id.0));
             }
-            if size > 0 && tenants.is_counted() {
+            if size > 0 && self.is_counted() {
                 let of = found.entry(owner).or_default();
                 of.0 += size;
-                of.1 += if entry.holds == 0 { size } else { 0 };
+                of.1 += if entry.pins == 0 { size } else { 0 };
             }
         }
-        if found.len() != tenants.numbers.len() {
+        if found.len() != self.numbers.len() {
             return Some("a tenant without slots is kept, or one with slots is not".into());
         }
-        for (name, number) in &tenants.numbers {
-            let tenant = tenants.tenants.get(number.0);
+        for (name, number) in &self.numbers {
+            let tenant = self.tenants.get(number.0);
             let counted = (tenant.used, tenant.evictable);
             let has = found.get(number).copied().unwrap_or_default();
             if tenant.name != *name || has != counted {
@@ -272,7 +206,7 @@ impl State {
                     number.0
                 ));
             }
-            if tenants.share.is_some_and(|share| tenant.used > share) {
+            if self.share.is_some_and(|share| tenant.used > share) {
                 return Some(format!("tenant {} has more than its share", number.0));
             }
         }

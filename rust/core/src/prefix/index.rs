@@ -5,82 +5,19 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use smallvec::{SmallVec, smallvec};
 
-use super::announced::Announced;
-use super::{Namespaces, Roles, boundary_name};
+use super::boundary::boundary_name;
+use super::cell::{Fate, IndexCell};
+use super::namespace::Namespaces;
+use super::roles::Roles;
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
 use crate::slab::Slab;
-use crate::slot::Places;
-
-/// The entry of one class at a boundary and how far it is, in four bytes: an id below
-/// `EntryTable::MAX_ENTRIES` and three bits that tell a lookup all it asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Cell(u32);
-
-impl Cell {
-    pub(super) const EMPTY: Self = Self(u32::MAX);
-    /// Empty, after an entry that was whole.
-    pub(super) const GONE: Self = Self(u32::MAX - 1);
-
-    const HOST: u32 = 0;
-    const BOTH: u32 = 1 << 29;
-    const BELOW: u32 = 2 << 29;
-    const SHARED: u32 = 3 << 29;
-    const WRITING: u32 = 4 << 29;
-    /// From here on there is no entry.
-    const NONE: u32 = 5 << 29;
-    const ID: u32 = (1 << 29) - 1;
-
-    /// The cell of an entry whose bytes are whole in `places`, of which others share some.
-    pub(crate) const fn of(id: EntryId, places: Places, shared: Places) -> Self {
-        let own = places.and(Places::BELOW).without(shared);
-        let state = match (places.in_host(), own.is_empty()) {
-            (true, true) => Self::HOST,
-            (true, false) => Self::BOTH,
-            (false, false) => Self::BELOW,
-            (false, true) if places.is_empty() => Self::WRITING,
-            (false, true) => Self::SHARED,
-        };
-        Self(state | id.0)
-    }
-
-    /// The entry that is here, whole or not.
-    pub(crate) fn entry(self) -> Option<EntryId> {
-        (self.0 < Self::NONE).then_some(EntryId(self.0 & Self::ID))
-    }
-
-    /// Whether an entry is here and its bytes are whole somewhere.
-    pub(crate) const fn is_whole(self) -> bool {
-        self.0 < Self::WRITING
-    }
-
-    /// Whether an entry is here and its bytes are whole in the host.
-    pub(crate) const fn is_in_host(self) -> bool {
-        self.0 < Self::BELOW
-    }
-
-    /// Whether an entry is here and its bytes are whole in a tier below the host that nobody shares.
-    pub(super) const fn is_below(self) -> bool {
-        Self::BOTH <= self.0 && self.0 < Self::SHARED
-    }
-}
-
-/// The answer of an entry that is asked to leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It wasn't where it was asked to leave, and so nothing that hangs from it is.
-    Elsewhere,
-    /// It goes on with less.
-    Stays(Cell),
-    /// The index forgets it. `known`: as long as the boundary stays, it is known that a whole entry was here.
-    Gone { known: bool },
-}
 
 /// A boundary of a prefix.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Boundary {
     Known(NodeId),
-    /// With the hash of its name, for [`Index::add_hashed`].
+    /// With the hash of its name, for [`PrefixIndex::add_hashed`].
     Unknown(u64),
 }
 
@@ -101,11 +38,33 @@ fn not_chained(block: usize) -> Error {
     ))
 }
 
+/// Is told of every change in which entries are where, with the index as it is at that moment.
+pub(crate) trait Observer {
+    /// The index has a new boundary; nothing is there yet.
+    fn added(&mut self, index: &PrefixIndex, node: NodeId);
+
+    /// The index is about to forget a boundary; nothing is there any more.
+    fn removed(&mut self, index: &PrefixIndex, node: NodeId);
+
+    /// The cell of a class at a boundary was replaced.
+    fn moved(
+        &mut self,
+        index: &PrefixIndex,
+        node: NodeId,
+        class: usize,
+        before: IndexCell,
+        now: IndexCell,
+    );
+
+    /// The index is about to forget every boundary; numbers of boundaries start anew.
+    fn cleared(&mut self, index: &PrefixIndex);
+}
+
 /// A link to another node, or none.
 const NIL: u32 = u32::MAX;
 
 #[derive(Debug)]
-struct Node {
+struct PrefixNode {
     key: PrefixKey,
     namespace: NamespaceId,
     block: u32,
@@ -118,21 +77,19 @@ struct Node {
 
 /// All known boundaries of all namespaces.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct PrefixIndex {
     roles: Roles,
     /// Told of every boundary that comes and goes.
     pub(crate) namespaces: Namespaces,
-    nodes: Slab<Node>,
+    nodes: Slab<PrefixNode>,
     /// Of node `n` and class `c`: at `n * classes + c`. Beside the nodes, so that any number of
     /// classes costs no more than it needs.
-    cells: Vec<Cell>,
+    cells: Vec<IndexCell>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    /// What a follower is told, if there is one.
-    pub(super) announced: Option<Box<Announced>>,
 }
 
-impl Index {
+impl PrefixIndex {
     /// An empty index.
     pub(crate) fn new(roles: Roles) -> Self {
         Self {
@@ -142,7 +99,6 @@ impl Index {
             cells: Vec::new(),
             table: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            announced: None,
         }
     }
 
@@ -217,6 +173,19 @@ impl Index {
         (follows && node.block as usize == before.len()).then_some(NodeId(at))
     }
 
+    /// The leading blocks of a prefix whose boundaries are known.
+    pub(crate) fn known_path(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+    ) -> impl Iterator<Item = (usize, NodeId)> {
+        let mut parent = None;
+        keys.iter().enumerate().map_while(move |(block, key)| {
+            parent = self.child(parent, block, namespace, key);
+            parent.map(|node| (block, node))
+        })
+    }
+
     /// The boundary of a block of a prefix, if it is known there; of chained keys, the one before vouches for the rest.
     pub(crate) fn at(
         &self,
@@ -279,12 +248,13 @@ impl Index {
         block: usize,
         namespace: NamespaceId,
         key: &PrefixKey,
+        observer: &mut impl Observer,
     ) -> NodeId {
         let hash = self.hash(namespace, key);
-        self.add_hashed(parent, block, namespace, key, hash)
+        self.add_hashed(parent, block, namespace, key, hash, observer)
     }
 
-    /// The same, with the hash that [`Boundary::Unknown`] has of it.
+    /// Adds a boundary as [`add`](Self::add) does, with the hash that [`Boundary::Unknown`] has of it.
     pub(crate) fn add_hashed(
         &mut self,
         parent: Option<NodeId>,
@@ -292,6 +262,7 @@ impl Index {
         namespace: NamespaceId,
         key: &PrefixKey,
         hash: u64,
+        observer: &mut impl Observer,
     ) -> NodeId {
         let parent = parent.map_or(NIL, |parent| parent.0);
         let next = if parent == NIL {
@@ -299,7 +270,7 @@ impl Index {
         } else {
             self.nodes.get(parent).child
         };
-        let node = Node {
+        let node = PrefixNode {
             key: *key,
             namespace,
             block: block as u32,
@@ -317,7 +288,7 @@ impl Index {
             self.nodes.get_mut(next).prev = at;
         }
         if self.cells.len() < self.nodes.span() * self.roles.count {
-            let new = std::iter::repeat_n(Cell::EMPTY, self.roles.count);
+            let new = std::iter::repeat_n(IndexCell::EMPTY, self.roles.count);
             self.cells.extend(new);
         }
         let Self {
@@ -330,11 +301,11 @@ impl Index {
             let node = nodes.get(at);
             hasher.hash_one((node.namespace, &node.key))
         });
-        self.tell_added(NodeId(at));
+        observer.added(self, NodeId(at));
         NodeId(at)
     }
 
-    pub(crate) fn cell(&self, node: NodeId, class: usize) -> Cell {
+    pub(crate) fn cell(&self, node: NodeId, class: usize) -> IndexCell {
         self.cells[node.0 as usize * self.roles.count + class]
     }
 
@@ -348,20 +319,26 @@ impl Index {
         };
         (at != NIL)
             .then(|| self.cell(NodeId(at), page))
-            .and_then(Cell::entry)
+            .and_then(IndexCell::entry)
     }
 
-    fn cells_mut(&mut self, node: NodeId) -> &mut [Cell] {
+    fn cells_mut(&mut self, node: NodeId) -> &mut [IndexCell] {
         let count = self.roles.count;
         &mut self.cells[node.0 as usize * count..][..count]
     }
 
     /// Puts an entry's cell in place. Says whether it follows a whole one that went.
-    pub(crate) fn set(&mut self, node: NodeId, class: usize, cell: Cell) -> bool {
+    pub(crate) fn set(
+        &mut self,
+        node: NodeId,
+        class: usize,
+        cell: IndexCell,
+        observer: &mut impl Observer,
+    ) -> bool {
         let place = &mut self.cells_mut(node)[class];
         let before = std::mem::replace(place, cell);
-        self.tell_moved(node, class, before, cell);
-        before == Cell::GONE
+        observer.moved(self, node, class, before, cell);
+        before == IndexCell::GONE
     }
 
     /// The boundary before, if the tree has one.
@@ -371,23 +348,23 @@ impl Index {
     }
 
     /// The boundaries after.
-    pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+    pub(crate) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
         let some = |at: u32| (at != NIL).then_some(at);
         let first = some(self.nodes.get(node.0).child);
         std::iter::successors(first, move |&at| some(self.nodes.get(at).next)).map(NodeId)
     }
 
     /// Every boundary.
-    pub(super) fn all(&self) -> impl Iterator<Item = NodeId> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = NodeId> {
         self.nodes.iter().map(|(at, _)| NodeId(at))
     }
 
     /// Numbers of boundaries are below this.
-    pub(super) const fn span(&self) -> usize {
+    pub(crate) const fn span(&self) -> usize {
         self.nodes.span()
     }
 
-    pub(super) fn name(&self, node: NodeId) -> (NamespaceId, PrefixKey) {
+    pub(crate) fn name(&self, node: NodeId) -> (NamespaceId, PrefixKey) {
         let node = self.nodes.get(node.0);
         (node.namespace, node.key)
     }
@@ -402,7 +379,7 @@ impl Index {
     }
 
     /// Whether its namespace was retired.
-    pub(super) fn is_retired(&self, node: NodeId) -> bool {
+    pub(crate) fn is_retired(&self, node: NodeId) -> bool {
         self.namespaces.is_retired(self.nodes.get(node.0).namespace)
     }
 
@@ -436,16 +413,17 @@ impl Index {
         &mut self,
         top: NodeId,
         class: usize,
+        observer: &mut impl Observer,
         mut leave: impl FnMut(&Self, NodeId, EntryId) -> Fate,
     ) {
         let namespace = self.nodes.get(top.0).namespace;
         let before = self.nodes.len();
         if self.roles.attention == Some(class) {
-            self.ask_below(top, &mut leave);
+            self.ask_below(top, observer, &mut leave);
         } else {
-            self.ask(top, class, &mut leave);
+            self.ask(top, class, observer, &mut leave);
             if self.is_bare(top) {
-                self.remove(top.0, false);
+                self.remove(top.0, false, observer);
             }
         }
         // What hangs from a boundary is in its namespace.
@@ -454,13 +432,18 @@ impl Index {
     }
 
     /// Asks every entry of a boundary and of those below.
-    fn ask_below(&mut self, top: NodeId, leave: &mut impl FnMut(&Self, NodeId, EntryId) -> Fate) {
+    fn ask_below(
+        &mut self,
+        top: NodeId,
+        observer: &mut impl Observer,
+        leave: &mut impl FnMut(&Self, NodeId, EntryId) -> Fate,
+    ) {
         // Boundaries to ask, and whether the one before was forgotten.
         let mut pending: SmallVec<[_; 4]> = smallvec![(top.0, false)];
         while let Some((at, orphan)) = pending.pop() {
             let mut elsewhere = true;
             for class in self.roles.pages_first() {
-                elsewhere &= self.ask(NodeId(at), class, leave);
+                elsewhere &= self.ask(NodeId(at), class, observer, leave);
             }
             if elsewhere {
                 continue;
@@ -472,7 +455,7 @@ impl Index {
                 child = self.nodes.get(child).next;
             }
             if bare {
-                self.remove(at, orphan);
+                self.remove(at, orphan, observer);
             }
         }
     }
@@ -482,6 +465,7 @@ impl Index {
         &mut self,
         node: NodeId,
         class: usize,
+        observer: &mut impl Observer,
         leave: &mut impl FnMut(&Self, NodeId, EntryId) -> Fate,
     ) -> bool {
         let Some(id) = self.cell(node, class).entry() else {
@@ -490,10 +474,10 @@ impl Index {
         let cell = match leave(self, node, id) {
             Fate::Elsewhere => return true,
             Fate::Stays(cell) => cell,
-            Fate::Gone { known: true } => Cell::GONE,
-            Fate::Gone { known: false } => Cell::EMPTY,
+            Fate::Gone { known: true } => IndexCell::GONE,
+            Fate::Gone { known: false } => IndexCell::EMPTY,
         };
-        self.set(node, class, cell);
+        self.set(node, class, cell, observer);
         false
     }
 
@@ -507,8 +491,8 @@ impl Index {
     }
 
     /// Forgets a boundary; `orphan` if the one before it is forgotten already.
-    fn remove(&mut self, at: u32, orphan: bool) {
-        self.tell_removed(NodeId(at));
+    fn remove(&mut self, at: u32, orphan: bool, observer: &mut impl Observer) {
+        observer.removed(self, NodeId(at));
         let node = self.nodes.remove(at);
         if !orphan {
             if node.prev != NIL {
@@ -525,16 +509,16 @@ impl Index {
             .find_entry(hash, |&other| other == at)
             .expect("every node is in the table under its key")
             .remove();
-        self.cells_mut(NodeId(at)).fill(Cell::EMPTY);
+        self.cells_mut(NodeId(at)).fill(IndexCell::EMPTY);
     }
 
     /// Forgets every boundary; their entries are added to `gone`, those of a boundary after its page.
-    pub(crate) fn clear(&mut self, gone: &mut Vec<EntryId>) {
+    pub(crate) fn clear(&mut self, gone: &mut Vec<EntryId>, observer: &mut impl Observer) {
         for cells in self.cells.chunks(self.roles.count) {
             let entries = self.roles.pages_first().map(|class| cells[class].entry());
             gone.extend(entries.flatten());
         }
-        self.tell_cleared();
+        observer.cleared(self);
         self.cells.clear();
         self.nodes = Slab::new();
         self.table.clear();
@@ -549,9 +533,8 @@ impl Index {
     /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
         self.namespaces.bytes()
-            + self.announced_bytes()
             + self.nodes.bytes()
-            + self.cells.capacity() * size_of::<Cell>()
+            + self.cells.capacity() * size_of::<IndexCell>()
             + self.table.allocation_size()
     }
 
@@ -578,8 +561,6 @@ impl Index {
         if self.table.len() != self.nodes.len() {
             return Some("the table and the nodes differ".into());
         }
-        self.namespaces
-            .audit(&counts)
-            .or_else(|| self.audit_announced())
+        self.namespaces.audit(&counts)
     }
 }

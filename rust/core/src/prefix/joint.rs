@@ -1,6 +1,7 @@
 //! The joint hit: the deepest boundary from which every class can resume.
 
-use super::index::{Cell, Index};
+use super::cell::IndexCell;
+use super::index::PrefixIndex;
 use super::roles::Roles;
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
 
@@ -30,10 +31,10 @@ impl Missing {
     }
 
     /// Why a boundary can't be resumed from that has its page and this of the recurrent class.
-    fn at(state: Cell) -> Self {
+    fn at(state: IndexCell) -> Self {
         match state {
-            Cell::EMPTY => Self::NeverMade,
-            Cell::GONE => Self::Evicted,
+            IndexCell::EMPTY => Self::NeverMade,
+            IndexCell::GONE => Self::Evicted,
             state if state.is_whole() => Self::Window,
             _ => Self::Writing,
         }
@@ -71,7 +72,7 @@ struct Depth<F> {
     ended: bool,
 }
 
-impl<F: Fn(Cell) -> bool> Depth<F> {
+impl<F: Fn(IndexCell) -> bool> Depth<F> {
     fn new(roles: &Roles, counts: F) -> Self {
         let least = match roles.recurrent {
             Some(_) => Missing::NeverMade,
@@ -88,7 +89,7 @@ impl<F: Fn(Cell) -> bool> Depth<F> {
     }
 
     /// Goes on to the next block. False if its page is missing.
-    fn pass(&mut self, index: &Index, block: usize, node: Option<NodeId>) -> bool {
+    fn pass(&mut self, index: &PrefixIndex, block: usize, node: Option<NodeId>) -> bool {
         let roles = index.roles();
         let has = |class| node.is_some_and(|node| (self.counts)(index.cell(node, class)));
         if let Some(attention) = roles.attention {
@@ -100,7 +101,7 @@ impl<F: Fn(Cell) -> bool> Depth<F> {
         }
         let state = match (roles.recurrent, node) {
             (Some(class), Some(node)) => index.cell(node, class),
-            _ => Cell::EMPTY,
+            _ => IndexCell::EMPTY,
         };
         let mut whole = roles.recurrent.is_none() || (self.counts)(state);
         for (run, &(class, window)) in self.runs.iter_mut().zip(&roles.windows) {
@@ -110,7 +111,7 @@ impl<F: Fn(Cell) -> bool> Depth<F> {
         if whole {
             self.hit.blocks = block + 1;
             self.missing = self.least;
-        } else if state != Cell::EMPTY {
+        } else if state != IndexCell::EMPTY {
             self.missing = self.missing.max(Missing::at(state));
         }
         true
@@ -126,11 +127,11 @@ impl<F: Fn(Cell) -> bool> Depth<F> {
     }
 }
 
-impl Index {
+impl PrefixIndex {
     /// The joint hit over all tiers and, in one walk with it, that of the host.
     pub(crate) fn hits(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Hit {
-        let mut whole = Depth::new(self.roles(), Cell::is_whole);
-        let mut host = Depth::new(self.roles(), Cell::is_in_host);
+        let mut whole = Depth::new(self.roles(), IndexCell::is_whole);
+        let mut host = Depth::new(self.roles(), IndexCell::is_in_host);
         let chained = self.roles().attention.is_some();
         let mut parent = None;
         for (block, key) in keys.iter().enumerate() {
@@ -155,7 +156,7 @@ impl Index {
         &self,
         namespace: NamespaceId,
         keys: &[PrefixKey],
-        counts: impl Fn(Cell) -> bool,
+        counts: impl Fn(IndexCell) -> bool,
         mut visit: impl FnMut(Option<NodeId>),
     ) -> Hit {
         let mut depth = Depth::new(self.roles(), counts);

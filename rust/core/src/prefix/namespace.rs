@@ -107,7 +107,7 @@ impl Namespaces {
     }
 
     /// Notes that nothing of a namespace is announced any more.
-    pub(super) fn retire(&mut self, id: NamespaceId) {
+    pub(crate) fn retire(&mut self, id: NamespaceId) {
         self.record(id).retired = true;
     }
 

@@ -1,6 +1,7 @@
 //! One record per entry, from its reservation until no tier and no lease has it.
 
-use super::{Places, SlotSet};
+use super::places::Places;
+use super::pool::{SlotPool, SlotSet};
 use crate::ids::{EntryId, NodeId};
 use crate::slab::Slab;
 
@@ -11,8 +12,8 @@ pub(crate) struct Entry {
     /// Where the index knows it; `None` once it was dropped from there and only leases keep it.
     pub(crate) home: Option<NodeId>,
     /// Leases and copies that need its slots: while there is one, they are not reused.
-    pub(crate) holds: u32,
-    /// Slots of the host that it owns. They outlast its membership of the host while it is held.
+    pub(crate) pins: u32,
+    /// Slots of the host that it owns. They outlast its membership of the host while it is pinned.
     pub(crate) slots: Option<SlotSet>,
     /// Tiers that it is a member of: room is taken there, its bytes are whole or on their way.
     pub(crate) members: Places,
@@ -46,7 +47,7 @@ pub(crate) struct EntryTable {
 
 impl EntryTable {
     /// Most entries at a time: ids are below this.
-    pub(crate) const MAX_ENTRIES: usize = 1 << 29;
+    pub(crate) const MAX_ENTRIES: usize = SlotPool::MAX_SLOTS;
 
     /// An empty table for entries written by so many ranks.
     pub(crate) const fn new(ranks: usize) -> Self {
@@ -64,7 +65,7 @@ impl EntryTable {
         let entry = Entry {
             class,
             home: home.into(),
-            holds: 0,
+            pins: 0,
             slots: None,
             members: Places::NONE,
             places: Places::NONE,

@@ -3,8 +3,6 @@
 use crate::error::{Error, Result};
 use crate::ids::SlotId;
 
-use super::EntryTable;
-
 const END: u32 = u32::MAX;
 
 /// Slots with one owner. Only [`SlotPool::give`] takes them back, and it consumes the set: a slot
@@ -38,8 +36,8 @@ pub(crate) struct SlotPool {
 
 impl SlotPool {
     /// Most slots of a pool. An entry takes one at least, in the pool or in a tier below, and the index
-    /// keeps the top two bits of an entry's 32 for itself.
-    pub(crate) const MAX_SLOTS: usize = EntryTable::MAX_ENTRIES;
+    /// keeps the top three bits of an entry's 32 for itself.
+    pub(crate) const MAX_SLOTS: usize = 1 << 29;
 
     /// A pool with all its slots free.
     ///

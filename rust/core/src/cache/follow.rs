@@ -1,6 +1,7 @@
-//! Following what the cache has, to tell others.
+//! The calls of a follower, which tells others what the cache has.
 
-use super::{Cache, Changes, Medium};
+use super::Cache;
+use super::announced::{Changes, Medium};
 use crate::error::{Error, Result};
 use crate::ids::{NamespaceId, PrefixKey};
 
@@ -14,13 +15,13 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] without a class of attention pages: nothing links the blocks then.
     pub fn follow(&self) -> Result<()> {
-        self.shared.with(|state| {
+        self.locked.with(|state| {
             if state.index.roles().attention.is_none() {
                 return Err(Error::InvalidArgument(
                     "follow: expected a class of attention pages, found none".into(),
                 ));
             }
-            state.index.follow();
+            state.announced.follow(&state.index);
             Ok(())
         })?
     }
@@ -30,14 +31,14 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn unnoted(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Result<Vec<usize>> {
-        self.shared.with(|state| {
+        self.locked.with(|state| {
             state.index.namespaces.check(namespace)?;
-            Ok(state.index.unnoted(namespace, keys))
+            Ok(state.announced.unnoted(&state.index, namespace, keys))
         })?
     }
 
     /// Keeps a note with blocks of a prefix, for [`changes`](Self::changes), for as long as they are known.
-    /// What has one keeps it; unknown blocks get none.
+    /// A block that has a note keeps it; unknown blocks get none.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
@@ -47,20 +48,21 @@ impl Cache {
         keys: &[PrefixKey],
         notes: impl IntoIterator<Item = (usize, Box<[u8]>)>,
     ) -> Result<()> {
-        self.shared.with(|state| {
+        self.locked.with(|state| {
             state.index.namespaces.check(namespace)?;
-            state.index.note(namespace, keys, notes.into_iter());
+            let notes = notes.into_iter();
+            state.announced.note(&state.index, namespace, keys, notes);
             Ok(())
         })?
     }
 
-    /// What the follower is to be told of a medium since the last call. With `anew`, all that it was told
-    /// is removed first and all that is announced told again: for a follower whose listeners may have lost it.
+    /// Blocks that were announced or removed in a medium since the last call. With `anew`, all that the follower was
+    /// told is removed first, and all that is announced is told again: for a follower whose listeners may have lost it.
     #[must_use]
     pub fn changes(&self, medium: Medium, anew: bool) -> Changes {
         let changes = self
-            .shared
-            .with(|state| state.index.take_changes(medium, anew));
+            .locked
+            .with(|state| state.announced.take_changes(&state.index, medium, anew));
         changes.unwrap_or_default()
     }
 
@@ -69,9 +71,10 @@ impl Cache {
     /// # Errors
     /// [`Error::InvalidArgument`] for an unknown namespace.
     pub fn retire(&self, namespace: NamespaceId) -> Result<()> {
-        self.shared.with(|state| {
+        self.locked.with(|state| {
             state.index.namespaces.check(namespace)?;
-            state.index.retire(namespace);
+            state.index.namespaces.retire(namespace);
+            state.announced.retire(&state.index, namespace);
             Ok(())
         })?
     }

@@ -1,17 +1,17 @@
-//! What the follower was told of one medium, and what is so.
+//! The state of one medium: which boundaries are announced, and which of them the follower was told of.
 
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use super::{Changes, Medium, Note, Notes, Removed, Span};
+use super::changes::{BlockNotes, Changes, Medium, Note, RemovedBlock, StoredBlocks};
 use crate::ids::{NamespaceId, NodeId, PrefixKey};
-use crate::prefix::index::Index;
+use crate::prefix::PrefixIndex;
 
-/// One boundary, by the number of its node.
+/// The state of one boundary, by the number of its node.
 #[derive(Debug, Clone, Copy, Default)]
-struct Mark {
-    /// Its page and all before it are in the medium.
+struct NodeMark {
+    /// The boundary's page and all before it are in the medium.
     rooted: bool,
     usable: bool,
     /// The follower was told.
@@ -29,18 +29,18 @@ type Gone = HashMap<(NamespaceId, PrefixKey), (u32, Option<Note>)>;
 #[derive(Debug)]
 pub(super) struct Told {
     medium: Medium,
-    marks: Vec<Mark>,
-    /// Of each node and window class: how many blocks in a row, up to here and up to the window, have
+    marks: Vec<NodeMark>,
+    /// For each node and window class: how many blocks in a row, up to here and up to the window, have
     /// their page in the medium.
     runs: Vec<u32>,
     queue: Vec<u32>,
     gone: Gone,
-    /// Of the notes in `gone`.
+    /// Bytes of the notes in `gone`.
     note_bytes: usize,
 }
 
 impl Told {
-    /// Nothing was told.
+    /// The state of a medium of which nothing was told.
     pub(super) fn new(medium: Medium) -> Self {
         Self {
             medium,
@@ -52,11 +52,11 @@ impl Told {
         }
     }
 
-    fn has(&self, index: &Index, node: NodeId, class: usize) -> bool {
+    fn has(&self, index: &PrefixIndex, node: NodeId, class: usize) -> bool {
         self.medium.has(index.cell(node, class))
     }
 
-    fn mark(&mut self, node: NodeId) -> &mut Mark {
+    fn mark(&mut self, node: NodeId) -> &mut NodeMark {
         &mut self.marks[node.0 as usize]
     }
 
@@ -71,9 +71,9 @@ impl Told {
     }
 
     /// Follows a boundary that the index just got; returns the note that it had when it was here before.
-    pub(super) fn added(&mut self, index: &Index, node: NodeId) -> Option<Note> {
+    pub(super) fn added(&mut self, index: &PrefixIndex, node: NodeId) -> Option<Note> {
         let span = index.span();
-        self.marks.resize(span, Mark::default());
+        self.marks.resize(span, NodeMark::default());
         self.runs.resize(span * index.roles().windows.len(), 0);
         if self.gone.is_empty() {
             return None;
@@ -86,12 +86,12 @@ impl Told {
     }
 
     /// Takes leave of a boundary that the index is about to forget. Nothing of it is in the medium.
-    pub(super) fn removed(&mut self, index: &Index, node: NodeId, note: Option<&Note>) {
+    pub(super) fn removed(&mut self, index: &PrefixIndex, node: NodeId, note: Option<&Note>) {
         let mark = self.mark(node);
         let told = mark.told;
-        *mark = Mark {
+        *mark = NodeMark {
             queued: mark.queued,
-            ..Mark::default()
+            ..NodeMark::default()
         };
         let windows = index.roles().windows.len();
         self.runs[node.0 as usize * windows..][..windows].fill(0);
@@ -110,7 +110,7 @@ impl Told {
     }
 
     /// An entry's bytes are in the medium now, or not any more.
-    pub(super) fn flipped(&mut self, index: &Index, node: NodeId, class: usize, there: bool) {
+    pub(super) fn flipped(&mut self, index: &PrefixIndex, node: NodeId, class: usize, there: bool) {
         let roles = index.roles();
         if roles.attention == Some(class) {
             if !there {
@@ -129,7 +129,7 @@ impl Told {
     }
 
     /// Pages from the start of a prompt up to this one are in the medium, and maybe more behind it.
-    fn root(&mut self, index: &Index, top: NodeId) {
+    fn root(&mut self, index: &PrefixIndex, top: NodeId) {
         let page = index.roles().attention;
         let mut pending = vec![top];
         while let Some(node) = pending.pop() {
@@ -141,7 +141,7 @@ impl Told {
     }
 
     /// A page went: nothing from it on can be reached.
-    pub(super) fn uproot(&mut self, index: &Index, top: NodeId) {
+    pub(super) fn uproot(&mut self, index: &PrefixIndex, top: NodeId) {
         if !self.mark(top).rooted {
             return;
         }
@@ -166,7 +166,7 @@ impl Told {
     }
 
     /// Counts again how many window pages in a row are there, here and behind.
-    fn rerun(&mut self, index: &Index, top: NodeId, window: usize, there: bool) {
+    fn rerun(&mut self, index: &PrefixIndex, top: NodeId, window: usize, there: bool) {
         let (class, blocks) = index.roles().windows[window];
         let windows = index.roles().windows.len();
         let most = u32::try_from(blocks).unwrap_or(u32::MAX);
@@ -199,7 +199,7 @@ impl Told {
         }
     }
 
-    fn is_usable(&self, index: &Index, node: NodeId) -> bool {
+    fn is_usable(&self, index: &PrefixIndex, node: NodeId) -> bool {
         let roles = index.roles();
         let needed = index.boundary_block(node) + 1;
         let runs = &self.runs[node.0 as usize * roles.windows.len()..];
@@ -210,7 +210,7 @@ impl Told {
                 .all(|(&(_, window), &run)| run as usize >= window.min(needed))
     }
 
-    fn refresh(&mut self, index: &Index, node: NodeId) {
+    fn refresh(&mut self, index: &PrefixIndex, node: NodeId) {
         let usable = self.is_usable(index, node);
         if std::mem::replace(&mut self.mark(node).usable, usable) == usable {
             return;
@@ -222,7 +222,7 @@ impl Told {
         }
     }
 
-    fn add_reason(&mut self, index: &Index, node: NodeId) {
+    fn add_reason(&mut self, index: &PrefixIndex, node: NodeId) {
         let mut next = Some(node);
         while let Some(node) = next {
             let mark = self.mark(node);
@@ -235,7 +235,7 @@ impl Told {
         }
     }
 
-    fn drop_reason(&mut self, index: &Index, mut next: Option<NodeId>) {
+    fn drop_reason(&mut self, index: &PrefixIndex, mut next: Option<NodeId>) {
         while let Some(node) = next {
             let mark = self.mark(node);
             mark.reasons -= 1;
@@ -247,15 +247,20 @@ impl Told {
         }
     }
 
-    /// What changed since the last call; with `anew`, all that was told is removed first.
-    pub(super) fn take_changes(&mut self, index: &Index, notes: &Notes, anew: bool) -> Changes {
+    /// The changes since the last call; with `anew`, all that was told is removed first.
+    pub(super) fn take_changes(
+        &mut self,
+        index: &PrefixIndex,
+        notes: &BlockNotes,
+        anew: bool,
+    ) -> Changes {
         if anew {
             index.all().for_each(|node| self.enqueue(node));
         }
         let mut removed = Vec::with_capacity(self.gone.len());
         for ((namespace, key), (block, note)) in self.gone.drain() {
             self.note_bytes -= bytes_of(note.as_ref());
-            removed.push(Removed {
+            removed.push(RemovedBlock {
                 namespace,
                 block_index: block as usize,
                 key,
@@ -271,7 +276,7 @@ impl Told {
             if mark.told && (anew || !announced) {
                 mark.told = false;
                 let (namespace, key) = index.name(node);
-                removed.push(Removed {
+                removed.push(RemovedBlock {
                     namespace,
                     block_index: index.boundary_block(node),
                     key,
@@ -283,7 +288,7 @@ impl Told {
             }
         }
         removed.sort_unstable_by(|a, b| {
-            let order = |it: &Removed| (Reverse(it.block_index), it.namespace.0);
+            let order = |it: &RemovedBlock| (Reverse(it.block_index), it.namespace.0);
             (order(a), a.key.as_bytes()).cmp(&(order(b), b.key.as_bytes()))
         });
         let starts = |node: &NodeId| {
@@ -302,11 +307,11 @@ impl Told {
     /// added to `heads`.
     fn span(
         &mut self,
-        index: &Index,
-        notes: &Notes,
+        index: &PrefixIndex,
+        notes: &BlockNotes,
         head: NodeId,
         heads: &mut Vec<NodeId>,
-    ) -> Span {
+    ) -> StoredBlocks {
         let mut blocks = Vec::new();
         let mut next = Some(head);
         while let Some(node) = next.take() {
@@ -322,7 +327,7 @@ impl Told {
                 }
             }
         }
-        Span {
+        StoredBlocks {
             namespace: index.name(head).0,
             block_index: index.boundary_block(head),
             blocks,
@@ -330,7 +335,7 @@ impl Told {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.marks.capacity() * size_of::<Mark>()
+        self.marks.capacity() * size_of::<NodeMark>()
             + self.runs.capacity() * size_of::<u32>()
             + self.queue.capacity() * size_of::<u32>()
             + self.gone.allocation_size()
@@ -338,7 +343,7 @@ impl Told {
     }
 
     /// The first boundary of which something else is said than its path shows.
-    pub(super) fn audit(&self, index: &Index) -> Option<String> {
+    pub(super) fn audit(&self, index: &PrefixIndex) -> Option<String> {
         let medium = self.medium;
         let bytes = |(_, note): &(u32, Option<Note>)| bytes_of(note.as_ref());
         if self.gone.values().map(bytes).sum::<usize>() != self.note_bytes {

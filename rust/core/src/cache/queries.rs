@@ -15,14 +15,14 @@ const MOST: usize = 4096;
 /// does not tell how many there are.
 pub(super) type Prompt = (NamespaceId, usize, PrefixKey);
 
-/// `None` if it has no blocks.
+/// The prompt of these keys; `None` if there are none.
 pub(super) fn prompt_of(namespace: NamespaceId, keys: &[PrefixKey]) -> Option<Prompt> {
     keys.last().map(|&last| (namespace, keys.len(), last))
 }
 
 /// How far the questions about a prompt have come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Questions {
+pub(super) struct Query {
     /// The block at which the tier asks, or 0 where blocks stand alone.
     pub(super) from: usize,
     /// The block to ask about next.
@@ -33,20 +33,20 @@ pub(super) struct Questions {
     pub(super) asking: bool,
 }
 
-/// Questions to one tier, by prompt.
+/// What one tier was asked, by prompt.
 #[derive(Debug, Default)]
-pub(super) struct Asked(HashMap<Prompt, Questions>);
+pub(super) struct Queries(HashMap<Prompt, Query>);
 
-impl Asked {
-    pub(super) fn get(&self, prompt: &Prompt) -> Option<Questions> {
+impl Queries {
+    pub(super) fn get(&self, prompt: &Prompt) -> Option<Query> {
         self.0.get(prompt).copied()
     }
 
-    pub(super) fn set(&mut self, prompt: Prompt, questions: Questions) {
+    pub(super) fn set(&mut self, prompt: Prompt, query: Query) {
         if self.0.len() >= MOST && !self.0.contains_key(&prompt) {
             self.0.clear();
         }
-        self.0.insert(prompt, questions);
+        self.0.insert(prompt, query);
     }
 
     /// The tier has answered, or nobody waits for it any more.
@@ -54,7 +54,7 @@ impl Asked {
         self.0.remove(prompt);
     }
 
-    /// Whether it keeps no more than it may.
+    /// Whether no more prompts are remembered than may be.
     pub(super) fn is_bounded(&self) -> bool {
         self.0.len() <= MOST
     }
@@ -63,6 +63,7 @@ impl Asked {
         self.0.clear();
     }
 
+    /// Bytes of memory held.
     pub(super) fn bytes(&self) -> usize {
         self.0.allocation_size()
     }

@@ -1,0 +1,172 @@
+//! Follows the index, and keeps what the follower was told beside what is so.
+
+use super::changes::{BlockNotes, Changes, Medium};
+use super::told::Told;
+use crate::ids::{NamespaceId, NodeId, PrefixKey};
+use crate::prefix::{IndexCell, Observer, PrefixIndex};
+
+/// What is kept for the follower, once there is one.
+#[derive(Debug)]
+struct Following {
+    notes: BlockNotes,
+    media: [Told; 2],
+}
+
+/// What this cache announces to a follower. Until there is one it costs nothing and does nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Announced(Option<Box<Following>>);
+
+impl Announced {
+    /// Follows what is announced from now on; nothing was told yet.
+    pub(crate) fn follow(&mut self, index: &PrefixIndex) {
+        if self.0.is_some() {
+            return;
+        }
+        self.0 = Some(Box::new(Following {
+            notes: BlockNotes::default(),
+            media: Medium::ALL.map(Told::new),
+        }));
+        for node in index.all() {
+            self.added(index, node);
+        }
+        let Some(following) = &mut self.0 else { return };
+        for node in index.all() {
+            for class in index.roles().pages_first() {
+                for (told, medium) in following.media.iter_mut().zip(Medium::ALL) {
+                    if medium.has(index.cell(node, class)) {
+                        told.flipped(index, node, class, true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Announces nothing of a namespace any more; the index was told that it is retired.
+    pub(crate) fn retire(&mut self, index: &PrefixIndex, namespace: NamespaceId) {
+        let Some(following) = &mut self.0 else { return };
+        for node in index.all() {
+            if index.parent(node).is_none() && index.name(node).0 == namespace {
+                for told in &mut following.media {
+                    told.uproot(index, node);
+                }
+            }
+        }
+    }
+
+    /// What changed in a medium since the last call; with `anew`, everything that was told is removed, and
+    /// what is announced is told again.
+    pub(crate) fn take_changes(
+        &mut self,
+        index: &PrefixIndex,
+        medium: Medium,
+        anew: bool,
+    ) -> Changes {
+        let Some(following) = &mut self.0 else {
+            return Changes::default();
+        };
+        let Following { notes, media } = &mut **following;
+        let told = match medium {
+            Medium::Host => &mut media[0],
+            Medium::Below => &mut media[1],
+        };
+        told.take_changes(index, notes, anew)
+    }
+
+    /// The blocks of a prefix that the index knows and that have no note.
+    pub(crate) fn unnoted(
+        &self,
+        index: &PrefixIndex,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+    ) -> Vec<usize> {
+        let Some(following) = &self.0 else {
+            return Vec::new();
+        };
+        let known = index.known_path(namespace, keys);
+        let bare = known.filter(|&(_, node)| !following.notes.has(node));
+        bare.map(|(block, _)| block).collect()
+    }
+
+    /// Gives blocks of a prefix their notes; those that have one keep it, and unknown ones get none.
+    pub(crate) fn note(
+        &mut self,
+        index: &PrefixIndex,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        notes: impl Iterator<Item = (usize, Box<[u8]>)>,
+    ) {
+        let Some(following) = &mut self.0 else { return };
+        let mut path = vec![None; keys.len()];
+        for (block, node) in index.known_path(namespace, keys) {
+            path[block] = Some(node);
+        }
+        for (block, note) in notes {
+            if let Some(node) = path.get(block).copied().flatten() {
+                following.notes.put(node, note.into());
+            }
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.as_ref().map_or(0, |following| {
+            let media: usize = following.media.iter().map(Told::bytes).sum();
+            media + following.notes.bytes()
+        })
+    }
+
+    /// The first thing found that contradicts the index.
+    pub(crate) fn audit(&self, index: &PrefixIndex) -> Option<String> {
+        let following = self.0.as_ref()?;
+        let media = || following.media.iter().find_map(|told| told.audit(index));
+        following.notes.audit().or_else(media)
+    }
+}
+
+impl Observer for Announced {
+    fn added(&mut self, index: &PrefixIndex, node: NodeId) {
+        let Some(following) = &mut self.0 else { return };
+        following.notes.resize(index.span());
+        for told in &mut following.media {
+            if let Some(note) = told.added(index, node) {
+                following.notes.put(node, note);
+            }
+        }
+    }
+
+    fn removed(&mut self, index: &PrefixIndex, node: NodeId) {
+        let Some(following) = &mut self.0 else { return };
+        let note = following.notes.take(node);
+        for told in &mut following.media {
+            told.removed(index, node, note.as_ref());
+        }
+    }
+
+    fn moved(
+        &mut self,
+        index: &PrefixIndex,
+        node: NodeId,
+        class: usize,
+        before: IndexCell,
+        now: IndexCell,
+    ) {
+        let Some(following) = &mut self.0 else { return };
+        for (told, medium) in following.media.iter_mut().zip(Medium::ALL) {
+            if medium.has(before) != medium.has(now) {
+                told.flipped(index, node, class, medium.has(now));
+            }
+        }
+    }
+
+    fn cleared(&mut self, index: &PrefixIndex) {
+        if self.0.is_none() {
+            return;
+        }
+        for node in index.all() {
+            self.removed(index, node);
+        }
+        let Some(following) = &mut self.0 else { return };
+        following.notes.clear();
+        following.media.iter_mut().for_each(Told::renumber);
+    }
+}

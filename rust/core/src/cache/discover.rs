@@ -1,0 +1,402 @@
+//! Finding out what tiers below have that this cache has not put there: from before a restart, or from other machines.
+
+use super::queries::{AGAIN, PORTION, Prompt, Query, prompt_of};
+use super::state::CacheState;
+use crate::error::Result;
+use crate::ids::{EntryId, EntryKey, NamespaceId, NodeId, PrefixKey};
+use crate::prefix::{Hit, boundary_name};
+use crate::slot::Places;
+use crate::tier::Found;
+
+/// What a lookup knows when it has asked the tiers below.
+pub(super) struct Discovered {
+    pub(super) hit: Hit,
+    /// Whether a tier asks somebody for more.
+    pub(super) asking: bool,
+    /// Whether there is more to ask the tiers at once.
+    pub(super) more: bool,
+}
+
+/// How far a search in a tier has come.
+struct Search {
+    tier: usize,
+    namespace: NamespaceId,
+    /// Leading boundaries whose pages are known to be in the tier.
+    known: usize,
+    /// The page of the last of them.
+    last: Option<EntryId>,
+    /// Those that are pinned in the tier while room is made there, and what was found: shallow first.
+    pinned: Option<Vec<EntryId>>,
+    /// Whether the tier asks somebody for what comes next.
+    asking: bool,
+    /// Whether anything was made known.
+    changed: bool,
+    /// Blocks that may still be asked about.
+    left: usize,
+    /// Whether these were too few.
+    more: bool,
+}
+
+/// Boundaries of a prompt that a lookup asks a shared tier about beyond the hit, from the deepest page that is known.
+const MOST_OTHERS: usize = 256;
+
+impl CacheState {
+    /// Takes note of copies that ended, and asks the tiers below about a portion of the entries that this cache has not
+    /// put there.
+    pub(super) fn discover(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+    ) -> Result<Discovered> {
+        self.index.namespaces.check(namespace)?;
+        if !self.tiers.has_lower() {
+            let hit = self.hit_anywhere(namespace, keys);
+            return Ok(Discovered {
+                hit,
+                asking: false,
+                more: false,
+            });
+        }
+        // A failed read, or making room, may take the last boundary of a namespace that nobody holds.
+        self.index.namespaces.hold(namespace);
+        self.poll();
+        let mut discovered = Discovered {
+            hit: self.index.hits(namespace, keys),
+            asking: false,
+            more: false,
+        };
+        for tier in self.tiers.below_host() {
+            let mut search = Search {
+                tier,
+                namespace,
+                known: 0,
+                last: None,
+                pinned: None,
+                asking: false,
+                changed: false,
+                left: PORTION,
+                more: false,
+            };
+            self.search(&mut search, keys, discovered.hit.blocks);
+            discovered.asking |= search.asking;
+            discovered.more |= search.more;
+            if search.changed {
+                discovered.hit = self.index.hits(namespace, keys);
+            }
+        }
+        self.index.namespaces.let_go(namespace);
+        Ok(discovered)
+    }
+
+    /// Nobody waits for what a lookup of this prompt has asked.
+    pub(super) fn forget_queries(&mut self, namespace: NamespaceId, keys: &[PrefixKey]) {
+        let Some(prompt) = prompt_of(namespace, keys) else {
+            return;
+        };
+        for lower in &mut self.tiers.below {
+            lower.queries.forget(&prompt);
+        }
+    }
+
+    /// Makes known what a tier has of a prefix from before this cache, or from others: from where the
+    /// pages that are known to be there end, for as long as the next is there with the bytes that are known. `hit`: the
+    /// joint hit so far.
+    fn search(&mut self, search: &mut Search, keys: &[PrefixKey], hit: usize) {
+        let Some(prompt) = prompt_of(search.namespace, keys) else {
+            return;
+        };
+        match self.index.roles().attention {
+            Some(attention) => self.search_behind(search, keys, hit, attention),
+            None => {
+                self.find_unread(search, keys);
+                self.search_alone(search, keys, prompt);
+            }
+        }
+        if !search.asking && self.index.roles().attention.is_some() {
+            self.tiers.lower_mut(search.tier).queries.forget(&prompt);
+        }
+        if let Some(pinned) = search.pinned.take() {
+            self.tiers.lower_mut(search.tier).prefix_pin = None;
+            self.unpin_in(search.tier, pinned.into_iter().rev());
+        }
+    }
+
+    fn search_behind(
+        &mut self,
+        search: &mut Search,
+        keys: &[PrefixKey],
+        hit: usize,
+        attention: usize,
+    ) {
+        let Search {
+            tier, namespace, ..
+        } = *search;
+        search.known = self.pages_in(tier, namespace, keys);
+        let mut parent = self.index.end(namespace, &keys[..search.known]);
+        search.last = parent.and_then(|node| self.index.cell(node, attention).entry());
+        if self.tiers.lower(tier).tier.is_shared() {
+            // Beyond the hit, others may have added what was missing at boundaries whose page is known.
+            let from = hit.max(search.known.saturating_sub(MOST_OTHERS));
+            let mut node = parent;
+            for block in (from..search.known).rev() {
+                let above = node.and_then(|node| self.index.parent(node));
+                self.find_others(search, (node, above), block, &keys[block]);
+                node = above;
+            }
+        }
+        self.find_unread(search, keys);
+        let classes: Vec<usize> = self.index.roles().pages_first().collect();
+        for (block, key) in keys.iter().enumerate().skip(search.known) {
+            if search.left == 0 {
+                search.more = true;
+                return;
+            }
+            search.left -= 1;
+            let known = self.index.child(parent, block, namespace, key);
+            if known.is_none() && self.index.has(namespace, key) {
+                return; // No hash chained to those before it.
+            }
+            let mut node = known;
+            for &class in &classes {
+                let found = self.find(search, (node, parent), block, key, class);
+                if found.is_none() && class == attention {
+                    if search.asking && self.tiers.lower(tier).tier.asks_for_each() {
+                        self.ask_for_rest(search, keys, block);
+                    }
+                    return;
+                }
+                node = found.or(node);
+            }
+            parent = node;
+        }
+    }
+
+    /// Searches without pages that link blocks: all blocks are asked about, and when the tier asks nobody any more, some
+    /// in each lookup.
+    fn search_alone(&mut self, search: &mut Search, keys: &[PrefixKey], prompt: Prompt) {
+        let blocks = keys.len();
+        let before = self.tiers.lower(search.tier).queries.get(&prompt);
+        let mut query = before.unwrap_or_default();
+        let count = match blocks {
+            ..=PORTION => blocks,
+            _ if query.all => AGAIN,
+            _ => PORTION.min(blocks - query.next),
+        };
+        let classes: Vec<usize> = self.index.roles().pages_first().collect();
+        for _ in 0..count {
+            let block = query.next;
+            let key = &keys[block];
+            query.next = (block + 1) % blocks;
+            let mut node = self.index.child(None, block, search.namespace, key);
+            if node.is_some() {
+                continue; // What reads failed for is looked for apart.
+            }
+            if self.index.has(search.namespace, key) {
+                query.next = 0;
+                break; // No hash chained to those before it.
+            }
+            for &class in &classes {
+                node = self.find(search, (node, None), block, key, class).or(node);
+            }
+        }
+        query.asking |= search.asking;
+        search.asking = query.asking;
+        if query.next == 0 || query.asking && query.all {
+            // The next lookup begins anew while the tier asks.
+            query.all = !query.asking;
+            query.asking = false;
+            query.next = 0;
+        }
+        search.more = query.next != 0 && !query.all;
+        if blocks > PORTION {
+            self.tiers.lower_mut(search.tier).queries.set(prompt, query);
+        }
+    }
+
+    /// Looks for what a boundary lacks beside its page.
+    fn find_others(
+        &mut self,
+        search: &mut Search,
+        at: (Option<NodeId>, Option<NodeId>),
+        block: usize,
+        key: &PrefixKey,
+    ) {
+        let roles = self.index.roles();
+        let (attention, classes) = (roles.attention, roles.pages_first().collect::<Vec<_>>());
+        for class in classes {
+            let known = at.0.and_then(|node| self.index.cell(node, class).entry());
+            let there = known.is_some_and(|id| !self.lacks(search.tier, id));
+            if Some(class) != attention && !there {
+                self.find(search, at, block, key, class);
+            }
+        }
+    }
+
+    /// Looks for what reads at known boundaries of a prefix have failed for.
+    fn find_unread(&mut self, search: &mut Search, keys: &[PrefixKey]) {
+        let unread = &self.tiers.lower(search.tier).unread;
+        if unread.is_empty() {
+            return;
+        }
+        let linked = self.index.roles().attention.is_some();
+        let at = |block: usize| match linked {
+            true => self.index.end(search.namespace, &keys[..=block]),
+            false => self
+                .index
+                .child(None, block, search.namespace, &keys[block]),
+        };
+        let mut found: Vec<_> = unread
+            .iter()
+            .filter(|&(&(node, _), &block)| block < keys.len() && at(block) == Some(node))
+            .map(|(&(node, class), &block)| (block, class, node))
+            .collect();
+        found.sort_unstable_by_key(|&(block, class, _)| (block, class));
+        for (block, class, node) in found {
+            let at = (Some(node), self.index.parent(node));
+            self.find_again(search, at, block, &keys[block], class);
+        }
+    }
+
+    /// Looks for what a read at a known boundary has failed for, until it is in the tier again.
+    fn find_again(
+        &mut self,
+        search: &mut Search,
+        at: (Option<NodeId>, Option<NodeId>),
+        block: usize,
+        key: &PrefixKey,
+        class: usize,
+    ) {
+        let Some(node) = at.0 else { return };
+        let known = self.index.cell(node, class).entry();
+        let there = known.is_some_and(|id| !self.lacks(search.tier, id));
+        if there || self.find(search, at, block, key, class).is_some() {
+            self.tiers
+                .lower_mut(search.tier)
+                .unread
+                .remove(&(node, class));
+        }
+    }
+
+    /// Asks a tier that asks for the page of a block for everything from there on, a portion at a time and once.
+    /// Without that page nothing can be made known: it is all asked for again.
+    fn ask_for_rest(&mut self, search: &mut Search, keys: &[PrefixKey], from: usize) {
+        let Some(prompt) = prompt_of(search.namespace, keys) else {
+            return;
+        };
+        let roles = self.index.roles();
+        let (attention, classes) = (roles.attention, roles.pages_first().collect::<Vec<_>>());
+        let before = self.tiers.lower(search.tier).queries.get(&prompt);
+        let same = before.filter(|query| query.from == from);
+        let mut query = same.unwrap_or(Query {
+            from,
+            next: from,
+            ..Query::default()
+        });
+        let end = keys.len().min(query.next + search.left);
+        for (block, key) in keys.iter().enumerate().take(end).skip(query.next) {
+            for &class in &classes {
+                if block > from || Some(class) != attention {
+                    let name = self.name(search.namespace, block, key, class);
+                    self.tiers.lower_mut(search.tier).tier.find(&name);
+                }
+            }
+        }
+        search.left -= end - query.next;
+        query.next = end;
+        search.more = end < keys.len();
+        self.tiers.lower_mut(search.tier).queries.set(prompt, query);
+    }
+
+    fn name(
+        &self,
+        namespace: NamespaceId,
+        block_index: usize,
+        key: &PrefixKey,
+        class_index: usize,
+    ) -> EntryKey {
+        EntryKey {
+            namespace: self.index.namespaces.identity(namespace),
+            prefix: *key,
+            block_index,
+            class_index,
+        }
+    }
+
+    /// Makes an entry known that the tier has. Returns its boundary.
+    fn find(
+        &mut self,
+        search: &mut Search,
+        (node, parent): (Option<NodeId>, Option<NodeId>),
+        block: usize,
+        key: &PrefixKey,
+        class: usize,
+    ) -> Option<NodeId> {
+        let Search {
+            tier, namespace, ..
+        } = *search;
+        let name = self.name(namespace, block, key, class);
+        let ranks = self.classes.ranks();
+        let lower = self.tiers.lower_mut(tier);
+        let checksums = match lower.tier.find(&name) {
+            Found::Here(checksums) => checksums,
+            Found::Absent => return None,
+            Found::Asking => {
+                search.asking = true;
+                return None;
+            }
+        };
+        if checksums.len() != ranks {
+            return None;
+        }
+        let known = node.and_then(|node| self.index.cell(node, class).entry());
+        if let Some(id) = known
+            && !self.may_join(id, tier, &checksums)
+        {
+            if self.lacks(tier, id) {
+                self.tiers.lower_mut(tier).tier.forget(&name);
+            }
+            return None;
+        }
+        if search.pinned.is_none() {
+            let mut chain = Vec::new();
+            if let Some(page) = search.last {
+                self.pin_prefix_in(tier, page, &mut chain);
+            }
+            let mut pinned = self.pin_in(tier, &chain);
+            pinned.reverse();
+            search.pinned = Some(pinned);
+        }
+        if !self.make_room(tier, self.classes.slots(class).into()) {
+            self.tiers.lower_mut(tier).tier.forget(&name);
+            return None;
+        }
+        let node = node.unwrap_or_else(|| {
+            self.index
+                .add(parent, block, namespace, key, &mut self.announced)
+        });
+        let id = known.unwrap_or_else(|| {
+            let id = self.introduce(node, class);
+            self.entries.set_checksums(id, Some(&checksums));
+            id
+        });
+        let entry = self.entries.get_mut(id);
+        entry.members = entry.members.with(Places::of(tier));
+        self.add_place(id, tier);
+        let seed = self.index.namespaces.known_seed(namespace);
+        let new = self.as_new(id, node, (block, boundary_name(seed, key)));
+        let lower = self.tiers.lower_mut(tier);
+        lower.tier.room_mut().enter(&new);
+        lower.stats.found += 1;
+        search.pinned.get_or_insert_default().push(id);
+        search.changed = true;
+        Some(node)
+    }
+
+    /// Whether an entry that is known has the bytes that a tier was found to have of it.
+    fn may_join(&self, id: EntryId, tier: usize, checksums: &[u64]) -> bool {
+        let entry = self.entries.get(id);
+        self.lacks(tier, id)
+            && !entry.places.is_empty()
+            && self.entries.checksums(id) == Some(checksums)
+    }
+}

@@ -1,0 +1,337 @@
+//! Publishing, and writing behind: entries go to tiers below when they are published, so that no eviction waits for a
+//! copy.
+//!
+//! A store offers what is new, and what a tier lacks of the prefix that it extends: that is found from its end
+//! upwards, since what a tier has of a prefix it has from the start. What a tier has passed over, and what stands on that,
+//! is not offered to it again before a request [passes](CacheState::reconsider). A tier that waits for proof is offered
+//! an entry again when that comes.
+
+use hashbrown::HashSet;
+
+use super::copies::CopyDirection;
+use super::prefix_pins::Pinned;
+use super::queries::PORTION;
+use super::reserve::Reservation;
+use super::state::CacheState;
+use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::slot::{HOST, Places};
+
+/// Blocks that are proven, and not yet offered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unoffered {
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+/// How a tier stands to a prefix.
+enum Lack {
+    /// It has the prefix up to this page, if any of it, and lacks these behind that: the deepest first.
+    Behind(Option<EntryId>, Vec<EntryId>),
+    /// It has passed over what comes before these.
+    PassedOver(Vec<EntryId>),
+    /// It can't have what is deeper now.
+    Never,
+}
+
+impl CacheState {
+    /// Publishes what was reserved, and lets go of all that is pinned for it.
+    pub(super) fn commit<'a>(
+        &mut self,
+        reservation: &mut Reservation,
+        checksums: impl Iterator<Item = Option<&'a [u64]>>,
+    ) -> usize {
+        let ids = reservation.ids();
+        let published = self.publish(ids.iter().copied().zip(checksums));
+        self.write_behind(std::mem::take(&mut reservation.pinned), &ids);
+        published
+    }
+
+    /// Gives the room of what was reserved back, and lets go of all that is pinned for it.
+    pub(super) fn abort(&mut self, reservation: &mut Reservation) {
+        self.abandon(&reservation.ids());
+        self.unpin_all(std::mem::take(&mut reservation.pinned));
+    }
+
+    /// Lets lookups see entries that were being written, unless they left meanwhile.
+    fn publish<'a>(
+        &mut self,
+        written: impl Iterator<Item = (EntryId, Option<&'a [u64]>)>,
+    ) -> usize {
+        let mut published = 0;
+        for (id, checksums) in written {
+            self.classes.end_writing(1);
+            let entry = self.entries.get(id);
+            if !entry.members.in_host() {
+                continue;
+            }
+            let class = entry.class;
+            let same = checksums.is_some() && self.entries.checksums(id) == checksums;
+            if !entry.places.is_empty() && !same {
+                // Computed again, perhaps with other bytes: an entry has the same everywhere.
+                self.take_out(&[id], Places::BELOW);
+            }
+            self.entries.set_checksums(id, checksums);
+            self.classes.count_stored(class);
+            self.add_place(id, HOST);
+            published += 1;
+        }
+        published
+    }
+
+    /// Offers what was just published, and the prefix that it extends, to every tier below. `pinned`: what the caller
+    /// pins of it, once; the pins end with the copies. `written`: what is new, shallow first.
+    fn write_behind(&mut self, pinned: Pinned, written: &[EntryId]) {
+        if !self.tiers.has_lower() {
+            self.unpin_all(pinned);
+            return;
+        }
+        self.poll();
+        let entries = pinned.entries.clone();
+        let base = self.base(&entries, written);
+        let batch = self.copies.open(pinned);
+        for tier in self.tiers.below_host() {
+            self.offer_new(tier, &entries, written, base, batch);
+        }
+        self.end_batch(batch);
+    }
+
+    /// The last page of the prefix that a store extends.
+    fn base(&self, pinned: &[EntryId], written: &[EntryId]) -> Option<EntryId> {
+        let known = |id: &&EntryId| self.entries.get(**id).home.is_some();
+        if let Some(&first) = written.iter().find(known) {
+            return self.support(first);
+        }
+        let page = self.index.roles().attention?;
+        let is_page = |id: &&EntryId| self.entries.get(**id).class == page;
+        pinned.iter().filter(known).find(is_page).copied()
+    }
+
+    /// Offers to a tier what is new, and what it lacks before that.
+    fn offer_new(
+        &mut self,
+        tier: usize,
+        pinned: &[EntryId],
+        written: &[EntryId],
+        base: Option<EntryId>,
+        batch: u32,
+    ) {
+        if base.is_some_and(|page| self.lacks(tier, page)) && !self.queue_takes_a_page(tier) {
+            self.tiers.lower_mut(tier).stats.declined += written.len() as u64;
+            return;
+        }
+        let (last, lacking) = match self.lack(tier, base) {
+            Lack::Behind(last, lacking) => (last, lacking),
+            Lack::PassedOver(pages) => {
+                for &id in pages.iter().chain(written) {
+                    self.entries.pass_over(id, tier);
+                }
+                return;
+            }
+            Lack::Never => return,
+        };
+        let mut members = pinned.to_vec();
+        let mut more = Vec::new();
+        if !lacking.is_empty() || last.is_some() {
+            let of_caller: HashSet<EntryId> = pinned.iter().copied().collect();
+            more.extend(lacking.iter().filter(|&id| !of_caller.contains(id)));
+            // The host keeps what is copied.
+            self.pin(&more);
+            self.copies.pin_more(batch, &more);
+            // What the tier has above what the caller pins.
+            let above = match last {
+                Some(page) if of_caller.contains(&page) => self.support_of_all(pinned),
+                last => last,
+            };
+            if let Some(page) = above.filter(|page| !of_caller.contains(page)) {
+                self.pin_prefix_in(tier, page, &mut members);
+            }
+        }
+        let pinned_there = self.pin_in(tier, &members);
+        for &id in pinned.iter().chain(&more).rev() {
+            self.offer(tier, id, batch);
+        }
+        self.unpin_in(tier, pinned_there.into_iter());
+        self.tiers.lower_mut(tier).prefix_pin = None;
+    }
+
+    /// The page that the shallowest page of these hangs from.
+    fn support_of_all(&self, pinned: &[EntryId]) -> Option<EntryId> {
+        let page = self.index.roles().attention?;
+        let mut pages = pinned.iter().rev().copied();
+        let top = pages.find(|&id| self.entries.get(id).class == page)?;
+        self.support(top)
+    }
+
+    fn queue_takes_a_page(&self, tier: usize) -> bool {
+        let page = self.index.roles().attention;
+        let size = page.map_or(0, |class| u64::from(self.classes.slots(class)));
+        let lower = self.tiers.lower(tier);
+        lower.queued + size <= lower.tier.queue_slots()
+    }
+
+    /// What a tier lacks of the prefix that a page of the host ends.
+    fn lack(&self, tier: usize, end: Option<EntryId>) -> Lack {
+        let mut lacking = Vec::new();
+        let mut next = end;
+        while let Some(page) = next {
+            let entry = self.entries.get(page);
+            if entry.members.has(tier) {
+                break;
+            }
+            if self.entries.passed_over(page).has(tier) {
+                return Lack::PassedOver(lacking);
+            }
+            if entry.copying.has(tier) || !entry.places.in_host() {
+                return Lack::Never;
+            }
+            lacking.push(page);
+            next = self.support(page);
+        }
+        Lack::Behind(next, lacking)
+    }
+
+    /// A request passes these boundaries, or is stored from its start: every tier judges again what it has passed over
+    /// of them.
+    pub(super) fn reconsider(&mut self, path: &[Option<NodeId>]) {
+        if !self.tiers.has_lower() {
+            return;
+        }
+        for &node in path.iter().flatten() {
+            for class in 0..self.classes.len() {
+                if let Some(id) = self.index.cell(node, class).entry() {
+                    self.entries.reconsider(id);
+                }
+            }
+        }
+    }
+
+    /// A request passes boundaries of an earlier one, under these names: what the host has of them is offered
+    /// to the tiers that wait for that and lack it, a portion now and more with [`prove_on`](Self::prove_on).
+    pub(super) fn prove(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        names: &[u64],
+    ) -> Option<Unoffered> {
+        self.visits.prove(names);
+        self.prove_on(namespace, &keys[..names.len()], 0)
+    }
+
+    /// Offers a portion of what is proven, from a block on. Returns what is left of it.
+    pub(super) fn prove_on(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        from: usize,
+    ) -> Option<Unoffered> {
+        let tiers = self.visits.waiting()?;
+        let classes: Vec<usize> = self.index.roles().pages_first().collect();
+        let attention = self.index.roles().attention;
+        let before = from.checked_sub(1);
+        let mut node = before.and_then(|block| self.index.at(namespace, keys, block));
+        let mut found: Vec<EntryId> = Vec::new();
+        let (mut block, mut first) = (from, None);
+        // Where a policy protects no prefix, each portion would pin all that comes before it.
+        while block < keys.len()
+            && (block - from < PORTION || first.is_some_and(|page| !self.protects(HOST, page)))
+        {
+            let parent = node.filter(|_| attention.is_some());
+            let here = self.index.child(parent, block, namespace, &keys[block]);
+            let cell = |class| here.map(|node| self.index.cell(node, class));
+            let whole = |class| cell(class).filter(|cell| cell.is_in_host());
+            if attention.is_some_and(|page| whole(page).is_none()) {
+                break;
+            }
+            found.extend(classes.iter().filter_map(|&class| whole(class)?.entry()));
+            first = first.or(found.first().copied().filter(|_| attention.is_some()));
+            node = here;
+            block += 1;
+        }
+        // The deepest first, a block's page last.
+        found.reverse();
+        let lacks = |&id: &EntryId| {
+            let entry = self.entries.get(id);
+            !tiers.without(entry.members.with(entry.copying)).is_empty()
+        };
+        if found.iter().any(lacks) {
+            let mut pinned = Pinned::entries(found);
+            if let Some(page) = first.filter(|_| from > 0) {
+                self.add_prefix(&mut pinned, page, from);
+            }
+            self.pin_all(&pinned);
+            self.offer_all(pinned, tiers);
+        }
+        let more = block - from >= PORTION && block < keys.len();
+        more.then_some(Unoffered {
+            from: block,
+            to: keys.len(),
+        })
+    }
+
+    /// Offers entries of consecutive blocks to some tiers below, without waiting for anything. `pinned`: those, pinned
+    /// once by the caller; the pins end with the copies.
+    fn offer_all(&mut self, pinned: Pinned, tiers: Places) {
+        let entries = pinned.entries.clone();
+        let batch = self.copies.open(pinned);
+        for tier in self.tiers.below_host().filter(|&tier| tiers.has(tier)) {
+            let mut members = entries.clone();
+            let above = entries.last().and_then(|&page| self.support(page));
+            if let Some(page) = above.filter(|&page| !self.lacks(tier, page)) {
+                self.pin_prefix_in(tier, page, &mut members);
+            }
+            let pinned_there = self.pin_in(tier, &members);
+            for &id in entries.iter().rev() {
+                self.offer(tier, id, batch);
+            }
+            self.unpin_in(tier, pinned_there.into_iter());
+            self.tiers.lower_mut(tier).prefix_pin = None;
+        }
+        self.end_batch(batch);
+    }
+
+    /// Starts to copy an entry to a tier, unless it is there, is not whole, could not be reached there or is
+    /// declined.
+    fn offer(&mut self, tier: usize, id: EntryId, batch: u32) {
+        let entry = self.entries.get(id);
+        let (Some(node), class) = (entry.home, entry.class) else {
+            return;
+        };
+        let there = entry.members.with(entry.copying).has(tier);
+        if there || !entry.places.in_host() || self.entries.passed_over(id).has(tier) {
+            return;
+        }
+        // A cache with tiers publishes nothing without checksums.
+        let Some(checksums) = self.entries.checksums(id).map(<[u64]>::to_vec) else {
+            return;
+        };
+        let page = self.index.support(node, class);
+        if let Some(page) = page.filter(|&page| !self.entries.get(page).members.has(tier)) {
+            if self.entries.passed_over(page).has(tier) {
+                self.entries.pass_over(id, tier);
+            }
+            return;
+        }
+        let new = self.as_new(id, node, self.index.boundary(node));
+        let size = u64::from(new.size);
+        let lower = self.tiers.lower_mut(tier);
+        if lower.queued + size > lower.tier.queue_slots() {
+            lower.stats.declined += 1;
+            return;
+        }
+        if !lower.tier.accepts(&new) || !self.make_room(tier, size) {
+            self.tiers.lower_mut(tier).stats.declined += 1;
+            self.entries.pass_over(id, tier);
+            return;
+        }
+        let key = self.index.key(node, class);
+        let slots = self.slots(id);
+        let entry = self.entries.get_mut(id);
+        entry.members = entry.members.with(Places::of(tier));
+        entry.copying = entry.copying.with(Places::of(tier));
+        let copy = self.copies.start(id, tier, CopyDirection::Down, batch);
+        let lower = self.tiers.lower_mut(tier);
+        lower.queued += size;
+        lower.tier.room_mut().enter(&new);
+        lower.tier.write(copy, &key, &slots, &checksums);
+    }
+}

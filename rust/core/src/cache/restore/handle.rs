@@ -1,0 +1,120 @@
+//! A hit's way back to the engine, also of one that is larger than the host.
+//!
+//! What fits is promoted into the host as one wave, where every lookup sees it. What does not, or hangs from pages that
+//! only the engine has, comes in waves of consecutive blocks whose entries are transient: each wave is read into free
+//! slots, loaded, and gone. Nothing is pinned while a wave waits for room, and first waves leave room for later ones, so
+//! that restores never wait for each other for ever.
+
+use std::sync::Arc;
+
+use super::super::lease::ReadLease;
+use super::super::locked::Locked;
+use super::super::queries::PORTION;
+use super::super::state::CacheState;
+use super::task::{RestoreProgress, RestoreTask};
+use crate::error::Result;
+use crate::ids::{NamespaceId, PrefixKey};
+
+/// How often a plan is made anew because something left while it was made; then it is made under the lock at once.
+const TRIES: usize = 3;
+
+/// A joint hit on its way from the tiers below to the engine, wave by wave: entries of consecutive blocks that come to
+/// the host and are loaded together. What the hit needs stays in the tiers below until the restore ends, which it does
+/// when dropped; waves that were taken are leases of their own.
+pub struct Restore {
+    locked: Arc<Locked>,
+    task: RestoreTask,
+    ended: bool,
+}
+
+impl Restore {
+    /// Begins one if a tier below has to be read.
+    pub(crate) fn plan(
+        locked: &Arc<Locked>,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+    ) -> Result<Option<Self>> {
+        for portion in std::iter::repeat_n(PORTION, TRIES).chain([usize::MAX]) {
+            let plan = |state: &mut CacheState| state.plan_restore(namespace, keys, first, portion);
+            let Some(task) = locked.in_portions(plan)?.flatten() else {
+                return Ok(None);
+            };
+            let mut restore = Self {
+                locked: Arc::clone(locked),
+                task,
+                ended: false,
+            };
+            let task = &mut restore.task;
+            let keys = &keys[..task.target.blocks];
+            task.target.keys = keys.to_vec();
+            task.pins.reserve(task.target.needs.len());
+            if task.is_pinned()
+                || locked.in_portions(|state| Ok(state.pin_on(task, keys, portion)))? == Some(true)
+            {
+                return Ok(Some(restore));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first block that the restore covers.
+    #[must_use]
+    pub const fn first(&self) -> usize {
+        self.task.target.first
+    }
+
+    /// The joint hit: the block after the last that the restore covers.
+    #[must_use]
+    pub const fn blocks(&self) -> usize {
+        self.task.target.blocks
+    }
+
+    /// How deep the joint hit would be with the host alone, and with one more tier each, by the names of the tiers.
+    #[must_use]
+    pub fn depths(&self) -> &[(String, usize)] {
+        &self.task.target.depths
+    }
+
+    /// Whether the restore is one wave, which other requests find in the host, too.
+    #[must_use]
+    pub const fn whole(&self) -> bool {
+        self.task.target.whole
+    }
+
+    /// Begins what can be begun, and says how far the restore has come. It never waits.
+    pub fn progress(&mut self) -> RestoreProgress {
+        if self.ended {
+            return RestoreProgress::Failed;
+        }
+        let task = &mut self.task;
+        let progress = self.locked.in_portions(|state| Ok(state.advance(task)));
+        progress.ok().flatten().unwrap_or(RestoreProgress::Failed)
+    }
+
+    /// The wave that is ready. The one after it may be read while this one is loaded.
+    pub fn take(&mut self) -> Option<ReadLease> {
+        if self.ended {
+            return None;
+        }
+        let task = &mut self.task;
+        let wave = self.locked.in_portions(|state| Ok(state.take_wave(task)));
+        let (first, hold) = wave.ok().flatten().flatten()?;
+        ReadLease::new(&self.locked, first, hold).ok()
+    }
+
+    /// Ends the restore: what was not taken is given up. A second time does nothing.
+    pub fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            let task = &mut self.task;
+            // Whoever asks for anything is told of a panic.
+            drop(self.locked.in_portions(|state| Ok(state.end_restore(task))));
+        }
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,11 @@
+//! How what only tiers below have comes back: promotions into the host, and restores of hits of any size.
+
+mod cost;
+mod handle;
+mod pin;
+mod promotion;
+mod task;
+mod wave;
+
+pub use handle::Restore;
+pub use task::RestoreProgress;

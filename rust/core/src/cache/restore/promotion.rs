@@ -1,0 +1,290 @@
+//! Promotions: entries that a hit needs and only tiers below have are read into the host, where every lookup sees them.
+//!
+//! They are read in portions, between which the lock is free. A batch pins what the host has of them from the
+//! beginning, and what was begun. What is left to begin may leave in between, so it is looked up again. A promotion
+//! never waits for room: it ends where there is none.
+
+use super::super::copies::CopyDirection;
+use super::super::prefix_pins::Pinned;
+use super::super::queries::PORTION;
+use super::super::state::CacheState;
+use crate::error;
+use crate::ids::{EntryId, NamespaceId, PrefixKey};
+use crate::prefix::IndexCell;
+use crate::slot::Places;
+
+/// Reads into the host that are begun one portion after another.
+#[derive(Debug)]
+pub(crate) struct Promotion {
+    namespace: NamespaceId,
+    /// All that the hit needs, with its block: the deepest first.
+    pub(super) needed: Vec<(usize, EntryId)>,
+    /// Block and class of what the host lacks of it: shallow first.
+    missing: Vec<(usize, usize, EntryId)>,
+    /// How many of these were begun.
+    begun: usize,
+    /// Whether others have begun to read some.
+    under_way: bool,
+    /// Pins all that is there or begun, until nobody begins more and all reads have ended; `None` if nothing is missing.
+    batch: Option<u32>,
+}
+
+impl Promotion {
+    /// Whether anything is read, or will be.
+    pub(super) const fn is_reading(&self) -> bool {
+        self.under_way || !self.missing.is_empty()
+    }
+
+    /// Whether it has begun to read anything itself.
+    pub(super) const fn has_begun(&self) -> bool {
+        self.begun > 0
+    }
+}
+
+/// Why reads can't begin.
+pub(super) enum Obstacle {
+    /// The engine writes an entry at this moment, or the slots of one are not free yet.
+    InTheWay,
+    /// There is no room for the rest of what others read.
+    UnderWay,
+    /// There is only so much room for all that the hit needs.
+    NoRoom {
+        room: u64,
+        needed: Vec<(usize, EntryId)>,
+    },
+}
+
+/// What became of a portion of a promotion. Without room, and where something is lost, the batch ends.
+pub(super) enum PromotionStep {
+    More,
+    /// All were begun: the batch goes on until [`end_promotion`](CacheState::end_promotion).
+    Done,
+    NoRoom,
+    Lost,
+}
+
+impl CacheState {
+    /// Starts to read what the joint hit needs and the host lacks, in portions; without room for that, what a
+    /// shallower boundary needs. Says whether it is under way; `None` if there is more to ask or to read first: then
+    /// `promotion` is what was begun.
+    pub(crate) fn promote(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+        promotion: &mut Option<Promotion>,
+    ) -> error::Result<Option<bool>> {
+        if let Some(begun) = promotion.take() {
+            return Ok(self.promote_begun(begun, keys, promotion));
+        }
+        if self.discover(namespace, keys)?.more {
+            return Ok(None);
+        }
+        if !self.tiers.has_lower() {
+            return Ok(Some(false));
+        }
+        // What is read for a boundary reaches back to the start.
+        let most = self.affordable_blocks(namespace, keys, first, 0);
+        let mut limit = most;
+        loop {
+            let mut path = Vec::new();
+            let hit =
+                self.index
+                    .joint_hit(namespace, &keys[..limit], IndexCell::is_whole, |node| {
+                        path.push(node);
+                    });
+            if hit.blocks <= first {
+                return Ok(Some(false));
+            }
+            let needed = self.needed_for(&path[..hit.blocks]);
+            match self.begin_promotion(namespace, needed, 0) {
+                Ok(begun) => {
+                    let under_way = begun.is_reading();
+                    self.restoring.stats.shallower += u64::from(under_way && limit < most);
+                    return Ok(match under_way {
+                        true => self.promote_begun(begun, keys, promotion),
+                        false => Some(false),
+                    });
+                }
+                Err(Obstacle::InTheWay) => return Ok(Some(false)),
+                Err(Obstacle::UnderWay) => {
+                    self.restoring.stats.shallower += u64::from(limit < most);
+                    return Ok(Some(true));
+                }
+                Err(Obstacle::NoRoom { room, needed }) => {
+                    limit = self.reach(&needed, room).min(hit.blocks - 1);
+                }
+            }
+        }
+    }
+
+    fn promote_begun(
+        &mut self,
+        mut begun: Promotion,
+        keys: &[PrefixKey],
+        promotion: &mut Option<Promotion>,
+    ) -> Option<bool> {
+        match self.promote_on(&mut begun, keys) {
+            PromotionStep::More => {
+                *promotion = Some(begun);
+                None
+            }
+            PromotionStep::Done => {
+                self.end_promotion(&begun);
+                Some(true)
+            }
+            // What was begun is read all the same.
+            PromotionStep::NoRoom | PromotionStep::Lost => Some(begun.has_begun()),
+        }
+    }
+
+    /// How many leading blocks have all the pages that every later block needs, or would have with so much room.
+    fn reach(&self, needed: &[(usize, EntryId)], mut room: u64) -> usize {
+        let attention = self.index.roles().attention;
+        let mut reach = usize::MAX;
+        for &(block, id) in needed.iter().rev() {
+            let entry = self.entries.get(id);
+            if Some(entry.class) != attention || entry.slots.is_some() {
+                continue;
+            }
+            let size = u64::from(self.classes.slots(entry.class));
+            if size > room {
+                reach = block;
+                break;
+            }
+            room -= size;
+        }
+        reach
+    }
+
+    /// Whether an entry can't be read into the host: the engine writes it, or its slots are not free yet.
+    pub(super) fn is_in_the_way(&self, id: EntryId) -> bool {
+        let entry = self.entries.get(id);
+        let read = entry.members.in_host() && !entry.copying.is_empty();
+        entry.slots.is_some() && !entry.places.in_host() && !read
+    }
+
+    /// Prepares to read into the host what it lacks of the entries `needed`, the deepest first, if there is room for it
+    /// and `margin` slots besides. Reads begin with [`promote_on`](Self::promote_on).
+    pub(super) fn begin_promotion(
+        &mut self,
+        namespace: NamespaceId,
+        needed: Vec<(usize, EntryId)>,
+        margin: u64,
+    ) -> Result<Promotion, Obstacle> {
+        let mut missing = Vec::new();
+        let (mut slots, mut under_way) = (0, false);
+        for &(block, id) in needed.iter().rev() {
+            if self.is_in_the_way(id) {
+                return Err(Obstacle::InTheWay);
+            }
+            let entry = self.entries.get(id);
+            if entry.slots.is_none() {
+                slots += u64::from(self.classes.slots(entry.class));
+                missing.push((block, entry.class, id));
+            } else {
+                under_way |= !entry.places.in_host();
+            }
+        }
+        let mut batch = None;
+        if !missing.is_empty() {
+            let in_host = |id: &EntryId| self.entries.get(*id).members.in_host();
+            let there = needed.iter().map(|&(_, id)| id).filter(in_host);
+            let there: Vec<EntryId> = there.collect();
+            self.pin(&there);
+            let room = self.obtainable(namespace, slots + margin);
+            if slots + margin > room || self.can_make_room_for(namespace, slots).is_err() {
+                self.unpin(&there);
+                return Err(if under_way {
+                    Obstacle::UnderWay
+                } else {
+                    Obstacle::NoRoom { room, needed }
+                });
+            }
+            batch = Some(self.copies.open(Pinned::entries(there)));
+        }
+        Ok(Promotion {
+            namespace,
+            needed,
+            missing,
+            begun: 0,
+            under_way,
+            batch,
+        })
+    }
+
+    /// Begins the next portion of reads. `keys`: of the prompt.
+    pub(super) fn promote_on(
+        &mut self,
+        promotion: &mut Promotion,
+        keys: &[PrefixKey],
+    ) -> PromotionStep {
+        let Some(batch) = promotion.batch else {
+            return PromotionStep::Done;
+        };
+        let rest = &promotion.missing[promotion.begun..];
+        let portion = &rest[..rest.len().min(PORTION)];
+        let is_there = |&(block, class, id): &(usize, usize, EntryId)| {
+            let node = self.index.at(promotion.namespace, keys, block);
+            let cell = node.map(|node| self.index.cell(node, class));
+            let whole = cell.filter(|cell| cell.is_whole());
+            whole.and_then(|cell| cell.entry()) == Some(id) && !self.is_in_the_way(id)
+        };
+        if !portion.iter().all(is_there) {
+            self.end_promotion(promotion);
+            return PromotionStep::Lost;
+        }
+        let ids = portion.iter().map(|&(_, _, id)| id);
+        let (there, lacking): (Vec<EntryId>, Vec<EntryId>) =
+            ids.partition(|&id| self.entries.get(id).members.in_host());
+        self.pin(&there);
+        let size = |&id: &EntryId| u64::from(self.size(id));
+        let slots = lacking.iter().map(size).sum();
+        if self.make_room_for(promotion.namespace, slots).is_err() {
+            self.unpin(&there);
+            self.end_promotion(promotion);
+            return PromotionStep::NoRoom;
+        }
+        for id in lacking {
+            self.read_from_below(id, batch);
+        }
+        let deepest_first = portion.iter().rev().map(|&(_, _, id)| id);
+        self.copies.pin_deeper(batch, deepest_first);
+        promotion.begun += portion.len();
+        if promotion.begun < promotion.missing.len() {
+            PromotionStep::More
+        } else {
+            PromotionStep::Done
+        }
+    }
+
+    /// Begins no more: what was begun is held until it is there.
+    pub(super) fn end_promotion(&mut self, promotion: &Promotion) {
+        if let Some(batch) = promotion.batch {
+            self.end_batch(batch);
+        }
+    }
+
+    /// Starts to read an entry that is only below; room for it was made.
+    fn read_from_below(&mut self, id: EntryId, batch: u32) {
+        let entry = self.entries.get(id);
+        let class = entry.class;
+        let source = entry.places.tiers().next();
+        let (Some(node), Some(tier)) = (entry.home, source) else {
+            unreachable!("an entry that a hit stands on is known and whole somewhere");
+        };
+        self.enter_host(id, node, self.index.boundary(node));
+        let entry = self.entries.get_mut(id);
+        entry.copying = entry.copying.with(Places::of(tier));
+        let copy = self.copies.start(id, tier, CopyDirection::Up, batch);
+        let key = self.index.key(node, class);
+        let slots = self.slots(id);
+        let size = self.classes.slots(class);
+        let pinned = self.restoring.pins.has(id, tier);
+        let lower = self.tiers.lower_mut(tier);
+        if !pinned {
+            lower.tier.room_mut().hold(id, size);
+        }
+        lower.tier.read(copy, &key, &slots);
+    }
+}

@@ -1,0 +1,272 @@
+//! What a restore plans, pins and gives up.
+
+use super::super::prefix_pins::Pinned;
+use super::super::queries::PORTION;
+use super::super::state::CacheState;
+use super::super::tier_pins::TierPin;
+use super::promotion::Promotion;
+use crate::error::Result;
+use crate::ids::{EntryId, NamespaceId, NodeId, PrefixKey};
+use crate::prefix::IndexCell;
+use crate::slot::Places;
+
+/// A hit that takes more than this share of the slots goes in waves.
+const LARGEST: (u64, u64) = (3, 4);
+
+/// How far a restore has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestoreProgress {
+    /// There is no room for the next wave yet: ask again.
+    Queued,
+    /// The next wave is being read: ask again.
+    Waiting,
+    /// The next wave can be loaded: [`take`](Restore::take) it.
+    Ready,
+    /// Every wave was taken.
+    Done,
+    /// Something that is needed is gone or damaged; it will never be complete. What was taken is right, and a
+    /// new lookup says what is left to find.
+    Failed,
+}
+
+impl RestoreProgress {
+    /// Name in Python.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Waiting => "waiting",
+            Self::Ready => "ready",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Entries of consecutive blocks that come to the host and are loaded together.
+#[derive(Debug)]
+pub(super) struct Wave {
+    /// What is still to be begun: the deepest first.
+    pub(super) rest: Vec<LocatedEntry>,
+    /// What the load reads, with its block: shallow first.
+    pub(super) loads: Vec<(usize, EntryId)>,
+    /// Those of them that are transient, and the pins of what they are read from.
+    pub(super) transients: Vec<(EntryId, TierPin)>,
+    /// Those of them that are members of the host.
+    pub(super) members: Vec<EntryId>,
+    /// What is pinned in the host until the load ends.
+    pub(super) pinned: Pinned,
+}
+
+/// An entry that a restore needs, and where the index has it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LocatedEntry {
+    pub(super) block: usize,
+    pub(super) class: usize,
+    pub(super) node: NodeId,
+    pub(super) cell: IndexCell,
+    pub(super) id: EntryId,
+}
+
+/// What a restore brings, and where to.
+#[derive(Debug)]
+pub(super) struct RestoreTarget {
+    pub(super) namespace: NamespaceId,
+    /// Keys of the blocks up to the hit, copied when the lock is free.
+    pub(super) keys: Vec<PrefixKey>,
+    /// The joint hit.
+    pub(super) blocks: usize,
+    /// Blocks before this one need no load.
+    pub(super) first: usize,
+    /// Whether it is one wave that every lookup sees.
+    pub(super) whole: bool,
+    /// Block and class of all that the hit needs: shallow first, the checkpoint last.
+    pub(super) needs: Vec<(usize, usize)>,
+    /// The hit of the host alone, and with one more tier each.
+    pub(super) depths: Vec<(String, usize)>,
+}
+
+/// What a restore has done and has to do.
+#[derive(Debug)]
+pub(super) struct RestoreTask {
+    pub(super) target: RestoreTarget,
+    /// How many of the needs are pinned in the tiers below.
+    pinned: usize,
+    /// Pins in tiers below, in the order of the needs.
+    pub(super) pins: Vec<TierPin>,
+    /// How many of the needs need no more waves: those that the engine has, and those that waves were begun for.
+    pub(super) next: usize,
+    /// What is being begun for a wave that every lookup sees.
+    pub(super) promotion: Option<Promotion>,
+    /// The wave that is being read, or ready.
+    pub(super) wave: Option<Wave>,
+    /// Whether a wave was taken.
+    pub(super) started: bool,
+    pub(super) failed: bool,
+    /// Signs of how much room there was when there was too little.
+    pub(super) no_room: Option<[u64; 6]>,
+}
+
+impl RestoreTask {
+    /// Whether all that the hit needs is pinned.
+    pub(super) const fn is_pinned(&self) -> bool {
+        self.pinned == self.target.needs.len()
+    }
+}
+
+impl CacheState {
+    /// Plans how the joint hit comes to the engine, if a tier below has to be read for it, and pins the first `portion`
+    /// of it below; `None` if tiers below are to be asked more first.
+    pub(super) fn plan_restore(
+        &mut self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        first: usize,
+        portion: usize,
+    ) -> Result<Option<Option<RestoreTask>>> {
+        if self.discover(namespace, keys)?.more {
+            return Ok(None);
+        }
+        if !self.tiers.has_lower() {
+            return Ok(Some(None));
+        }
+        let keys = &keys[..self.affordable_blocks(namespace, keys, first, first)];
+        let mut path = Vec::new();
+        let hit = self
+            .index
+            .joint_hit(namespace, keys, IndexCell::is_whole, |node| path.push(node));
+        if hit.blocks <= first {
+            return Ok(Some(None));
+        }
+        let needed = self.needed_for(&path[..hit.blocks]);
+        let in_host = |id: EntryId| self.entries.get(id).places.in_host();
+        if needed.iter().all(|&(_, id)| in_host(id)) {
+            return Ok(Some(None));
+        }
+        // The engine needs nothing before `first`, but what the host keeps hangs from there.
+        let hangs = needed
+            .iter()
+            .all(|&(block, id)| block >= first || in_host(id));
+        let class = |id: EntryId| self.entries.get(id).class;
+        let size = |&(_, id): &(usize, EntryId)| u64::from(self.classes.slots(class(id)));
+        let total: u64 = needed.iter().map(size).sum();
+        let fits = total * LARGEST.1 <= self.most_slots() * LARGEST.0;
+        let free = !needed.iter().any(|&(_, id)| self.is_in_the_way(id));
+        let whole = hangs && fits && free;
+        let needs = needed.iter().rev();
+        let needs: Vec<_> = needs.map(|&(block, id)| (block, class(id))).collect();
+        let mut task = RestoreTask {
+            pinned: 0,
+            pins: Vec::new(),
+            next: needs.partition_point(|&(block, _)| block < first),
+            promotion: None,
+            wave: None,
+            started: false,
+            failed: false,
+            no_room: None,
+            target: RestoreTarget {
+                namespace,
+                keys: Vec::new(),
+                blocks: hit.blocks,
+                first,
+                whole,
+                needs,
+                depths: self.depths(namespace, &keys[..hit.blocks]),
+            },
+        };
+        self.index.namespaces.hold(namespace);
+        self.restoring.stats.in_waves += u64::from(!whole);
+        self.pin_on(&mut task, keys, portion);
+        Ok(Some(Some(task)))
+    }
+
+    /// Pins below the next `portion` of what a restore needs, which may have left meanwhile: then it is false. `None` if
+    /// there is more.
+    pub(super) fn pin_on(
+        &mut self,
+        task: &mut RestoreTask,
+        keys: &[PrefixKey],
+        portion: usize,
+    ) -> Option<bool> {
+        let mut last = None;
+        let needs = task.target.needs.len();
+        let end = needs.min(task.pinned.saturating_add(portion));
+        for at in task.pinned..end {
+            let (block, class) = task.target.needs[at];
+            let Some(located) = self.locate(task.target.namespace, keys, last, (block, class))
+            else {
+                return Some(false);
+            };
+            last = Some(located);
+            self.pin_below(located.id, &mut task.pins);
+            task.pinned = at + 1;
+        }
+        task.is_pinned().then(|| {
+            self.restoring.stats.begun += 1;
+            true
+        })
+    }
+
+    /// The joint hit of the host, of the host with the first tier below, and so on.
+    fn depths(&self, namespace: NamespaceId, keys: &[PrefixKey]) -> Vec<(String, usize)> {
+        let mut tiers = Places::NONE;
+        let mut depths = Vec::with_capacity(self.tiers.below.len() + 1);
+        for tier in 0..=self.tiers.below.len() {
+            tiers = tiers.with(Places::of(tier));
+            let counts = |cell: IndexCell| {
+                let id = cell.entry().filter(|_| cell.is_whole());
+                id.is_some_and(|id| !self.entries.get(id).places.and(tiers).is_empty())
+            };
+            let hit = self.index.joint_hit(namespace, keys, counts, |_| ());
+            depths.push((self.tiers.name(tier), hit.blocks));
+        }
+        depths
+    }
+
+    /// Gives up a portion of what a restore has; `None` if there is more.
+    pub(super) fn end_restore(&mut self, task: &mut RestoreTask) -> Option<()> {
+        if let Some(promotion) = task.promotion.take() {
+            self.end_promotion(&promotion);
+        }
+        if let Some(wave) = task.wave.take() {
+            self.drop_wave(wave);
+        }
+        let left = task.pins.len().saturating_sub(PORTION);
+        for pin in task.pins.drain(left..).rev() {
+            self.unpin_below(pin);
+        }
+        task.pins.is_empty().then(|| {
+            self.index.namespaces.let_go(task.target.namespace);
+            self.restoring.stats.in_waves -= u64::from(!task.target.whole);
+        })
+    }
+
+    /// An entry that a restore needs, if its bytes are whole somewhere. `last`: one of the same block or the one before, if that
+    /// is known to be there.
+    pub(super) fn locate(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PrefixKey],
+        last: Option<LocatedEntry>,
+        (block, class): (usize, usize),
+    ) -> Option<LocatedEntry> {
+        let linked = self.index.roles().attention.is_some();
+        let node = match last {
+            Some(last) if last.block == block => last.node,
+            Some(last) if last.block + 1 == block && linked => {
+                self.index
+                    .child(Some(last.node), block, namespace, &keys[block])?
+            }
+            _ => self.index.at(namespace, keys, block)?,
+        };
+        let cell = self.index.cell(node, class);
+        let id = cell.entry().filter(|_| cell.is_whole())?;
+        Some(LocatedEntry {
+            block,
+            class,
+            node,
+            cell,
+            id,
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! What all restores of a cache share.
+
+use super::stats::RestoreStats;
+use super::tier_pins::TierPins;
+use super::transient::Transients;
+
+/// What restores pin and read, how they are counted, and what decides how much of a hit is read.
+#[derive(Debug, Default)]
+pub(super) struct Restoring {
+    pub(super) pins: TierPins,
+    pub(super) transients: Transients,
+    pub(super) stats: RestoreStats,
+    /// Blocks that the engine computes in a second, if that is known.
+    pub(super) compute_rate: Option<f64>,
+}
