@@ -20,6 +20,14 @@ pub fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
+/// The message of a caught panic.
+#[must_use]
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
 /// Something behind a lock that a panic under it closes for good.
 #[derive(Debug)]
 pub struct Guarded<T> {
@@ -30,7 +38,7 @@ pub struct Guarded<T> {
 }
 
 impl<T> Guarded<T> {
-    /// It is whole.
+    /// Guards a value that is whole.
     pub const fn new(value: T) -> Self {
         Self {
             inner: Mutex::new(value),
@@ -39,7 +47,7 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Does something with it, under the lock.
+    /// Does something with the value, under the lock.
     ///
     /// # Errors
     /// [`Error::Panicked`] if that panics, and from then on: then nothing is done.
@@ -53,7 +61,7 @@ impl<T> Guarded<T> {
         self.guarded(free, work)
     }
 
-    /// The same for whoever has just had the lock: the next one that waits for it comes first.
+    /// Does something under the lock for whoever has just had it: the next one that waits for it comes first.
     ///
     /// # Errors
     /// Those of [`with`](Self::with).

@@ -101,11 +101,11 @@ pub struct EntryKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// Whose share of the room an entry counts against.
+/// The tenant against whose share of the room an entry counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub u32);
 
 impl TenantId {
-    /// Of entries that count against no share: there is none.
+    /// No tenant: entries count against no share.
     pub const NONE: Self = Self(u32::MAX);
 }

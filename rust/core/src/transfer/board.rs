@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 
 use super::completion::{Completion, Ticket};
-use super::lock;
+use crate::guarded::lock;
 
 /// The transfers of one engine that run, and those that ended since the last poll.
 #[derive(Debug, Default)]

@@ -3,11 +3,9 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::lanes::TILE_BYTES;
 use super::path::Path;
 use super::tile::Tile;
-
-/// Bytes of a tile; the last one of a payload counts as filled up with zeros.
-pub const TILE_BYTES: usize = 16 << 10;
 
 /// The checksum of all bytes that move: XXH3-64 over the [`tile_digest`]s and the length.
 #[must_use]

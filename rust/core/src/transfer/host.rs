@@ -12,11 +12,11 @@ use super::completion::Ticket;
 use super::engine::Engine;
 use super::job::{Job, Message, Shared};
 use super::layout::Layout;
-use super::lock;
 use super::path::Path;
 use super::plan::{Direction, EntryCopy};
 use super::region::SlotMemory;
 use super::transfers::Transfers;
+use crate::guarded::lock;
 
 /// Copies between host memory and an arena. Dropping it waits for the transfers in flight.
 pub struct HostEngine {

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::checksum::{TILE_BYTES, combine};
+use super::checksum::combine;
 use super::completion::{Completion, Ticket};
-use super::lanes::fence;
+use super::lanes::{TILE_BYTES, fence};
 use super::path::Path;
 use super::plan::{Cut, Direction, Plan};
 use super::tile::Tile;
 use super::transfers::Transfers;
-use super::{lock, panic_message};
+use crate::guarded::{lock, panic_message};
 
 /// What a thread takes at a time: small enough that threads end together, large enough that taking it
 /// costs nothing.

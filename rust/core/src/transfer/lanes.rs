@@ -1,6 +1,8 @@
 //! Eight 64-bit lanes, and XXH3's two operations on them, for each set of instructions.
 //! <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, "XXH3 algorithm overview".
 
+/// Bytes of a tile; the last one of a payload counts as filled up with zeros.
+pub const TILE_BYTES: usize = 16 << 10;
 /// Bytes that the lanes take at a time.
 pub(super) const STRIPE_BYTES: usize = 64;
 

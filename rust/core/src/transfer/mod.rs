@@ -20,24 +20,14 @@ mod region;
 mod tile;
 mod transfers;
 
-use crate::guarded::lock;
-use std::any::Any;
-
-pub use checksum::{TILE_BYTES, checksum, combine, tile_digest};
+pub use crate::guarded::panic_message;
+pub use checksum::{checksum, combine, tile_digest};
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
-pub use lanes::fence;
+pub use lanes::{TILE_BYTES, fence};
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use region::{Region, SlotMemory};
 pub use tile::Tile;
 pub use transfers::Transfers;
-
-/// The message of a caught panic.
-#[must_use]
-pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
-}

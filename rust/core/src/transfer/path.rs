@@ -7,11 +7,10 @@
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-use super::checksum::TILE_BYTES;
-use super::lanes::{Lanes, Portable, STREAM_ALIGN, STRIPE_BYTES, prefetch};
+use super::lanes::{Lanes, Portable, STREAM_ALIGN, STRIPE_BYTES, TILE_BYTES, prefetch};
 
 /// The state of a tile's XXH3 between two stripes.
-pub(super) type State = [u64; 8];
+pub(super) type TileState = [u64; 8];
 
 /// Stripes of a tile; its last one has a key of its own.
 const STRIPES: usize = TILE_BYTES / STRIPE_BYTES;
@@ -22,8 +21,8 @@ const LAST_KEY: usize = SCRAMBLE_KEY - 7;
 /// How far ahead bytes are asked for: processors do not do it across pages.
 const AHEAD: usize = 2048;
 
-/// State, its next stripe, from, to or null, number of stripes.
-type Hash = unsafe fn(&mut State, usize, *const u8, *mut u8, usize);
+/// TileState, its next stripe, from, to or null, number of stripes.
+type Hash = unsafe fn(&mut TileState, usize, *const u8, *mut u8, usize);
 /// From, to, number of stripes.
 type Copy = unsafe fn(*const u8, *mut u8, usize);
 
@@ -85,7 +84,7 @@ impl Path {
     /// `from` can be read, and `to` be written or is null; they do not overlap.
     pub(super) unsafe fn hash(
         &self,
-        state: &mut State,
+        state: &mut TileState,
         first: usize,
         from: *const u8,
         to: *mut u8,
@@ -124,7 +123,7 @@ static STREAMS: LazyLock<bool> = LazyLock::new(|| {
 });
 
 /// XXH3-64 of a tile from its state after the last stripe.
-pub(super) fn merge(state: &State) -> u64 {
+pub(super) fn merge(state: &TileState) -> u64 {
     const KEY: usize = 11;
     let keys = SECRET[KEY..][..STRIPE_BYTES].as_chunks::<8>().0;
     let mut keyed = std::iter::zip(state, keys).map(|(lane, key)| lane ^ u64::from_le_bytes(*key));
@@ -141,7 +140,7 @@ pub(super) fn merge(state: &State) -> u64 {
 const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
 
 /// The state before the first stripe.
-pub(super) const START: State = [
+pub(super) const START: TileState = [
     0xC2B2_AE3D,
     PRIME64_1,
     0xC2B2_AE3D_27D4_EB4F,
@@ -159,7 +158,7 @@ const STREAM: u8 = 2;
 
 #[inline(always)]
 unsafe fn hash_with<L: Lanes, const WAY: u8>(
-    state: &mut State,
+    state: &mut TileState,
     first: usize,
     from: *const u8,
     to: *mut u8,
@@ -225,7 +224,7 @@ macro_rules! compile {
     ($hash:ident, $copy:ident, $lanes:ty, $way:expr $(, $feature:literal)?) => {
         $(#[target_feature(enable = $feature)])?
         unsafe fn $hash(
-            state: &mut State,
+            state: &mut TileState,
             first: usize,
             from: *const u8,
             to: *mut u8,

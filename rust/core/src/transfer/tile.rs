@@ -1,15 +1,14 @@
 //! The digest of a tile while its bytes move, in parts of any length.
 
-use super::checksum::TILE_BYTES;
-use super::lanes::STRIPE_BYTES;
-use super::path::{Path, START, State, merge};
+use super::lanes::{STRIPE_BYTES, TILE_BYTES};
+use super::path::{Path, START, TileState, merge};
 
 static ZEROS: [u8; 1024] = [0; 1024];
 
 /// A tile of a payload while its bytes are hashed and, if wanted, copied.
 pub struct Tile {
     path: &'static Path,
-    state: State,
+    state: TileState,
     /// Bytes taken so far.
     position: usize,
     /// The stripe that the position is in, up to there.

@@ -1,4 +1,4 @@
-//! Records of checkpoints: those that are resident, and ghosts of those that were or might be.
+//! Records of checkpoints: of those that are in the cache, and of ghosts, which were in it or might come.
 
 use super::ages::Ages;
 use super::bare::PATIENCE;
@@ -7,31 +7,33 @@ use super::names::Names;
 use crate::policy::list::Lists;
 use crate::policy::table::Table;
 
-/// No record, no entry.
+/// The number that stands for no record, or for no entry.
 pub(super) const NONE: u32 = u32::MAX;
 /// Records kept of checkpoints that are not resident.
 const GHOSTS: usize = 16_384;
 
-/// Records that are followed up a prompt at most.
+/// The most records that are followed up a prompt.
 pub(super) const CLIMB: usize = 32;
 
-/// One checkpoint's: what it is worth at its age.
+/// One checkpoint, as its eviction is judged: its age, its expected uses and what it saves.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
-    /// When it was made or last used.
+    /// When the checkpoint was made or last used.
     pub(super) since: u64,
     pub(super) features: Features,
     /// The checkpoint's entry, if it is resident.
     pub(super) entry: u32,
+    /// Gittins index: the most expected uses per time held, over all horizons.
     pub(super) index: f32,
-    /// Blocks that it saves over the room that it frees, as of when it was last weighed; 0 before that.
+    /// Blocks that the checkpoint saves over the room that its eviction frees, when this was last computed; 0 before.
     pub(super) density: f32,
-    /// The largest index among evicted ones whose requests would now resume here, and whose it is.
+    /// The largest index among evicted checkpoints whose requests would now resume here.
     pub(super) inherited: f32,
+    /// Number of the record that the inherited index comes from.
     pub(super) source: u32,
-    /// If it is not resident: who inherited from it.
+    /// If the checkpoint is evicted: the number of the record that inherited its index.
     pub(super) heir: u32,
-    /// Of the request that stored or last used it.
+    /// Priority of the request that stored or last used the checkpoint.
     pub(super) priority: i8,
 }
 
@@ -40,13 +42,14 @@ pub(super) struct Record {
 pub(super) struct Past {
     /// Boundary of the next record up the prompt of the last request that passed.
     pub(super) above: u64,
-    /// Last request that passes here on its way to a deeper checkpoint, counted from 1; 0 when it has ended.
+    /// Number, counted from 1, of the last request that passes here on its way to a deeper checkpoint; 0 when that
+    /// request has ended.
     pub(super) running: u64,
     pub(super) origin: Origin,
     pub(super) kind: Kind,
     pub(super) depth: u32,
     pub(super) hits: u16,
-    /// Whether its life began before this process.
+    /// Whether the checkpoint was made before this process began.
     pub(super) resumed: bool,
 }
 
@@ -93,7 +96,7 @@ pub(super) struct Records {
     vacant: Lists,
     names: Names,
     pub(super) ages: Ages,
-    /// Those without an entry, oldest first.
+    /// Records of ghosts, oldest first.
     ghosts: Lists,
     ghost_count: usize,
 }
@@ -123,7 +126,7 @@ impl Records {
         (self.past[above].depth < past.depth).then_some(above)
     }
 
-    /// A ghost of a boundary.
+    /// Adds a record of a boundary, as a ghost.
     pub(super) fn add(&mut self, boundary: u64, depth: u32) -> u32 {
         let at = self.vacant.first(0).unwrap_or(self.span);
         self.vacant.remove(at);
@@ -136,21 +139,21 @@ impl Records {
         at
     }
 
-    /// It got an entry.
+    /// The checkpoint of a record is in the cache now.
     pub(super) fn wake(&mut self, at: u32, entry: u32) {
         self.table[at].entry = entry;
         self.ghosts.remove(at);
         self.ghost_count -= 1;
     }
 
-    /// It lost its entry.
+    /// The checkpoint of a record left the cache.
     pub(super) fn sleep(&mut self, at: u32) {
         self.table[at].entry = NONE;
         self.ghosts.push(0, at);
         self.ghost_count += 1;
     }
 
-    /// It is of use: if it is a ghost, the last to be forgotten.
+    /// A record is of use: a ghost is the last to be forgotten now.
     pub(super) fn touch(&mut self, at: u32) {
         if !self.table[at].is_resident() {
             self.ghosts.push(0, at);

@@ -15,8 +15,8 @@ use crate::geometry::{Fingerprint, Geometry};
 use crate::ids::SlotId;
 use crate::transfer::SlotMemory;
 
-use super::mapping;
-use super::plane::{Plane, PlaneOptions};
+use super::mapping::{self, PlaneOptions};
+use super::plane::Plane;
 
 /// The planes of an arena that this process has, ordered by rank: all of them, or some.
 #[derive(Debug)]

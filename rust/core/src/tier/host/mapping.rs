@@ -9,11 +9,21 @@ use crate::geometry::Geometry;
 use crate::transfer::Region;
 
 use super::header::Header;
-use super::plane::PlaneOptions;
 use super::prefault::prefault;
 use super::private;
 #[cfg(target_os = "linux")]
 use super::{huge_pages, numa, shared};
+
+/// Wishes for the memory of a plane.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PlaneOptions {
+    /// Pages of 2 MiB, which the system must have reserved.
+    pub huge_pages: bool,
+    /// The NUMA node whose memory is preferred.
+    pub numa_node: Option<u32>,
+    /// Memory of this process alone, which no other one can open. Always so where the system is not Linux.
+    pub private: bool,
+}
 
 /// Mapped memory, with its file if it is shared.
 #[derive(Debug)]

@@ -14,7 +14,8 @@ mod private;
 mod shared;
 
 pub use arena::Arena;
-pub use plane::{Plane, PlaneOptions};
+pub use mapping::PlaneOptions;
+pub use plane::Plane;
 pub use prefault::prefault;
 
 use super::{Room, Tier};

@@ -8,18 +8,7 @@ use crate::ids::SlotId;
 use crate::transfer::{Region, SlotMemory};
 
 use super::header::Header;
-use super::mapping::{self, Mapping};
-
-/// What the memory of a plane is made of.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PlaneOptions {
-    /// Pages of 2 MiB, which the system must have reserved.
-    pub huge_pages: bool,
-    /// The NUMA node whose memory is preferred.
-    pub numa_node: Option<u32>,
-    /// Of this process alone: no other one can open it. Always so where the system is not Linux.
-    pub private: bool,
-}
+use super::mapping::{self, Mapping, PlaneOptions};
 
 /// One rank's part of every slot. Nothing is left behind when the processes that map it are gone.
 ///
