@@ -1,10 +1,12 @@
 """The commands that `make` would run: vLLM only where needed, and every suite in `make test`."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hybrid_pages.vllm import versions
 
@@ -73,6 +75,28 @@ def test_every_suite_is_run():
     assert "tests/gpu" in commands(ELSEWHERE["gpu"])
     assert "tests/mooncake" in commands(ELSEWHERE["mooncake"])
     assert "tools/make/test_rust.sh\n" in everything
+    assert {"test-engine-long", "test-mooncake", "fuzz-disk"} <= set(commands("test-long").split())
+
+
+def test_results_of_the_long_suites_are_counted(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools/make")
+    import long
+
+    printed = (
+        "= 2 failed, 53 passed, 3 skipped in 12.1s (0:00:12) =\n7 passed in 1.0s\n"
+        "test result: ok. 4 passed; 0 failed; 1 ignored; 0 measured\n5 passed of something\n"
+    )
+    assert long.counted(printed) == {"failed": 2, "passed": 64, "skipped": 3}
+    assert set(json.loads(long.RESULTS.read_text())) <= set(commands("test-long").split())
+
+
+def test_hooks_run_what_lint_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [hook["repo"] for hook in hooks] == ["local"]
+    linted = commands("lint").replace("--quiet ", "")
+    for hook in hooks[0]["hooks"]:
+        words = hook["entry"].replace("--quiet ", "").replace(" --force-exclude", "")
+        assert words in linted or "tests/python/test_levels.py" in words
 
 
 def test_the_list_of_targets_can_be_read():
