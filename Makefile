@@ -107,7 +107,6 @@ ALONE = LD_LIBRARY_PATH=$(CURDIR)/.cache/mooncake/lib PYTHONPATH=$(CURDIR)/.cach
 
 # ---- the package ----
 
-# Another profile builds again; cargo has kept what it built before.
 .cache/built-%:
 	@mkdir -p .cache && rm -f .cache/built-* && touch $@
 
@@ -144,13 +143,13 @@ test-rust: .venv-light/.stamps/uv ## Test the Rust crates: the core, the tiers, 
 	@$(SAY) "testing the Rust crates (about 4 minutes the first time)"
 	@tools/make/test_rust.sh
 
-# Each of these suites runs in the environment that it names first.
 test-python: .venv-light/.stamps/package ## Test the package without an engine, and its type stubs
 test-docs: .venv-docs/.stamps/package ## Build the documents' site strictly, and run the code in them (about a minute)
 test-batch: .venv/.stamps/package ## Test batches of hybrid caches against each row computed alone
 test-mlx: .venv-mlx/.stamps/package ## Test with mlx-lm on its CPU backend: tiny models of all its hybrid families, and its server (about 2 minutes)
 test-engine: .venv/.stamps/package ## Test on real vLLM engines, scheduled asynchronously as on a GPU (about 6 to 14 minutes)
 test-docs test-engine: ABREAST = $(MODULES_ABREAST)
+# Each of these suites runs in the environment that it names.
 test-python test-docs test-batch test-mlx test-engine: test-%:
 	@$(SAY) "testing what is in tests/$*"
 	@$(firstword $(subst /, ,$<))/bin/python $(ABREAST) tests/$*
@@ -178,13 +177,14 @@ test-engine-long: .venv/.stamps/package .cache/triton/.stamp ## Test on vLLM's s
 test-mooncake: .venv/.stamps/package .cache/mooncake/lib/.stamp ## Test the tier over Mooncake on its real master and clients, two engines among them (about 2 minutes)
 	@$(ALONE) $(PYTEST) -n0 tests/mooncake
 
-test-long: PYTEST_ARGS += --cases=all
-test-long: test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long fuzz ## Everything too long for `make test`: all combinations of parameters, the second model runner, random workloads, kills (about two hours)
+LONG := test-python test-batch test-mlx test-scheduler test-transformers test-engine test-mooncake test-engine-long
+test-long: .venv-light/.stamps/uv ## Everything too long for `make test`: all combinations of parameters, the second model runner, random workloads, kills (about two hours)
+	@PYTEST_ARGS='$(PYTEST_ARGS) --cases=all' $(LIGHT)/python tools/make/long.py $(LONG) $(NAME:%=fuzz-%)
 
 test-newest: .venv/.stamps/package .venv-mlx/.stamps/package ## Try the newest of each library that no test runs yet, and print a table (NEWEST_ARGS="--all mlx-lm")
 	@$(LIGHT)/python release/newest.py $(NEWEST_ARGS)
 
-fuzz: $(addprefix fuzz-,$(NAME)) ## Run random workloads for long (NAME="scheduler batch kernels engine disk"; FUZZ=512 LISTS=200000 TREES=16 KILLS=200)
+fuzz: $(NAME:%=fuzz-%) ## Run random workloads for long (NAME="scheduler batch kernels engine disk"; FUZZ=512 LISTS=200000 TREES=16 KILLS=200)
 
 .PHONY: fuzz-scheduler fuzz-batch fuzz-kernels fuzz-engine fuzz-disk
 SCHEDULER_FUZZ := --cases=all tests/scheduler/test_fuzz.py tests/scheduler/test_small_pools.py

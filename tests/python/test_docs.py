@@ -17,7 +17,7 @@ from hybrid_pages.vllm.config.settings import Settings
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*.md", "tests/gpu/*.md")
     for path in ROOT.glob(pattern)
 )
 TREES = ("rust", "python", "tests", "examples", "benches", "docs", "requirements", "csrc", ".ci")

@@ -27,6 +27,7 @@ OUTER = {
     "SECURITY.md": "security.md",
     "benches/README.md": "benches.md",
     "examples/README.md": "examples.md",
+    "tests/gpu/README.md": "gpu.md",
 }
 """Documents outside of `docs/`, and the pages that they become."""
 README = "index.md"
