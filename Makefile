@@ -15,10 +15,8 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.
     $(wildcard csrc/*.cu csrc/*.cuh csrc/*.h csrc/images/*)
 # How cargo optimises the package (Cargo.toml): whole programs are for wheels and for what is measured.
 PROFILE := $(if $(filter bench%,$(MAKECMDGOALS)),dist,release)
-BUILT := .cache/built-$(PROFILE)
 
-# The Python of the environments; by default the first one on the PATH that vLLM supports.
-PYTHON ?=
+# PYTHON is that of the environments: by default the first one on the PATH that vLLM supports.
 # Arguments: DEMO_ARGS for `hybrid-pages demo`, SERVE_ARGS, EXAMPLE_ARGS, PYTEST_ARGS, BENCH_ARGS, NEWEST_ARGS.
 # Test processes at a time; PYTEST_ARGS=-n0 runs a suite in one, as a debugger needs it.
 JOBS ?= 2
@@ -30,16 +28,20 @@ TREES ?= 16
 KILLS ?= 200
 # TAG is the tag that a release is made of, and WHEEL what a GPU checks: by default none, and the newest in dist/.
 # `make lock UPGRADE=--upgrade` moves every pin to the newest version.
-export TAG ?=
-export WHEEL ?=
+export TAG WHEEL
 
 # One Python for everything that cargo compiles: with another one, cargo would compile PyO3 again.
 export PYO3_PYTHON := $(CURDIR)/$(LIGHT)/python
 unexport VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH
 # pyproject.toml names the backend in rust/python, which requires maturin itself.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
-# One step at a time: an engine, a build and a test suite do not share two cores well.
+# One step at a time: an engine, a build and a test suite do not share two cores well. For the demo, vLLM is fetched
+# while the package is built.
+ifeq ($(MAKECMDGOALS),demo)
+MAKEFLAGS += --jobs=2
+else
 .NOTPARALLEL:
+endif
 unexport MAKEFLAGS MFLAGS MAKELEVEL
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -56,13 +58,12 @@ MODULES_ABREAST = -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(
 # Where a suite runs with two versions of a library, the older one runs each test once (tests/plugins/pairwise.py).
 OTHER_VERSION = PYTEST_ADDOPTS=--cases=one
 
-.PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- the environments ----
 
-.PHONY: venv venv-light venv-mlx vllm-sources
+.PHONY: help venv venv-light venv-mlx vllm-sources
 venv: .venv/.stamps/package ## Create .venv: a real vLLM for CPUs, the test tools, the package (venv-light and venv-mlx likewise)
 venv-light: .venv-light/.stamps/package
 venv-mlx: .venv-mlx/.stamps/package
@@ -111,7 +112,7 @@ ALONE = LD_LIBRARY_PATH=$(CURDIR)/.cache/mooncake/lib PYTHONPATH=$(CURDIR)/.cach
 	@mkdir -p .cache && rm -f .cache/built-* && touch $@
 
 # An editable install: the library goes beside the Python files, and a wheel of metadata points at them.
-$(CORE): .venv-light/.stamps/packages $(RUST_SOURCES) $(BUILT)
+$(CORE): .venv-light/.stamps/packages $(RUST_SOURCES) .cache/built-$(PROFILE)
 	@$(SAY) "building the package (the first time some minutes, all processors busy)"
 	@rm -rf .venv-light/.editable
 	@$(LIGHT)/maturin pep517 build-wheel $(QUIET) --editable --locked --profile $(PROFILE) --compatibility linux \
@@ -281,7 +282,6 @@ bench-mooncake: .venv-light/.stamps/package .cache/mooncake/lib/.stamp
 docs: .venv-docs/.stamps/package ## Build the documents as a site into dist/site/, searchable and without a network
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 	@$(SAY) "open dist/site/index.html"
-
 docs-pages: build ## Write what documents do not have by hand: tables of sizes, figures of the benches, docs/images/
 	@for part in models figures drawings; do $(LIGHT)/python tools/docs/$$part.py || exit 1; done
 	@$(foreach model,qwen3.6-27b granite-4.0-h-small gemma-3-12b,$(LIGHT)/hybrid-pages plan \
