@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 
 from hybrid_pages.vllm import versions
@@ -112,6 +113,13 @@ def test_what_is_measured_is_built_as_wheels_are():
     assert "--profile dist" in commands("bench-engine")
     assert "--profile release" in commands("demo")
     assert "--profile dist" in (ROOT / "tools/make/wheel.sh").read_text()
+    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    crates = {
+        crate["name"] for crate in tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]
+    }
+    little = manifest["profile"]["release"]["package"]
+    assert little.keys() <= crates
+    assert manifest["profile"]["dist"]["package"] == {name: {"opt-level": 3} for name in little}
 
 
 def test_an_environment_that_was_not_finished_is_made_again(tmp_path):
