@@ -2,7 +2,8 @@
 
 The tier (`rust/tiers/mooncake`) starts it. Standard input is a socket with one line of JSON
 each way, standard output the staging memory; `src/wire.rs` of the tier has the messages. It maps
-the slots for reading alone, ends when the tier's end of the socket closes, and may be killed at any time.
+the slots for reading alone, ends when the tier's end of the socket closes, and may be killed at any
+time.
 """
 
 from __future__ import annotations

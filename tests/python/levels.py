@@ -11,13 +11,13 @@ import tomllib
 
 @dataclass(frozen=True)
 class Levels:
-    """The modules of one tree, from the top row down, and the imports allowed within a row."""
+    """The modules of one tree, from the top level down, and the imports allowed within a level."""
 
     rows: list[list[str]]
     allowed: set[tuple[str, str]]
 
     def level(self, module: str) -> int | None:
-        """The row of a module, counted from the top; None for one that no row names."""
+        """The level of a module, counted from the top; None for one that no level names."""
         return next((at for at, row in enumerate(self.rows) if module in row), None)
 
     def violation(self, importer: str, imported: str) -> str | None:
@@ -25,77 +25,22 @@ class Levels:
         above, below = self.level(importer), self.level(imported)
         for module, level in ((importer, above), (imported, below)):
             if level is None:
-                return f"{module}: expected in a table of ARCHITECTURE.md, found in none"
+                return f"{module}: expected in the levels of ARCHITECTURE.md, found in none"
         if importer == imported or below > above or (importer, imported) in self.allowed:
             return None
-        return f"{importer} -> {imported}: expected a module of a row below"
+        return f"{importer} -> {imported}: expected a module of a lower level"
 
 
-def read(document: str, heading: str) -> Levels:
-    """The table under a heading of ARCHITECTURE.md, and the exceptions (`a` -> `b`) named there."""
-    section = re.search(rf"^### {re.escape(heading)}\n(.*?)(?=^##|\Z)", document, re.M | re.S)
-    assert section, f"ARCHITECTURE.md has no section {heading!r}"
-    cells = re.findall(r"^\| (`.*?) \|", section[1], re.M)
-    allowed = re.findall(r"`([\w/]+)` -> `([\w/]+)`", section[1])
-    return Levels([re.findall(r"`([^`]+)`", cell) for cell in cells], set(allowed))
+def read(document: str, tree: str) -> Levels:
+    """The row of a tree in ARCHITECTURE's table: `a` > `b`, `c`, and exceptions: `a` -> `b`."""
+    row = re.search(rf"^\| `{re.escape(tree)}` \|.*\| (.*?) \|$", document, re.M)
+    assert row, f"ARCHITECTURE.md has no levels of {tree!r}"
+    order, _, exceptions = row[1].partition("except")
+    rows = [re.findall(r"`([^`]+)`", level) for level in order.split(" > ")]
+    return Levels(rows, set(re.findall(r"`([\w/]+)` -> `([\w/]+)`", exceptions)))
 
 
 # Rust
-
-
-def _code(source: str) -> str:
-    """The source without comments and without what strings say."""
-    source = re.sub(r"/\*.*?\*/", "", source, flags=re.S)
-    return re.sub(r'''//[^\n]*|'"'|"(?:\\.|[^"\\])*"''', "", source)
-
-
-def _branches(tree: str) -> Iterator[list[str]]:
-    """The paths of a `use` tree: `a::{b, c::d}` has a::b and a::c::d."""
-    depth, start, parts = 0, 0, []
-    for at, letter in enumerate(tree + ","):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            parts.append(tree[start:at].strip())
-            start = at + 1
-    for part in filter(None, parts):
-        head, brace, rest = part.partition("{")
-        names = [name.strip().split()[0] for name in head.split("::") if name.strip()]
-        if not brace:
-            yield names
-        else:
-            yield from (names + tail for tail in _branches(rest.rpartition("}")[0]))
-
-
-def _paths(code: str) -> Iterator[list[str]]:
-    """Every path that starts at the crate's root or at a parent module."""
-    uses = re.findall(r"\buse\s+([^;]+);", code)
-    for tree in uses:
-        yield from _branches(tree)
-    rest = re.sub(r"\buse\s+[^;]+;", "", code)
-    for path in re.findall(r"\b(?:crate|super)(?:::\w+)+", rest):
-        yield path.split("::")
-
-
-def rust_imports(source: Path) -> Iterator[tuple[str, str]]:
-    """(importer, imported) for the top-level modules of a crate's `src`, its root excepted."""
-    modules = {path.stem for path in source.iterdir()} - {"lib"}
-    for path in sorted(source.rglob("*.rs")):
-        place = path.relative_to(source).with_suffix("").parts
-        if place == ("lib",):
-            continue
-        # A folder's module is in its mod.rs.
-        place = place[:-1] if place[-1] == "mod" else place
-        for names in _paths(_code(path.read_text())):
-            if names[0] == "crate":
-                target = names[1:]
-            else:
-                ups = next(at for at, name in enumerate([*names, ""]) if name != "super")
-                # An inline module, such as `tests`, is one level deeper: it stays in the same file.
-                if not 0 < ups >= len(place):
-                    continue
-                target = names[ups:]
-            if target and target[0] in modules:
-                yield place[0], target[0]
 
 
 def crate_dependencies(root: Path) -> Iterator[tuple[str, str]]:
@@ -116,19 +61,8 @@ def crate_dependencies(root: Path) -> Iterator[tuple[str, str]]:
 # Python
 
 
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
-def _statements(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if types or not _is_type_checking(node):
-            yield node
-            yield from _statements(node, types=types)
-
-
-def python_imports(package: Path, *, types: bool = True) -> Iterator[tuple[str, str]]:
-    """(importer, imported) of full module names below a package; `types`: also for types alone."""
+def python_imports(package: Path) -> Iterator[tuple[str, str]]:
+    """(importer, imported) of full module names below a package, also for types alone."""
     modules = {
         ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
         for pattern in ("*.py", "_core.*")
@@ -139,7 +73,7 @@ def python_imports(package: Path, *, types: bool = True) -> Iterator[tuple[str, 
         importer = name.removesuffix(".__init__")
         # What a relative import starts from.
         here = importer.split(".") if path.stem == "__init__" else importer.split(".")[:-1]
-        for node in _statements(ast.parse(path.read_text()), types=types):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 named = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -157,10 +91,21 @@ def python_imports(package: Path, *, types: bool = True) -> Iterator[tuple[str, 
                     yield importer, imported
 
 
-def top_level(module: str) -> str:
-    """The part of a package that a module belongs to, as the table names it."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+def package_edges(package: Path, inner: str = "") -> set[tuple[str, str]]:
+    """(importer, imported) for the modules and packages of a package, as the table names them.
+
+    inner: a package inside, of which alone the modules count.
+    """
+    start = f"{package.name}.{inner}" if inner else package.name
+
+    def part(module: str) -> str | None:
+        rest = f"{module}.".removeprefix(f"{start}.")
+        if rest == f"{module}.":
+            return None
+        return rest.partition(".")[0] or "__init__"
+
+    edges = {(part(importer), part(imported)) for importer, imported in python_imports(package)}
+    return {(one, other) for one, other in edges if one and other}
 
 
 def circles(edges: set[tuple[str, str]]) -> list[str]:

@@ -7,48 +7,62 @@ from pathlib import Path
 import pytest
 
 import levels
+import rust_files
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "ARCHITECTURE.md").read_text()
 PACKAGE = Path("python/hybrid_pages")
-TIERS = ("tiers/disk", "tiers/kit", "tiers/mooncake", "tiers/remote")
-CRATES = ("rust/core", "rust/cuda", "rust/lab", *(f"rust/{crate}" for crate in TIERS))
-MEMBERS = ("cuda", "lab", "python", *TIERS)
+PACKAGES = ("", "vllm", "vllm.scheduler")
+CRATES = sorted(str(path.parents[1].relative_to(ROOT)) for path in ROOT.glob("rust/**/src/lib.rs"))
+# Of conversion alone, file by file, no order is to be learned.
+WITH_LEVELS = [crate for crate in CRATES if crate != "rust/python"]
+TO_DO = (Path(__file__).parent / "circles.txt").read_text().split()
+"""Files in circles that are still to be taken apart: nothing is added here."""
 
 
-def wrong(heading, edges):
-    table = levels.read(DOCUMENT, heading)
+def wrong(tree, edges):
+    table = levels.read(DOCUMENT, tree)
     found = {table.violation(importer, imported) for importer, imported in edges}
     return sorted(filter(None, found))
 
 
 def wrong_in_crate(root, crate):
-    return wrong(f"Modules of `{crate}`", levels.rust_imports(root / crate / "src"))
+    return wrong(crate, rust_files.module_edges(root / crate / "src"))
 
 
-def wrong_in_package(root):
-    edges = levels.python_imports(root / PACKAGE)
-    return wrong(
-        f"Packages of `{PACKAGE}`",
-        ((levels.top_level(importer), levels.top_level(imported)) for importer, imported in edges),
-    )
+def wrong_in_package(root, inner=""):
+    tree = PACKAGE.joinpath(*inner.split("."))
+    return wrong(str(tree), levels.package_edges(root / PACKAGE, inner))
 
 
-@pytest.mark.parametrize("crate", CRATES)
+def listed(tree):
+    return sorted(module for row in levels.read(DOCUMENT, tree).rows for module in row)
+
+
+def circles_in_crate(root, crate):
+    source = f"{crate}/src"
+    return {f"{source}/{file}" for file in levels.circles(rust_files.file_edges(root / source))}
+
+
+def circles_in_package(root):
+    return set(levels.circles(set(levels.python_imports(root / PACKAGE))))
+
+
+@pytest.mark.parametrize("crate", WITH_LEVELS)
 def test_modules_of_a_crate_import_only_from_below(crate):
     assert wrong_in_crate(ROOT, crate) == []
 
 
-@pytest.mark.parametrize("crate", CRATES)
+@pytest.mark.parametrize("crate", WITH_LEVELS)
 def test_every_module_of_a_crate_has_one_level(crate):
-    table = levels.read(DOCUMENT, f"Modules of `{crate}`")
-    listed = [module for row in table.rows for module in row]
-    modules = {path.stem for path in (ROOT / crate / "src").iterdir()} - {"lib"}
-    assert sorted(listed) == sorted(modules)
+    assert listed(crate) == sorted(
+        {path.stem for path in (ROOT / crate / "src").iterdir()} - {"lib"}
+    )
 
 
 def test_crates_depend_only_on_those_below():
-    assert wrong("Crates", levels.crate_dependencies(ROOT)) == []
+    assert wrong("rust", levels.crate_dependencies(ROOT)) == []
+    assert listed("rust") == CRATES
 
 
 def test_kernels_include_nothing_but_each_other():
@@ -57,21 +71,38 @@ def test_kernels_include_nothing_but_each_other():
         assert all((ROOT / "csrc" / name.strip('"')).is_file() for name in included), path
 
 
-def test_packages_import_only_from_below():
-    assert wrong_in_package(ROOT) == []
+@pytest.mark.parametrize("inner", PACKAGES)
+def test_packages_import_only_from_below(inner):
+    assert wrong_in_package(ROOT, inner) == []
 
 
-def test_every_package_has_one_level():
-    table = levels.read(DOCUMENT, f"Packages of `{PACKAGE}`")
-    listed = [package for row in table.rows for package in row]
-    found = {path.stem for path in (ROOT / PACKAGE).iterdir() if path.suffix == ".py"}
-    found |= {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
-    assert sorted(listed) == sorted(found | {"_core"})
+@pytest.mark.parametrize("inner", PACKAGES)
+def test_every_package_has_one_level(inner):
+    tree = PACKAGE.joinpath(*inner.split("."))
+    found = {path.stem for path in (ROOT / tree).glob("*.py")}
+    found |= {path.parent.name for path in (ROOT / tree).glob("*/__init__.py")}
+    assert listed(str(tree)) == sorted(found | (set() if inner else {"_core"}))
+
+
+@pytest.mark.parametrize("crate", CRATES)
+def test_no_file_of_a_crate_uses_itself_by_way_of_others(crate):
+    known = {file for file in TO_DO if file.startswith(f"{crate}/src/")}
+    found = circles_in_crate(ROOT, crate)
+    assert found - known == set(), "a new circle: take it apart"
+    assert known - found == set(), "no circles any more: remove them from circles.txt"
 
 
 def test_no_python_module_imports_itself_by_way_of_others():
-    edges = set(levels.python_imports(ROOT / PACKAGE, types=False))
-    assert levels.circles(edges) == []
+    known = {name for name in TO_DO if "/" not in name}
+    found = circles_in_package(ROOT)
+    assert found - known == set(), "a new circle: take it apart"
+    assert known - found == set(), "no circles any more: remove them from circles.txt"
+
+
+def test_every_module_says_first_what_it_is():
+    begins = {path: "//!" for crate in CRATES for path in (ROOT / crate).rglob("*.rs")}
+    begins |= dict.fromkeys((ROOT / PACKAGE).rglob("*.py"), '"""')
+    assert [path for path, start in begins.items() if not path.read_text().startswith(start)] == []
 
 
 # Such imports are found.
@@ -109,10 +140,8 @@ def test_an_import_in_a_comment_or_a_string_is_none(tmp_path):
 
 
 def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
-    for manifest in (
-        "Cargo.toml",
-        *(f"rust/{crate}/Cargo.toml" for crate in MEMBERS),
-    ):
+    members = [crate for crate in CRATES if crate != "rust/core"]
+    for manifest in ("Cargo.toml", *(f"{crate}/Cargo.toml" for crate in members)):
         (tmp_path / manifest).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / manifest).read_text()
         if manifest == "rust/cuda/Cargo.toml":
@@ -120,7 +149,7 @@ def test_an_upward_dependency_of_a_crate_is_found(tmp_path):
                 "[dependencies]", '[dependencies]\nhybrid-pages-lab = { path = "../lab" }'
             )
         (tmp_path / manifest).write_text(text)
-    (found,) = wrong("Crates", levels.crate_dependencies(tmp_path))
+    (found,) = wrong("rust", levels.crate_dependencies(tmp_path))
     assert found.startswith("rust/cuda -> rust/lab")
 
 
@@ -148,15 +177,60 @@ def test_an_upward_import_in_python_is_found(tmp_path, name, line, found):
     assert all(text.startswith(found) for text in added)
 
 
+def test_an_upward_import_inside_a_package_is_found(tmp_path):
+    line = "if TYPE_CHECKING:\n    from hybrid_pages.vllm.worker.half import WorkerHalf"
+    root = planted(tmp_path, str(PACKAGE), "vllm/layout/grid.py", line)
+    (found,) = wrong_in_package(root, "vllm")
+    assert found.startswith("layout -> worker")
+
+
 def test_a_module_without_a_level_is_found(tmp_path):
     root = planted(tmp_path, str(PACKAGE), "batch/step.py", "from hybrid_pages import extra")
     (root / PACKAGE / "extra.py").touch()
-    assert any(text.startswith("extra: expected in a table") for text in wrong_in_package(root))
+    assert any(text.startswith("extra: expected in the l") for text in wrong_in_package(root))
 
 
-def test_modules_that_import_each_other_are_found(tmp_path):
-    root = planted(
-        tmp_path, str(PACKAGE), "batch/checks.py", "from hybrid_pages.batch import batch"
-    )
-    edges = set(levels.python_imports(root / PACKAGE, types=False))
-    assert "hybrid_pages.batch.checks" in levels.circles(edges)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from hybrid_pages.batch import batch",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .batch import Batch",
+    ],
+)
+def test_modules_that_import_each_other_are_found(tmp_path, line):
+    root = planted(tmp_path, str(PACKAGE), "batch/checks.py", line)
+    assert "hybrid_pages.batch.checks" in circles_in_package(root)
+
+
+@pytest.mark.parametrize(
+    ("crate", "name", "line"),
+    [
+        ("rust/cuda", "src/driver/table.rs", "use super::stream::Stream;"),
+        ("rust/cuda", "src/driver/table.rs", "fn f(_: &crate::driver::Stream) {}"),
+        ("rust/cuda", "src/driver/table.rs", "mod t { use super::super::{Stream as S}; }"),
+        ("rust/cuda", "src/driver/table.rs", "use super::*;\nfn f(_: &Stream) {}"),
+        ("rust/cuda", "src/driver/table.rs", "use crate::driver;\nfn f(_: &driver::Stream) {}"),
+        ("rust/cuda", "src/pinning/cuts.rs", "use super::Pinning;"),
+        ("rust/python", "src/number.rs", "use crate::cache::PyCache;"),
+        ("rust/python", "src/error.rs", "use crate::arena::PyArena;"),
+    ],
+)
+def test_files_that_use_each_other_are_found(tmp_path, crate, name, line):
+    before = circles_in_crate(ROOT, crate)
+    added = circles_in_crate(planted(tmp_path, crate, name, line), crate) - before
+    assert f"{crate}/{name}" in added
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "// use super::stream::Stream;",
+        "/* fn f(_: &crate::driver::Stream) {} */",
+        'const TEXT: &str = "crate::driver::Stream::new";',
+        "pub use super::stream::Stream;",
+        "use super::*;",
+    ],
+)
+def test_what_uses_nothing_makes_no_circle(tmp_path, line):
+    root = planted(tmp_path, "rust/cuda", "src/driver/table.rs", line)
+    assert circles_in_crate(root, "rust/cuda") == circles_in_crate(ROOT, "rust/cuda")

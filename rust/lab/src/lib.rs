@@ -5,20 +5,7 @@
 //! least one token is computed.
 //!
 //! The lab is a crate of its own, so that the core depends on no decompressor. Of the core it uses ids, the
-//! error, [`policy`](hybrid_pages::policy) and, for several engines, the [`cache`](hybrid_pages::cache). Imports point strictly down:
-//!
-//! | modules | |
-//! |---|---|
-//! | `fleet` | every fleet, over all cores |
-//! | `route`, `simulation` | engines behind a router that share a budget; many engines over one remote store |
-//! | `replay`, `router` | every trace with every policy and budget, over all cores; where a router sends a request |
-//! | `lab`, `bound`, `engine` | one replay; the bound; one engine with a live cache |
-//! | `disk`, `shelf` | the tier below the host of a replay: a disk, a remote store |
-//! | `level`, `packs`, `crowd` | one tier: its entries and its policy; a store as objects; many users from one trace |
-//! | `sessions`, `link`, `load` | session ids derived from chains; the way to a remote store; what one has to do |
-//! | `trace` | requests as chains of boundaries |
-//! | `policies`, `row`, `source` | policies for comparison; one row of a trace; its bytes, plain or compressed |
-//! | `error` | what can go wrong |
+//! error, [`policy`](hybrid_pages::policy) and, for several engines, the [`cache`](hybrid_pages::cache).
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,7 @@
 //! The cache.
 
-use hybrid_pages::cache::{
-    Admission, Arrival, Cache, CacheConfig, ClassConfig, Medium, TierStats, WriteLease,
-};
+use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, Medium, TierStats, WriteLease};
 use hybrid_pages::error::Error;
-use hybrid_pages::geometry::{Geometry, PageClass};
 use hybrid_pages::ids::{NamespaceId, SlotId};
 use hybrid_pages::prefix::{Hit, Missing};
 use hybrid_pages::tier::Below;
@@ -15,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use crate::changes::PyChanges;
 use crate::disk::PyDisk;
 use crate::error::to_py;
-use crate::geometry::PyGeometry;
+use crate::geometry::{PyGeometry, class_configs};
 use crate::hints::{PyHints, given};
 use crate::keys::{BlockKeys, block_keys};
 use crate::lease::{self, PyReadLease, PyWriteLease};
@@ -126,18 +123,6 @@ pub fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
             "namespace: expected a number that namespace() returned, found {number}"
         )))
     })
-}
-
-/// What a cache knows of the classes of a geometry.
-pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<ClassConfig>, Error> {
-    let class = |class: &PageClass| {
-        Ok(ClassConfig {
-            kind: class.kind,
-            window_blocks: class.window_blocks.unwrap_or_default(),
-            slots_per_entry: geometry.slots_per_entry(class.index, slot_bytes)?,
-        })
-    };
-    geometry.classes().iter().map(class).collect()
 }
 
 /// Which prefixes are there, and which slots hold their pages and checkpoints.

@@ -3,12 +3,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hybrid_pages::geometry::{self, Dtype, Geometry, Group, Layer, Segment};
+use hybrid_pages::cache::ClassConfig;
+use hybrid_pages::error::Error;
+use hybrid_pages::geometry::{self, Dtype, Geometry, Group, Layer, PageClass, Segment};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple};
 
 use crate::error::to_py;
 use crate::number::{Whole, plain, whole};
+
+/// The classes of a geometry, as a cache with slots of this size is told of them.
+pub fn class_configs(geometry: &Geometry, slot_bytes: usize) -> Result<Vec<ClassConfig>, Error> {
+    let class = |class: &PageClass| {
+        Ok(ClassConfig {
+            kind: class.kind,
+            window_blocks: class.window_blocks.unwrap_or_default(),
+            slots_per_entry: geometry.slots_per_entry(class.index, slot_bytes)?,
+        })
+    };
+    geometry.classes().iter().map(class).collect()
+}
 
 /// A dense, typed piece of one layer's page or checkpoint on one rank.
 #[pyclass(frozen, eq, hash, name = "Segment", module = "hybrid_pages._core")]

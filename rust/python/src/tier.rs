@@ -13,8 +13,8 @@ use hybrid_pages_tiers::Identity;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::cache::class_configs;
 use crate::error::to_py;
+use crate::geometry::class_configs;
 
 /// A tier until a cache takes it.
 pub struct Untaken<T> {
