@@ -15,6 +15,10 @@ LENGTHS = (500, 900, 1200)
 WHOLE = [(length - 1) // N * N for length in LENGTHS]
 
 
+# tests/scheduler/test_data_parallel.py proves the same without engines.
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def parallel(model) -> tuple[dict, str]:
     """What each engine core answered, alone and at once; and what all processes said."""

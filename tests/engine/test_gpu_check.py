@@ -67,6 +67,7 @@ def test_the_check_runs_every_stage_and_judges_every_claim() -> None:
     assert re.search(r"^    benchmark: claims: \d+ not measured, .*supported$", said, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_transfer_that_fails_fails_the_check_and_leaves_what_was_measured() -> None:
     status, said = bench(MOCK_CUDA_FAIL="cuMemcpyBatchAsync:2:719:1")
     assert status == 1, said
@@ -79,6 +80,7 @@ def test_a_transfer_that_fails_fails_the_check_and_leaves_what_was_measured() ->
         ), claim
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("unkind", "warning"),
     [

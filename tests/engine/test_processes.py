@@ -34,7 +34,8 @@ def found(model: Path, ranks: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "n"), [("qwen3.5-n384", 1, 384), ("qwen3.5-tp2", 2, 128)]
+    ("name", "ranks", "n"),
+    [pytest.param("qwen3.5-n384", 1, 384, marks=pytest.mark.long), ("qwen3.5-tp2", 2, 128)],
 )
 def test_what_other_processes_store_is_restored_up_to_the_last_full_block(model, name, ranks, n):
     """No block size is given: the engine core forgets the one that its scheduler was made with."""

@@ -93,7 +93,10 @@ def test_every_tier_gives_what_the_engine_computes_itself(verify, tmp_path):
 
 
 # Without --skip-tokenizer-init, transformers makes an empty tokenizer of a folder that has none.
-@pytest.mark.parametrize(("plant", "flags"), [("zero-state", IDS), ("swap-pages", FLAGS)])
+@pytest.mark.parametrize(
+    ("plant", "flags"),
+    [("zero-state", IDS), pytest.param("swap-pages", FLAGS, marks=pytest.mark.long)],
+)
 def test_a_planted_fault_shows(verify, model, plant, flags):
     status, found, said = verify(model("qwen3.5"), ["--plant", plant], flags)
     assert status == 1, said
@@ -104,6 +107,7 @@ def test_a_planted_fault_shows(verify, model, plant, flags):
     assert "answers differ from what the engine computes itself" in found["problems"][0]
 
 
+@pytest.mark.long
 def test_prompts_that_restore_nothing_are_a_bad_verdict(verify, model, tmp_path):
     prompts = tmp_path / "short.jsonl"
     prompts.write_text(json.dumps({"prompt_token_ids": list(range(20, 20 + BLOCK))}) + "\n")
@@ -116,7 +120,7 @@ def test_prompts_that_restore_nothing_are_a_bad_verdict(verify, model, tmp_path)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--no-such-flag"], "flags of vLLM: "),
+        pytest.param(["--no-such-flag"], "flags of vLLM: ", marks=pytest.mark.long),
         (["--no-enable-prefix-caching"], "prefix caching"),
     ],
 )
