@@ -24,7 +24,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import transformers
 
-from hybrid_pages.transformers import PrefixCache, conditions
+from hybrid_pages.transformers import PrefixCache, structure
 
 PHASES = ("cold", "stored", "restored")
 
@@ -89,7 +89,7 @@ def look_cost(layers: int, device: str, rounds: int = 50) -> dict[str, float]:
     """Least milliseconds of one look at a model of small tensors, and of the sampling in it."""
     cache = PrefixCache(make_model(layers, 128, device), host_gb=0.25)
     watch = cache._watch
-    found = conditions.structure(cache.model)
+    found = structure.describe(cache.model)
     figures = {"tensors": float(len(found.tensors)), "modules": float(len(found.modules))}
     for name, call in (("look", watch.look), ("sample", lambda: watch._read(found))):
         times = []

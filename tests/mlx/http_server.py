@@ -20,7 +20,8 @@ import mlx.core as mx
 def tell(*_):
     gc.collect()
     mx.clear_cache()
-    stored = sum(each.nbytes for each in gc.get_objects() if type(each).__name__ == "Prompts")
+    caches = [each for each in gc.get_objects() if type(each).__name__ == "ServerPromptCache"]
+    stored = sum(each.nbytes for each in caches)
     print("HELD", mx.get_active_memory(), stored, flush=True)
 
 signal.signal(signal.SIGUSR1, tell)

@@ -10,11 +10,11 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 import tiny
 from hybrid_pages import BudgetError, adapter
 from hybrid_pages.adapter.errors import SettingsError, VersionError
-from hybrid_pages.mlx import PrefixCache, UnsupportedError, support
-from hybrid_pages.mlx.prompts import Prompts, Settings
+from hybrid_pages.mlx import PrefixCache, UnsupportedError, versions
+from hybrid_pages.mlx.model_watch import ModelWatch
 from hybrid_pages.mlx.runtime import ModelRuntime
-from hybrid_pages.mlx.support import require_versions
-from hybrid_pages.mlx.watch import Watch
+from hybrid_pages.mlx.server_cache import ServerPromptCache, Settings
+from hybrid_pages.mlx.versions import require_versions
 from runs import BLOCK, agree, cold, collect, require_equal
 
 PROMPT = tiny.tokens(90)
@@ -24,7 +24,7 @@ WHY = {"mlx-lm 0.40.1 is newer than tested"}
 @pytest.fixture
 def newer(monkeypatch):
     monkeypatch.setattr(mlx_lm, "__version__", "0.40.1")
-    monkeypatch.setattr(support, "_told", set())
+    monkeypatch.setattr(versions, "_told", set())
     monkeypatch.setattr(adapter.versions, "_warned", set())
 
 
@@ -62,9 +62,9 @@ def test_a_newer_version_is_used_after_one_warning(newer, models, tokenizer, cap
 
 
 def test_the_tested_version_is_not_warned_of(caplog):
-    require_versions(mlx_lm.__version__, support.MLX.tested[-1])
+    require_versions(mlx_lm.__version__, versions.MLX.tested[-1])
     assert not caplog.messages
-    assert support.newer() is None
+    assert versions.newer() is None
 
 
 def test_an_unknown_kind_of_cache_runs_uncached(newer, unknown, tokenizer, caplog):
@@ -85,7 +85,7 @@ def test_on_a_tested_version_it_is_an_error(unknown):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Watch, "look"),
+        (ModelWatch, "look"),
         (ModelRuntime, "copy_in"),
         (ModelRuntime, "compute"),
         (ModelRuntime, "states"),
@@ -119,7 +119,7 @@ def test_what_fails_while_a_text_is_stored_is_said_and_the_text_goes_on(
 
 def test_what_fails_on_a_tested_version_is_raised(models, tokenizer, monkeypatch):
     with PrefixCache(models("qwen3_5"), host_gb=0.05, block_tokens=BLOCK) as cache:
-        monkeypatch.setattr(Watch, "look", planted)
+        monkeypatch.setattr(ModelWatch, "look", planted)
         with pytest.raises(AttributeError):
             collect(cache.stream_generate(tokenizer, PROMPT, 6))
 
@@ -136,7 +136,7 @@ def test_mistakes_of_the_user_are_errors_on_a_newer_version_too(newer, models):
 
 
 def test_the_server_s_cache_leaves_an_unknown_kind_to_mlx_lm(newer, unknown, caplog):
-    prompts = Prompts(Settings(0.05, BLOCK), 10)
+    prompts = ServerPromptCache(Settings(0.05, BLOCK), 10)
     prompts.use(unknown, None)
     prompts.insert_cache("key", [1, 2, 3], make_prompt_cache(unknown))
     assert prompts.refused is None

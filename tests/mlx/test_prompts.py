@@ -9,10 +9,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import tiny
 from hybrid_pages import TransferError
-from hybrid_pages.mlx.prompts import Prompts, Settings
+from hybrid_pages.mlx.partial_blocks import PartialBlocks, partial_key
 from hybrid_pages.mlx.server import Batches, _cut
+from hybrid_pages.mlx.server_cache import ServerPromptCache, Settings
 from hybrid_pages.mlx.staging import Staging
-from hybrid_pages.mlx.tails import Tails, tail_key
 from runs import BLOCK, feed
 
 BUDGET = 1 << 20
@@ -20,7 +20,7 @@ BUDGET = 1 << 20
 
 @pytest.fixture
 def prompts(models, request):
-    made = Prompts(Settings(BUDGET / 2**30, BLOCK), 10)
+    made = ServerPromptCache(Settings(BUDGET / 2**30, BLOCK), 10)
     made.use(models(getattr(request, "param", "qwen3_next")), None)
     yield made
     made.drop()
@@ -104,7 +104,7 @@ def test_a_cache_of_other_tokens_is_not_stored(prompts, models):
 def test_what_cannot_be_stored_is_left_to_mlx_lm(models, why, caplog):
     """Another kind of cache, or a budget that is too small: within that budget, too."""
     model = models("lfm2")
-    made = Prompts(Settings(2e-5 if why is None else 0.01, 4096), 10)
+    made = ServerPromptCache(Settings(2e-5 if why is None else 0.01, 4096), 10)
     with caplog.at_level(logging.WARNING):
         made.use(model, why)
     assert "mlx-lm's own cache" in caplog.text
@@ -193,11 +193,11 @@ def test_rows_of_a_batch_are_told_apart(prompts, models, heard):
 
 
 def test_tails_are_bounded_and_told_from_blocks():
-    tails = Tails(4)
+    tails = PartialBlocks(4)
     for index in range(70_000):
         tails.add(0, index.to_bytes(32, "little"), 3)
     assert len(tails._lengths) == 1 << 16
-    assert tail_key(b"", [1, 2, 3]) != tail_key(b"", [1, 2])
+    assert partial_key(b"", [1, 2, 3]) != partial_key(b"", [1, 2])
     tails.clear()
     tails.add(0, b"", 2)
     tails.add(0, b"", 3)

@@ -13,7 +13,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 import tiny
 from hybrid_pages import BudgetError, HybridPagesError, InvalidArgumentError, TransferError
 from hybrid_pages.mlx import CacheStore, PrefixCache, UnsupportedError, read_layout
-from hybrid_pages.mlx.support import require_versions
+from hybrid_pages.mlx.versions import require_versions
 from runs import BLOCK, agree, cold, collect, feed, require_equal
 
 PROMPT = tiny.tokens(90)
@@ -404,10 +404,10 @@ def test_a_call_can_say_that_code_changed(cache, tokenizer):
 
 @pytest.mark.parametrize("change", [written, setting])
 def test_without_a_look_a_changed_model_gives_wrong_texts(tokenizer, monkeypatch, change):
-    from hybrid_pages.mlx.watch import State, Watch
+    from hybrid_pages.mlx.model_watch import ModelState, ModelWatch
 
-    monkeypatch.setattr(Watch, "look", lambda self: State(""))
-    monkeypatch.setattr(Watch, "changed_since", lambda self, state, sampled=True: False)
+    monkeypatch.setattr(ModelWatch, "look", lambda self: ModelState(""))
+    monkeypatch.setattr(ModelWatch, "changed_since", lambda self, state, sampled=True: False)
     model = tiny.make("qwen3_5")
     with PrefixCache(model, host_gb=0.05, block_tokens=BLOCK) as cache:
         agree(cache, tokenizer, PROMPT)

@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, make_prompt_cache
 
 import tiny
-from hybrid_pages.mlx import CacheStore, moving, parts
+from hybrid_pages.mlx import CacheStore, cache_io, cache_parts
 from runs import BLOCK, VISIBLE, apart, equal, feed
 
 REST = tiny.tokens(9, seed=5)
@@ -142,26 +142,26 @@ def zeroed_states(monkeypatch):
     def blank(self, spec):
         return mx.zeros(spec.shape)
 
-    monkeypatch.setattr(moving.Reader, "_state", blank)
+    monkeypatch.setattr(cache_io.Reader, "_state", blank)
 
 
 def shifted_pages(monkeypatch):
-    put = moving.Writer._put
+    put = cache_io.Writer._put
 
     def shifted(self, spec, start, rows):
         # Attention does not care in which order keys come, each with its value.
         put(self, spec, start, rows[:, ::-1] if spec.kind == "keys" else rows)
 
-    monkeypatch.setattr(moving.Writer, "_put", shifted)
+    monkeypatch.setattr(cache_io.Writer, "_put", shifted)
 
 
 def short(monkeypatch):
-    fill = parts.fill
-    monkeypatch.setattr(parts, "fill", lambda part, k, v, seen: fill(part, k, v, seen - 1))
+    fill = cache_parts.fill
+    monkeypatch.setattr(cache_parts, "fill", lambda part, k, v, seen: fill(part, k, v, seen - 1))
 
 
 def no_front(monkeypatch):
-    monkeypatch.setattr(moving, "_before_window", lambda *_: (0, 0))
+    monkeypatch.setattr(cache_io, "_before_window", lambda *_: (0, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import random
 import pytest
 
 import tiny
-from hybrid_pages.mlx import PrefixCache, UnsupportedError, moving
+from hybrid_pages.mlx import PrefixCache, UnsupportedError, cache_io
 from runs import BLOCK, agree
 
 TREES = int(os.environ.get("HYBRID_PAGES_FUZZ", "14"))
@@ -84,20 +84,20 @@ def test_trees_restore_enough_to_be_worth_comparing(models, tokenizer):
 def skewed(monkeypatch):
     """States of the block before."""
     kept = {}
-    state = moving.Reader._state
+    state = cache_io.Reader._state
 
     def late(self, spec):
         now = state(self, spec).copy()
         before, kept[spec] = kept.get(spec, now), now
         return before
 
-    monkeypatch.setattr(moving.Reader, "_state", late)
+    monkeypatch.setattr(cache_io.Reader, "_state", late)
 
 
 def offset(monkeypatch):
-    put = moving.Writer._put
+    put = cache_io.Writer._put
     monkeypatch.setattr(
-        moving.Writer,
+        cache_io.Writer,
         "_put",
         lambda self, spec, start, rows: (
             put(self, spec, start, rows[:, ::-1])

@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from hybrid_pages.mlx import CacheStore, PrefixCache, UnsupportedError
-from hybrid_pages.mlx.watch import Watch
+from hybrid_pages.mlx.model_watch import ModelWatch
 from runs import BLOCK, agree, collect
 
 PROMPT = tiny.tokens(40)
@@ -77,7 +77,7 @@ def patched_class(model):
 def test_every_change_is_seen_by_a_look_and_in_the_middle(change):
     model = tiny.make("lfm2")
     model.spare = model.model.layers[0]
-    watch = Watch(model)
+    watch = ModelWatch(model)
     before = watch.look()
     assert not watch.changed_since(before)
     change(model)
@@ -92,7 +92,7 @@ def test_every_change_is_seen_by_a_look_and_in_the_middle(change):
 def test_equal_arrays_are_no_change(equal):
     """gemma3n gives itself such ones in each pass."""
     model = tiny.make("lfm2")
-    watch = Watch(model)
+    watch = ModelWatch(model)
     before = watch.look()
     projection = layer(model).self_attn.q_proj
     projection.weight = equal(projection.weight)
@@ -106,7 +106,7 @@ def test_equal_arrays_are_no_change(equal):
 def test_modules_that_are_swapped_for_each_other_are_seen():
     """Nothing of theirs has changed: only where they are."""
     model = tiny.make("lfm2")
-    watch = Watch(model)
+    watch = ModelWatch(model)
     before = watch.look()
     layers = model.model.layers
     layers[0], layers[2] = layers[2], layers[0]

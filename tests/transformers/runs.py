@@ -3,7 +3,7 @@
 import torch
 from transformers import DynamicCache, StaticCache
 
-from hybrid_pages.transformers.calls import forward_arguments
+from hybrid_pages.transformers.compat import forward_arguments
 
 BLOCK = 16
 # Two cold runs of one prompt, cut at different places, differ by 1e-5 of logits around 10.

@@ -13,9 +13,16 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import CacheStore, PrefixCache, conditions, prefix_cache, weights
+from hybrid_pages.transformers import (
+    CacheStore,
+    PrefixCache,
+    prefix_cache,
+    structure,
+    torch_settings,
+    weight_samples,
+)
+from hybrid_pages.transformers.model_watch import ModelWatch, WatchedModels
 from hybrid_pages.transformers.rope import Regime
-from hybrid_pages.transformers.watch import Models, Watch
 from runs import BLOCK, GREEDY, NOISE, difference
 from test_rope import SCALED, model_with
 from test_weights import unsampled
@@ -250,7 +257,7 @@ def test_courses_restore_prefixes_and_refuse_some_calls():
     assert any(s.changes for s in stats)
 
 
-look = Watch.look
+look = ModelWatch.look
 
 
 def first_look(self):
@@ -260,12 +267,16 @@ def first_look(self):
 
 
 MISTAKES = {
-    "one look for ever": (Watch, "look", first_look),
-    "no samples": (weights.Sampler, "_sample", lambda self, tensors: [b""] * len(tensors)),
-    "nobody is told": (Models, "weights_changed", lambda self: None),
-    "no attributes": (conditions.Structure, "key", lambda self: ()),
-    "no hooks": (conditions, "_note_hooks", lambda *_: None),
-    "autocast is ignored": (conditions, "uncached", lambda model: None),
+    "one look for ever": (ModelWatch, "look", first_look),
+    "no samples": (
+        weight_samples.WeightSampler,
+        "_sample",
+        lambda self, tensors: [b""] * len(tensors),
+    ),
+    "nobody is told": (WatchedModels, "weights_changed", lambda self: None),
+    "no attributes": (structure.Structure, "key", lambda self: ()),
+    "no hooks": (structure, "_note_hooks", lambda *_: None),
+    "autocast is ignored": (torch_settings, "uncached_reason", lambda model: None),
     "no lengths": (prefix_cache, "regime", lambda *_: Regime()),
 }
 SHOWN_BY = {

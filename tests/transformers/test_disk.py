@@ -15,7 +15,7 @@ import tiny
 from hybrid_pages import DiskError
 from hybrid_pages.adapter.errors import SettingsError, UnsupportedError
 from hybrid_pages.transformers import CacheStore, PrefixCache
-from hybrid_pages.transformers.names import Unnamed, lasting_name
+from hybrid_pages.transformers.stable_names import Unnamed, stable_name
 from runs import BLOCK, GREEDY
 
 PROMPT = tiny.tokens(5 * BLOCK + 3, 1)
@@ -211,12 +211,12 @@ def _wrapped(function):
 )
 def test_what_another_process_cannot_tell_has_no_name(value):
     with pytest.raises(Unnamed):
-        lasting_name([value])
+        stable_name([value])
 
 
 def test_names_differ_where_values_do():
     values = [1, 1.0, True, "1", (1,), frozenset([1]), torch.nn.SiLU, torch.nn.functional.silu, len]
-    assert len({lasting_name([value]) for value in values}) == len(values)
+    assert len({stable_name([value]) for value in values}) == len(values)
 
 
 def test_partial_functions_are_named_by_what_they_hold():
@@ -229,7 +229,7 @@ def test_partial_functions_are_named_by_what_they_hold():
         functools.partial(silu, torch.float32),
     ]
     values = [*partials, *(types.MethodType(value, 1) for value in partials)]
-    assert len({lasting_name([value]) for value in values}) == len(values)
+    assert len({stable_name([value]) for value in values}) == len(values)
 
 
 class Nameless:
@@ -241,7 +241,7 @@ class Nameless:
 
 def test_code_of_no_known_kind_has_no_name():
     with pytest.raises(Unnamed):
-        lasting_name([types.MethodType(Nameless(), 1)])
+        stable_name([types.MethodType(Nameless(), 1)])
 
 
 def test_names_differ_where_only_constants_of_code_do():
@@ -261,7 +261,7 @@ def test_names_differ_where_only_constants_of_code_do():
         "def f(x): return x.exp()",
         "def f(x): return x.log()",
     ]
-    assert len({lasting_name([compiled(text)]) for text in texts}) == len(texts)
+    assert len({stable_name([compiled(text)]) for text in texts}) == len(texts)
 
 
 def test_another_process_gives_the_same_names(tmp_path):
@@ -270,11 +270,11 @@ def test_another_process_gives_the_same_names(tmp_path):
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import tiny
-        from hybrid_pages.transformers import conditions
-        from hybrid_pages.transformers.names import lasting_name
+        from hybrid_pages.transformers import structure, torch_settings
+        from hybrid_pages.transformers.stable_names import stable_name
         for name in ("qwen3.5", "jamba"):
             model = tiny.make(name)
-            print(lasting_name((conditions.structure(model).key(), conditions.process())))
+            print(stable_name((structure.describe(model).key(), torch_settings.current())))
         """
     )
     found = [

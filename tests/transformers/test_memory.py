@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import PrefixCache, run, runtime, staging, store
-from hybrid_pages.transformers.memory import is_out_of_memory
+from hybrid_pages.transformers import PrefixCache, generate_call, runtime, staging, store
+from hybrid_pages.transformers.compat import is_out_of_memory
 from runs import BLOCK, agree
 
 IDS = tiny.tokens(70, 51)
@@ -56,7 +56,7 @@ def idle(cache):
 
 # Where memory is taken for the cache: a place, and which of the calls there fails.
 RESTORING = [
-    (run.Run, "_fresh", 1),
+    (generate_call.GenerateCall, "_fresh", 1),
     (store._Writer, "__init__", 1),
     (store._Writer, "__call__", 1),
     (store._Writer, "__call__", 3),
@@ -131,8 +131,8 @@ def test_states_that_find_no_memory_while_decoding_are_not_kept(cache, monkeypat
 
 def test_other_errors_are_raised(cache, monkeypatch):
     agree(cache, IDS)
-    failing = Failing(run.Run._fresh, ZeroDivisionError("a mistake"), 1)
-    monkeypatch.setattr(run.Run, "_fresh", lambda *args: failing(*args))
+    failing = Failing(generate_call.GenerateCall._fresh, ZeroDivisionError("a mistake"), 1)
+    monkeypatch.setattr(generate_call.GenerateCall, "_fresh", lambda *args: failing(*args))
     with pytest.raises(ZeroDivisionError):
         cache.generate(IDS, max_new_tokens=2)
     idle(cache)

@@ -16,7 +16,7 @@ from hybrid_pages import InvalidArgumentError
 from hybrid_pages.transformers import CacheStore, PrefixCache, UnsupportedError
 from hybrid_pages.transformers.identity import model_identity
 from hybrid_pages.transformers.probe import continues, read_layout
-from hybrid_pages.transformers.support import TESTED, require_version
+from hybrid_pages.transformers.versions import TESTED, require_version
 from runs import BLOCK, agree, feed, new_cache, same, tensors
 
 

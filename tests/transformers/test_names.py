@@ -6,8 +6,8 @@ import pytest
 import transformers
 
 import tiny
-from hybrid_pages.transformers import conditions
-from hybrid_pages.transformers.names import Unnamed, lasting_name
+from hybrid_pages.transformers import structure
+from hybrid_pages.transformers.stable_names import Unnamed, stable_name
 
 
 def code(source, **names):
@@ -50,7 +50,7 @@ def made():
 def test_a_function_that_holds_itself_has_a_name(source):
     first, second = (code(source.replace("STEP", "1")) for _ in range(2))
     other = code(source.replace("STEP", "2"))
-    assert lasting_name([first]) == lasting_name([second]) != lasting_name([other])
+    assert stable_name([first]) == stable_name([second]) != stable_name([other])
 
 
 def test_an_object_that_holds_itself_has_a_name():
@@ -60,21 +60,21 @@ def test_an_object_that_holds_itself_has_a_name():
             each.following, each.value = following, value
         return made[0]
 
-    name = lasting_name([chained(1, 2)])
-    assert name == lasting_name([chained(1, 2)])
-    assert name != lasting_name([chained(1, 3)])
-    assert name != lasting_name([chained(1, 2, 1, 2)])
+    name = stable_name([chained(1, 2)])
+    assert name == stable_name([chained(1, 2)])
+    assert name != stable_name([chained(1, 3)])
+    assert name != stable_name([chained(1, 2, 1, 2)])
 
 
 def test_a_list_that_holds_itself_has_none():
     endless = []
     endless.append(endless)
     with pytest.raises(Unnamed, match="holds itself"):
-        lasting_name([endless])
+        stable_name([endless])
 
 
 @pytest.mark.parametrize("name", [*tiny.MODELS, *tiny.PLACES])
 def test_the_models_of_transformers_have_names(name, make):
-    found = [conditions.structure(make(name)).key() for _ in range(2)]
-    assert lasting_name([found[0]]) == lasting_name([found[1]])
-    assert lasting_name([found[0], transformers.__version__]) != lasting_name([found[0]])
+    found = [structure.describe(make(name)).key() for _ in range(2)]
+    assert stable_name([found[0]]) == stable_name([found[1]])
+    assert stable_name([found[0], transformers.__version__]) != stable_name([found[0]])

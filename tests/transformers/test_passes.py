@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import PrefixCache, watch
-from hybrid_pages.transformers.conditions import structure
-from hybrid_pages.transformers.passes import _rounded, depends_on_pass
+from hybrid_pages.transformers import PrefixCache, model_trial
+from hybrid_pages.transformers.chunk_invariance import _rounded, depends_on_pass
+from hybrid_pages.transformers.structure import describe
 from runs import BLOCK, agree
 
 IDS = tiny.tokens(70, 41)
@@ -279,7 +279,7 @@ def test_memory_that_runs_out_in_the_trial_is_no_property_of_the_model(make, mon
             raise failing.pop()
         return depends_on_pass(model, continues=continues)
 
-    monkeypatch.setattr(watch, "depends_on_pass", short)
+    monkeypatch.setattr(model_trial, "depends_on_pass", short)
     with PrefixCache(make("lfm2"), host_gb=0.01, block_tokens=BLOCK) as cache:
         assert [agree(cache, IDS) for _ in range(3)] == [0, 0, 64]
         assert cache.stats().uncached == {"out of memory while trying the model out": 1}
@@ -313,7 +313,7 @@ def test_a_trial_changes_nothing_for_other_threads(make):
     expected = embeddings(IDS)
 
     def use():
-        found.append((embeddings(IDS), structure(model).uncached))
+        found.append((embeddings(IDS), describe(model).uncached))
 
     with _rounded(model, 0.01) as noted:
         assert not torch.equal(embeddings(IDS), expected) and noted

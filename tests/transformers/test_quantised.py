@@ -11,8 +11,8 @@ import tiny
 from hybrid_pages.adapter.errors import UnsupportedError
 from hybrid_pages.transformers import PrefixCache
 from hybrid_pages.transformers.identity import model_identity
-from hybrid_pages.transformers.parts import parts
-from hybrid_pages.transformers.watch import Models
+from hybrid_pages.transformers.model_watch import WatchedModels
+from hybrid_pages.transformers.tensor_parts import parts
 from runs import BLOCK, agree
 
 IDS = tiny.tokens(70, 61)
@@ -240,11 +240,11 @@ def on_disk(model, tmp_path):
 
 def as_installed(monkeypatch):
     """Classes of this file count as those of a package with a version."""
-    from hybrid_pages.transformers import names
+    from hybrid_pages.transformers import stable_names
 
-    plain = names._version.__wrapped__
+    plain = stable_names._version.__wrapped__
     known = {__name__: "quantiser 1.0"}
-    monkeypatch.setattr(names, "_version", lambda module: known.get(module) or plain(module))
+    monkeypatch.setattr(stable_names, "_version", lambda module: known.get(module) or plain(module))
 
 
 @pytest.mark.parametrize("make_it", [wrapped, packed, packed_twice])
@@ -284,7 +284,7 @@ def test_what_cannot_be_read_does_not_cost_the_memory_cache(make):
 def test_models_of_which_nothing_can_be_read_are_no_twins(make):
     first, second = twins(make, lambda model: wrapped(model, Secret))
     assert model_identity(first, "full") != model_identity(second, "full")
-    models = Models()
+    models = WatchedModels()
     layout = PrefixCache(first, host_gb=0.01, block_tokens=BLOCK).store.layout
     assert models.watch(first, layout).epoch != models.watch(second, layout).epoch
 

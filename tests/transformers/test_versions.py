@@ -12,10 +12,10 @@ from transformers import DynamicCache, cache_utils
 import tiny
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.session import Session
-from hybrid_pages.transformers import CacheStore, PrefixCache, UnsupportedError, support
+from hybrid_pages.transformers import CacheStore, PrefixCache, UnsupportedError, versions
+from hybrid_pages.transformers.model_watch import ModelWatch
 from hybrid_pages.transformers.runtime import ModelRuntime
-from hybrid_pages.transformers.support import TESTED, UnknownError, untested
-from hybrid_pages.transformers.watch import Watch
+from hybrid_pages.transformers.versions import TESTED, UnknownError, untested
 from runs import BLOCK, agree
 
 IDS = tiny.tokens(70, 61)
@@ -27,14 +27,14 @@ def version(request, monkeypatch):
     """Whether transformers is newer than tested."""
     if request.param == "newer":
         monkeypatch.setattr(transformers, "__version__", NEWER)
-    monkeypatch.setattr(support, "_warned", set())
+    monkeypatch.setattr(versions, "_warned", set())
     return request.param
 
 
 @pytest.fixture
 def newer(monkeypatch):
     monkeypatch.setattr(transformers, "__version__", NEWER)
-    monkeypatch.setattr(support, "_warned", set())
+    monkeypatch.setattr(versions, "_warned", set())
 
 
 def opened(model, **settings):
@@ -57,7 +57,7 @@ def test_the_installed_versions_are_tested_ones():
 
 @pytest.mark.parametrize("package", list(TESTED))
 def test_what_is_newer_runs_with_one_warning(package, make, monkeypatch, caplog):
-    monkeypatch.setattr(support, "_warned", set())
+    monkeypatch.setattr(versions, "_warned", set())
     module = {"transformers": transformers, "torch": torch}[package]
     major, minor = TESTED[package][1]
     newer = f"{major}.{minor + 1}.0"
@@ -70,7 +70,7 @@ def test_what_is_newer_runs_with_one_warning(package, make, monkeypatch, caplog)
             assert cache.stats().uncached == {}
     (record,) = caplog.records
     assert f"found {package} {newer}" in record.getMessage()
-    assert support.EXTRA in record.getMessage()
+    assert versions.EXTRA in record.getMessage()
 
 
 def test_another_patch_of_a_tested_version_is_tested(monkeypatch):
@@ -154,7 +154,7 @@ def lost(*args, **kwargs):
 BROKEN = {
     "read_request": "hybrid_pages.transformers.prefix_cache.read_request",
     "regime": "hybrid_pages.transformers.prefix_cache.regime",
-    "look": (Watch, "look"),
+    "look": (ModelWatch, "look"),
     "copy_in": (ModelRuntime, "copy_in"),
     "compute": (ModelRuntime, "compute"),
     "resume": (Session, "resume"),
@@ -224,7 +224,7 @@ def test_a_model_that_does_not_run_with_such_a_cache_runs_uncached(newer, make):
 
 
 def test_a_generate_that_takes_no_cache_by_that_name_runs_uncached(newer, make, monkeypatch):
-    for module in ("run", "rehearsal"):
+    for module in ("generate_call", "restore_check"):
         monkeypatch.setattr(f"hybrid_pages.transformers.{module}.cache_argument", lambda: "held")
     runs_uncached(make("lfm2"), "ValueError")
 
@@ -233,7 +233,9 @@ def test_a_generate_that_breaks_later_runs_uncached(newer, make, monkeypatch):
     model = make("lfm2")
     with opened(model) as cache:
         agree(cache, IDS)
-        monkeypatch.setattr("hybrid_pages.transformers.run.cache_argument", lambda: "held")
+        monkeypatch.setattr(
+            "hybrid_pages.transformers.generate_call.cache_argument", lambda: "held"
+        )
         assert agree(cache, IDS) == 0
         assert cache.stats().uncached == {"ValueError while generating": 1}
         # What the caller does wrong is the caller's error.
@@ -253,7 +255,7 @@ def test_a_static_cache_that_is_not_restored_whole_runs_uncached(newer, make, mo
 
 def test_code_that_cannot_be_named_is_stored_for_this_process(newer, make, monkeypatch, tmp_path):
     model, settings = make("lfm2"), dict(disk_path=tmp_path, disk_gb=0.1)
-    monkeypatch.setattr("hybrid_pages.transformers.names._version", lost_name)
+    monkeypatch.setattr("hybrid_pages.transformers.stable_names._version", lost_name)
     for _ in range(2):
         with opened(model, **settings) as cache:
             assert [agree(cache, IDS), agree(cache, IDS)] == [0, 64]
@@ -263,7 +265,7 @@ def test_code_that_cannot_be_named_is_stored_for_this_process(newer, make, monke
 
 
 def lost_name(module):
-    from hybrid_pages.transformers.names import Unnamed
+    from hybrid_pages.transformers.stable_names import Unnamed
 
     raise Unnamed(module)
 

@@ -10,7 +10,7 @@ import torch
 import tiny
 from hybrid_pages import ForeignError
 from hybrid_pages.transformers import CacheStore, PrefixCache
-from hybrid_pages.transformers.weights import SAMPLES, Sampler, plain
+from hybrid_pages.transformers.weight_samples import SAMPLES, WeightSampler, plain
 from runs import BLOCK, VISIBLE, agree, difference
 
 IDS = tiny.tokens(70, 25)
@@ -158,7 +158,7 @@ def test_a_cache_that_does_not_look_would_give_another_text(cache, edit, monkeyp
 def unsampled(weight):
     """The index of an element that no look reads."""
     marked = torch.zeros_like(weight, dtype=torch.int64)
-    Sampler()._pick(marked).fill_(1)
+    WeightSampler()._pick(marked).fill_(1)
     return tuple((marked == 0).nonzero()[0].tolist())
 
 
@@ -309,7 +309,7 @@ def test_models_that_differ_where_no_sample_looks_share_nothing(store):
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}-{tensor.stride()}",
 )
 def test_samples_are_elements_of_the_tensor_alone(tensor):
-    sampler = Sampler()
+    sampler = WeightSampler()
     before = sampler.read({"t": tensor})
     picked = sampler._pick(tensor)
     assert len(before.samples["t"]) == picked.numel() * picked.element_size()
@@ -330,7 +330,7 @@ def test_one_transfer_a_device_whatever_the_dtypes(monkeypatch):
     transfers = []
     original = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: transfers.append(1) or original(self))
-    Sampler().read(tensors)
+    WeightSampler().read(tensors)
     assert len(transfers) == 1
 
 
@@ -346,7 +346,7 @@ def test_quantised_tensors_are_watched_with_their_scales():
     packed = torch.zeros(128, dtype=torch.uint8).as_subclass(Packed)
     packed.quant_state = State()
     assert len(list(plain(packed))) == 2
-    sampler = Sampler()
+    sampler = WeightSampler()
     before = sampler.read({"w": packed})
     packed.quant_state.absmax.data += 1
     assert before.changed(sampler.read({"w": packed})) == ["w"]

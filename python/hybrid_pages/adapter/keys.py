@@ -1,15 +1,18 @@
-"""Names of prefixes and namespaces, for frameworks that have no hashes of their own."""
+"""Keys of prefixes and identities of namespaces, for frameworks without hashes of their own."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from hybrid_pages._core import Cache
+
+_MOST_EXTRAS = 1 << 16
 
 
 class Prefix:
@@ -37,14 +40,59 @@ class Prefix:
             self.keys.append(hashlib.blake2b(before + block, digest_size=32).digest())
 
 
+def extra_key(before: bytes, mark: bytes, token_ids: Sequence[int] = ()) -> bytes:
+    """The key of an *extra*: an entry behind a prefix's last full block that is no full block.
+
+    It differs from the keys of all blocks, since the digest is made from another number of bytes.
+
+    Args:
+        before: key of the last full block; empty if the prefix has none.
+        mark: the kind of extra.
+        token_ids: the tokens in it, fewer than a block has.
+    """
+    raw = array("q", token_ids).tobytes()
+    return hashlib.blake2b(before + mark + raw, digest_size=32).digest()
+
+
+class Extras:
+    """Which prefixes have extras behind their last full block, and how many tokens these have.
+
+    A hint where to look: the cache may have dropped the entries. The 65536 prefixes that were
+    noted last are remembered.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: OrderedDict[tuple[int, bytes], set[int]] = OrderedDict()
+
+    def add(self, namespace: int, before: bytes, tokens: int = 0) -> None:
+        """Notes an extra of so many tokens behind the block with the key ``before``."""
+        key = namespace, before
+        self._lengths.setdefault(key, set()).add(tokens)
+        self._lengths.move_to_end(key)
+        if len(self._lengths) > _MOST_EXTRAS:
+            self._lengths.popitem(last=False)
+
+    def lengths(self, namespace: int, before: bytes) -> list[int]:
+        """The numbers of tokens of the extras behind a block, the largest first."""
+        return sorted(self._lengths.get((namespace, before), ()), reverse=True)
+
+    def drop(self, namespace: int, before: bytes) -> None:
+        """Forgets the extras behind a block."""
+        self._lengths.pop((namespace, before), None)
+
+    def clear(self) -> None:
+        """Forgets all extras."""
+        self._lengths.clear()
+
+
 def identity(salt: str, state: str = "") -> bytes:
-    """The identity of a namespace: of a salt, and of the state of a model that computed in it."""
+    """The identity of a namespace, from a salt and the name of a model's state."""
     return hashlib.blake2b(f"{state}/{salt}".encode(), digest_size=32).digest()
 
 
 @contextmanager
 def holding(cache: Cache, identity: bytes) -> Iterator[int]:
-    """Holds the namespace of an identity until the block's end. It goes with its last entry."""
+    """Holds a namespace for a ``with`` block. Later it stays as long as it has entries."""
     number = cache.namespace(identity)
     try:
         yield number

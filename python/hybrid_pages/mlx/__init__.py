@@ -12,11 +12,11 @@ try:
     import numpy  # noqa: F401
 except ImportError as error:
     from hybrid_pages.adapter.errors import missing
-    from hybrid_pages.mlx.support import EXTRA
+    from hybrid_pages.mlx.versions import EXTRA
 
     raise missing("hybrid_pages.mlx", "mlx, mlx-lm and numpy", EXTRA, error) from error
 
-from hybrid_pages.mlx.support import UnsupportedError, require_names, require_versions
+from hybrid_pages.mlx.versions import UnsupportedError, require_names, require_versions
 
 require_versions(mlx_lm.__version__, mlx.core.__version__)
 

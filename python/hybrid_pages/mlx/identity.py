@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 
-from hybrid_pages.mlx.views import views
+from hybrid_pages.mlx.numpy_views import views
 
 _THREADS = 8
 

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from hybrid_pages import ForeignError, Geometry, Group, InvalidArgumentError, Layer, Segment
-from hybrid_pages.mlx import parts
-from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages.mlx import cache_parts
+from hybrid_pages.mlx.versions import UnsupportedError
 
 KEYS, VALUES, STATE = "keys", "values", "state"
 
@@ -64,7 +64,7 @@ class Layout:
     """The arrays and the geometry of one model's prompt caches.
 
     groups: the arrays of each group of the geometry, in its order. empty: those of no bytes.
-    kinds: of all parts, as `parts.kind` names them.
+    kinds: of all parts, as `cache_parts.kind` names them.
     """
 
     geometry: Geometry
@@ -101,13 +101,13 @@ class Layout:
             InvalidArgumentError: a cache of another batch size.
             UnsupportedError: a kind of cache that cannot be moved.
         """
-        found = parts.parts(cache)
-        kinds = [parts.kind(path, part) for path, part in found.items()]
+        found = cache_parts.parts(cache)
+        kinds = [cache_parts.kind(path, part) for path, part in found.items()]
         for want, have in itertools.zip_longest(self.kinds, kinds, fillvalue="none"):
             if want != have:
                 raise ForeignError(f"cache: expected the part {want}, found {have}")
         for path, part in found.items():
-            if parts.is_fresh(part):
+            if cache_parts.is_fresh(part):
                 continue
             wanted = [spec for spec in (*self.arrays(), *self.empty) if spec.part == path]
             here = list(_specs(path, part, self.block_tokens))
@@ -121,8 +121,8 @@ class Layout:
         Raises:
             InvalidArgumentError: with the first part that has.
         """
-        for path, part in parts.parts(cache).items():
-            if not parts.is_fresh(part):
+        for path, part in cache_parts.parts(cache).items():
+            if not cache_parts.is_fresh(part):
                 raise InvalidArgumentError(
                     f"cache {path}: expected a fresh cache, found one that has seen tokens"
                 )
@@ -135,8 +135,8 @@ class Layout:
         """
         found = {
             path: int(part.offset)
-            for path, part in parts.parts(cache).items()
-            if parts.has_tokens(part)
+            for path, part in cache_parts.parts(cache).items()
+            if cache_parts.has_tokens(part)
         }
         if len(set(found.values())) > 1:
             raise InvalidArgumentError(
@@ -158,7 +158,7 @@ def read_layout(cache: Sequence[Any], *, block_tokens: int = 32) -> Layout:
         UnsupportedError: another kind of cache, by name, or one that stores nothing.
         InvalidArgumentError: a cache of another batch size, or one that has seen no token.
     """
-    found = parts.parts(cache)
+    found = cache_parts.parts(cache)
     specs = [spec for path, part in found.items() for spec in _specs(path, part, block_tokens)]
     full = [spec for spec in specs if not spec.is_empty]
     pages = [spec for spec in full if not spec.is_state]
@@ -183,13 +183,13 @@ def read_layout(cache: Sequence[Any], *, block_tokens: int = 32) -> Layout:
         geometry,
         tuple(tuple(group) for _, _, group in members),
         tuple(spec for spec in specs if spec.is_empty),
-        tuple(parts.kind(path, part) for path, part in found.items()),
+        tuple(cache_parts.kind(path, part) for path, part in found.items()),
     )
 
 
 def _specs(path: str, part: Any, block_tokens: int) -> Iterator[CacheArray]:
     """The arrays of a part that has seen tokens."""
-    if parts.has_tokens(part):
+    if cache_parts.has_tokens(part):
         if part.keys is None:
             # A layer that shares the keys of another one has a cache that it never fills.
             if part.offset:
@@ -200,7 +200,7 @@ def _specs(path: str, part: Any, block_tokens: int) -> Iterator[CacheArray]:
         for kind, array in ((KEYS, part.keys), (VALUES, part.values)):
             _require_one_row(path, array)
             shape = (array.shape[1], block_tokens, array.shape[3])
-            yield CacheArray(path, kind, 0, shape, dtype_of(array), parts.window(part))
+            yield CacheArray(path, kind, 0, shape, dtype_of(array), cache_parts.window(part))
         return
     for index, state in enumerate(part.cache):
         if state is not None:

@@ -12,7 +12,7 @@ from hybrid_pages import HybridPagesError
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
-from hybrid_pages.mlx.support import tolerated
+from hybrid_pages.mlx.versions import tolerated
 
 COMMAND = "hybrid-pages mlx-server"
 

@@ -18,13 +18,13 @@ from hybrid_pages import InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.session import Session
 from hybrid_pages.adapter.stats import Counts, Stats
-from hybrid_pages.mlx.moving import States
-from hybrid_pages.mlx.nothing import NoStore
+from hybrid_pages.mlx.cache_io import States
+from hybrid_pages.mlx.model_watch import ModelState
+from hybrid_pages.mlx.no_store import NoStore
 from hybrid_pages.mlx.request import read_prompt, uncached_reason
 from hybrid_pages.mlx.runtime import ModelRuntime
 from hybrid_pages.mlx.store import CacheStore
-from hybrid_pages.mlx.support import OF_THE_USER, Closing, newer, tolerated
-from hybrid_pages.mlx.watch import State
+from hybrid_pages.mlx.versions import OF_THE_USER, Closing, newer, tolerated
 
 __all__ = ["PrefixCache", "Stats"]
 
@@ -194,7 +194,7 @@ class PrefixCache(Closing):
                 )
         return text
 
-    def look(self) -> State:
+    def look(self) -> ModelState:
         """Looks whether the model has changed, and lets go of weights that it no longer has."""
         with self._lock:
             return self._watch.look()
@@ -234,7 +234,7 @@ class PrefixCache(Closing):
         ids: list[int],
         stream: Any,
         namespace: int,
-        state: State,
+        state: ModelState,
         kwargs: dict[str, Any],
     ) -> _Begun:
         """Restores what is known of a prompt, and computes up to the last state to be stored."""
@@ -304,7 +304,7 @@ class PrefixCache(Closing):
             with tolerated("store a text"):
                 begun.session.finish(sequence)
 
-    def _changed(self, state: State, sampled: bool) -> bool:
+    def _changed(self, state: ModelState, sampled: bool) -> bool:
         """Whether the model has changed since a text began; counted."""
         with self._lock:
             changed = self._watch.changed_since(state, sampled=sampled)

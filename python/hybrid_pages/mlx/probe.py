@@ -10,12 +10,12 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from hybrid_pages.adapter.errors import SettingsError
-from hybrid_pages.mlx import parts
+from hybrid_pages.mlx import cache_parts
+from hybrid_pages.mlx.cache_io import Reader, Writer, states_of
+from hybrid_pages.mlx.chunk_invariance import require_even_passes
 from hybrid_pages.mlx.layout import Layout, read_layout
-from hybrid_pages.mlx.moving import Reader, Writer, states_of
-from hybrid_pages.mlx.passes import require_even_passes
-from hybrid_pages.mlx.support import UnsupportedError
-from hybrid_pages.mlx.views import numpy_dtype
+from hybrid_pages.mlx.numpy_views import numpy_dtype
+from hybrid_pages.mlx.versions import UnsupportedError
 
 # Of the largest logit: what a restored cache may differ by. Other kernels differ by far less.
 _TOLERANCE = 0.02
@@ -92,7 +92,9 @@ def _even_windows(model: Any, cache: Any) -> Iterator[None]:
 
         return make_mask
 
-    windows = {path: part for path, part in parts.parts(cache).items() if parts.window(part)}
+    windows = {
+        path: part for path, part in cache_parts.parts(cache).items() if cache_parts.window(part)
+    }
     for path, part in windows.items():
         part.make_mask = noting(path, part)
     yield

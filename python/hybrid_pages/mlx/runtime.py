@@ -11,7 +11,7 @@ import mlx.nn as nn
 from hybrid_pages import LeaseEntry, ReadLease
 from hybrid_pages.adapter.entries import Checksums
 from hybrid_pages.adapter.runtime import Runtime
-from hybrid_pages.mlx.moving import States, states_of
+from hybrid_pages.mlx.cache_io import States, states_of
 from hybrid_pages.mlx.store import CacheStore
 
 
@@ -42,7 +42,7 @@ class ModelRuntime(Runtime[States]):
         progress: Callable[[int], object],
         changed: Callable[[bool], bool],
     ) -> None:
-        self.model = Counted(model, self)
+        self.model = CountingModel(model, self)
         self.cache, self.count = cache, 0
         self._ids, self._store = ids, store
         self._step, self._stream, self._progress = step, stream, progress
@@ -93,7 +93,7 @@ class ModelRuntime(Runtime[States]):
         return self._has_changed
 
 
-class Counted(nn.Module):  # type: ignore[misc]
+class CountingModel(nn.Module):  # type: ignore[misc]
     """A model that tells a runtime of each pass."""
 
     def __init__(self, model: Any, runtime: ModelRuntime) -> None:

@@ -18,11 +18,11 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from hybrid_pages import HybridPagesError, InvalidArgumentError
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.arguments import require_port
-from hybrid_pages.mlx import options, parts
+from hybrid_pages.mlx import cache_parts, options
 from hybrid_pages.mlx.prefix_cache import whole
-from hybrid_pages.mlx.prompts import Own, Planned, Prompts, Settings
 from hybrid_pages.mlx.request import quantises
-from hybrid_pages.mlx.support import UnsupportedError, newer, tolerated
+from hybrid_pages.mlx.server_cache import PlannedCache, RequestCache, ServerPromptCache, Settings
+from hybrid_pages.mlx.versions import UnsupportedError, newer, tolerated
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def _replaced(own: Any, words: list[str]) -> Iterator[None]:
         tiers = options.tiers(own)
         require_port(theirs.host, theirs.port)
         settings = Settings(tiers.host_gb, own.block_tokens, tiers.disk_path, tiers.disk_gb)
-        return Provider(theirs, Prompts(settings, theirs.prompt_cache_size))
+        return Provider(theirs, ServerPromptCache(settings, theirs.prompt_cache_size))
 
     ours = {
         "BatchGenerator": Batches,
@@ -124,7 +124,7 @@ class Provider(server.ModelProvider):
 
     is_batchable: bool
 
-    def __init__(self, cli_args: Any, prompts: Prompts) -> None:
+    def __init__(self, cli_args: Any, prompts: ServerPromptCache) -> None:
         # `reset` is called before there is anything.
         self.prompts = prompts
         if mx.distributed.init().size() > 1:
@@ -197,7 +197,7 @@ def _first_line(error: Exception) -> str:
 
 def batches_rightly(model: Any) -> bool:
     """Whether batches of a model are known to give the texts of its rows alone."""
-    found = parts.leaves(make_prompt_cache(model))
+    found = cache_parts.leaves(make_prompt_cache(model))
     hybrid = any(isinstance(part, ArraysCache) for part in found)
     return not hybrid or type(model).__module__.rpartition(".")[2] in BATCHED
 
@@ -249,7 +249,7 @@ class Batches(server.BatchGenerator):
         uids: list[int] = super().insert_segments(*args, **kwargs)
         with tolerated("follow the rows of a batch"):
             for uid, cache in zip(uids, kwargs["caches"], strict=True):
-                if isinstance(cache, Planned):
+                if isinstance(cache, PlannedCache):
                     self._prompts[uid] = cache.prompt
         return uids
 
@@ -259,7 +259,7 @@ class Batches(server.BatchGenerator):
             for response in found[1]:
                 if response.finish_reason is not None and response.uid in self._prompts:
                     prompt = self._prompts.pop(response.uid)
-                    response.prompt_cache = Own(response.prompt_cache, prompt)
+                    response.prompt_cache = RequestCache(response.prompt_cache, prompt)
         return found
 
     def remove(self, uids: list[int], *args: Any, **kwargs: Any) -> Any:
@@ -287,7 +287,7 @@ def _cut(
 def stream_generate(**kwargs: Any) -> Iterator[Any]:
     """mlx-lm's, which here stores states on its way: requests that are not batched come so."""
     cache = kwargs["prompt_cache"]
-    if not isinstance(cache, Planned) or kwargs.get("input_embeddings") is not None:
+    if not isinstance(cache, PlannedCache) or kwargs.get("input_embeddings") is not None:
         yield from _upstream(**kwargs)
         return
     model, step, tell = (

@@ -11,7 +11,7 @@ import numpy as np
 from hybrid_pages import Arena, HostEngine, LayerMap, LeaseEntry
 from hybrid_pages.adapter.copies import bulks, finish
 from hybrid_pages.mlx.layout import CacheArray, Layout
-from hybrid_pages.mlx.views import numpy_dtype
+from hybrid_pages.mlx.numpy_views import numpy_dtype
 
 # One bulk of blocks; more only if a single block is larger.
 _BYTES = 32 << 20

@@ -18,13 +18,13 @@ from hybrid_pages.adapter.keys import Prefix, holding, identity
 from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.pool import Pool
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
+from hybrid_pages.mlx.cache_io import Reader, States, Writer, states_of
 from hybrid_pages.mlx.identity import disk_facts, model_identity
-from hybrid_pages.mlx.moving import Reader, States, Writer, states_of
+from hybrid_pages.mlx.model_watch import ModelWatch
+from hybrid_pages.mlx.partial_blocks import PartialBlocks, partial_key
 from hybrid_pages.mlx.probe import try_model
 from hybrid_pages.mlx.staging import Staging
-from hybrid_pages.mlx.support import Closing
-from hybrid_pages.mlx.tails import Tails, tail_key
-from hybrid_pages.mlx.watch import Watch
+from hybrid_pages.mlx.versions import Closing
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class CacheStore(Closing):
         tiers.require_here()
         # First: a model may make parts of itself when it runs for the first time.
         layout = try_model(model, block_tokens)
-        self.watch = Watch(model)
+        self.watch = ModelWatch(model)
         weights = self.watch.weights if tiers.lasting else None
         facts = disk_facts(self.watch.lasting()) if tiers.lasting else {}
         self.layout = layout.named(model_identity(model, weights))
@@ -103,7 +103,7 @@ class CacheStore(Closing):
         self.moved = self.entries.moved
         # What fills the caches that are given to `snapshot` has no name in another process.
         self._here = f"snapshot {os.urandom(16).hex()}"
-        self._tails = Tails(block_tokens)
+        self._tails = PartialBlocks(block_tokens)
         self._tails_lock = threading.Lock()
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
@@ -191,7 +191,7 @@ class CacheStore(Closing):
         keys, full = list(prefix.keys), len(prefix.keys) * self.layout.block_tokens
         before = keys[-1] if keys else b""
         if len(ids) > full:
-            keys.append(tail_key(before, ids[full:]))
+            keys.append(partial_key(before, ids[full:]))
         if not keys:
             return 0
         states = states_of(self.layout, cache)

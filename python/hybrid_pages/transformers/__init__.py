@@ -10,12 +10,12 @@ try:
     import transformers
 except ImportError as error:
     from hybrid_pages.adapter.errors import missing
-    from hybrid_pages.transformers.support import EXTRA
+    from hybrid_pages.transformers.versions import EXTRA
 
     needed = "transformers and torch"
     raise missing("hybrid_pages.transformers", needed, EXTRA, error) from error
 
-from hybrid_pages.transformers.support import (
+from hybrid_pages.transformers.versions import (
     UnsupportedError,
     require_version,
     warn_if_untested,

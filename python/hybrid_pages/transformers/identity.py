@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hybrid_pages.transformers.conditions import VOLATILE, structure
-from hybrid_pages.transformers.parts import CODE, PLAIN, is_plain, parts, plain
-from hybrid_pages.transformers.support import UnsupportedError
+from hybrid_pages.transformers.structure import VOLATILE, describe
+from hybrid_pages.transformers.tensor_parts import CODE, PLAIN, is_plain, parts, plain
+from hybrid_pages.transformers.versions import UnsupportedError
 
 WeightsDigest = Literal["sampled", "full"]
 
@@ -48,8 +48,8 @@ def disk_facts(model: Any) -> dict[str, str]:
     return {"format": "1", "device": f"{model.device.type} {platform.machine()}"}
 
 
-def adapters(model: Any) -> bool:
-    """Whether adapters (PEFT) are on the model: they may be switched between two calls."""
+def has_peft_adapters(model: Any) -> bool:
+    """Whether PEFT adapters, such as LoRA, are on a model. They may be switched at any time."""
     return hasattr(model, "peft_config") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
@@ -58,7 +58,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     listed = [*model.named_parameters(), *model.named_buffers()]
     yield from listed
     known = {id(part) for _, tensor in listed for part in (tensor, *plain(tensor))}
-    for name, tensor in structure(model).tensors.items():
+    for name, tensor in describe(model).tensors.items():
         if id(tensor) not in known:
             yield name, tensor
 

@@ -14,7 +14,7 @@ import torch
 from transformers import cache_utils
 
 from hybrid_pages.adapter.empty import has_only_flags
-from hybrid_pages.transformers.support import UnknownError, UnsupportedError
+from hybrid_pages.transformers.versions import UnknownError, UnsupportedError
 
 
 def _kinds(*names: str) -> tuple[type[Any], ...]:

@@ -21,7 +21,7 @@ from hybrid_pages import (
     Segment,
 )
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.support import UnsupportedError
+from hybrid_pages.transformers.versions import UnsupportedError
 
 KEYS, VALUES = "keys", "values"
 
@@ -157,6 +157,14 @@ class Layout:
             if layers.is_window(layer) and (width := layers.kept(layer)) is not None
         ]
         return min(widths, default=None)
+
+    def first_held(self, class_index: int, cache: Any) -> int:
+        """The first token whose keys and values all layers of a class still have."""
+        return max(
+            layers.tokens(cache.layers[spec.layer]).first
+            for spec in self.class_tensors(class_index)
+            if spec.kind == KEYS
+        )
 
     def require_match(self, cache: Any) -> None:
         """Rejects a cache that is not of this layout.

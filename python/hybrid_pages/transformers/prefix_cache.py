@@ -15,15 +15,19 @@ from hybrid_pages.adapter.entries import Moved
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
 from hybrid_pages.adapter.stats import Counts, Stats
+from hybrid_pages.transformers.generate_call import (
+    CachedModel,
+    GenerateCall,
+    Uncached,
+    warn_uncached,
+)
 from hybrid_pages.transformers.identity import WeightsDigest, model_identity
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.request import read_request
 from hybrid_pages.transformers.rope import regime
-from hybrid_pages.transformers.run import Run, Uncached
 from hybrid_pages.transformers.store import CacheStore, require_model
-from hybrid_pages.transformers.support import (
+from hybrid_pages.transformers.versions import (
     Closing,
-    UnknownError,
     UnsupportedError,
     is_unknown,
     may_be_new,
@@ -107,9 +111,7 @@ class PrefixCache(Closing):
         self._lock = store.lock if store is not None else threading.RLock()
         self._owns_store = store is None
         self._counts = Counts()
-        self._static_tokens = 0
-        # What trying a static cache out has raised, by the number of the model's state.
-        self._static_tried: dict[int, Exception | None] = {}
+        self._cached: CachedModel | None = None
         self._closed = False
         # Why no call can use the cache.
         self._refused: str | None = None
@@ -131,11 +133,11 @@ class PrefixCache(Closing):
         except Exception as error:
             if self._owns_store and self.store is not None:
                 self.store.close()
-            self.store = None
+            self.store = self._cached = None
             if not is_unknown(error):
                 raise
             self._refused = reason_of(error)
-            _warn(model, self._refused, error)
+            warn_uncached(model, self._refused, error)
 
     def _open(self, store: CacheStore | None, settings: dict[str, Any]) -> None:
         """Makes or takes the store, and looks at the model.
@@ -153,7 +155,7 @@ class PrefixCache(Closing):
             require_model(model)
             # A model that the store knows may have changed since: its states are told apart.
             known = store.models.knows(model)
-            if store.models.process:
+            if store.models.states.process:
                 weights = store.weights
             identity = store.geometry.identity if known else model_identity(model, weights)
             layout = read_layout(model, store.layout.block_tokens, identity)
@@ -164,6 +166,7 @@ class PrefixCache(Closing):
         with self._lock:
             self._watch = store.models.watch(model, store.layout)
             self._watch.look()
+        self._cached = CachedModel(model, store, self._watch, self._counts)
         if self._watch.unnamed is not None:
             setting = "disk_path" if settings["disk_path"] else "remote_url"
             found = (
@@ -192,7 +195,7 @@ class PrefixCache(Closing):
             if self._closed:
                 raise InvalidArgumentError("PrefixCache: expected an open one, found it closed")
             found = self._plan(inputs, cache_salt, kwargs)
-            result = found.generate(kwargs) if isinstance(found, Run) else found
+            result = found.generate(kwargs) if isinstance(found, GenerateCall) else found
             if isinstance(result, Uncached):
                 # Nobody else holds what was made for the cache: its memory is free by now.
                 self._counts.uncached[result.reason] += 1
@@ -231,55 +234,39 @@ class PrefixCache(Closing):
             if self._owns_store and self.store is not None:
                 self.store.close()
 
-    def _plan(self, inputs: Any, salt: str, kwargs: dict[str, Any]) -> Run | Uncached:
+    def _plan(self, inputs: Any, salt: str, kwargs: dict[str, Any]) -> GenerateCall | Uncached:
         """How a call uses the cache, or why it does not."""
-        store = self.store
-        if self._refused is not None or store is None:
+        cached = self._cached
+        if cached is None:
             return Uncached(self._refused or "no store")
         try:
-            return self._read_call(store, inputs, salt, kwargs)
-        except Exception as error:
+            return _read_call(cached, inputs, salt, kwargs)
+        except Exception as error:  # what a tested library raises is raised again
             if not may_be_new(error):
                 raise
-            return self.unknown("reading the call", error)
-
-    def _read_call(
-        self, store: CacheStore, inputs: Any, salt: str, kwargs: dict[str, Any]
-    ) -> Run | Uncached:
-        request = read_request(self.model, inputs, kwargs)
-        if isinstance(request, str):
-            return Uncached(request)
-        state = self._watch.look()
-        if state.uncached is not None:
-            return Uncached(state.uncached)
-        lengths = regime(self.model, request.tokens)
-        if isinstance(lengths, str):
-            return Uncached(lengths)
-        size = store.layout.block_tokens
-        if lengths.floor and (request.tokens - 1) // size * size <= lengths.floor:
-            return Uncached("rotary scaling: no block ends beyond the short lengths")
-        chunks = request.chunk is not None and request.chunk < request.tokens
-        if chunks and (lengths.floor or not state.continues):
-            # Passes of other lengths would give this model other keys, or other states.
-            return Uncached("prefill_chunk_size, which changes this model's caches")
-        return Run(self, store, request, state, lengths, salt)
-
-    def unknown(self, doing: str, error: Exception) -> Uncached:
-        """What a newer library did that is not understood, said once for each reason."""
-        reason = f"{type(error).__name__} while {doing}"
-        if isinstance(error, UnknownError):
-            reason = reason_of(error)
-        if not self._counts.uncached[reason]:
-            _warn(self.model, reason, error)
-        return Uncached(reason)
+            return cached.not_understood("reading the call", error)
 
 
-def _warn(model: Any, reason: str, error: Exception) -> None:
-    _log.warning(
-        "%s runs without the cache (%s): compare stats().uncached",
-        type(model).__name__,
-        reason if str(error) in reason else f"{reason}: {error}",
-    )
+def _read_call(
+    cached: CachedModel, inputs: Any, salt: str, kwargs: dict[str, Any]
+) -> GenerateCall | Uncached:
+    request = read_request(cached.model, inputs, kwargs)
+    if isinstance(request, str):
+        return Uncached(request)
+    state = cached.watch.look()
+    if state.uncached is not None:
+        return Uncached(state.uncached)
+    lengths = regime(cached.model, request.tokens)
+    if isinstance(lengths, str):
+        return Uncached(lengths)
+    size = cached.store.layout.block_tokens
+    if lengths.floor and (request.tokens - 1) // size * size <= lengths.floor:
+        return Uncached("rotary scaling: no block ends beyond the short lengths")
+    chunks = request.chunk is not None and request.chunk < request.tokens
+    if chunks and (lengths.floor or not state.continues):
+        # Passes of other lengths would give this model other keys, or other states.
+        return Uncached("prefill_chunk_size, which changes this model's caches")
+    return GenerateCall(cached, request, state, lengths, salt)
 
 
 def _require_windows(store: CacheStore) -> None:

@@ -13,12 +13,11 @@ from transformers.cache_utils import DynamicCache
 
 from hybrid_pages import HybridPagesError
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.calls import forward_arguments
+from hybrid_pages.transformers.compat import forward_arguments, is_out_of_memory
+from hybrid_pages.transformers.copy_check import require_restorable
 from hybrid_pages.transformers.layout import Layout, require_cache
-from hybrid_pages.transformers.memory import is_out_of_memory
 from hybrid_pages.transformers.rope import left_alone
-from hybrid_pages.transformers.support import UnknownError, UnsupportedError, untested
-from hybrid_pages.transformers.trial import require_restorable
+from hybrid_pages.transformers.versions import UnknownError, UnsupportedError, untested
 
 _OTHER_STATE = 100.0
 # Trials of all stores, one at a time: modes and what torch compiles are the process's.

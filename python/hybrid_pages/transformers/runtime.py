@@ -10,10 +10,9 @@ import torch
 from hybrid_pages import LeaseEntry, ReadLease
 from hybrid_pages.adapter.entries import Checksums
 from hybrid_pages.adapter.runtime import Runtime
-from hybrid_pages.transformers.calls import forward_arguments
+from hybrid_pages.transformers.cache_io import States
+from hybrid_pages.transformers.compat import forward_arguments, is_out_of_memory
 from hybrid_pages.transformers.layout import CacheTensor
-from hybrid_pages.transformers.memory import is_out_of_memory
-from hybrid_pages.transformers.moving import States
 from hybrid_pages.transformers.store import CacheStore
 
 

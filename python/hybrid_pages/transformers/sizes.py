@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 from hybrid_pages import Geometry
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.layout import KEYS, VALUES, CacheTensor, Layout, require_cache
-from hybrid_pages.transformers.support import UnsupportedError
+from hybrid_pages.transformers.versions import UnsupportedError
 
 KINDS = ("attention", "window", "conv", "recurrent")
 

@@ -24,21 +24,20 @@ from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit, close_remote
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.identity import WeightsDigest, adapters, disk_facts, model_identity
-from hybrid_pages.transformers.layout import CacheTensor
-from hybrid_pages.transformers.moving import (
-    Packed,
-    Reader,
-    States,
-    boundary_of,
-    chain,
-    first_held,
+from hybrid_pages.transformers.cache_io import Reader, States
+from hybrid_pages.transformers.cache_io import Writer as _Writer
+from hybrid_pages.transformers.identity import (
+    WeightsDigest,
+    disk_facts,
+    has_peft_adapters,
+    model_identity,
 )
-from hybrid_pages.transformers.moving import Writer as _Writer
+from hybrid_pages.transformers.layout import CacheTensor
+from hybrid_pages.transformers.model_watch import WatchedModels
+from hybrid_pages.transformers.packed import PackedPrefixes, deepest_boundary, packed_keys
 from hybrid_pages.transformers.probe import read_layout
 from hybrid_pages.transformers.staging import Staging
-from hybrid_pages.transformers.support import Closing, UnsupportedError, warn_if_untested
-from hybrid_pages.transformers.watch import Models
+from hybrid_pages.transformers.versions import Closing, UnsupportedError, warn_if_untested
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +134,9 @@ class CacheStore(Closing):
         self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
         self.moved = self.entries.moved
         self.lock = threading.RLock()
-        self.models = Models(lasting=lasting)
+        self.models = WatchedModels(lasting=lasting)
         self.models.watch(model, self.layout)
-        self._packed = Packed()
+        self._packed = PackedPrefixes()
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
 
@@ -177,12 +176,12 @@ class CacheStore(Closing):
                 return 0
             on_boundary = seen % self.layout.block_tokens == 0
             states = self.states(cache) if on_boundary else {}
-            end, packed = boundary_of(self.layout, cache, len(keys))
+            end, packed = deepest_boundary(self.layout, cache, len(keys))
             packed &= bool(states) or not self.layout.has_states
             self._put(namespace, keys, cache, {} if packed else states)
             if packed:
-                self._put(namespace, chain(keys[:end]), cache, states, packed=end)
-                if self.index.lookup(namespace, chain(keys[:end])).blocks == end + 1:
+                self._put(namespace, packed_keys(keys[:end]), cache, states, packed=end)
+                if self.index.lookup(namespace, packed_keys(keys[:end])).blocks == end + 1:
                     self._packed.add(namespace, keys[end - 1])
                     return end * self.layout.block_tokens
             return self.index.lookup(namespace, keys).blocks * self.layout.block_tokens
@@ -263,7 +262,7 @@ class CacheStore(Closing):
         """The keys of the deepest prefix of at most so many blocks, and whether it is packed."""
         blocks = self.index.lookup(namespace, keys, limit=limit).blocks
         for end in self._packed.deepest(namespace, keys, first=blocks, limit=limit):
-            packed = chain(keys[:end])
+            packed = packed_keys(keys[:end])
             if self.index.lookup(namespace, packed).blocks == len(packed):
                 return packed, True
             self._packed.drop(namespace, keys[end - 1])
@@ -273,7 +272,7 @@ class CacheStore(Closing):
 
     def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
         """The namespace of a salt, for what was computed in one state of a model, held."""
-        return holding(self.index, identity(salt, state or self.models.process))
+        return holding(self.index, identity(salt, state or self.models.states.process))
 
     def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
         """The recurrent states of a cache; views of it."""
@@ -323,7 +322,7 @@ class CacheStore(Closing):
 
     def first_held(self, class_index: int, cache: Any) -> int:
         """The first token that all layers of a class still have."""
-        return first_held(self.layout, class_index, cache)
+        return self.layout.first_held(class_index, cache)
 
 
 def require_model(model: Any) -> None:
@@ -337,7 +336,7 @@ def require_model(model: Any) -> None:
         raise UnsupportedError(
             f"model: expected a transformers model that generates, found {type(model).__name__}"
         )
-    if adapters(model):
+    if has_peft_adapters(model):
         raise UnsupportedError("model: expected one without adapters, found some: merge them first")
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         raise UnsupportedError(

@@ -18,7 +18,7 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.mlx.store import CacheStore
-from hybrid_pages.mlx.support import OF_THE_USER, UnsupportedError
+from hybrid_pages.mlx.versions import OF_THE_USER, UnsupportedError
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Settings:
     disk_gb: float = 0.0
 
 
-class Own(list[Any]):
+class RequestCache(list[Any]):
     """A prompt cache that knows the prompt of the request that it is of."""
 
     def __init__(self, cache: Sequence[Any], prompt: list[int]) -> None:
@@ -41,7 +41,7 @@ class Own(list[Any]):
         self.prompt = prompt
 
 
-class Planned(Own):
+class PlannedCache(RequestCache):
     """A prompt cache that has seen ``seen`` tokens of ``prompt``.
 
     stops: at how many tokens it is to be stored. store: stores it at one of them.
@@ -59,7 +59,7 @@ class Planned(Own):
         self.seen, self.stops, self.store = seen, stops, store
 
 
-class Prompts:
+class ServerPromptCache:
     """What ``mlx_lm.server`` asks of its prompt cache. For one model at a time.
 
     Where a store cannot serve, mlx-lm's own cache does, within the same budget of bytes; the log
@@ -168,7 +168,7 @@ class Prompts:
             fresh = make_prompt_cache(self._model)  # nothing of a restore that failed half way
         prompt, stops = self._plan
         _log.info("restored %d of %d prompt tokens", seen, len(tokens))
-        planned = Planned(
+        planned = PlannedCache(
             fresh,
             list(tokens),
             seen,
@@ -197,7 +197,7 @@ class Prompts:
                     f"tokens: expected the {seen} that the cache has seen, found {len(tokens)}"
                 )
             self._store.put(namespace, cache, list(tokens))
-            if isinstance(cache, Own):
+            if isinstance(cache, RequestCache):
                 self._finish(namespace, tokens, len(cache.prompt))
 
     def _finish(self, namespace: int, tokens: list[int], prompt: int) -> None:

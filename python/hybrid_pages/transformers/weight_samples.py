@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hybrid_pages.transformers.parts import parts, plain
+from hybrid_pages.transformers.tensor_parts import parts, plain
 
 SAMPLES = 64
 # Others are one byte wide, or pairs of these.
@@ -24,7 +24,7 @@ _GATHERED |= {torch.int16, torch.uint8}
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightSample:
     """Tensors as they were at one moment. It holds none of them, and not their memory.
 
     marks: object, address, version and shape of each. samples: the bytes of each one's elements.
@@ -33,7 +33,7 @@ class Reading:
     marks: Mapping[str, tuple[Any, ...]]
     samples: Mapping[str, bytes]
 
-    def changed(self, later: Reading) -> list[str]:
+    def changed(self, later: WeightSample) -> list[str]:
         """The names of what is not what it was, in the order of the later reading."""
         names = [name for name in self.marks if name not in later.marks]
         for name, mark in later.marks.items():
@@ -49,13 +49,15 @@ class Reading:
         return names
 
 
-class Sampler:
+class WeightSampler:
     """Reads tensors again and again: what to pick out of each is worked out once."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
-    def read(self, tensors: Mapping[str, torch.Tensor], replaced: Collection[str] = ()) -> Reading:
+    def read(
+        self, tensors: Mapping[str, torch.Tensor], replaced: Collection[str] = ()
+    ) -> WeightSample:
         """The present marks and samples.
 
         replaced: names of tensors that are made anew without a change: of them the samples count.
@@ -77,7 +79,7 @@ class Sampler:
                     marks[name] = (None, part.shape, part.dtype)
                     continue
                 marks[name] += (part.data_ptr(), _version(part), part.shape, part.dtype)
-        return Reading(marks, samples)
+        return WeightSample(marks, samples)
 
     def _sample(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
         picked: dict[torch.device, dict[torch.dtype, list[tuple[int, torch.Tensor]]]] = {}

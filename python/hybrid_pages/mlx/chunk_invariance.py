@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages.mlx.versions import UnsupportedError
 
 _TOKENS, _FIRST, _ENDINGS = 48, 8, 3
 # Differences are of the logits' own size. Healthy models of float32 differ by less than 1e-5; those

@@ -61,7 +61,7 @@ def untested() -> list[str]:
 def is_unknown(error: Exception) -> bool:
     """Whether an error tells of something that this package does not know, and no more than that: a
     kind of layer, or whatever a version does that is newer than tested."""
-    from hybrid_pages.transformers.memory import is_out_of_memory
+    from hybrid_pages.transformers.compat import is_out_of_memory
 
     if isinstance(error, HybridPagesError):
         return isinstance(error, UnknownError)

@@ -18,22 +18,22 @@ from typing import Any
 import mlx.core as mx
 
 from hybrid_pages._core import array_marks
-from hybrid_pages.mlx.reading import Conditions, Plain, Reading
-from hybrid_pages.mlx.views import are_equal
+from hybrid_pages.mlx.model_contents import Conditions, ModelContents, ValueKeys
+from hybrid_pages.mlx.numpy_views import are_equal
 
 _SAMPLES = 16
 _MOST_STATES = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class ModelState:
     """name: of the namespaces of what is computed in it. uncached: why the cache can't be used."""
 
     name: str
     uncached: str | None = None
 
 
-class Watch:
+class ModelWatch:
     """Looks at one model. What was stored in one state of it serves no other.
 
     The model has run: some make parts of themselves when they run first.
@@ -47,7 +47,7 @@ class Watch:
         self._numbers = itertools.count(1)
         self.changes: Counter[str] = Counter()
         self._number = 0
-        self._reading = Reading(model)
+        self._reading = ModelContents(model)
         self._remember()
         self._last = self._key(self._reading.conditions)
         # Objects that conditions name by their ids must live as long.
@@ -58,21 +58,21 @@ class Watch:
         """The arrays of the model as they were at the last look, by path."""
         return self._weights
 
-    def look(self) -> State:
+    def look(self) -> ModelState:
         """The present state. What was stored before weights changed is never used again."""
         if getattr(self._model, "training", False):
-            return State("", "training mode")
+            return ModelState("", "training mode")
         if not self._is_as_last(_SAMPLES):
-            self._reading = Reading(self._model)
+            self._reading = ModelContents(self._model)
             if self._has_other_weights(self._reading.arrays):
                 self.changes["weights"] += 1
                 self._renew()
             else:
                 self._remember()
             self._note(self._key(self._reading.conditions))
-        return State(self._states[self._last][0])
+        return ModelState(self._states[self._last][0])
 
-    def changed_since(self, state: State, *, sampled: bool = True) -> bool:
+    def changed_since(self, state: ModelState, *, sampled: bool = True) -> bool:
         """Whether the model is in another state than it was.
 
         sampled: compares elements of its arrays, too. Without, it is fast enough for every token.
@@ -81,7 +81,7 @@ class Watch:
             return True
         if self._is_as_last(_SAMPLES if sampled else 0):
             return self._states[self._last][0] != state.name
-        reading = Reading(self._model)
+        reading = ModelContents(self._model)
         if self._has_other_weights(reading.arrays):
             return True
         found = self._states.get(self._key(reading.conditions))
@@ -89,7 +89,7 @@ class Watch:
 
     def weights_changed(self) -> None:
         """Nothing that was stored until now is used again."""
-        self._reading = Reading(self._model)
+        self._reading = ModelContents(self._model)
         self._renew()
 
     def lasting(self) -> str:
@@ -98,7 +98,7 @@ class Watch:
         Raises:
             UnsupportedError: some have no such words.
         """
-        plain = Plain()
+        plain = ValueKeys()
         return "\n".join(
             f"{path}={plain.words(path, value)}" for path, value in self._reading.conditions
         )
@@ -106,7 +106,7 @@ class Watch:
     def drop(self) -> None:
         """Lets go of the model and its arrays."""
         self._model = None
-        self._reading = Reading(None)
+        self._reading = ModelContents(None)
         self._renew()
 
     def _is_as_last(self, samples: int) -> bool:
@@ -164,6 +164,6 @@ class Watch:
         return f"{self._process}:{next(self._numbers)}"
 
     def _key(self, conditions: Conditions) -> tuple[Any, ...]:
-        plain = Plain()
+        plain = ValueKeys()
         key = tuple((path, plain(value)) for path, value in conditions)
         return self._number, str(mx.default_device()), key

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages.mlx.versions import UnsupportedError
 
 _PACKAGES = ("mlx", "mlx_lm", "builtins", "functools")
 
@@ -21,7 +21,7 @@ Conditions = list[tuple[str, Any]]
 """All in a model that is no array, by path."""
 
 
-class Reading:
+class ModelContents:
     """One walk through the modules of a model. Keeps every object that it found.
 
     arrays, conditions: by path.
@@ -100,7 +100,7 @@ def _is_data(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-class Plain:
+class ValueKeys:
     """What tells a value from others: itself, its words, or, of an object, which one it is."""
 
     def __init__(self) -> None:

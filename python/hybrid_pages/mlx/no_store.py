@@ -6,8 +6,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 from hybrid_pages.adapter.entries import Moved
-from hybrid_pages.mlx.support import Closing
-from hybrid_pages.mlx.watch import State
+from hybrid_pages.mlx.model_watch import ModelState
+from hybrid_pages.mlx.versions import Closing
 
 
 class NoStore(Closing):
@@ -20,9 +20,9 @@ class NoStore(Closing):
         self.watch, self.index = self, self
         self.moved, self.changes = Moved(), Counter[str]()
         self.arena = SimpleNamespace(nbytes=0)
-        self._state = State("", reason)
+        self._state = ModelState("", reason)
 
-    def look(self) -> State:
+    def look(self) -> ModelState:
         """What a watch says of a model that cannot use the cache."""
         return self._state
 

@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 
 from hybrid_pages import TransferError
-from hybrid_pages.mlx import parts
+from hybrid_pages.mlx import cache_parts
 from hybrid_pages.mlx.layout import KEYS, VALUES, CacheArray, Layout
-from hybrid_pages.mlx.views import blank, views
+from hybrid_pages.mlx.numpy_views import blank, views
 
 States = Mapping[CacheArray, mx.array]
 """Recurrent states at one boundary, each with the batch row in front."""
@@ -35,7 +35,7 @@ class Reader:
         self, layout: Layout, cache: Sequence[Any], states: States | None, tokens: int
     ) -> None:
         self._layout, self._states = layout, states
-        self._parts = parts.parts(cache)
+        self._parts = cache_parts.parts(cache)
         self._tail_block, self._tail = end_of(layout, tokens)
         # Pages of a part, and the token that the first of them belongs to.
         self._held: dict[CacheArray, tuple[Any, int]] = {}
@@ -44,7 +44,7 @@ class Reader:
     def first_held(self, class_index: int) -> int:
         """The first token that all parts of a class still have."""
         held = (
-            parts.tokens(self._parts[spec.part]).first
+            cache_parts.tokens(self._parts[spec.part]).first
             for spec in self._layout.class_arrays(class_index)
             if spec.kind == KEYS
         )
@@ -87,7 +87,7 @@ class Reader:
                 for spec in self._layout.arrays()
                 if not spec.is_state and spec.window == wanted.window
             ]
-            held = {spec.part: parts.tokens(self._parts[spec.part]) for spec in specs}
+            held = {spec.part: cache_parts.tokens(self._parts[spec.part]) for spec in specs}
             arrays = [
                 held[spec.part].keys if spec.kind == KEYS else held[spec.part].values
                 for spec in specs
@@ -154,7 +154,7 @@ class Writer:
         lacking = [spec.name for spec in self._layout.arrays() if spec not in self._arrays]
         if lacking:
             raise TransferError(f"restore: expected bytes of {', '.join(lacking)}, found none")
-        found = parts.parts(cache)
+        found = cache_parts.parts(cache)
         self._views.clear()
         held = {(spec.part, spec.kind, spec.index): array for spec, array in self._arrays.items()}
         for spec in self._layout.empty:
@@ -164,15 +164,15 @@ class Writer:
             held[spec.part, spec.kind, spec.index] = blank(shape, spec.mlx_dtype)
         for (path, kind, index), array in held.items():
             part = found[path]
-            if not parts.has_tokens(part):
+            if not cache_parts.has_tokens(part):
                 part[index] = array
             elif kind == KEYS:
-                parts.fill(part, array, held[path, VALUES, 0], self._tokens)
+                cache_parts.fill(part, array, held[path, VALUES, 0], self._tokens)
 
 
 def _room(spec: CacheArray, tokens: int) -> int:
     if spec.window is None:
-        return -(-(tokens + 1) // parts.STEP) * parts.STEP
+        return -(-(tokens + 1) // cache_parts.STEP) * cache_parts.STEP
     return min(tokens, spec.window)
 
 
@@ -192,7 +192,7 @@ def _before_window(layout: Layout, spec: CacheArray, block: int, tail: int) -> t
 
 def states_of(layout: Layout, cache: Sequence[Any]) -> States:
     """The recurrent states of a cache, as they are now, whatever is computed next."""
-    found = parts.parts(cache)
+    found = cache_parts.parts(cache)
     return {
         # An array of its own over the same memory: writes in place copy that first.
         spec: copy.copy(found[spec.part][spec.index])

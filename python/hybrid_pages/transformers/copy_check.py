@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from hybrid_pages.transformers import layers
+from hybrid_pages.transformers.cache_io import fill
 from hybrid_pages.transformers.layout import KEYS, Layout
-from hybrid_pages.transformers.moving import fill
-from hybrid_pages.transformers.support import UnknownError
+from hybrid_pages.transformers.versions import UnknownError
 
 # They say where tensors are, which is compared with the tensors: a layer of both attention and
 # states has those of whichever was written first.

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache, StaticCache
 
 from hybrid_pages.adapter.session import Session
-from hybrid_pages.transformers.calls import cache_argument
-from hybrid_pages.transformers.memory import is_out_of_memory
-from hybrid_pages.transformers.moving import States
-from hybrid_pages.transformers.rehearsal import ROOM, rehearse
+from hybrid_pages.adapter.stats import Counts
+from hybrid_pages.transformers.cache_io import States
+from hybrid_pages.transformers.compat import cache_argument, is_out_of_memory
+from hybrid_pages.transformers.model_states import ModelState
+from hybrid_pages.transformers.model_trial import RANDOM, random_states, set_random_states
+from hybrid_pages.transformers.model_watch import ModelWatch
 from hybrid_pages.transformers.request import Request
+from hybrid_pages.transformers.restore_check import ROOM, require_same_text
 from hybrid_pages.transformers.rope import Regime
 from hybrid_pages.transformers.runtime import ModelRuntime
-from hybrid_pages.transformers.support import may_be_new, untested
-from hybrid_pages.transformers.watch import RANDOM, State, random_states, set_random_states
+from hybrid_pages.transformers.store import CacheStore
+from hybrid_pages.transformers.versions import UnknownError, may_be_new, reason_of, untested
 
-if TYPE_CHECKING:
-    from hybrid_pages.transformers.prefix_cache import PrefixCache
-    from hybrid_pages.transformers.store import CacheStore
+_log = logging.getLogger("hybrid_pages.transformers.prefix_cache")
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,60 @@ class Uncached:
     reason: str
 
 
-class Run:
-    """One request."""
+@dataclass
+class CachedModel:
+    """A model with its store, and what one call leaves for the next.
+
+    static_tokens: the room of the longest static cache so far. static_tried: what trying a static
+    cache out has raised, or None, by the number of the model's state.
+    """
+
+    model: Any
+    store: CacheStore
+    watch: ModelWatch
+    counts: Counts
+    static_tokens: int = 0
+    static_tried: dict[int, Exception | None] = field(default_factory=dict)
+
+    def not_understood(self, doing: str, error: Exception) -> Uncached:
+        """Why a call runs uncached in which a newer library failed; said once for each reason."""
+        reason = f"{type(error).__name__} while {doing}"
+        if isinstance(error, UnknownError):
+            reason = reason_of(error)
+        if not self.counts.uncached[reason]:
+            warn_uncached(self.model, reason, error)
+        return Uncached(reason)
+
+
+def warn_uncached(model: Any, reason: str, error: Exception) -> None:
+    """Says in the log that a model, or a call of it, runs without the cache."""
+    _log.warning(
+        "%s runs without the cache (%s): compare stats().uncached",
+        type(model).__name__,
+        reason if str(error) in reason else f"{reason}: {error}",
+    )
+
+
+class GenerateCall:
+    """One call of ``generate``.
+
+    Args:
+        cached: the model and its store.
+        request: what the call asks for.
+        state: of the model, from a look before the call.
+        regime: the range of lengths whose rotary frequencies the prompt has.
+        salt: calls of different salts share nothing.
+    """
 
     def __init__(
         self,
-        owner: PrefixCache,
-        store: CacheStore,
+        cached: CachedModel,
         request: Request,
-        state: State,
+        state: ModelState,
         regime: Regime,
         salt: str,
     ) -> None:
-        self._owner, self._request, self._store = owner, request, store
+        self._cached, self._request, self._store = cached, request, cached.store
         self._state, self._regime = state, regime
         self._named = salt, f"{state.name}:{regime.name}"
         self._broken = False
@@ -56,28 +99,31 @@ class Run:
             return self._generate(namespace, kwargs)
 
     def _generate(self, namespace: int, kwargs: dict[str, Any]) -> Any:
-        owner, counts, tokens = self._owner, self._owner._counts, self._request.tokens
+        cached, counts, tokens = self._cached, self._cached.counts, self._request.tokens
         prepared = self._prepare(namespace)
         if isinstance(prepared, Uncached):
             return prepared
         cache, session, restored = prepared
-        follow, generators = _Follow(self, session), random_states(owner.model)
+        follow, generators = _Follow(self, session), random_states(cached.model)
         try:
-            result = owner.model.generate(**self._arguments(kwargs, cache, follow))
+            result = cached.model.generate(**self._arguments(kwargs, cache, follow))
         except Exception as error:
             # Nobody has seen a token yet: what another version does not take is done without it.
             if follow.steps or kwargs.get("streamer") is not None or not may_be_new(error):
                 counts.served(tokens, restored)
                 raise
-            set_random_states(owner.model, generators)
-            return owner.unknown("generating", error)
+            set_random_states(cached.model, generators)
+            return cached.not_understood("generating", error)
         counts.served(tokens, restored)
         sequence = result if isinstance(result, torch.Tensor) else result.sequences
         self.store(session.finish, sequence[0])
         return result
 
     def store(self, step: Callable[[torch.Tensor], None], sequence: torch.Tensor) -> None:
-        """Lets the session follow. What an unknown library breaks costs what would be stored."""
+        """Runs a step of the session that stores something.
+
+        Where an untested library breaks it, nothing more of this call is stored.
+        """
         if self._broken:
             return
         try:
@@ -89,9 +135,10 @@ class Run:
             self._store.moved.failed_stores += 1
 
     def _prepare(self, namespace: int) -> tuple[Any, Session[States], int] | Uncached:
-        """The cache, filled up to the last boundary that is wanted; how much of it was restored."""
+        """A cache with the prompt up to the last boundary to be stored, its session,
+        and how many tokens were restored."""
         doing = "restoring"
-        generators = random_states(self._owner.model)
+        generators = random_states(self._cached.model)
         try:
             cache = self._fresh()
             runtime = self._runtime(cache)
@@ -105,12 +152,12 @@ class Run:
                 return Uncached(f"out of memory while {doing}")
             if not may_be_new(error):
                 raise
-            set_random_states(self._owner.model, generators)
-            return self._owner.unknown(doing, error)
-        if not all(map(torch.equal, generators, random_states(self._owner.model))):
+            set_random_states(self._cached.model, generators)
+            return self._cached.not_understood(doing, error)
+        if not all(map(torch.equal, generators, random_states(self._cached.model))):
             # Long passes draw where those that tried the model out did not.
-            set_random_states(self._owner.model, generators)
-            self._store.models.rule_out(self._state, RANDOM)
+            set_random_states(self._cached.model, generators)
+            self._store.models.states.rule_out(self._state, RANDOM)
             return Uncached(RANDOM)
         return cache, session, restored
 
@@ -121,21 +168,21 @@ class Run:
             runtime.compute(seen, seen + chunk)
 
     def _fresh(self) -> Any:
-        config, tokens = self._owner.model.config, self._request.static_tokens
+        config, tokens = self._cached.model.config, self._request.static_tokens
         if tokens is None:
             return DynamicCache(config=config)
         if untested():
-            self._rehearse_static()
+            self._try_static()
         # As long as the longest so far: what was compiled for it fits again.
-        self._owner._static_tokens = max(self._owner._static_tokens, tokens)
-        return StaticCache(config=config, max_cache_len=self._owner._static_tokens)
+        self._cached.static_tokens = max(self._cached.static_tokens, tokens)
+        return StaticCache(config=config, max_cache_len=self._cached.static_tokens)
 
-    def _rehearse_static(self) -> None:
-        model, tried = self._owner.model, self._owner._static_tried
+    def _try_static(self) -> None:
+        model, tried = self._cached.model, self._cached.static_tried
         if self._state.number not in tried:
             failed = None
             try:
-                rehearse(
+                require_same_text(
                     model,
                     self._store.layout,
                     lambda: StaticCache(config=model.config, max_cache_len=ROOM),
@@ -151,7 +198,7 @@ class Run:
 
     def _runtime(self, cache: Any) -> ModelRuntime:
         return ModelRuntime(
-            self._owner.model,
+            self._cached.model,
             cache,
             self._request.ids,
             self._store,
@@ -168,9 +215,9 @@ class Run:
 
     def _changed(self) -> bool:
         """Whether the model has changed since the call began; counted by what has."""
-        changed = self._owner._watch.changed_meanwhile(self._state)
+        changed = self._cached.watch.changed_meanwhile(self._state)
         if changed is not None:
-            self._owner._watch.changes[f"{changed} while computing"] += 1
+            self._cached.watch.changes[f"{changed} while computing"] += 1
         return changed is not None
 
     def _arguments(self, kwargs: dict[str, Any], cache: Any, follow: _Follow) -> dict[str, Any]:
@@ -191,12 +238,12 @@ class Run:
 class _Follow(StoppingCriteria):  # type: ignore[misc]
     """Follows every step of decoding and never stops it."""
 
-    def __init__(self, run: Run, session: Session[States]) -> None:
-        self._run, self._session = run, session
+    def __init__(self, call: GenerateCall, session: Session[States]) -> None:
+        self._call, self._session = call, session
         self.steps = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self.steps += 1
         # The cache has seen all but the last token.
-        self._run.store(self._session.passed, input_ids[0, :-1])
+        self._call.store(self._session.passed, input_ids[0, :-1])
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from hybrid_pages import HybridPagesError
-from hybrid_pages.transformers.conditions import Described, ModuleDescription, Same, Unreadable
-from hybrid_pages.transformers.parts import PLAIN
+from hybrid_pages.transformers.structure import ByIdentity, Described, ModuleDescription, Unreadable
+from hybrid_pages.transformers.tensor_parts import PLAIN
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MOST_DEPTH = 8
@@ -45,7 +45,7 @@ class Unversioned(Unnamed):
     )
 
 
-def lasting_name(parts: Sequence[Hashable]) -> str:
+def stable_name(parts: Sequence[Hashable]) -> str:
     """The name of what consists of these parts, as 64 hexadecimal digits.
 
     Raises:
@@ -69,7 +69,7 @@ def _name(value: Any, path: Path) -> Any:
         return ["slice", _name((value.start, value.stop, value.step), path)]
     if isinstance(value, Described):
         return ["object of", _name(type(value.held), path)]
-    if isinstance(value, Same):
+    if isinstance(value, ByIdentity):
         return _name(value.held, path)
     if isinstance(value, Unreadable):
         raise Unnamed(f"a tensor of {value.kind}, whose content can't be read ({value.why})")

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from transformers import StoppingCriteriaList
 
-from hybrid_pages.transformers.calls import cache_argument
+from hybrid_pages.transformers.compat import cache_argument
+from hybrid_pages.transformers.copy_check import require_restorable
 from hybrid_pages.transformers.layout import Layout
 from hybrid_pages.transformers.probe import aside, forward
-from hybrid_pages.transformers.support import UnknownError
-from hybrid_pages.transformers.trial import require_restorable
+from hybrid_pages.transformers.versions import UnknownError
 
 _RESTORED, _TOKENS, _NEW = 2, 3, 2
 ROOM = _TOKENS + _NEW
 """What a static cache needs."""
 
 
-def rehearse(model: Any, layout: Layout, fresh: Callable[[], Any]) -> None:
+def require_same_text(model: Any, layout: Layout, fresh: Callable[[], Any]) -> None:
     """Runs a call without a cache and one with a restored cache.
 
     fresh: makes a cache.

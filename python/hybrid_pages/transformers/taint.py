@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import DynamicCache
 
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.parts import plain
 from hybrid_pages.transformers.probe import forward
+from hybrid_pages.transformers.tensor_parts import plain
 
 # Ways by which a tensor's content leaves torch unseen by operations.
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}

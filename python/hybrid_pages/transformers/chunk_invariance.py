@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from hybrid_pages.transformers.conditions import rounding
 from hybrid_pages.transformers.probe import logits
 from hybrid_pages.transformers.rope import short_length
+from hybrid_pages.transformers.torch_settings import rounding
 
 _TOKENS, _FIRST, _ENDINGS = 48, 8, 3
 _FEWEST = 6

@@ -1,8 +1,7 @@
-"""The process and the model's modules: a cache's bytes depend on them, too.
+"""A description of a model's modules that tells whether two moments compute the same.
 
-Each is described by plain values, or by the identity of objects that are held meanwhile: equal
-descriptions mean equal arithmetic. Left out, since it only changes how sums are rounded: numbers of
-threads, cuDNN's benchmark mode, and whatever a chunked prefill changes as well.
+Every attribute is described by a plain value, or by the identity of an object that is held
+meanwhile. Equal descriptions mean equal arithmetic.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from transformers import PreTrainedConfig, modeling_utils
 
 from hybrid_pages.transformers import rope
-from hybrid_pages.transformers.parts import CODE, PLAIN, is_plain, parts
+from hybrid_pages.transformers.tensor_parts import CODE, PLAIN, is_plain, parts
 
 _STANDARD = frozenset(vars(torch.nn.Module())) - {"training"}
 # Attributes of models that no forward pass reads, or that `generate` itself writes.
@@ -53,7 +52,7 @@ _SKIPPED = _STANDARD | _IRRELEVANT
 _OWN_HOOKS = (
     "transformers.utils.output_capturing",
     "transformers.modeling_utils",
-    "hybrid_pages.transformers.passes",
+    "hybrid_pages.transformers.chunk_invariance",
 )
 _LIBRARIES = ("torch", "transformers", "accelerate", "huggingface_hub", "tokenizers", "builtins")
 _FAST = {type(None), bool, int, str}
@@ -61,7 +60,7 @@ VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 """Fields of a config that change no byte: where a model came from and who wrote its file."""
 
 
-class Same:
+class ByIdentity:
     """An object that equals itself alone. It is held, so that no other takes its place."""
 
     __slots__ = ("held",)
@@ -70,13 +69,13 @@ class Same:
         self.held = held
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.held is other.held
+        return isinstance(other, ByIdentity) and self.held is other.held
 
     def __hash__(self) -> int:
         return id(self.held)
 
 
-class Described(Same):
+class Described(ByIdentity):
     """One whose fields are described beside it."""
 
     __slots__ = ()
@@ -94,7 +93,7 @@ class ModuleDescription(NamedTuple):
     """One module: its class and that class's code, its own attributes, and its modules by name."""
 
     kind: type
-    code: tuple[Same, Same]
+    code: tuple[ByIdentity, ByIdentity]
     attributes: tuple[tuple[str, Hashable], ...]
     modules: tuple[tuple[str, str], ...]
 
@@ -117,8 +116,8 @@ class Structure:
         return tuple(self.modules.items())
 
 
-def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
-    """Describes a model: types, flags, attributes, code of every module, and every config.
+def describe(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
+    """Describes a model: the type, attributes and code of every module, and every config.
 
     ignored: attributes, by their full name, that forward passes are known to write.
     """
@@ -155,80 +154,9 @@ def structure(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
             (key, names[id(child)]) for key, child in module._modules.items() if child is not None
         )
         forward = type(module).forward
-        code = Same(forward), Same(getattr(forward, "__code__", None))
+        code = ByIdentity(forward), ByIdentity(getattr(forward, "__code__", None))
         found.modules[name] = ModuleDescription(type(module), code, tuple(values), children)
     return found
-
-
-def process() -> Hashable:
-    """The settings of this thread and process that change what torch computes."""
-    cuda = torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        _precisions(),
-        cuda.matmul.allow_fp16_reduced_precision_reduction,
-        cuda.matmul.allow_bf16_reduced_precision_reduction,
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.fp16_bf16_reduction_math_sdp_allowed(),
-        torch.backends.mkldnn.enabled,
-        torch.backends.cudnn.enabled,
-        _default_device(),
-    )
-
-
-def uncached(model: Any) -> str | None:
-    """Why what this thread computes cannot be told or is not the model's own."""
-    if any(torch.is_autocast_enabled(kind) for kind in {"cpu", model.device.type}):
-        return "autocast"
-    module = torch.nn.modules.module
-    if module._global_forward_hooks or module._global_forward_pre_hooks:
-        return "global forward hooks"
-    if torch._C._len_torch_dispatch_stack():
-        return "torch dispatch mode"
-    if any(type(mode) is not torch.utils._device.DeviceContext for mode in _function_modes()):
-        return "torch function mode"
-    return None
-
-
-def _function_modes() -> list[Any]:
-    if not torch._C._len_torch_function_stack():
-        return []
-    return list(torch.overrides._get_current_function_mode_stack())
-
-
-def _default_device() -> str:
-    return ",".join(str(mode.device) for mode in _function_modes() if hasattr(mode, "device"))
-
-
-def rounding(model: Any) -> float:
-    """By how much, of a value, a model rounds: by its coarsest dtype that is not merely storage."""
-    dtypes = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-    found = [torch.finfo(dtype).eps for dtype in dtypes if dtype.itemsize > 1]
-    lowered = set(_precisions(model.device.type))
-    # Products of float32 in the precision of bfloat16, or in TF32, which has that of float16.
-    if lowered & {"bf16", "medium"}:
-        found.append(torch.finfo(torch.bfloat16).eps)
-    elif lowered & {"tf32", "high", True}:
-        found.append(torch.finfo(torch.float16).eps)
-    return max(found, default=torch.finfo(torch.float32).eps)
-
-
-def _precisions(kind: str = "") -> tuple[Hashable, ...]:
-    """The precision of float32 products by backend, of all or of those that a kind of device
-    uses; older versions of torch have flags instead.
-    """
-    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if getter is None:
-        flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        return (*flags, torch.get_float32_matmul_precision())
-    backends = {"cpu": ("mkldnn",), "cuda": ("cuda",)}.get(kind, ("cuda", "mkldnn"))
-    pairs = [("generic", "all")]
-    pairs += [(b, op) for b in backends for op in ("all", "matmul", "conv", "rnn")]
-    return tuple(getter(backend, op) for backend, op in pairs)
 
 
 def _note_hooks(found: Structure, name: str, module: Any) -> None:
@@ -293,7 +221,7 @@ class _Describer:
         """An object of the model's own code may hold anything; a library's is what it is."""
         library = type(value).__module__.partition(".")[0] in _LIBRARIES
         if library or isinstance(value, CODE) or not hasattr(value, "__dict__"):
-            return Same(value)
+            return ByIdentity(value)
         known = self._objects.get(id(value))
         if known is not None:
             return ("object of", known)
@@ -302,7 +230,7 @@ class _Describer:
         return (Described(value), tuple(fields))
 
     def _key(self, key: Any) -> Hashable:
-        return key if isinstance(key, PLAIN) else Same(key)
+        return key if isinstance(key, PLAIN) else ByIdentity(key)
 
     def _config(self, name: str, config: Any) -> Hashable:
         """The first place where a config is met describes it."""
@@ -314,4 +242,4 @@ class _Describer:
         attention = getattr(config, "_attn_implementation", None)
         functions = modeling_utils.ALL_ATTENTION_FUNCTIONS
         function = functions.get(attention) if attention else None
-        return (type(config), tuple(fields), attention, Same(function))
+        return (type(config), tuple(fields), attention, ByIdentity(function))

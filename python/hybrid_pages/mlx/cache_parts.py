@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from hybrid_pages import InvalidArgumentError
-from hybrid_pages.mlx.support import UnsupportedError
+from hybrid_pages.mlx.versions import UnsupportedError
 
 STEP = KVCache.step
 """Tokens by which a ``KVCache`` grows."""
