@@ -9,10 +9,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import tiny
 from hybrid_pages import TransferError
+from hybrid_pages.mlx.cache_io import Staging
 from hybrid_pages.mlx.partial_blocks import PartialBlocks, partial_key
 from hybrid_pages.mlx.server import Batches, _cut
 from hybrid_pages.mlx.server_cache import ServerPromptCache, Settings
-from hybrid_pages.mlx.staging import Staging
 from runs import BLOCK, feed
 
 BUDGET = 1 << 20

@@ -420,7 +420,7 @@ def test_without_a_look_a_changed_model_gives_wrong_texts(tokenizer, monkeypatch
 
 
 def test_damaged_bytes_are_a_miss(models, tokenizer, monkeypatch):
-    from hybrid_pages.mlx.staging import Staging
+    from hybrid_pages.mlx.cache_io import Staging
 
     with PrefixCache(models("qwen3_5"), host_gb=0.05, block_tokens=BLOCK) as cache:
         agree(cache, tokenizer, PROMPT)

@@ -6,12 +6,12 @@ import numpy as np
 
 from hybrid_pages import Geometry, Group, HostEngine, Layer, LeaseEntry, ReadLease, Segment
 from hybrid_pages.adapter.arrays import dtype_name, layer_map
-from hybrid_pages.adapter.copies import finish
 from hybrid_pages.adapter.entries import Checksums, Entries
 from hybrid_pages.adapter.keys import holding, identity
 from hybrid_pages.adapter.pool import Pool
 from hybrid_pages.adapter.runtime import Runtime
 from hybrid_pages.adapter.session import Session
+from hybrid_pages.adapter.staging import finish
 
 BLOCK, DIM, PRIME, VOCAB, BLOCKS = 4, 3, 65521, 50, 16
 INT = np.dtype(np.int64)

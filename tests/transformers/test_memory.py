@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from hybrid_pages.transformers import PrefixCache, generate_call, runtime, staging, store
+from hybrid_pages.transformers import PrefixCache, cache_io, generate_call, runtime, store
 from hybrid_pages.transformers.compat import is_out_of_memory
 from runs import BLOCK, agree
 
@@ -98,9 +98,9 @@ def test_a_prefill_that_finds_no_memory_is_an_uncached_text(cache, monkeypatch):
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_a_store_that_finds_no_memory_is_dropped(cache, monkeypatch, number, error):
-    failing = Failing(staging.Staging.store, error, 1)
+    failing = Failing(cache_io.Staging.store, error, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(staging.Staging, "store", lambda *args: failing(*args))
+        patch.setattr(cache_io.Staging, "store", lambda *args: failing(*args))
         agree(cache, IDS, new=40)
     assert failing.calls > 1
     assert cache.stats().failed_stores == 1

@@ -26,7 +26,7 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, cache_utils
 
 from hybrid_pages._core import InvalidArgumentError
-from hybrid_pages.adapter.empty import has_only_flags
+from hybrid_pages.adapter.layout import has_only_flags
 from hybrid_pages.batch.attention import AttentionCache
 from hybrid_pages.batch.batch import Batch
 from hybrid_pages.batch.checks import at_least_one, per_row, whole_numbers

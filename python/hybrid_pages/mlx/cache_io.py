@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from hybrid_pages import TransferError
+from hybrid_pages.adapter import staging
 from hybrid_pages.mlx import cache_parts
 from hybrid_pages.mlx.layout import KEYS, VALUES, CacheArray, Layout
-from hybrid_pages.mlx.numpy_views import blank, views
+from hybrid_pages.mlx.numpy_views import blank, numpy_dtype, views
 
 States = Mapping[CacheArray, mx.array]
 """Recurrent states at one boundary, each with the batch row in front."""
@@ -26,6 +28,16 @@ States = Mapping[CacheArray, mx.array]
 def end_of(layout: Layout, tokens: int) -> tuple[int, int]:
     """The block that a prefix ends in, and how many tokens of it the prefix has: 0 for none."""
     return divmod(tokens, layout.block_tokens)
+
+
+class Staging(staging.Staging[CacheArray]):
+    """Moves entries between numpy arrays and an arena."""
+
+    def _allocate(self, array: CacheArray, blocks: int) -> Any:
+        return np.zeros((blocks, *array.shape), numpy_dtype(array.mlx_dtype))
+
+    def _address(self, memory: Any) -> int:
+        return int(memory.ctypes.data)
 
 
 class Reader:
@@ -50,13 +62,12 @@ class Reader:
         )
         return max(held, default=0)
 
-    def __call__(self, spec: CacheArray, block: int, count: int, target: Any) -> None:
+    def __call__(self, spec: CacheArray, block: int, target: Any) -> None:
         if spec.is_state:
             target[0] = self._state(spec)
             return
         rows, first = self._pages(spec)
-        for index in range(count):
-            page = target[index]
+        for index, page in enumerate(target):
             start = (block + index) * self._layout.block_tokens
             if self._tail and block + index == self._tail_block:
                 page[...] = 0

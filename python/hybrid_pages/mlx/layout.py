@@ -13,7 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from hybrid_pages import ForeignError, Geometry, Group, InvalidArgumentError, Layer, Segment
+from hybrid_pages import ForeignError, Geometry, InvalidArgumentError, Layer, Segment
+from hybrid_pages.adapter.layout import CacheLayout, grouped
 from hybrid_pages.mlx import cache_parts
 from hybrid_pages.mlx.versions import UnsupportedError
 
@@ -60,38 +61,21 @@ class CacheArray:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(CacheLayout[CacheArray]):
     """The arrays and the geometry of one model's prompt caches.
 
-    groups: the arrays of each group of the geometry, in its order. empty: those of no bytes.
-    kinds: of all parts, as `cache_parts.kind` names them.
+    empty: the arrays of no bytes, which are in no group. kinds: a description of each part.
     """
 
-    geometry: Geometry
-    groups: tuple[tuple[CacheArray, ...], ...]
     empty: tuple[CacheArray, ...]
     kinds: tuple[str, ...]
 
-    @property
-    def block_tokens(self) -> int:
-        return self.geometry.block_tokens
-
     def named(self, identity: Mapping[str, str]) -> Layout:
-        """The same, with what else the bytes depend on."""
+        """This layout with an identity: what its bytes depend on besides shapes and dtypes."""
         geometry = Geometry(
             block_tokens=self.block_tokens, groups=self.geometry.groups, identity=dict(identity)
         )
         return dataclasses.replace(self, geometry=geometry)
-
-    def class_arrays(self, class_index: int) -> Iterator[CacheArray]:
-        """The arrays of an entry of a class, in the order of its payload."""
-        for group in self.geometry.classes[class_index].groups:
-            yield from self.groups[group]
-
-    def arrays(self) -> Iterator[CacheArray]:
-        """All arrays that have bytes."""
-        for group in self.groups:
-            yield from group
 
     def require_match(self, cache: Sequence[Any]) -> None:
         """Rejects a cache that is not of this layout.
@@ -161,30 +145,12 @@ def read_layout(cache: Sequence[Any], *, block_tokens: int = 32) -> Layout:
     found = cache_parts.parts(cache)
     specs = [spec for path, part in found.items() for spec in _specs(path, part, block_tokens)]
     full = [spec for spec in specs if not spec.is_empty]
-    pages = [spec for spec in full if not spec.is_state]
-    widths = sorted({spec.window for spec in pages if spec.window is not None})
-    members: list[tuple[str, int | None, list[CacheArray]]] = [
-        ("attention", None, [spec for spec in pages if spec.window is None]),
-        *(("window", width, [s for s in pages if s.window == width]) for width in widths),
-        ("recurrent", None, [spec for spec in full if spec.is_state]),
-    ]
-    members = [member for member in members if member[2]]
-    if not members:
+    if not full:
         raise UnsupportedError("cache: expected one that holds arrays, found none in any part")
-    geometry = Geometry(
-        block_tokens=block_tokens,
-        groups=[
-            Group(kind, [spec.as_layer() for spec in group], window_tokens=width)
-            for kind, width, group in members
-        ],
-        identity={},
-    )
-    return Layout(
-        geometry,
-        tuple(tuple(group) for _, _, group in members),
-        tuple(spec for spec in specs if spec.is_empty),
-        tuple(cache_parts.kind(path, part) for path, part in found.items()),
-    )
+    geometry, groups = grouped(full, block_tokens=block_tokens, identity={})
+    empty = tuple(spec for spec in specs if spec.is_empty)
+    kinds = tuple(cache_parts.kind(path, part) for path, part in found.items())
+    return Layout(geometry, groups, empty, kinds)
 
 
 def _specs(path: str, part: Any, block_tokens: int) -> Iterator[CacheArray]:

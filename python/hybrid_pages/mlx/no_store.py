@@ -6,8 +6,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 from hybrid_pages.adapter.entries import Moved
+from hybrid_pages.adapter.store import Closing
 from hybrid_pages.mlx.model_watch import ModelState
-from hybrid_pages.mlx.versions import Closing
 
 
 class NoStore(Closing):

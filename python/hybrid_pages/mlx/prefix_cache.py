@@ -18,13 +18,14 @@ from hybrid_pages import InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.session import Session
 from hybrid_pages.adapter.stats import Counts, Stats
+from hybrid_pages.adapter.store import Closing
 from hybrid_pages.mlx.cache_io import States
 from hybrid_pages.mlx.model_watch import ModelState
 from hybrid_pages.mlx.no_store import NoStore
 from hybrid_pages.mlx.request import read_prompt, uncached_reason
 from hybrid_pages.mlx.runtime import ModelRuntime
 from hybrid_pages.mlx.store import CacheStore
-from hybrid_pages.mlx.versions import OF_THE_USER, Closing, newer, tolerated
+from hybrid_pages.mlx.versions import OF_THE_USER, newer, tolerated
 
 __all__ = ["PrefixCache", "Stats"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from hybrid_pages.adapter.errors import SettingsError
+from hybrid_pages.adapter.layout import require_blocks_in_windows
 from hybrid_pages.mlx import cache_parts
 from hybrid_pages.mlx.cache_io import Reader, Writer, states_of
 from hybrid_pages.mlx.chunk_invariance import require_even_passes
@@ -47,7 +47,7 @@ def try_model(model: Any, block_tokens: int) -> Layout:
         model(ids, cache=cache)
     mx.eval([part.state for part in cache])
     layout = read_layout(cache, block_tokens=block_tokens)
-    _require_windows(layout)
+    require_blocks_in_windows(layout.geometry)
     copied = _copied(model, layout, cache)
     # A single token, as decoding has them, may run through code of its own.
     for tokens in (rest, rest[:, :1]):
@@ -119,17 +119,8 @@ def _copied(model: Any, layout: Layout, cache: Any) -> Any:
     for spec in layout.arrays():
         for block in range(1 if spec.is_state else blocks):
             page = np.zeros((1, *spec.shape), numpy_dtype(spec.mlx_dtype))
-            reader(spec, block, 1, page)
+            reader(spec, block, page)
             writer(spec, block, page)
     fresh = make_prompt_cache(model)
     writer.adopt(fresh)
     return fresh
-
-
-def _require_windows(layout: Layout) -> None:
-    for group in layout.geometry.groups:
-        if group.window_tokens is not None and group.window_tokens <= layout.block_tokens:
-            raise SettingsError(
-                f"block_tokens: expected less than the sliding window of {group.window_tokens} "
-                f"tokens, found {layout.block_tokens}"
-            )

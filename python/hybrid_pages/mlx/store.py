@@ -6,30 +6,26 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
+from hybrid_pages import InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk, disk_notes
-from hybrid_pages.adapter.entries import Checksums, Entries, Reach
-from hybrid_pages.adapter.identity import about, stable_identity
-from hybrid_pages.adapter.keys import Prefix, holding, identity
+from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.entries import Checksums, Reach
+from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.policies import require_policy
-from hybrid_pages.adapter.pool import Pool
+from hybrid_pages.adapter.store import EntryStore
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
-from hybrid_pages.mlx.cache_io import Reader, States, Writer, states_of
+from hybrid_pages.mlx.cache_io import Reader, Staging, States, Writer, states_of
 from hybrid_pages.mlx.identity import disk_facts, model_identity
 from hybrid_pages.mlx.model_watch import ModelWatch
 from hybrid_pages.mlx.partial_blocks import PartialBlocks, partial_key
 from hybrid_pages.mlx.probe import try_model
-from hybrid_pages.mlx.staging import Staging
-from hybrid_pages.mlx.versions import Closing
 
 _log = logging.getLogger(__name__)
 
 
-class CacheStore(Closing):
+class CacheStore(EntryStore):
     """Pages and checkpoints of one model's prompt caches, in memory of the host.
 
     A store cannot see which model filled a cache: it rejects one of other layers, shapes or dtypes,
@@ -86,32 +82,21 @@ class CacheStore(Closing):
         weights = self.watch.weights if tiers.lasting else None
         facts = disk_facts(self.watch.lasting()) if tiers.lasting else {}
         self.layout = layout.named(model_identity(model, weights))
-        pool = Pool(
+        super().__init__(
             self.layout.geometry,
-            host_gb=tiers.host_gb,
+            tiers,
             policy=policy,
-            disk=tiers.disk(),
-            identity=stable_identity(self.layout.geometry, facts),
-            about=about(self.layout.geometry, facts),
-            # As on a Mac, where there is no other memory.
+            facts=facts,
+            # On a Mac there is no memory that processes share by a file.
             private=True,
+            log=_log,
         )
-        self.index, self.arena, self._disk = pool.cache, pool.arena, pool.disk
-        for note in disk_notes(self._disk):
-            _log.warning("the disk: %s", note)
-        self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
-        self.moved = self.entries.moved
         # What fills the caches that are given to `snapshot` has no name in another process.
         self._here = f"snapshot {os.urandom(16).hex()}"
         self._tails = PartialBlocks(block_tokens)
         self._tails_lock = threading.Lock()
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
-
-    @property
-    def geometry(self) -> Geometry:
-        """The make-up of the model's pages and checkpoints."""
-        return self.layout.geometry
 
     def snapshot(self, cache: Sequence[Any], token_ids: Any, *, cache_salt: str = "") -> int:
         """Stores what a live prompt cache holds: its pages, and its states where it stands.
@@ -169,21 +154,16 @@ class CacheStore(Closing):
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
-        self.index.clear()
+        super().clear()
         with self._tails_lock:
             self._tails.clear()
 
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
-        for note in close_disk(self._disk):
-            _log.warning("the disk: %s", note)
+        super().close()
 
     # ---- for PrefixCache and the server
-
-    def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
-        """The namespace of a salt, for what was computed in one state of a model, held."""
-        return holding(self.index, identity(salt, state))
 
     def put(self, namespace: int, cache: Sequence[Any], ids: list[int]) -> int:
         """Stores a cache that has seen ``ids``; how many of them can be resumed from."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hybrid_pages import BudgetError, DiskError, ForeignError
-from hybrid_pages.adapter.closing import Closing
 from hybrid_pages.adapter.errors import SettingsError, UnsupportedError, VersionError
 from hybrid_pages.adapter.versions import Supported
 
@@ -16,7 +15,6 @@ __all__ = [
     "MLX",
     "MLX_LM",
     "OF_THE_USER",
-    "Closing",
     "UnsupportedError",
     "newer",
     "require_names",

@@ -1,4 +1,4 @@
-"""Reads blocks and states out of a live cache, and fills a fresh one with them."""
+"""Copies blocks and states between live caches and the arena, and fills fresh caches with them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,34 @@ from typing import Any
 
 import torch
 
+from hybrid_pages._core import Arena
+from hybrid_pages.adapter import staging
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.layout import KEYS, CacheTensor, Layout
 from hybrid_pages.transformers.packed import packed_tokens
 
 States = Mapping[CacheTensor, torch.Tensor]
 """Recurrent states at one boundary, each with the batch row in front."""
+
+
+class Staging(staging.Staging[CacheTensor]):
+    """Moves entries between tensors of any device and an arena. Pins staged memory for CUDA."""
+
+    def __init__(self, layout: Layout, arena: Arena, *, threads: int = 2) -> None:
+        devices = {spec.device for spec in layout.arrays() if spec.device.type == "cuda"}
+        self._devices = sorted(devices, key=str)
+        super().__init__(layout, arena, threads=threads)
+
+    def _allocate(self, array: CacheTensor, blocks: int) -> torch.Tensor:
+        pinned = bool(self._devices)
+        return torch.empty((blocks, *array.shape), dtype=array.dtype, pin_memory=pinned)
+
+    def _address(self, memory: torch.Tensor) -> int:
+        return memory.data_ptr()
+
+    def _synchronize(self) -> None:
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
 
 
 def fill(cache: Any, tensors: Mapping[CacheTensor, torch.Tensor], seen: int) -> None:
@@ -45,7 +67,11 @@ class Reader:
         self._packed = packed
         self._parts = {} if packed is None else packed_tokens(layout, packed)
 
-    def __call__(self, spec: CacheTensor, block: int, count: int) -> torch.Tensor:
+    def __call__(self, spec: CacheTensor, block: int, target: torch.Tensor) -> None:
+        source = self._source(spec, block, target.shape[0])
+        target.copy_(source, non_blocking=source.is_cuda)
+
+    def _source(self, spec: CacheTensor, block: int, count: int) -> torch.Tensor:
         if spec.is_state:
             return self._states[spec].detach()
         held = self._held.get(spec.layer)
@@ -81,7 +107,7 @@ class Writer:
         self._tensors: dict[CacheTensor, torch.Tensor] = {}
         for item in layout.geometry.classes:
             window = 1 if item.kind == "recurrent" else item.window_blocks or blocks
-            for spec in layout.class_tensors(item.index):
+            for spec in layout.class_arrays(item.index):
                 first = max(0, blocks - window) * self._size
                 if spec in self._parts:
                     first = self._parts[spec][0]

@@ -28,7 +28,7 @@ def require_restorable(layout: Layout, cache: Any, fresh: Any) -> None:
         UnknownError: names the first attribute that a restore would not bring back.
     """
     tensors, seen = {}, 0
-    for spec in layout.tensors():
+    for spec in layout.arrays():
         layer = cache.layers[spec.layer]
         if spec.is_state:
             tensors[spec] = layers.states(layer)[spec.kind, spec.index].clone()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import cache_utils
 
-from hybrid_pages.adapter.empty import has_only_flags
+from hybrid_pages.adapter.layout import has_only_flags
 from hybrid_pages.transformers.versions import UnknownError, UnsupportedError
 
 

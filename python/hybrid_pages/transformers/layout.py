@@ -6,20 +6,14 @@ one layer of the geometry with one segment, so that its bytes are dense and alig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hybrid_pages import (
-    ForeignError,
-    Geometry,
-    Group,
-    InvalidArgumentError,
-    Layer,
-    Segment,
-)
+from hybrid_pages import ForeignError, InvalidArgumentError, Layer, Segment
+from hybrid_pages.adapter.layout import CacheLayout, grouped
 from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.versions import UnsupportedError
 
@@ -57,14 +51,12 @@ class CacheTensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(CacheLayout[CacheTensor]):
     """The tensors and the geometry of one model's caches.
 
-    groups: the tensors of each group of the geometry, in its order.
+    cache_layers: how many layers a cache has, those without tensors included.
     """
 
-    geometry: Geometry
-    groups: tuple[tuple[CacheTensor, ...], ...]
     cache_layers: int
 
     @classmethod
@@ -76,24 +68,9 @@ class Layout:
         block_tokens: int,
         identity: Mapping[str, str],
     ) -> Layout:
-        """Full attention is one group, each width of window another, all states the last."""
-        tokens = [spec for spec in specs if not spec.is_state]
-        windows = sorted({spec.window for spec in tokens if spec.window is not None})
-        members = [
-            ("attention", None, [spec for spec in tokens if spec.window is None]),
-            *(("window", w, [spec for spec in tokens if spec.window == w]) for w in windows),
-            ("recurrent", None, [spec for spec in specs if spec.is_state]),
-        ]
-        members = [member for member in members if member[2]]
-        geometry = Geometry(
-            block_tokens=block_tokens,
-            groups=[
-                Group(kind, [spec.as_layer() for spec in group], window_tokens=window)
-                for kind, window, group in members
-            ],
-            identity=identity,
-        )
-        return cls(geometry, tuple(tuple(group) for _, _, group in members), cache_layers)
+        """The layout of caches with these tensors."""
+        geometry, groups = grouped(specs, block_tokens=block_tokens, identity=identity)
+        return cls(geometry, groups, cache_layers)
 
     @classmethod
     def of_cache(cls, cache: Any, *, block_tokens: int, identity: Mapping[str, str]) -> Layout:
@@ -131,24 +108,6 @@ class Layout:
             specs, len(cache.layers), block_tokens=block_tokens, identity=identity
         )
 
-    @property
-    def block_tokens(self) -> int:
-        return self.geometry.block_tokens
-
-    def class_tensors(self, class_index: int) -> Iterator[CacheTensor]:
-        """The tensors of an entry of a class, in the order of its payload."""
-        for group in self.geometry.classes[class_index].groups:
-            yield from self.groups[group]
-
-    def tensors(self) -> Iterator[CacheTensor]:
-        for group in self.groups:
-            yield from group
-
-    @property
-    def has_states(self) -> bool:
-        """Whether a boundary needs recurrent states."""
-        return any(item.kind == "recurrent" for item in self.geometry.classes)
-
     def kept_tokens(self, cache: Any) -> int | None:
         """How many of the last tokens every layer of a cache still has; None for all."""
         widths = [
@@ -162,7 +121,7 @@ class Layout:
         """The first token whose keys and values all layers of a class still have."""
         return max(
             layers.tokens(cache.layers[spec.layer]).first
-            for spec in self.class_tensors(class_index)
+            for spec in self.class_arrays(class_index)
             if spec.kind == KEYS
         )
 
@@ -180,7 +139,7 @@ class Layout:
                 f"cache: expected {self.cache_layers} layers, found {len(cache.layers)}"
             )
         expected: dict[int, dict[tuple[str, int], CacheTensor]] = {}
-        for spec in self.tensors():
+        for spec in self.arrays():
             expected.setdefault(spec.layer, {})[spec.kind, spec.index] = spec
         for index, layer in enumerate(cache.layers):
             specs = expected.get(index, {})
@@ -211,7 +170,7 @@ class Layout:
         """
         counts = {
             spec.layer: layers.seen(cache.layers[spec.layer])
-            for spec in self.tensors()
+            for spec in self.arrays()
             if not spec.is_state
         }
         if len(set(counts.values())) != 1:
@@ -222,7 +181,7 @@ class Layout:
         count = next(iter(counts.values()))
         missing = [
             spec.name
-            for spec in self.tensors()
+            for spec in self.arrays()
             if spec.is_state
             and (spec.kind, spec.index) not in layers.states(cache.layers[spec.layer])
         ]

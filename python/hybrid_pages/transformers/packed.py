@@ -60,7 +60,7 @@ def packed_tokens(layout: Layout, blocks: int) -> dict[CacheTensor, tuple[int, i
     return {
         spec: _packed_tokens(layout, item, blocks)
         for item in _windows(layout)
-        for spec in layout.class_tensors(item.index)
+        for spec in layout.class_arrays(item.index)
     }
 
 

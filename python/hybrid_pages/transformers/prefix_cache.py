@@ -12,9 +12,11 @@ import torch
 from hybrid_pages import ForeignError, InvalidArgumentError
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.entries import Moved
+from hybrid_pages.adapter.layout import require_blocks_in_windows
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
 from hybrid_pages.adapter.stats import Counts, Stats
+from hybrid_pages.adapter.store import Closing
 from hybrid_pages.transformers.generate_call import (
     CachedModel,
     GenerateCall,
@@ -27,7 +29,6 @@ from hybrid_pages.transformers.request import read_request
 from hybrid_pages.transformers.rope import regime
 from hybrid_pages.transformers.store import CacheStore, require_model
 from hybrid_pages.transformers.versions import (
-    Closing,
     UnsupportedError,
     is_unknown,
     may_be_new,
@@ -162,7 +163,7 @@ class PrefixCache(Closing):
             difference = store.geometry.difference(layout.geometry)
             if difference is not None:
                 raise ForeignError(f"store: made for another model: {difference}")
-        _require_windows(store)
+        require_blocks_in_windows(store.geometry)
         with self._lock:
             self._watch = store.models.watch(model, store.layout)
             self._watch.look()
@@ -267,13 +268,3 @@ def _read_call(
         # Passes of other lengths would give this model other keys, or other states.
         return Uncached("prefill_chunk_size, which changes this model's caches")
     return GenerateCall(cached, request, state, lengths, salt)
-
-
-def _require_windows(store: CacheStore) -> None:
-    size = store.layout.block_tokens
-    for group in store.geometry.groups:
-        if group.window_tokens is not None and group.window_tokens <= size:
-            raise InvalidArgumentError(
-                f"block_tokens: expected less than the sliding window of {group.window_tokens} "
-                f"tokens, found {size}"
-            )

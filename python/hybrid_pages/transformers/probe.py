@@ -70,7 +70,7 @@ def continues(model: Any, layout: Layout) -> bool:
     exactly one token (``mamba_selective_scan`` in ``models/jamba/modeling_jamba.py``). Told from
     runs that differ in one state alone, the first of its kind: do their logits differ?
     """
-    firsts = {spec.kind: spec for spec in reversed(list(layout.tensors())) if spec.is_state}
+    firsts = {spec.kind: spec for spec in reversed(list(layout.arrays())) if spec.is_state}
     for spec in firsts.values():
         found = []
         for value in (0.0, _OTHER_STATE):

@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from hybrid_pages import Geometry, InvalidArgumentError, LeaseEntry, ReadLease
+from hybrid_pages import InvalidArgumentError, LeaseEntry, ReadLease
 from hybrid_pages.adapter.admission import last_boundary
-from hybrid_pages.adapter.disk import DEADLINE_MS, close_disk, disk_notes
-from hybrid_pages.adapter.entries import Checksums, Entries
-from hybrid_pages.adapter.identity import about, stable_identity
-from hybrid_pages.adapter.keys import Prefix, holding, identity
+from hybrid_pages.adapter.disk import DEADLINE_MS
+from hybrid_pages.adapter.entries import Checksums
+from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import require_memory
 from hybrid_pages.adapter.policies import require_policy
-from hybrid_pages.adapter.pool import Pool, budget_of
+from hybrid_pages.adapter.pool import budget_of
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
-from hybrid_pages.adapter.remote import Admit, close_remote
+from hybrid_pages.adapter.remote import Admit
+from hybrid_pages.adapter.store import EntryStore
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
 from hybrid_pages.transformers import layers
-from hybrid_pages.transformers.cache_io import Reader, States
+from hybrid_pages.transformers.cache_io import Reader, Staging, States
 from hybrid_pages.transformers.cache_io import Writer as _Writer
 from hybrid_pages.transformers.identity import (
     WeightsDigest,
@@ -36,13 +36,12 @@ from hybrid_pages.transformers.layout import CacheTensor
 from hybrid_pages.transformers.model_watch import WatchedModels
 from hybrid_pages.transformers.packed import PackedPrefixes, deepest_boundary, packed_keys
 from hybrid_pages.transformers.probe import read_layout
-from hybrid_pages.transformers.staging import Staging
-from hybrid_pages.transformers.versions import Closing, UnsupportedError, warn_if_untested
+from hybrid_pages.transformers.versions import UnsupportedError, warn_if_untested
 
 _log = logging.getLogger(__name__)
 
 
-class CacheStore(Closing):
+class CacheStore(EntryStore):
     """Pages and checkpoints of one model's caches, in memory of the host.
 
     The caches are ``DynamicCache`` or ``StaticCache`` objects of one row; entries of one kind serve
@@ -117,33 +116,15 @@ class CacheStore(Closing):
         lasting = bool(tiers.lasting)
         self.weights: WeightsDigest = "full" if lasting else weights
         self.layout = read_layout(model, block_tokens, model_identity(model, self.weights))
-        facts = disk_facts(model)
-        pool = Pool(
-            self.layout.geometry,
-            host_gb=tiers.host_gb,
-            policy=policy,
-            disk=tiers.disk(),
-            remote=tiers.remote(),
-            identity=stable_identity(self.layout.geometry, facts),
-            about=about(self.layout.geometry, facts),
+        super().__init__(
+            self.layout.geometry, tiers, policy=policy, facts=disk_facts(model), log=_log
         )
-        self.index, self.arena = pool.cache, pool.arena
-        self._disk, self._remote = pool.disk, pool.remote
-        for note in disk_notes(self._disk):
-            _log.warning("the disk: %s", note)
-        self.entries = Entries(self.layout.geometry, pool.cache, wait_seconds=tiers.wait_seconds)
-        self.moved = self.entries.moved
         self.lock = threading.RLock()
         self.models = WatchedModels(lasting=lasting)
         self.models.watch(model, self.layout)
         self._packed = PackedPrefixes()
         self._verify = verify_on_load
         self._staging = Staging(self.layout, self.arena)
-
-    @property
-    def geometry(self) -> Geometry:
-        """The make-up of the model's pages and checkpoints."""
-        return self.layout.geometry
 
     def snapshot(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
         """Stores the full blocks of a live cache, and its states if it stands on a boundary. Longer
@@ -231,16 +212,13 @@ class CacheStore(Closing):
 
     def clear(self) -> None:
         """Forgets every page and checkpoint."""
-        self.index.clear()
+        super().clear()
         self._packed.clear()
 
     def close(self) -> None:
         """Ends the copy threads, and the use of the store. The second call does nothing."""
         self._staging.close()
-        for note in close_disk(self._disk):
-            _log.warning("the disk: %s", note)
-        for note in close_remote(self._remote):
-            _log.warning("%s", note)
+        super().close()
 
     def _put(
         self,
@@ -271,8 +249,11 @@ class CacheStore(Closing):
     # ---- for PrefixCache
 
     def using(self, salt: str, state: str = "") -> AbstractContextManager[int]:
-        """The namespace of a salt, for what was computed in one state of a model, held."""
-        return holding(self.index, identity(salt, state or self.models.states.process))
+        """The namespace of a salt and a state of the model, held in a ``with`` block.
+
+        state: without one, the namespace is of this process alone, if anything outlives it.
+        """
+        return super().using(salt, state or self.models.states.process)
 
     def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
         """The recurrent states of a cache; views of it."""
@@ -283,7 +264,7 @@ class CacheStore(Closing):
         }
         return {
             spec: held[spec.layer][spec.kind, spec.index]
-            for spec in self.layout.tensors()
+            for spec in self.layout.arrays()
             if spec.is_state
         }
 

@@ -5,7 +5,6 @@ import logging
 from typing import Any
 
 from hybrid_pages._core import HybridPagesError
-from hybrid_pages.adapter.closing import Closing
 from hybrid_pages.adapter.errors import UnsupportedError
 from hybrid_pages.adapter.versions import Supported
 
@@ -13,7 +12,6 @@ __all__ = [
     "EXTRA",
     "MINIMUM",
     "TESTED",
-    "Closing",
     "UnknownError",
     "UnsupportedError",
     "is_unknown",
