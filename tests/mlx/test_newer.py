@@ -10,10 +10,11 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 import tiny
 from hybrid_pages import BudgetError, adapter
 from hybrid_pages.adapter.errors import SettingsError, VersionError
+from hybrid_pages.adapter.tiers import TierSettings
 from hybrid_pages.mlx import PrefixCache, UnsupportedError, versions
 from hybrid_pages.mlx.model_watch import ModelWatch
 from hybrid_pages.mlx.runtime import ModelRuntime
-from hybrid_pages.mlx.server_cache import ServerPromptCache, Settings
+from hybrid_pages.mlx.server_cache import ServerPromptCache
 from hybrid_pages.mlx.versions import require_versions
 from runs import BLOCK, agree, cold, collect, require_equal
 
@@ -136,7 +137,7 @@ def test_mistakes_of_the_user_are_errors_on_a_newer_version_too(newer, models):
 
 
 def test_the_server_s_cache_leaves_an_unknown_kind_to_mlx_lm(newer, unknown, caplog):
-    prompts = ServerPromptCache(Settings(0.05, BLOCK), 10)
+    prompts = ServerPromptCache(TierSettings(0.05), BLOCK, 10)
     prompts.use(unknown, None)
     prompts.insert_cache("key", [1, 2, 3], make_prompt_cache(unknown))
     assert prompts.refused is None

@@ -9,10 +9,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import tiny
 from hybrid_pages import TransferError
+from hybrid_pages.adapter.tiers import TierSettings
 from hybrid_pages.mlx.cache_io import Staging
 from hybrid_pages.mlx.partial_blocks import PartialBlocks, partial_key
 from hybrid_pages.mlx.server import Batches, _cut
-from hybrid_pages.mlx.server_cache import ServerPromptCache, Settings
+from hybrid_pages.mlx.server_cache import ServerPromptCache
 from runs import BLOCK, feed
 
 BUDGET = 1 << 20
@@ -20,7 +21,7 @@ BUDGET = 1 << 20
 
 @pytest.fixture
 def prompts(models, request):
-    made = ServerPromptCache(Settings(BUDGET / 2**30, BLOCK), 10)
+    made = ServerPromptCache(TierSettings(BUDGET / 2**30), BLOCK, 10)
     made.use(models(getattr(request, "param", "qwen3_next")), None)
     yield made
     made.drop()
@@ -104,7 +105,7 @@ def test_a_cache_of_other_tokens_is_not_stored(prompts, models):
 def test_what_cannot_be_stored_is_left_to_mlx_lm(models, why, caplog):
     """Another kind of cache, or a budget that is too small: within that budget, too."""
     model = models("lfm2")
-    made = ServerPromptCache(Settings(2e-5 if why is None else 0.01, 4096), 10)
+    made = ServerPromptCache(TierSettings(2e-5 if why is None else 0.01), 4096, 10)
     with caplog.at_level(logging.WARNING):
         made.use(model, why)
     assert "mlx-lm's own cache" in caplog.text

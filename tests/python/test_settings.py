@@ -14,7 +14,7 @@ from hybrid_pages import (
     Segment,
 )
 from hybrid_pages._core import POLICIES
-from hybrid_pages.adapter.policies import OFFERED
+from hybrid_pages.adapter.pool import OFFERED
 from hybrid_pages.vllm.config.settings import Settings, SettingsError
 
 PURE = Geometry(

@@ -1,7 +1,7 @@
 """Layers of a geometry, found in the arrays of another library, and names of dtypes."""
 
 from hybrid_pages._core import ArrayView, GeometryError, InvalidArgumentError, LayerMap
-from hybrid_pages.adapter.streams import stream_handle
+from hybrid_pages.adapter.cuda import stream_handle
 from hybrid_pages.adapter.strides import runs
 
 _MAX_RUNS = 1 << 20

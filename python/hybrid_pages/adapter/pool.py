@@ -1,17 +1,29 @@
 """Host memory for a geometry: a budget, the slots that it buys, and the cache over them."""
 
+import difflib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hybrid_pages._core import Arena, BudgetError, Cache, Disk, Geometry, Mooncake, Remote
+from hybrid_pages._core import (
+    POLICIES,
+    Arena,
+    BudgetError,
+    Cache,
+    Disk,
+    Geometry,
+    Mooncake,
+    Remote,
+)
 from hybrid_pages.adapter.disk import DiskShare
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB, auto_host_gb, require_memory, the_machine
-from hybrid_pages.adapter.policies import require_policy
 from hybrid_pages.adapter.remote import RemoteShare
+
+OFFERED = ("reuse", "lru")
+"""The policies to choose from. The others of ``POLICIES`` are accepted for comparison."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +78,7 @@ class Slots:
 
         Raises:
             BudgetError: a tenant's share of them cannot hold one entry of each class.
-            SettingsError: an unknown policy.
         """
-        require_policy(policy)
         needed = self.least(geometry)
         if int(self.count * tenant_share) < needed:
             raise BudgetError(
@@ -156,3 +166,20 @@ def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:
             f"{type(host_gb).__name__}"
         )
     return host_gb
+
+
+def require_policy(name: object) -> str:
+    """The name of a policy, checked.
+
+    Raises:
+        SettingsError: names the policies, and the nearest one.
+    """
+    if isinstance(name, str) and name in POLICIES:
+        return name
+    offered = ", ".join(map(repr, OFFERED))
+    others = ", ".join(repr(other) for other in POLICIES if other not in OFFERED)
+    near = difflib.get_close_matches(str(name), POLICIES, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise SettingsError(
+        f"policy: expected one of {offered} (for comparison: {others}), found {name!r}{hint}"
+    )

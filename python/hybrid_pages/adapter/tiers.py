@@ -1,10 +1,12 @@
-"""The settings of a cache's tiers, the same for all adapters, checked before anything is loaded."""
+"""The settings of a cache's tiers, for all adapters, checked before anything is loaded."""
 
 from __future__ import annotations
 
 import os
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hybrid_pages.adapter import disk, remote
 from hybrid_pages.adapter.disk import DiskShare, require_directory, require_quota, require_unused
@@ -19,13 +21,18 @@ _MOST_GIB = 1 << 20
 
 @dataclass(frozen=True)
 class TierSettings:
-    """How much host memory a cache has, and what it has below: a disk, a store that machines share.
+    """The settings of a cache's host memory and of the tiers below it, which make sense together.
 
-    Made of settings that make sense by themselves; :meth:`require_here` asks whether they do on
-    this machine. What only a model can tell, such as the size of an entry, :class:`Pool` checks.
+    :meth:`require_here` checks whether this machine has what they ask for. What depends on a model,
+    such as the size of an entry, is checked by :class:`Pool`.
+
+    host_gb: memory of the host, in GiB. disk_path: directory of the disk tier; empty for none.
+    disk_gb: quota of the files in it, in GiB. disk_deadline_ms: how long a call to them may take.
+    remote_url: store that machines share; empty for none. remote_deadline_ms: how long a read from
+    it may take. remote_admit: whether only what saves time is written there, or everything.
 
     Raises:
-        SettingsError: a setting of the wrong type, impossible, or without another that it needs.
+        SettingsError: a setting that is impossible, or without another that it needs.
     """
 
     host_gb: float
@@ -37,7 +44,6 @@ class TierSettings:
     remote_admit: Admit = "auto"
 
     def __post_init__(self) -> None:
-        _require_kinds(self)
         if not 0 < self.host_gb < _MOST_GIB:
             raise SettingsError(
                 f"host_gb: expected a size above 0 and below {_MOST_GIB} GiB, found "
@@ -58,16 +64,27 @@ class TierSettings:
         remote_deadline_ms: int = remote.DEADLINE_MS,
         remote_admit: Admit = "auto",
     ) -> TierSettings:
-        """As a program gives them: a budget may be ``"auto"``, and the directory a ``Path``."""
-        return cls(
-            budget_of(host_gb),
-            os.fspath(disk_path) if isinstance(disk_path, os.PathLike) else disk_path,
-            disk_gb,
-            disk_deadline_ms,
-            remote_url,
-            remote_deadline_ms,
-            remote_admit,
-        )
+        """Settings as a program gives them, of whatever types.
+
+        Args:
+            host_gb: GiB, or ``"auto"`` for a share of the memory that is free now.
+            disk_path: a text, or a ``Path``.
+            disk_gb, disk_deadline_ms, remote_url, remote_deadline_ms, remote_admit: as the fields.
+
+        Raises:
+            SettingsError: also a setting of the wrong type.
+        """
+        given: dict[str, Any] = {
+            "host_gb": budget_of(host_gb),
+            "disk_path": os.fspath(disk_path) if isinstance(disk_path, os.PathLike) else disk_path,
+            "disk_gb": disk_gb,
+            "disk_deadline_ms": disk_deadline_ms,
+            "remote_url": remote_url,
+            "remote_deadline_ms": remote_deadline_ms,
+            "remote_admit": remote_admit,
+        }
+        _require_types(given)
+        return cls(**given)
 
     def require_here(self) -> None:
         """Rejects what this machine does not have, for a cache that this process alone uses.
@@ -79,6 +96,15 @@ class TierSettings:
             RemoteError, SettingsError: a place that cannot be used.
         """
         require_memory(self.host_gb)
+        self.require_below()
+
+    def require_below(self) -> None:
+        """Rejects places below the host that cannot be used here, or that another process uses.
+
+        Raises:
+            BudgetError, DiskError, ForeignError, RemoteError, SettingsError: as
+                :meth:`require_here`.
+        """
         self.require_places()
         if self.disk_path:
             require_unused(self.disk_path)
@@ -136,8 +162,8 @@ def require_block_tokens(block_tokens: object) -> int:
     )
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text"}
-_KINDS = {
+_WORDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text"}
+_TYPES: dict[str, type] = {
     "host_gb": float,
     "disk_path": str,
     "disk_gb": float,
@@ -148,9 +174,9 @@ _KINDS = {
 }
 
 
-def _require_kinds(settings: TierSettings) -> None:
-    for name, kind in _KINDS.items():
-        value = getattr(settings, name)
+def _require_types(given: Mapping[str, Any]) -> None:
+    for name, kind in _TYPES.items():
+        value = given[name]
         accepted = (int, float) if kind is float else (kind,)
         if not isinstance(value, accepted) or isinstance(value, bool):
             raise SettingsError(

@@ -5,7 +5,6 @@ Importing it needs no NVIDIA software, and imports neither torch nor CuPy. What 
 """
 
 from hybrid_pages.adapter.arrays import layer_map
-from hybrid_pages.adapter.devices import devices, is_available, reason
-from hybrid_pages.adapter.streams import stream_handle
+from hybrid_pages.adapter.cuda import devices, is_available, reason, stream_handle
 
 __all__ = ["devices", "is_available", "layer_map", "reason", "stream_handle"]

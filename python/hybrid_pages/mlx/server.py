@@ -21,7 +21,7 @@ from hybrid_pages.arguments import require_port
 from hybrid_pages.mlx import cache_parts, options
 from hybrid_pages.mlx.prefix_cache import whole
 from hybrid_pages.mlx.request import quantises
-from hybrid_pages.mlx.server_cache import PlannedCache, RequestCache, ServerPromptCache, Settings
+from hybrid_pages.mlx.server_cache import PlannedCache, RequestCache, ServerPromptCache
 from hybrid_pages.mlx.versions import UnsupportedError, newer, tolerated
 
 _log = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ def _replaced(own: Any, words: list[str]) -> Iterator[None]:
         theirs.prompt_cache_bytes = own.prompt_cache_bytes
         tiers = options.tiers(own)
         require_port(theirs.host, theirs.port)
-        settings = Settings(tiers.host_gb, own.block_tokens, tiers.disk_path, tiers.disk_gb)
-        return Provider(theirs, ServerPromptCache(settings, theirs.prompt_cache_size))
+        prompts = ServerPromptCache(tiers, own.block_tokens, theirs.prompt_cache_size)
+        return Provider(theirs, prompts)
 
     ours = {
         "BatchGenerator": Batches,

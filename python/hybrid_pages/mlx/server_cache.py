@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
@@ -17,20 +15,11 @@ from hybrid_pages.adapter.admission import Admissions, deserving, last_boundary
 from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import GIB
+from hybrid_pages.adapter.tiers import TierSettings
 from hybrid_pages.mlx.store import CacheStore
 from hybrid_pages.mlx.versions import OF_THE_USER, UnsupportedError
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """host_gb, block_tokens, disk_path, disk_gb: as for :class:`CacheStore`."""
-
-    host_gb: float
-    block_tokens: int
-    disk_path: str | os.PathLike[str] = ""
-    disk_gb: float = 0.0
 
 
 class RequestCache(list[Any]):
@@ -68,8 +57,8 @@ class ServerPromptCache:
     settings for the present model, if anything: who asked for that model says it.
     """
 
-    def __init__(self, settings: Settings, sequences: int) -> None:
-        self._settings, self._sequences = settings, sequences
+    def __init__(self, tiers: TierSettings, block_tokens: int, sequences: int) -> None:
+        self._tiers, self._block_tokens, self._sequences = tiers, block_tokens, sequences
         self._model: Any = None
         self._store: CacheStore | None = None
         self._admissions: Admissions | None = None
@@ -91,19 +80,19 @@ class ServerPromptCache:
         self._model = model
         try:
             if why_not is not None:
-                place = "--disk-path" if self._settings.disk_path else "mlx-server"
+                place = "--disk-path" if self._tiers.disk_path else "mlx-server"
                 said = f"{place}: expected plain caches, found {why_not}: leave one out"
-                if self._settings.disk_path:
+                if self._tiers.disk_path:
                     raise SettingsError(said)
                 raise UnsupportedError(said)
             self._store = CacheStore(
                 model,
-                host_gb=self._settings.host_gb,
-                block_tokens=self._settings.block_tokens,
-                disk_path=self._settings.disk_path,
-                disk_gb=self._settings.disk_gb,
+                host_gb=self._tiers.host_gb,
+                block_tokens=self._block_tokens,
+                disk_path=self._tiers.disk_path,
+                disk_gb=self._tiers.disk_gb,
             )
-            self._admissions = Admissions(self._store.index, self._settings.block_tokens)
+            self._admissions = Admissions(self._store.index, self._block_tokens)
         except Exception as error:  # also what a model raises when it is tried
             if self._store is not None:
                 self._store.close()
@@ -123,7 +112,7 @@ class ServerPromptCache:
         self._plain = self._make_plain()
 
     def _make_plain(self) -> Any:
-        return LRUPromptCache(self._sequences, int(self._settings.host_gb * GIB))
+        return LRUPromptCache(self._sequences, int(self._tiers.host_gb * GIB))
 
     # ---- requests
 
@@ -135,7 +124,7 @@ class ServerPromptCache:
         if self._store is None or self._admissions is None or _has_images(prompt):
             return []
         with self._guard("plan"):
-            size = self._settings.block_tokens
+            size = self._block_tokens
             with self._store.using("") as namespace:
                 keys = Prefix(prompt, size).keys
                 admission = self._admissions.admit(namespace, keys, len(prompt))
@@ -202,7 +191,7 @@ class ServerPromptCache:
 
     def _finish(self, namespace: int, tokens: list[int], prompt: int) -> None:
         """Tells the policy of a request that has ended: its prompt, of so many, and its output."""
-        keys = Prefix(tokens, self._settings.block_tokens).keys
+        keys = Prefix(tokens, self._block_tokens).keys
         assert self._admissions is not None
         self._admissions.finish(namespace, keys, prompt, len(tokens) - prompt)
 

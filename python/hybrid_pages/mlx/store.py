@@ -13,7 +13,7 @@ from hybrid_pages.adapter.admission import last_boundary
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.entries import Checksums, Reach
 from hybrid_pages.adapter.keys import Prefix
-from hybrid_pages.adapter.policies import require_policy
+from hybrid_pages.adapter.pool import require_policy
 from hybrid_pages.adapter.store import EntryStore
 from hybrid_pages.adapter.tiers import TierSettings, require_block_tokens
 from hybrid_pages.mlx.cache_io import Reader, Staging, States, Writer, states_of

@@ -17,8 +17,7 @@ from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.entries import Checksums
 from hybrid_pages.adapter.keys import Prefix
 from hybrid_pages.adapter.memory import require_memory
-from hybrid_pages.adapter.policies import require_policy
-from hybrid_pages.adapter.pool import budget_of
+from hybrid_pages.adapter.pool import budget_of, require_policy
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
 from hybrid_pages.adapter.store import EntryStore
@@ -110,7 +109,7 @@ class CacheStore(EntryStore):
             remote_deadline_ms=remote_deadline_ms,
             remote_admit=remote_admit,
         )
-        tiers.require_here()
+        tiers.require_below()
         require_model(model)
         warn_if_untested()
         lasting = bool(tiers.lasting)

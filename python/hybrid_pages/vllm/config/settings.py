@@ -4,12 +4,12 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
 from hybrid_pages.adapter.disk import DEADLINE_MS
 from hybrid_pages.adapter.errors import SettingsError as SettingsError
-from hybrid_pages.adapter.policies import require_policy
-from hybrid_pages.adapter.pool import budget_of
+from hybrid_pages.adapter.pool import budget_of, require_policy
 from hybrid_pages.adapter.remote import DEADLINE_MS as REMOTE_DEADLINE_MS
 from hybrid_pages.adapter.remote import Admit
 from hybrid_pages.adapter.tiers import TierSettings
@@ -134,7 +134,7 @@ class Settings:
                 "`hybrid-pages verify --plant` can set it; leave it out"
             )
         require_policy(self.policy)
-        _ = self.tiers  # checks them
+        _ = self.tiers  # which checks them
         if not 0 < self.tenant_share <= 1:
             raise SettingsError(
                 f"tenant_share: expected a share above 0 and at most 1, found {self.tenant_share}"
@@ -151,9 +151,9 @@ class Settings:
         if not 1 <= self.copy_threads <= 256:
             raise SettingsError(f"copy_threads: expected 1 to 256, found {self.copy_threads}")
 
-    @property
+    @cached_property
     def tiers(self) -> TierSettings:
-        """What is said of the host and the tiers below it."""
+        """The settings of the host's memory and of the tiers below it."""
         return TierSettings(
             self.host_gb,
             self.disk_path,

@@ -16,7 +16,7 @@ from hybrid_pages import (
     Pinning,
 )
 from hybrid_pages._core import StoreEntries, device_numa_node
-from hybrid_pages.adapter import devices
+from hybrid_pages.adapter import cuda
 from hybrid_pages.vllm.config.support import UnsupportedError
 from hybrid_pages.vllm.messages import LoadEntryOfRank
 from hybrid_pages.vllm.versions import logger
@@ -95,7 +95,7 @@ def require_driver(device: torch.device) -> None:
     Raises:
         UnsupportedError: with the reason.
     """
-    if device.type == "cuda" and (reason := devices.reason()) is not None:
+    if device.type == "cuda" and (reason := cuda.reason()) is not None:
         raise UnsupportedError(f"KV caches on {device}: {reason}")
 
 

@@ -1,6 +1,6 @@
-"""Streams of other libraries, as the driver knows them."""
+"""CUDA devices, and the streams of other libraries as the driver knows them."""
 
-from hybrid_pages._core import InvalidArgumentError
+from hybrid_pages._core import CudaDevice, CudaError, InvalidArgumentError, cuda_devices
 
 # Where torch, CuPy before 14 and numba keep the handle.
 _ATTRIBUTES = ("cuda_stream", "ptr", "handle")
@@ -42,3 +42,25 @@ def _checked(handle: object) -> int:
     if not 0 <= number < 1 << 64:
         raise InvalidArgumentError(f"stream: expected a handle, found {handle!r}")
     return number
+
+
+def devices() -> list[CudaDevice]:
+    """The devices that this process can use; none where :func:`reason` gives a reason."""
+    try:
+        return cuda_devices()
+    except CudaError:
+        return []
+
+
+def is_available() -> bool:
+    """Whether there are a driver and a device. Creates no CUDA context."""
+    return reason() is None
+
+
+def reason() -> str | None:
+    """Why there is no CUDA here, or None if there is."""
+    try:
+        found = CudaDevice.count()
+    except CudaError as error:
+        return str(error)
+    return None if found else "CUDA is not available: expected a device, found none"
