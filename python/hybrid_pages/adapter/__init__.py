@@ -1,20 +1,19 @@
-"""Parts that adapters to engines and frameworks share; none of them imports a framework.
+"""What the adapters to engines and frameworks share. Nothing here imports a framework.
 
-An adapter turns the tensors of one framework into entries of the cache and back. Everything else
-that it needs is here:
+An adapter connects one engine or framework to the cache: it turns tensors into entries and back.
 
-- :mod:`tiers` checks the settings of all tiers;
-- :mod:`pool` turns a budget in host memory into a cache and an arena;
-- :mod:`disk` opens a cache's share of a disk, :mod:`remote` its use of a store that machines
-  share, :mod:`identity` names what is on them, and :mod:`files` tells weights apart by their files;
-- :mod:`admission` tells the policy of requests, and says which boundaries deserve a checkpoint;
+- :mod:`tiers` checks the settings of all tiers; :mod:`disk` and :mod:`remote` open them;
+- :mod:`identity` names everything that entries outside the process depend on, and :mod:`files`
+  tells weights apart by their files;
+- :mod:`pool` turns a budget in host memory into a cache and an arena; :mod:`memory` and
+  :mod:`planes` say how much memory may be taken;
+- :mod:`entries` reserves, copies and commits entries, and acquires them and copies them back;
+- :mod:`admission` tells the policy about requests;
 - :mod:`keys` names prefixes and namespaces where the engine has no hashes of its own;
-- :mod:`entries` reserves, copies and commits entries, and acquires and copies them back;
-  :mod:`copies` waits for the transfers of a copy engine;
+- :mod:`layout`, :mod:`staging` and :mod:`store` turn a framework's arrays into a geometry, copy
+  them and hold the entries of one model;
 - :mod:`session` runs one request against the cache, on a :mod:`runtime` that the adapter writes;
-- :mod:`empty` tells places in a framework's cache that keep nothing;
-- :mod:`arrays` and :mod:`strides` find the bytes of blocks in strided arrays; :mod:`devices` and
-  :mod:`streams` are those of CUDA;
-- :mod:`errors`, :mod:`versions`, :mod:`policies` and :mod:`closing` are what all adapters check,
-  raise and close in the same way.
+  :mod:`stats` has the counts;
+- :mod:`arrays`, :mod:`strides` and :mod:`cuda` find the bytes of blocks in strided arrays;
+- :mod:`errors` and :mod:`versions` are the errors and version ranges of all adapters.
 """
