@@ -1,4 +1,4 @@
-"""Requests as the cache's policy is told of them: arrival and end, with the clock in one place."""
+"""Tells the cache's policy when requests arrive and end."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ Keys = Sequence[bytes] | PrefixKeys
 
 
 class Admissions:
-    """Tells a cache's policy of requests, whose blocks have a key each."""
+    """Announces requests to a cache's policy. Each of their blocks has a key."""
 
     def __init__(self, cache: Cache, block_tokens: int) -> None:
         self._cache, self._block_tokens = cache, block_tokens
@@ -17,7 +17,14 @@ class Admissions:
     def admit(
         self, namespace: int, keys: Keys, tokens: int, hints: Hints | None = None
     ) -> Admission:
-        """Announces a prompt of so many tokens, by its keys; which boundaries deserve what."""
+        """Announces a prompt; the policy's answer says which boundaries deserve a checkpoint.
+
+        Args:
+            namespace: of the request.
+            keys: of the prompt's full blocks.
+            tokens: of the prompt.
+            hints: what the application says of the request.
+        """
         return self._cache.admit(
             namespace,
             keys,
@@ -29,7 +36,14 @@ class Admissions:
         )
 
     def finish(self, namespace: int, keys: Keys, tokens: int, output_tokens: int) -> None:
-        """Announces the end of a request. keys: of its prompt of so many tokens and its output."""
+        """Announces the end of a request.
+
+        Args:
+            namespace: of the request.
+            keys: of the full blocks of the prompt and the output.
+            tokens: of the prompt.
+            output_tokens: of the output.
+        """
         blocks = min(tokens // self._block_tokens, len(keys))
         if blocks:
             self._cache.finish(namespace, keys, end=blocks, output_tokens=output_tokens)

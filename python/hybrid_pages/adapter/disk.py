@@ -1,4 +1,4 @@
-"""The settings of a disk below the host's memory: what can be told before anything is loaded."""
+"""The disk tier: checks of its settings and its directory, and one cache's share of it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hybrid_pages.adapter.errors import SettingsError
 from hybrid_pages.adapter.memory import GIB
 
 DEADLINE_MS = 5000
-"""Unless the user says otherwise."""
+"""The default of ``disk_deadline_ms``."""
 LONGEST_DEADLINE_MS = 3_600_000
 _SETTLE_SECONDS = 5.0
 _MARKER = "hybrid-pages-disk"
 _UNUSABLE = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
-"""What the system says of a path that no later try makes usable."""
+"""Error numbers of paths that no later try makes usable."""
 
 
 @dataclass(frozen=True)
 class DiskShare:
-    """What one cache has of a directory.
+    """One cache's share of the directory of a disk tier.
 
-    path, deadline_ms: as the user gave them. nbytes: its part of the quota. lane: its number among
-    the caches that share the directory.
+    path, deadline_ms: the user's settings. nbytes: the share of the quota. lane: number of the
+    share, which is also a folder in the directory.
     """
 
     path: str
@@ -38,17 +38,17 @@ class DiskShare:
     def of(
         cls, path: str, gb: float, deadline_ms: int, *, lane: int = 0, lanes: int = 1
     ) -> DiskShare | None:
-        """One of so many equal shares; None without a directory."""
+        """One of ``lanes`` equal shares of a quota of ``gb`` GiB; None if ``path`` is empty."""
         return cls(path, int(gb * GIB) // lanes, deadline_ms, lane) if path else None
 
     def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Disk:
-        """The disk for a cache with such slots, which finds nothing before it is connected.
+        """The disk tier of a cache. It finds nothing before it is connected to an arena.
 
         Raises:
             BudgetError: its part of the quota cannot hold one entry of each class.
             DiskError: the directory cannot be used, or another process uses it.
             ForeignError: something else is in it.
-            SettingsError: the path is none of a directory that can be written.
+            SettingsError: no directory at the path can be written to.
         """
         require_directory(self.path, self.nbytes / GIB)
         return Disk(
@@ -63,15 +63,15 @@ class DiskShare:
 
 
 def disk_notes(disk: Disk | None) -> list[str]:
-    """What an operator should read, and has not read yet: after the start, why there is no disk."""
+    """Messages for the operator that were not returned before, such as why a disk is not used."""
     return [] if disk is None else disk.notes()
 
 
 def close_disk(disk: Disk | None) -> list[str]:
-    """Waits a while for what is on its way to the disk, and gives its directory back.
+    """Waits up to 5 seconds for writes to end, and releases the directory.
 
     Returns:
-        What an operator should read, and has not read yet.
+        Messages for the operator that were not returned before.
     """
     if disk is None:
         return []
@@ -81,7 +81,7 @@ def close_disk(disk: Disk | None) -> list[str]:
 
 
 def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None:
-    """Rejects settings of a disk that contradict each other or make no sense.
+    """Rejects settings of a disk that are impossible or contradict each other.
 
     Raises:
         SettingsError: names the setting.
@@ -104,9 +104,9 @@ def require_quota(disk_path: str, disk_gb: float, disk_deadline_ms: int) -> None
 
 
 def require_directory(disk_path: str, disk_gb: float) -> None:
-    """Rejects a path where no files can be made, one where something else is, and a quota that its
-    file system cannot hold. Makes nothing. What the system does not answer is no reason to reject:
-    the disk is tried again.
+    """Rejects a directory that cannot be used, and a quota that its file system cannot hold.
+
+    Creates nothing. If the system does not answer, nothing is rejected: the tier tries again.
 
     Raises:
         SettingsError: names the path, what is wrong and what to do.
@@ -176,13 +176,15 @@ def _require_ours(disk_path: str) -> None:
 
 
 def _is_somebodys(name: str) -> bool:
-    """Whether a directory with such a file is more than empty: a new file system has lost+found,
-    and another process may be writing its marker now."""
+    """Whether a file shows that a directory is used for something else.
+
+    A new file system has lost+found, and another process may be writing the marker now.
+    """
     return name != "lost+found" and not name.startswith(f"{_MARKER}.")
 
 
 def require_unused(disk_path: str, lane: int = 0) -> None:
-    """Rejects a directory whose lane another process has. Makes nothing, and keeps no lock.
+    """Rejects a directory whose lane another process uses. Creates nothing and keeps no lock.
 
     Raises:
         DiskError: names the process, and what to do.
@@ -190,7 +192,7 @@ def require_unused(disk_path: str, lane: int = 0) -> None:
     here = Path(disk_path) / f"lane-{lane}"
     try:
         lock = os.open(here / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # nobody's yet; what is wrong with it, who takes the lane says
+    except OSError:  # not used yet; any other fault shows when the lane is taken
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Entries on their way from an engine to the cache and back: published whole, restored whole."""
+"""Stores entries from an engine in the cache and restores them: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from hybrid_pages._core import Cache, Geometry, LeaseEntry, ReadLease, Restore, 
 _log = logging.getLogger(__name__)
 
 Checksums = list[list[int]]
-"""Of each entry, in the lease's order, the checksum of each rank's shard."""
-
+"""The checksum of each rank's shard of each entry, in the order of the lease's entries."""
 
 _POLL_SECONDS = 0.0005
 _RETRIES = 4
-"""Restores that are tried in one lookup, each after one that has found damage."""
+"""How often one lookup tries to restore. Each try but the first follows one that found damage."""
 
 
 @dataclass
 class Moved:
-    """Bytes copied so far, copies that failed, lookups that waited too long for a tier, and entries
-    that were not stored, by reason."""
+    """Counts of bytes copied, of copies that failed, and of entries that were not stored.
+
+    late_loads: lookups that waited too long for a tier. skipped_entries: entries that were not
+    stored, by reason.
+    """
 
     stored_bytes: int = 0
     restored_bytes: int = 0
@@ -37,7 +39,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a request can have of the cache: so many blocks, in one or several leases."""
+    """The longest prefix that a request can resume from.
+
+    blocks: its length. leases: hold its entries, in one lease or in several one after another.
+    """
 
     blocks: int
     leases: Iterator[ReadLease]
@@ -46,7 +51,8 @@ class Reach:
 class Entries:
     """Stores and loads entries of one geometry through a cache. Counts in ``moved``.
 
-    wait_seconds: how long a lookup waits for tiers below the host; then the host's hit counts.
+    wait_seconds: how long a lookup waits for tiers below the host. After that, what the host has
+    is used.
     """
 
     def __init__(self, geometry: Geometry, cache: Cache, *, wait_seconds: float = 0.0) -> None:
@@ -65,14 +71,14 @@ class Entries:
     ) -> None:
         """Stores the pages of the blocks [first, end) and the states after the last of them.
 
-        Entries that are there already are left out, and so are those that find no room, which are
+        Entries that exist already are left out. Those that find no room are left out, too, and
         counted by reason in ``moved.skipped_entries``.
 
         Args:
             namespace: of the request.
             keys: of the blocks [0, end).
             copy: copies entries into their slots.
-            first: the first block that was not offered before.
+            first: the first block whose pages were not given to the cache before.
             first_held: the first token whose bytes the layers of a class still hold, by the
                 class's index: an earlier page is left out. None: no pages are stored.
             states: whether the states after the last block are stored.
@@ -98,10 +104,12 @@ class Entries:
 
     @contextmanager
     def reach(self, namespace: int, keys: Sequence[bytes], *, limit: int) -> Iterator[Reach]:
-        """The joint hit of all tiers, at most ``limit`` blocks; held for :meth:`load`.
+        """The longest prefix that all tiers together have, held for :meth:`load`.
 
-        Waits until what the host lacks begins to arrive. Where that takes too long, or can't be
-        read, the hit of the host counts.
+        Waits until the first entries that the host lacks have arrived. Where that takes too long,
+        or they cannot be read, the longest prefix that the host has is used.
+
+        limit: the most blocks.
         """
         restore = self._bring(namespace, keys, limit)
         if restore is not None:
@@ -116,18 +124,18 @@ class Entries:
             yield Reach(lease.blocks, iter((lease,)))
 
     def load(self, reach: Reach, copy: Callable[[Iterator[ReadLease], int], None]) -> int:
-        """Restores what is in reach, once; how many blocks that were.
+        """Restores the prefix of a reach, once; how many blocks were restored.
 
-        copy: takes leases, and how many blocks they restore together, and copies what each lease
-        covers out of its slots before it asks for the next one. If it raises TransferError, nothing
-        is restored, and the entries of the lease that it was copying are dropped.
+        copy: gets the leases and the number of their blocks together, and copies the entries of
+        each lease out of their slots before it asks for the next lease. If it raises TransferError,
+        nothing is restored, and the entries of the lease that it was copying are dropped.
         """
         if not reach.blocks:
             return 0
         copying: ReadLease | None = None
         nbytes = 0
 
-        def waves() -> Iterator[ReadLease]:
+        def batches() -> Iterator[ReadLease]:
             nonlocal copying, nbytes
             for lease in reach.leases:
                 copying = lease
@@ -136,7 +144,7 @@ class Entries:
                 copying = None
 
         try:
-            copy(waves(), reach.blocks)
+            copy(batches(), reach.blocks)
         except TransferError as error:
             _log.warning("could not restore a prompt, which is computed instead: %s", error)
             self.moved.failed_loads += 1
@@ -147,7 +155,7 @@ class Entries:
         return reach.blocks
 
     def _bring(self, namespace: int, keys: Sequence[bytes], limit: int) -> Restore | None:
-        """A restore whose first wave is ready; None if the host's hit is to be taken."""
+        """A restore whose first batch is ready; None if what the host has is to be used."""
         until = time.monotonic() + self._wait_seconds
         for _ in range(_RETRIES):
             hit = self.cache.lookup(namespace, keys, limit=limit)
@@ -169,10 +177,10 @@ class Entries:
         return None
 
     def _take(self, restore: Restore) -> Iterator[ReadLease]:
-        """The waves of a restore, each released before the next one.
+        """The leases of a restore's batches, each released before the next one.
 
         Raises:
-            TransferError: one can't be read, or takes too long.
+            TransferError: a batch cannot be read, or takes too long.
         """
         while (progress := _wait(restore, time.monotonic() + self._wait_seconds)) != "done":
             lease = restore.take()
@@ -182,7 +190,7 @@ class Entries:
                 yield lease
 
     def _note_skipped(self, skipped: Mapping[str, int], wanted: int) -> None:
-        """Counts what is neither there nor stored, and says the first time what to do."""
+        """Counts entries that were not stored, and warns the first time."""
         reasons = {
             reason: count
             for reason, count in skipped.items()
@@ -204,7 +212,7 @@ class Entries:
 
 
 def _wait(restore: Restore, until: float) -> str:
-    """How far a restore is when it can be brought on, or at that time."""
+    """The progress of a restore when something can be taken from it, or at the time ``until``."""
     while (progress := restore.progress()) in ("queued", "waiting"):
         if time.monotonic() >= until:
             break

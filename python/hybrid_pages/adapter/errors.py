@@ -4,7 +4,7 @@ from hybrid_pages._core import HybridPagesError, InvalidArgumentError
 
 
 class UnsupportedError(HybridPagesError, RuntimeError):
-    """A model, a cache, an engine, or a configuration of one, that has not been shown to work."""
+    """A model, a cache, an engine or a configuration that is not known to work."""
 
 
 class VersionError(UnsupportedError, ImportError):
@@ -12,7 +12,7 @@ class VersionError(UnsupportedError, ImportError):
 
 
 class MissingError(HybridPagesError, ImportError):
-    """A package that part of this one needs and that cannot be imported."""
+    """A package that a part of this package needs and that cannot be imported."""
 
 
 class SettingsError(InvalidArgumentError):
@@ -20,10 +20,13 @@ class SettingsError(InvalidArgumentError):
 
 
 class EngineError(HybridPagesError, RuntimeError):
-    """The engine did not do what this package relies on: a call is missing, or in another order."""
+    """The engine broke a rule that this package relies on, such as the order of calls."""
 
 
 def missing(part: str, needed: str, install: str, cause: ImportError) -> MissingError:
-    """The error for a ``part`` of this package that was imported without what it ``needed``."""
+    """The error for a part of this package whose import failed.
+
+    part: its name. needed: the packages it needs. install: how to get them. cause: what failed.
+    """
     message = f"{part} needs {needed}, found {str(cause)!r}: {install}"
     return MissingError(message, name=cause.name)

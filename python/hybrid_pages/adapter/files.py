@@ -1,6 +1,6 @@
-"""Digests of files by what is in them, quick for hundreds of gigabytes: large ones are sampled.
+"""Digests of the contents of files. Of large files only samples are read, so that it is quick.
 
-Safetensors format: https://github.com/huggingface/safetensors, "Format". A file of it begins with
+Safetensors format: https://github.com/huggingface/safetensors, "Format". Such a file begins with
 the length of a JSON header (8 bytes, little-endian), which says where each tensor lies.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 from hybrid_pages.adapter.errors import UnsupportedError
 
 WHOLE_BYTES = 64 << 20
-"""Files that are no larger together are read whole."""
+"""If all files together are no larger than this, they are read whole."""
 PIECE_BYTES = 4096
 MOST_PIECES = 32768
-"""Pieces that are read of all large files together, beside their headers and their ends."""
+"""How many pieces of all large files together are read, besides their headers and ends."""
 
 _END_BYTES = 65536
 _SMALL_BYTES = 1 << 20
@@ -30,7 +30,7 @@ _THREADS = 16
 
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz"})
 _TEXTS = frozenset({".json", ".py", ".yaml"})
-# Prompts come as token ids, and these say nothing of what is computed from ids.
+# These do not change what is computed from token ids.
 _NO_PART = (
     "added_tokens.json",
     "chat_template",
@@ -47,7 +47,7 @@ _DEPTH = 3
 
 @dataclass(frozen=True)
 class _Extent:
-    """Bytes of a file."""
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
@@ -55,10 +55,10 @@ class _Extent:
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """The files of a folder that say what a model or an adapter computes, by relative name.
+    """The files of a folder that say what a model or a LoRA adapter computes, by relative name.
 
     Raises:
-        UnsupportedError: there are no weights among them; or it can't be read.
+        UnsupportedError: there are no weights among them, or the folder cannot be read.
     """
     found: dict[str, Path] = {}
     try:
@@ -85,9 +85,9 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 def digest_of(files: Mapping[str, Path]) -> str:
     """A digest of the names, sizes and contents of files, as 64 hexadecimal digits.
 
-    Contents are read whole up to :data:`WHOLE_BYTES` in all. Beyond that, large files are sampled:
-    the header of a safetensors file and a piece of each of its tensors, both ends and evenly
-    spread pieces of any other. Neither times nor folders count, nor where a link leads.
+    Files of at most :data:`WHOLE_BYTES` together are read whole. Otherwise large files are sampled:
+    of a safetensors file the header and a piece of each tensor, of any other file both ends and
+    evenly spread pieces. Times, folders and the targets of links do not matter.
 
     Raises:
         UnsupportedError: a file that can't be read, or that changes meanwhile.
@@ -114,9 +114,9 @@ def digest_of(files: Mapping[str, Path]) -> str:
 
 
 class _Pieces:
-    """Which pieces of large files are read.
+    """Chooses the pieces of large files that are read.
 
-    tensors: how many the files have together. files: how many files there are.
+    tensors: how many the safetensors files have together. files: how many large files there are.
     """
 
     def __init__(self, tensors: int, files: int) -> None:
@@ -126,7 +126,10 @@ class _Pieces:
         self._of_a_file = max(64, MOST_PIECES // max(files, 1))
 
     def of(self, size: int, tensors: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Offsets and lengths for a file of so many bytes. tensors: none for other formats."""
+        """The offsets and lengths to read of a file.
+
+        size: of the file, in bytes. tensors: offset and length of each; none for other formats.
+        """
         spans = [(0, min(size, _END_BYTES)), (max(0, size - _END_BYTES), min(size, _END_BYTES))]
         if not tensors:
             count = min(self._of_a_file, max(256, size >> 20))
@@ -138,7 +141,7 @@ class _Pieces:
 
 
 def _spread(offset: int, length: int, count: int) -> list[tuple[int, int]]:
-    """So many pieces, evenly spread over a part of a file; all of a short one."""
+    """Pieces evenly spread over a part of a file; the whole part if it is short."""
     if length <= count * PIECE_BYTES:
         return [(offset, length)]
     last = length - PIECE_BYTES
@@ -148,7 +151,7 @@ def _spread(offset: int, length: int, count: int) -> list[tuple[int, int]]:
 
 
 def _tensors(path: Path, size: int) -> list[tuple[int, int]]:
-    """Offset and length of each tensor of a safetensors file; none for what is no such file."""
+    """Offset and length of each tensor of a safetensors file; none for any other file."""
     if path.suffix != ".safetensors":
         return []
     with path.open("rb") as file:
@@ -167,7 +170,7 @@ def _tensors(path: Path, size: int) -> list[tuple[int, int]]:
 
 
 def _batches(extents: Sequence[_Extent]) -> list[list[_Extent]]:
-    """Parts of one file each, in order."""
+    """Extents in order, in batches of one file each."""
     batches: list[list[_Extent]] = []
     for extent in extents:
         if not batches or batches[-1][0].path != extent.path or len(batches[-1]) == _BATCH:

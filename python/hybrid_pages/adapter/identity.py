@@ -1,8 +1,8 @@
-"""The identity of what outlives its process: one digest of everything that the bytes depend on.
+"""The identity of entries that outlive the process: a digest of everything their bytes depend on.
 
-A geometry's identity names models by where they lie, which is enough inside one engine. On a disk
-the same path may have other weights tomorrow, and another machine mounts them elsewhere: there the
-names of places are left out, and digests of contents take their part.
+A geometry's identity names models by paths, which is enough inside one engine. On a disk that is
+not enough: a path may hold other weights tomorrow, and another machine may use another path for the
+same weights. So paths are left out there, and digests of contents are in their place.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LONGEST = 16 << 10
 def stable_identity(
     geometry: Geometry, facts: Mapping[str, str], *, places: Collection[str] = ()
 ) -> bytes:
-    """The 32 bytes that name a geometry, its weights and all else that its bytes depend on.
+    """The 32 bytes that name everything that the bytes of entries depend on.
 
     Args:
-        geometry: found in the tensors.
-        facts: what is not in it: digests of contents, versions, settings.
-        places: the keys of the geometry's own identity that say where something lies.
+        geometry: of the entries, as found in the tensors.
+        facts: what is not in the geometry: digests of contents, versions, settings.
+        places: the keys of the geometry's identity that are paths.
     """
     found = json.loads(geometry.to_json())
     for place in places:
@@ -39,9 +39,9 @@ def stable_identity(
 def about(
     geometry: Geometry, facts: Mapping[str, str], *, places: Collection[str] = ()
 ) -> dict[str, object]:
-    """What :func:`stable_identity` makes its digest from, for people: facts by name.
+    """The parts of :func:`stable_identity` by name, for people to read.
 
-    How bytes lie is one digest, and so is each long fact. Secrets are not told.
+    The layout of the bytes is one digest, and each long fact is. Secrets are left out.
     """
     found = json.loads(geometry.to_json())
     identity = {key: value for key, value in found.pop("identity").items() if key not in places}
@@ -63,5 +63,5 @@ def _short(text: str) -> str:
 
 
 def short_lived() -> str:
-    """A part of an identity that no other process has: nothing under it is ever found again."""
+    """A random part of an identity: no other process finds anything stored under it."""
     return os.urandom(BYTES).hex()

@@ -1,4 +1,4 @@
-"""The memory that this process may take: what is free, and what its control groups leave it.
+"""How much memory this process may take, by the machine and by its control groups.
 
 Sources: ``proc(5)`` for ``/proc/meminfo`` and ``/proc/self/cgroup``, the kernel's
 ``admin-guide/cgroup-v2.rst``, ``cgroup-v1/memory.rst`` and ``mm/hugetlbpage.rst``.
@@ -14,7 +14,7 @@ from hybrid_pages._core import BudgetError
 
 GIB, HUGE_PAGE = 1 << 30, 2 << 20
 AUTO_SHARE = 0.5
-"""The part of the free memory that ``"auto"`` takes; the rest is the engine's and others'."""
+"""The part of the free memory that ``"auto"`` takes. The engine and others need the rest."""
 
 _MEMINFO, _CGROUP, _MOUNT = "/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"
 _HUGE = "/sys/kernel/mm/hugepages/hugepages-2048kB"
@@ -23,7 +23,7 @@ _COUNTS = ("nr_hugepages", "free_hugepages", "resv_hugepages")
 
 @dataclass(frozen=True)
 class Free:
-    """Bytes that can still be taken, and what limits them."""
+    """How many bytes can still be taken, and what limits them."""
 
     nbytes: int
     limit: str
@@ -45,13 +45,12 @@ def the_machine() -> Free:
 
 
 def free_memory() -> Free:
-    """What can be taken now without the system ending a process: the least of :func:`limits`."""
+    """How much can be taken now without a process being ended: the least of :func:`limits`."""
     return min(limits(), key=lambda free: free.nbytes)
 
 
 def limits() -> list[Free]:
-    """What the machine has free, and what each control group above this process leaves it. Page
-    cache counts as free."""
+    """How much the machine and each control group of this process leave, page cache included."""
     found = [the_machine()]
     available = _fields(Path(_MEMINFO)).get("MemAvailable:")
     if available is not None:
@@ -60,8 +59,7 @@ def limits() -> list[Free]:
 
 
 def groups_of(process: str) -> set[str]:
-    """Paths of the control groups that may limit the memory of another process; none if it has
-    ended."""
+    """The paths of the control groups that limit another process's memory; none if it has ended."""
     paths = (path for path, _ in _paths("memory", f"/proc/{process}/cgroup"))
     return {str(at) for path in paths for at in (path, *path.parents)}
 
@@ -96,7 +94,7 @@ def require_huge_pages(host_gb: float, ranks: int, engine_cores: int = 1) -> Non
 
     Args:
         host_gb: the budget of each engine core for all its ranks, in GiB.
-        ranks: of each engine core. Every plane has one page more than its slots.
+        ranks: of each engine core. Every rank's plane has one page more than its slots.
         engine_cores: how many of them this machine has.
 
     Raises:
@@ -140,8 +138,10 @@ def auto_host_gb(engine_cores: int = 1) -> float:
 
 
 def _left_by_groups() -> Iterator[Free]:
-    """What the limits of each control group of this process leave. Above ``memory.high`` nothing is
-    ended, but all that runs there is slowed down until it stands still."""
+    """How much memory each control group of this process leaves.
+
+    ``memory.high`` counts, too: above it the kernel ends no process, but slows all of them down.
+    """
     for group, at, first in _groups("memory"):
         names = ("memory.limit_in_bytes",) if first else ("memory.max", "memory.high")
         limits = [limit for name in names if (limit := _number(at / name)) is not None]
@@ -154,7 +154,7 @@ def _left_by_groups() -> Iterator[Free]:
 
 
 def _huge_pages_left_by_groups() -> Iterator[Free]:
-    """The same for huge pages: those that are used, and those that are reserved."""
+    """How much each control group leaves for huge pages of 2 MiB, used and reserved ones."""
     for group, at, first in _groups("hugetlb"):
         limit, usage = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
         for kind in ("hugetlb.2MB", "hugetlb.2MB.rsvd"):
@@ -172,9 +172,13 @@ def _left(group: PurePosixPath, at: Path, what: str, most: int, used: int) -> Fr
 
 
 def _groups(controller: str) -> Iterator[tuple[PurePosixPath, Path, bool]]:
-    """The control groups of this process, each before those above it: path, where its files are,
-    and whether it is of the first version. In a container the path may name nothing below the
-    mount: then the mount is the container's own group."""
+    """The control groups of this process, from the innermost to the outermost.
+
+    In a container the path may not exist below the mount: then the mount is the container's group.
+
+    Yields:
+        The group's path, the folder with its files, and whether it is of cgroup version 1.
+    """
     for path, first in _paths(controller, _CGROUP):
         mount = Path(_MOUNT) / controller if first else Path(_MOUNT)
         if ".." in path.parts or not (mount / path.relative_to("/")).is_dir():
@@ -185,7 +189,7 @@ def _groups(controller: str) -> Iterator[tuple[PurePosixPath, Path, bool]]:
 
 
 def _paths(controller: str, file: str) -> Iterator[tuple[PurePosixPath, bool]]:
-    """Paths of the control groups that a file names, and whether they are of the first version."""
+    """The paths of control groups in a file, and whether they are of cgroup version 1."""
     try:
         lines = Path(file).read_text().splitlines()
     except OSError:
@@ -204,7 +208,7 @@ def _number(file: Path) -> int | None:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """The lines of a file that have a name and a number, as a dict."""
     try:
         rows = [line.split() for line in file.read_text().splitlines()]
     except OSError:

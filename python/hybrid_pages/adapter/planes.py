@@ -1,7 +1,7 @@
-"""Memory that the planes of arenas on this machine are still to take.
+"""The memory that planes of arenas on this machine will take, but have not taken yet.
 
-A plane is an anonymous file that has its size from the start and takes memory as it is used or
-pinned. Of two that are made at once, each finds free what the other is about to take.
+A plane is an anonymous file that has its size from the start and takes memory only as it is used or
+pinned. Where two planes are made at once, each sees memory as free that the other will take.
 """
 
 import os
@@ -15,13 +15,14 @@ _NAME = "/memfd:hybrid-pages"
 
 
 def require_plane(arena: Arena, host_gb: float) -> None:
-    """Rejects a plane that was just made and does not fit beside all that were made before.
+    """Rejects a plane that does not fit beside those of other processes.
 
-    Whoever makes planes at once makes them first and asks then: each sees the others' or is seen.
+    Processes that make planes at once create them first and call this then: of any two, at least
+    one sees the other's plane.
 
     Args:
-        arena: with this process's plane, of memory that is not reserved yet.
-        host_gb: its part of the budget, in GiB.
+        arena: with this process's plane, whose memory is not reserved yet.
+        host_gb: the plane's part of the budget, in GiB.
 
     Raises:
         BudgetError: names ``host_gb``, and what limits it.
@@ -38,10 +39,13 @@ def _less(free: Free, others: int) -> Free:
 
 
 def still_to_take(path: str, group: str = "") -> int:
-    """Bytes that planes of other processes, as far as this one may look into them, are to take.
+    """How many bytes the planes of other processes will still take.
 
-    path: of a plane that does not count.
-    group: only of processes in this control group, by its path.
+    Processes that this one may not look into are left out.
+
+    Args:
+        path: of this process's plane, which does not count.
+        group: path of a control group; only processes in it count. Empty for all.
     """
     own = os.stat(path)
     left = {(own.st_dev, own.st_ino): 0}
@@ -59,7 +63,7 @@ def still_to_take(path: str, group: str = "") -> int:
 
 
 def _processes() -> Iterable[str]:
-    """All others: no two ranks share a process, and an earlier engine of this one is gone."""
+    """The other processes. Planes of this one do not count: no two ranks share a process."""
     own = str(os.getpid())
     return (name for name in os.listdir("/proc") if name.isdigit() and name != own)
 

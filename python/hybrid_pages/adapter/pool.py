@@ -1,4 +1,4 @@
-"""Host memory for a geometry: a budget, the slots that it buys, and the cache over them."""
+"""The host memory of a cache: a budget, its slots, and the cache and the arena over them."""
 
 import difflib
 import json
@@ -23,20 +23,20 @@ from hybrid_pages.adapter.memory import GIB, auto_host_gb, require_memory, the_m
 from hybrid_pages.adapter.remote import RemoteShare
 
 OFFERED = ("reuse", "lru")
-"""The policies to choose from. The others of ``POLICIES`` are accepted for comparison."""
+"""The policies for users. The others of ``POLICIES`` are accepted for comparison."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots that a budget buys."""
+    """The slots that a budget pays for."""
 
     slot_bytes: int
-    """Of a slot in the planes of all ranks together."""
+    """The size of a slot in the planes of all ranks together."""
     count: int
 
     @classmethod
     def of(cls, host_gb: float, geometry: Geometry) -> "Slots":
-        """Those of a budget in GiB, for all ranks together.
+        """The slots of a budget in GiB, which is for all ranks together.
 
         Raises:
             BudgetError: it cannot hold one entry of each class, or exceeds this machine's memory.
@@ -56,11 +56,11 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots."""
+        """The size of all slots together."""
         return self.slot_bytes * self.count
 
     def least(self, geometry: Geometry) -> int:
-        """Slots of one entry of each class."""
+        """How many slots one entry of each class takes together."""
         needs = (geometry.slots_per_entry(i.index, self.slot_bytes) for i in geometry.classes)
         return sum(needs)
 
@@ -73,8 +73,7 @@ class Slots:
         disk: Disk | None = None,
         remote: Remote | Mooncake | None = None,
     ) -> Cache:
-        """An empty cache over these slots, over a disk and a store that machines share, if there
-        are such.
+        """An empty cache over these slots, and over the tiers below, if there are any.
 
         Raises:
             BudgetError: a tenant's share of them cannot hold one entry of each class.
@@ -98,15 +97,16 @@ class Slots:
 
 
 class Pool:
-    """A cache, and the arena that its slots lie in, with the planes of all ranks.
+    """A cache, its tiers, and the arena with its slots, which has the planes of all ranks.
 
     Args:
         geometry: of the entries.
         host_gb: the budget in GiB, or ``"auto"`` for a safe share of the free memory.
         policy: name of the policy that the cache asks.
-        disk: what the cache has of a disk below.
-        remote: what it has of a store that machines share.
-        identity: everything that the bytes depend on, for these.
+        disk: the cache's share of a disk.
+        remote: the cache's use of a store that machines share.
+        identity: of the entries in these tiers.
+        about: a description of the identity, for people to read.
         private: whether the arena is memory of this process alone.
 
     Raises:
@@ -148,12 +148,14 @@ class Pool:
         for tier in (self.disk, self.remote):
             if tier is not None:
                 tier.connect(self.arena, identity)
-                if not isinstance(tier, Mooncake):  # Values are all that it keeps.
+                if not isinstance(tier, Mooncake):  # which keeps no descriptions
                     tier.describe(json.dumps(dict(about)))
 
 
 def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:
-    """A budget in GiB: the number, or what ``"auto"`` stands for now with so many engine cores.
+    """A budget in GiB: the number, or a share of the free memory for ``"auto"``.
+
+    engine_cores: how many of them share the memory.
 
     Raises:
         SettingsError: anything else.
@@ -169,10 +171,10 @@ def budget_of(host_gb: float | str, engine_cores: int = 1) -> float:
 
 
 def require_policy(name: object) -> str:
-    """The name of a policy, checked.
+    """Rejects what is not the name of a policy; returns the name.
 
     Raises:
-        SettingsError: names the policies, and the nearest one.
+        SettingsError: names the policies, and the most similar one.
     """
     if isinstance(name, str) and name in POLICIES:
         return name

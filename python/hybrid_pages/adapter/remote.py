@@ -1,4 +1,4 @@
-"""The settings of a store that machines share: what can be told before anything is loaded."""
+"""The tier over a store that machines share: checks of its settings, and its use by one cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hybrid_pages._core import Geometry, Mooncake, Remote
 from hybrid_pages.adapter.errors import SettingsError
 
 Admit = Literal["auto", "all"]
-"""What is read and written: what saves time, as far as known, or everything."""
+"""``auto``: only what saves time is read and written; ``all``: everything is."""
 
 SCHEMES = ("s3", "gs", "az", "file", "mooncake")
 DEADLINE_MS = 5000
-"""Unless the user says otherwise."""
+"""The default of ``remote_deadline_ms``."""
 LONGEST_DEADLINE_MS = 3_600_000
 _SETTLE_SECONDS = 5.0
 _EXPECTED = (
@@ -29,9 +29,9 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class RemoteShare:
-    """What one cache has of a store: all of it, as others have.
+    """One cache's use of a store that machines share.
 
-    url, deadline_ms, admit: as the user gave them. writes: whether this cache writes there.
+    url, deadline_ms, admit: the user's settings. writes: whether this cache writes to the store.
     """
 
     url: str
@@ -43,15 +43,15 @@ class RemoteShare:
     def of(
         cls, url: str, deadline_ms: int, admit: Admit, *, writes: bool = True
     ) -> RemoteShare | None:
-        """None without a URL."""
+        """The use of a store; None if ``url`` is empty."""
         return cls(url, deadline_ms, admit, writes) if url else None
 
     def open(self, geometry: Geometry, *, slot_bytes: int, policy: str) -> Remote | Mooncake:
-        """The tier for a cache with such slots, which finds nothing before it is connected.
+        """The tier of a cache over the store. It finds nothing before it is connected to an arena.
 
         Raises:
             RemoteError: the client cannot be made, or the directory.
-            SettingsError: the URL is none, or its directory cannot be used.
+            SettingsError: not a URL, or its directory cannot be used.
         """
         require_place(self.url, writes=self.writes)
         if urlsplit(self.url).scheme == "mooncake":
@@ -75,10 +75,10 @@ class RemoteShare:
 
 
 def close_remote(remote: Remote | Mooncake | None) -> list[str]:
-    """Waits a while for what is on its way to the store, and ends its use.
+    """Waits up to 5 seconds for writes to end, and ends the use of the store.
 
     Returns:
-        What an operator should read, such as how much was not written.
+        Messages for the operator, such as how much was not written.
     """
     if remote is None:
         return []
@@ -88,8 +88,9 @@ def close_remote(remote: Remote | Mooncake | None) -> list[str]:
 
 
 def require_remote(remote_url: str, remote_deadline_ms: int, remote_admit: str) -> None:
-    """Rejects settings of a store that make no sense. Nothing is asked of the store, and what a URL
-    should not hold is not repeated.
+    """Rejects impossible settings of a store, without asking the store.
+
+    Errors do not repeat what a URL should not hold, such as a password.
 
     Raises:
         SettingsError: names the setting.
@@ -135,11 +136,12 @@ def require_remote(remote_url: str, remote_deadline_ms: int, remote_admit: str) 
 
 
 def require_place(remote_url: str, *, writes: bool = True) -> str:
-    """Rejects a store whose client cannot be made, and a directory that cannot be read, or, where
-    that is wanted, written.
+    """Rejects a store whose client cannot be made, and a directory without the permissions needed.
+
+    writes: whether permission to write is needed, besides that to read.
 
     Returns:
-        How the place is called in logs.
+        The name of the place for logs.
 
     Raises:
         RemoteError: what is missing in the environment, or the directory cannot be made.

@@ -14,7 +14,7 @@ States = TypeVar("States")
 class Runtime(Protocol[States]):
     """A model with a fresh cache of one row, for one request.
 
-    Adapters derive from it: methods with a body here are defaults that fit most runtimes.
+    Adapters derive from it. Methods with a body are defaults that fit most runtimes.
     """
 
     @abstractmethod
@@ -29,12 +29,12 @@ class Runtime(Protocol[States]):
 
     @abstractmethod
     def states(self) -> States:
-        """The present recurrent states. They may change with the next pass."""
+        """The recurrent states after the last pass. The next pass may overwrite them."""
         ...
 
     @abstractmethod
     def keep(self, kept: States | None) -> States:
-        """A copy of the present states; into ``kept``, an earlier copy, where there is one."""
+        """A copy of the recurrent states. kept: an earlier copy, whose memory may be reused."""
         ...
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Runtime(Protocol[States]):
 
     @abstractmethod
     def copy_in(self, leases: Iterator[ReadLease], blocks: int) -> None:
-        """Copies what the leases cover into the cache, which has seen ``blocks`` blocks then.
+        """Copies the entries of the leases into the cache, which then has seen ``blocks`` blocks.
 
         Asking for the next lease releases the one before and may raise TransferError.
 
@@ -64,7 +64,7 @@ class Runtime(Protocol[States]):
     def continues(self) -> bool:
         """Whether a pass over several tokens starts from the states in the cache.
 
-        If not, the session gives tokens that follow a state one by one.
+        If not, the session computes the tokens behind a restored state one by one.
         """
         return True
 
@@ -77,5 +77,5 @@ class Runtime(Protocol[States]):
         return False
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error means that an allocation failed: then that store is dropped."""
+        """Whether an error means that an allocation failed. Then only that store is given up."""
         return isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""One request against the cache: resume, prefill, follow decoding, finish."""
+"""Runs one request with the cache: resume, prefill, store while decoding, finish."""
 
 from typing import Any, Generic
 
@@ -10,14 +10,14 @@ from hybrid_pages.adapter.runtime import Runtime, States
 
 
 class Session(Generic[States]):
-    """A request that a runtime computes, from its prompt to its last token.
+    """One request, from its prompt to its last token, computed by a runtime.
 
     An adapter calls, in this order: :meth:`resume`, :meth:`prefill`, then :meth:`passed` after each
-    step of decoding, and :meth:`finish`. A store that fails costs that store; the request goes on.
+    step of decoding, and :meth:`finish`. If a store fails, the request goes on without it.
 
     Args:
-        entries: of the cache.
-        runtime: the model, and a fresh cache.
+        entries: stores and loads entries.
+        runtime: computes tokens with a model and a fresh cache.
         namespace: held by the caller until the end.
         token_ids: of the prompt, as :class:`Prefix` takes them.
         floor, reach: tokens. Boundaries up to ``floor`` or beyond ``reach`` are neither resumed
@@ -44,16 +44,16 @@ class Session(Generic[States]):
         self._limit = last_boundary(self._tokens, self._size)
         # Boundaries that deserve a checkpoint.
         self._wanted: set[int] = set()
-        # Blocks whose pages were offered to the cache.
+        # Blocks whose pages were given to the cache.
         self._offered = 0
-        # Set once the model has changed: what this request computes has no name then.
+        # Set once the model has changed: nothing more of this request may be stored.
         self._ended = False
         # The states at the last boundary that decoding passed.
         self._kept: States | None = None
         self._kept_at = 0
 
     def resume(self) -> int:
-        """Tells the policy of the request, and restores the deepest boundary; tokens restored."""
+        """Announces the request, and restores the longest known prefix; how many tokens it has."""
         keys = self._prefix.keys
         self._wanted = deserving(self._admissions.admit(self._namespace, keys, self._tokens))
         with self._entries.reach(self._namespace, keys, limit=self._limit) as reach:
@@ -64,18 +64,17 @@ class Session(Generic[States]):
                 return 0
             self._offered = self._entries.load(reach, self._runtime.copy_in)
         if not self._offered:
-            # The load failed and dropped what it wanted: it is worth as much as before.
+            # The load failed and dropped the entries, which deserve a place as before.
             self._wanted.add(hit)
         return self._offered * self._size
 
     def prefill(self) -> None:
-        """Computes up to the last boundary that deserves a checkpoint, and stores each of them.
+        """Computes up to the last boundary that deserves a checkpoint, and stores the checkpoints.
 
-        The rest of the prompt is the caller's: the whole of it if the cache has seen nothing yet.
-        Where a model goes on from a state by single tokens only, that is the prompt's last token.
+        The caller computes the rest of the prompt: all of it if the cache has seen no token yet.
         """
         done, continues = self._offered, self._runtime.continues()
-        # One chunk is one forward pass, and its keys are those of its own length.
+        # With rotary scaling, a pass has the keys of its own length: none ends before `floor`.
         first = max(done, self._floor // self._size)
         stops = sorted(stop for stop in self._wanted if first < stop <= self._limit)
         if not continues:
@@ -95,12 +94,14 @@ class Session(Generic[States]):
             self._compute(done * self._size, self._tokens - 1)
 
     def passed(self, token_ids: Any) -> None:
-        """Follows decoding, after each step.
+        """Follows a step of decoding.
 
-        On a boundary the new pages are stored, and the states, too, or kept until the next one.
+        On a boundary the new pages are stored. The states are stored, too, if the boundary deserves
+        a checkpoint, or else kept until the next boundary.
 
         Args:
-            token_ids: all that the cache has seen now: the prompt, and the output but its last one.
+            token_ids: all that the cache has seen: the prompt, and the output without its last
+                token.
         """
         seen = len(token_ids)
         end = seen // self._size
@@ -115,9 +116,9 @@ class Session(Generic[States]):
             self._keep(end)
 
     def finish(self, token_ids: Any) -> None:
-        """Stores the states at the last boundary of the output, where a next turn resumes.
+        """Stores the states at the last boundary of the output, and announces the request's end.
 
-        token_ids: the prompt and the whole output. The policy is told how long that was.
+        token_ids: of the prompt and the whole output.
         """
         if self._kept is not None and self._kept_at == self._offered:
             self._offer(self._kept_at, self._kept, pages=False)
@@ -136,13 +137,13 @@ class Session(Generic[States]):
             self._runtime.compute(token, token + step)
 
     def _publish(self, end: int, *, with_states: bool) -> None:
-        """Stores the pages up to a boundary that the cache stands on, and its states."""
+        """Stores the pages up to the boundary that the cache stands on, and maybe the states."""
         states = self._runtime.states() if with_states and self._recurrent else None
         if self._offer(end, states, pages=True):
             self._offered = end
 
     def _offer(self, end: int, states: States | None, *, pages: bool) -> bool:
-        """Whether it could be stored: what could not is computed again one day."""
+        """Stores pages, states or both up to a boundary; whether that worked."""
         if self._ended or self._is_past_reach(end):
             return False
         runtime = self._runtime
@@ -166,7 +167,7 @@ class Session(Generic[States]):
         return True
 
     def _is_past_reach(self, end: int) -> bool:
-        """Whether other prompts may get other bytes up to a boundary."""
+        """Whether the bytes up to a boundary depend on more than the tokens."""
         return self._reach is not None and end * self._size > self._reach
 
     def _keep(self, end: int) -> None:

@@ -1,4 +1,4 @@
-"""What a ``PrefixCache`` counts, whatever framework its model is of."""
+"""The counts of a ``PrefixCache``, for all frameworks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from hybrid_pages.adapter.entries import Moved
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts since the start, and what is in host memory now.
+    """Counts since the start, and the entries in host memory now.
 
-    requests: calls that looked up their prefix. hits: those that restored some of it. uncached:
-    other calls, by the argument or the reason why they ran without the cache. changes: how often
-    the model was found changed, so that what had been stored is not used any more, by what it was;
-    what changed while a text was computed, which was not stored then, among them.
-    prompt_tokens = restored_tokens + computed_tokens, of the requests. failed_loads: restores that
-    failed and were computed. failed_stores: stores that failed. late_loads: lookups that waited too
-    long for a disk. skipped_entries: entries that were not stored, by reason: ``no_room`` where the
-    budget is full of what is in use or of the same prompt, so that a prompt larger than the budget
-    is never restored. Entries are pages (full attention), windows (sliding) and checkpoints
-    (recurrent states); resident_bytes is what they take of host_bytes.
+    - requests: calls that looked up their prefix; hits: those that restored a part of it.
+    - uncached: calls that ran without the cache, by the argument or the reason for that.
+    - changes: how often the model was found changed, by what had changed. Entries from before a
+      change are not used after it. Changes while a text was computed count, too.
+    - prompt_tokens: of the requests, the sum of restored_tokens and computed_tokens.
+    - restored_bytes, stored_bytes: copied out of and into host memory.
+    - failed_loads: restores that failed, so that the prompt was computed. failed_stores: stores
+      that failed. late_loads: lookups that waited too long for a tier below the host.
+    - skipped_entries: entries that were not stored, by reason. ``no_room``: the budget is full of
+      entries in use or of the same prompt. A prompt larger than the budget is never restored.
+    - pages, windows, checkpoints: entries of full attention, of sliding windows and of recurrent
+      states; resident_bytes: their size, of the host_bytes of the budget.
     """
 
     requests: int
@@ -48,7 +50,7 @@ class Stats:
 
 @dataclass
 class Counts:
-    """What one cache counts itself."""
+    """The counts of one ``PrefixCache`` that its store does not have."""
 
     requests: int = 0
     hits: int = 0
@@ -57,7 +59,7 @@ class Counts:
     uncached: Counter[str] = field(default_factory=Counter)
 
     def served(self, tokens: int, restored: int) -> None:
-        """Notes a request: the tokens of its prompt, and how many of them were restored."""
+        """Counts a request whose prompt has so many tokens, of which some were restored."""
         self.requests += 1
         self.hits += restored > 0
         self.prompt_tokens += tokens
@@ -66,7 +68,11 @@ class Counts:
     def stats(
         self, changes: Mapping[str, int], moved: Moved, index: Cache | None, arena: Arena | None
     ) -> Stats:
-        """All counts, with those of the store, if there is one."""
+        """All counts together.
+
+        changes: of the model's watch. moved: of the entries. index, arena: of the store; None if
+        there is no store.
+        """
         now = Counter[str]() if index is None else index.stats()
         return Stats(
             requests=self.requests,

@@ -1,4 +1,4 @@
-"""Strided memory as runs of adjacent bytes."""
+"""Finds the runs of adjacent bytes in strided memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from hybrid_pages._core import GeometryError
 
 
 def merge(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same places in the same order, in as few dimensions as possible.
+    """Joins dimensions that lie together: equal places in equal order, in fewer dimensions.
 
     Args:
         dims: (extent, stride), outermost first.
@@ -23,15 +23,15 @@ def merge(dims: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def runs(dims: Sequence[tuple[int, int]], itemsize: int, *, most: int) -> list[tuple[int, int]]:
-    """(offset, length) in bytes of what lies together, in the dimensions' order.
+    """The (offset, length) in bytes of each run of adjacent bytes, in the dimensions' order.
 
     Args:
         dims: (extent, stride in bytes), outermost first, extents at least 1.
-        itemsize: bytes at each place.
+        itemsize: bytes of an item.
         most: how many runs there may be.
 
     Raises:
-        GeometryError: more than that.
+        GeometryError: there are more runs.
     """
     merged, length = merge(dims), itemsize
     if merged and merged[-1][1] == itemsize:

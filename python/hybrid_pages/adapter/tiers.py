@@ -87,13 +87,13 @@ class TierSettings:
         return cls(**given)
 
     def require_here(self) -> None:
-        """Rejects what this machine does not have, for a cache that this process alone uses.
+        """Rejects settings that this machine cannot meet, for a cache of this process alone.
 
         Raises:
             BudgetError: more memory than is free, or a quota that the file system cannot hold.
-            DiskError: another process uses the directory.
-            ForeignError: something else is in it.
-            RemoteError, SettingsError: a place that cannot be used.
+            DiskError: another process uses the disk's directory.
+            ForeignError: something else is in the disk's directory.
+            RemoteError, SettingsError: a disk or a store that cannot be used.
         """
         require_memory(self.host_gb)
         self.require_below()
@@ -123,13 +123,13 @@ class TierSettings:
             require_place(self.remote_url, writes=writes)
 
     def disk(self, *, lane: int = 0, lanes: int = 1) -> DiskShare | None:
-        """One of so many equal shares of the disk; None without one."""
+        """One of ``lanes`` equal shares of the disk; None if there is no disk."""
         return DiskShare.of(
             self.disk_path, self.disk_gb, self.disk_deadline_ms, lane=lane, lanes=lanes
         )
 
     def remote(self, *, writes: bool = True) -> RemoteShare | None:
-        """The use of the store that machines share; None without one."""
+        """The use of the store that machines share; None if there is none."""
         return RemoteShare.of(
             self.remote_url, self.remote_deadline_ms, self.remote_admit, writes=writes
         )
@@ -141,17 +141,17 @@ class TierSettings:
 
     @property
     def wait_seconds(self) -> float:
-        """How long a request waits for tiers below: as long as the slowest may take."""
+        """How long a request waits for tiers below the host: the longest of their deadlines."""
         used = [self.disk_deadline_ms] if self.disk_path else []
         used += [self.remote_deadline_ms] if self.remote_url else []
         return max(used, default=self.disk_deadline_ms) / 1000
 
 
 def require_block_tokens(block_tokens: object) -> int:
-    """The tokens of a block, where a user says how many.
+    """Rejects a number of tokens that a block cannot have; returns the number.
 
     Raises:
-        SettingsError: no whole number, or none that a block can have.
+        SettingsError: not a whole number, or out of range.
     """
     is_whole = isinstance(block_tokens, int) and not isinstance(block_tokens, bool)
     if isinstance(block_tokens, int) and is_whole and 1 <= block_tokens <= MOST_BLOCK_TOKENS:

@@ -14,9 +14,9 @@ _warned: set[tuple[str, str, str]] = set()
 class Supported:
     """A range of versions, by their numbers: from ``first`` up to, but without, ``end``.
 
-    user: the part of this package that works with them. remedy: what to do about any other.
-    tested: those that tests have run, the newest last. Newer ones in the range are used, too, after
-    one warning.
+    user: the part of this package that uses the other package. remedy: what to do about a version
+    outside the range. tested: the versions that tests have run, the newest last. Newer ones in the
+    range are used, too, after one warning.
     """
 
     user: str
@@ -28,12 +28,12 @@ class Supported:
 
     @property
     def range(self) -> str:
-        """As in a requirement: ``>=0.32,<0.34``."""
+        """The range as a requirement: ``>=0.32,<0.34``."""
         low = f">={_dotted(self.first)}"
         return low if self.end is None else f"{low},<{_dotted(self.end)}"
 
     def includes(self, version: str) -> bool:
-        """Whether a version, as the package writes it itself, is in the range."""
+        """Whether a version, such as ``0.32.1rc2``, is in the range."""
         numbers = _numbers(version)
         if numbers is None:
             return False
@@ -51,8 +51,10 @@ class Supported:
             )
 
     def is_newer(self, version: str) -> bool:
-        """Whether a version is newer than every tested one of its line: of the same first two
-        numbers where there is such, else of all."""
+        """Whether a version is newer than all tested ones of its line.
+
+        Its line are those with the same first two numbers, or all where there are none.
+        """
         numbers = _numbers(version)
         if numbers is None or not self.tested:
             return False
@@ -61,7 +63,7 @@ class Supported:
         return numbers > max(line or tested)
 
     def warn_if_newer(self, version: str, log: logging.Logger = _log) -> None:
-        """Says once that no test has run a version."""
+        """Logs once that a version is newer than those that tests have run."""
         key = self.user, self.package, version
         if self.is_newer(version) and key not in _warned:
             _warned.add(key)
@@ -77,7 +79,7 @@ class Supported:
 
 
 def _numbers(version: str) -> tuple[int, int, int] | None:
-    """The first three numbers of a version, as far as it has them."""
+    """The first three numbers of a version, 0 for a missing third."""
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
