@@ -1,4 +1,4 @@
-"""Numbers on command lines. A wrong one is a line of usage, before anything is loaded."""
+"""Checks of command-line arguments, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PICTURES = (".png", ".pdf", ".svg")
 
 
 class WrongArgument(HybridPagesError, ValueError):
-    """A word on the command line that is not what an option takes."""
+    """A command-line argument that its option does not accept."""
 
 
 def whole(most: int) -> Callable[[str], int]:
     """Reads a whole number from 1 to ``most``."""
 
     def read(text: str) -> int:
-        # A bound on the digits, too: int() refuses thousands of them in words of its own.
+        # The digits are limited, too: int() refuses thousands of them with another error.
         if not re.fullmatch(r"0{0,9}[1-9][0-9]{0,18}", text) or int(text) > most:
             raise WrongArgument(
                 f"expected a whole number from 1 to {most}, found {reprlib.repr(text)}"
@@ -36,7 +36,7 @@ def whole(most: int) -> Callable[[str], int]:
 
 
 def gib(least: float) -> Callable[[str], float]:
-    """Reads a size in GiB from ``least`` to this machine's memory, of which so much is free."""
+    """Reads a size in GiB from ``least`` to the memory of this machine that is free."""
 
     def read(text: str) -> float:
         most = math.floor(memory_bytes() / GIB * 100) / 100
@@ -44,7 +44,7 @@ def gib(least: float) -> Callable[[str], float]:
             value = float(text)
         except ValueError:
             value = math.nan
-        # False for what is no number.
+        # False for NaN, which stands for a text that is no number.
         if not least <= value <= most:
             raise WrongArgument(
                 f"expected a size in GiB from {least:g} to {most:.2f}, this machine's memory, "
@@ -78,7 +78,7 @@ def positive(most: float) -> Callable[[str], float]:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Reads one of some words."""
+    """Reads one of the given words."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -99,7 +99,7 @@ def require_named(option: str, text: object) -> None:
 
 
 def require_file(option: str, path: str) -> None:
-    """Rejects the path of what is no file that can be read.
+    """Rejects the path of anything but a file that can be read.
 
     Raises:
         WrongArgument: names the option.
@@ -120,7 +120,7 @@ def require_file(option: str, path: str) -> None:
 
 
 def require_picture(option: str, path: Path | None) -> None:
-    """Rejects what would fail only when a picture is drawn, at the end.
+    """Rejects a path where a picture could not be written at the end of a command.
 
     Raises:
         WrongArgument: names the option.
@@ -149,7 +149,7 @@ def require_picture(option: str, path: Path | None) -> None:
 
 
 def require_port(host: str, port: int) -> None:
-    """Rejects a place where no server can listen.
+    """Rejects an address where no server can listen.
 
     Raises:
         WrongArgument: says why, and what to change.

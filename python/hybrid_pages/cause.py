@@ -1,7 +1,7 @@
-"""Why an engine did not start: the exception that began it, found in its log, and what to change.
+"""Finds the cause in the log of an engine that did not start, and what to change.
 
-An engine is several processes whose lines are mixed. The last ones say only that another process
-has failed; the first traceback is the one that counts.
+An engine is several processes whose lines are mixed in the log. The last lines say only that
+another process has failed; the first traceback is the cause.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HARMLESS = {"DEBUG", "INFO", "WARNING"}
 _TRACEBACK = "Traceback (most recent call last):"
 _IGNORED = "Exception ignored "
-"""Printed by Python before the traceback of an exception that it goes on from."""
+"""Printed by Python before the traceback of an exception that it ignores."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 _MOST_LINES = 12
 _CONSEQUENCES = re.compile(
@@ -23,7 +23,7 @@ _CONSEQUENCES = re.compile(
     r"|^(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|CancelledError|BrokenPipeError"
     r"|EngineDeadError|ConnectionResetError)\b"
 )
-"""Messages of a process that another process, or its user, has ended."""
+"""Messages of a process that another process, or the user, has ended."""
 _KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*?'(?P<name>[^']+)': (?P<status>-\d+)")
 _SILENT = re.compile(r"See root cause above|See stack trace for root cause")
 _USAGE = re.compile(r"[\w./-]+(?: \w+)?: error: \S.*")
@@ -32,7 +32,7 @@ _FATAL = re.compile(r"Fatal Python error: |terminate called |Segmentation fault|
 _MEMORY = "a smaller --gpu-memory-utilization (on a CPU, too) or --kv-cache-memory-bytes"
 _OF_ALL = re.compile(r"\((?P<free>\d+\.?\d*)/(?P<all>\d+\.?\d*) GiB\)")
 _SPARE = 0.9
-"""Share of the free memory to suggest: other programs may take more meanwhile."""
+"""The part of the free memory that is suggested, since other programs may take more."""
 _FIXES = (
     (
         r"less than desired CPU memory utilization",
@@ -69,18 +69,18 @@ _FIXES = (
     ),
     (r"Bus error", "a larger /dev/shm, such as `docker run --shm-size 16g`"),
 )
-"""Advice by the text of an exception. Errors of hybrid-pages carry their own."""
+"""What to change, by patterns of error texts. Errors of hybrid-pages say it themselves."""
 
 
 def cause_of(log: str, status: int | None = None) -> str | None:
-    """The cause of a failure in a line or few, with what to change where that is known.
+    """The cause of a failed start in a few lines, with what to change where that is known.
 
     Args:
-        log: what the engine's processes have printed.
-        status: of the process that has ended, as :mod:`subprocess` gives it.
+        log: the output of the engine's processes.
+        status: exit status of the process that has ended, as :mod:`subprocess` returns it.
 
     Returns:
-        None if the log does not say.
+        None if the log does not tell.
     """
     by_process = _by_process(log.splitlines())
     found = next(filter(None, (_first(lines) for lines in _tracebacks(by_process))), None)
@@ -90,7 +90,7 @@ def cause_of(log: str, status: int | None = None) -> str | None:
 
 
 def cause_of_error(error: BaseException) -> str:
-    """Why an engine in this process did not start, by the exception that it raised."""
+    """The cause of a failed start in this process, from the exception that it has raised."""
     first = error
     while (before := first.__cause__ or _context(first)) is not None:
         first = before
@@ -102,13 +102,13 @@ def _context(error: BaseException) -> BaseException | None:
 
 
 def with_fix(found: str) -> str:
-    """An exception's own line, with what to change behind it where that is known."""
+    """Adds what to change to an error text, where that is known."""
     fix = next((fix for pattern, fix in _FIXES if re.search(pattern, found)), None)
     return found if fix is None else f"{found}\nchange: {_share(found)}{fix}"
 
 
 def _share(found: str) -> str:
-    """The share of memory that would fit, where vLLM says what is free."""
+    """A memory utilization that would fit, if vLLM's error says how much is free."""
     fits = _OF_ALL.search(found)
     if fits is None or "memory utilization" not in found or not float(fits["all"]):
         return ""
@@ -119,7 +119,7 @@ def _share(found: str) -> str:
 
 
 _Line = tuple[str, str, str]
-"""The process, what a logger has put before the text, and the text."""
+"""One line of a log: the process, the logger's header, and the text."""
 
 
 def _by_process(lines: Iterable[str]) -> list[_Line]:
@@ -138,7 +138,7 @@ def _by_process(lines: Iterable[str]) -> list[_Line]:
 
 
 def _tracebacks(lines: list[_Line]) -> Iterator[list[_Line]]:
-    """The lines of each traceback's process from the traceback on, in the order of their starts."""
+    """For each traceback, in order, the lines that its process has printed from there on."""
     before = dict[str, str]()
     for index, (process, header, text) in enumerate(lines):
         harmless = header.partition(" ")[0] in _HARMLESS or _IGNORED in before.get(process, "")
@@ -148,8 +148,11 @@ def _tracebacks(lines: list[_Line]) -> Iterator[list[_Line]]:
 
 
 def _first(lines: list[_Line]) -> str | None:
-    """The exception's own lines at the end of the traceback that begins here, if they say more than
-    that another process has failed."""
+    """The exception's own lines at the end of a traceback.
+
+    lines: of one process, from the traceback on. None if they only say that another process has
+    failed.
+    """
     header, said = lines[0][1] if lines else "", list[str]()
     for _, each, text in lines:
         if each != header:
@@ -174,7 +177,7 @@ def _first(lines: list[_Line]) -> str | None:
 
 
 def _without_traceback(lines: list[_Line], status: int | None) -> str | None:
-    """The last words of a process, or how it was ended, where there is no traceback."""
+    """The cause in a log without a traceback: a fatal error, a wrong command line, or a signal."""
     for _, _, text in lines:
         if (killed := _KILLED.search(text)) is not None:
             return f"the process {killed['name']} was ended by signal {-int(killed['status'])}"

@@ -1,9 +1,9 @@
 """The helper of a Mooncake tier: a process of its own that drives Mooncake's client.
 
-The tier (`rust/tiers/mooncake`) starts it. Standard input is a socket with one line of JSON
-each way, standard output the staging memory; `src/wire.rs` of the tier has the messages. It maps
-the slots for reading alone, ends when the tier's end of the socket closes, and may be killed at any
-time.
+The tier (`rust/tiers/mooncake`) starts the process. Standard input is a socket, on which each
+message is a line of JSON (`src/wire.rs` of the tier has them); standard output is the staging
+memory, shared with the tier. The process maps the slots for reading only. It ends when the tier
+closes the socket, and may be killed at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def command() -> list[str]:
-    """The command that starts the helper, which finds the same modules as this process."""
+    """The command that starts the helper with this process's module path."""
     code = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from hybrid_pages.mooncake import main; main()"
@@ -38,7 +38,7 @@ def command() -> list[str]:
 
 
 def _map(fd: int, nbytes: int, protection: int) -> int:
-    """Maps a file for as long as the process lives. Returns the address."""
+    """Maps a file until the process ends. Returns the address."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -51,7 +51,7 @@ def _map(fd: int, nbytes: int, protection: int) -> int:
 
 
 def _map_slots(path: str, first: int) -> int:
-    """The address of the slots of a plane, which begin at `first` of its file."""
+    """Maps a plane's file. Returns the address of the slots, which begin `first` bytes into it."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return _map(fd, os.fstat(fd).st_size, mmap.PROT_READ) + first
@@ -60,7 +60,7 @@ def _map_slots(path: str, first: int) -> int:
 
 
 def _own_address(master: str) -> str:
-    """The address of this machine that the master sees. Nothing is sent."""
+    """The address of this machine on the network of the master. Sends nothing."""
     host, _, port = master.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -69,10 +69,14 @@ def _own_address(master: str) -> str:
 
 
 class Client:
-    """Mooncake's client over the staging memory and the slots."""
+    """Mooncake's client, with the staging memory and the slots registered.
+
+    master: address of the Mooncake master. planes: path and offset of the slots of each rank.
+    staging: size of the staging memory. fd: its file.
+    """
 
     def __init__(self, master: str, planes: list[tuple[str, int]], staging: int, fd: int) -> None:
-        # Only a helper imports this: it starts threads and installs signal handlers.
+        # Only the helper may import this: it starts threads and installs signal handlers.
         from mooncake.store import MooncakeDistributedStore
 
         self._staging = _map(fd, staging, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -97,7 +101,7 @@ class Client:
             raise RemoteError(f"expected to register {staging} bytes, found code {code}")
 
     def _headers(self, keys: list[str], places: list[int], length: int) -> list[int]:
-        """Brings the first bytes of values to the staging memory."""
+        """Reads the first bytes of values into the staging memory. Returns bytes or errors."""
         if not keys:
             return []
         ranges = self._store.get_into_ranges(
@@ -107,7 +111,13 @@ class Client:
         return [int(code[0]) for code in ranges[0]]
 
     def ask(self, keys: list[str], at: int, length: int) -> list[int]:
-        """1 for each key that is there, with its header; 0; or an error."""
+        """Looks keys up and reads the headers of those that exist.
+
+        at: where in the staging memory the headers go. length: of a header.
+
+        Returns:
+            For each key 1 if it exists, 0 if it does not, or a negative error.
+        """
         codes = [int(code) for code in self._store.batch_is_exist(keys)]
         there = [index for index, code in enumerate(codes) if code == 1]
         places = [at + index * length for index in there]
@@ -117,7 +127,7 @@ class Client:
         return codes
 
     def get(self, items: list[dict[str, Any]]) -> list[int]:
-        """Bytes that arrived, or an error, for each."""
+        """Reads values into the staging memory. Returns bytes or a negative error for each."""
         return [
             int(code)
             for code in self._store.batch_get_into_multi_buffers(
@@ -128,7 +138,14 @@ class Client:
         ]
 
     def put(self, items: list[dict[str, Any]], length: int) -> list[int]:
-        """0 where a value is there now, whoever put it, with its header; or an error."""
+        """Writes values, and reads back the headers of those that exist afterwards.
+
+        items: each with the key, the place of the header in the staging memory, and parts of slots.
+        length: of a header.
+
+        Returns:
+            For each item 0 if there is a value now, whoever wrote it, or a negative error.
+        """
         keys = [item["key"] for item in items]
         pieces: list[list[tuple[int, int]]] = [
             [
@@ -154,12 +171,12 @@ class Client:
         return codes
 
     def remove(self, keys: list[str]) -> list[int]:
-        """0 where a value went, or an error, for each."""
+        """Removes values. Returns 0 or a negative error for each."""
         return [int(code) for code in self._store.batch_remove(keys, True)]
 
 
 class _Tier:
-    """The tier's end of the socket."""
+    """The connection to the tier."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._lines = connection.makefile("r", encoding="utf-8")
@@ -182,7 +199,8 @@ def _lane(work: queue.SimpleQueue[tuple[int, Callable[[], list[int]]]], tier: _T
             number, call = work.get()
             tier.tell(id=number, codes=call())
     except BaseException:
-        # The tier fails what it waits for and starts another helper.
+        # Ends the process, whatever happened: the tier then fails what it waits for and starts
+        # another helper.
         traceback.print_exc()
         os._exit(1)
 
@@ -191,7 +209,7 @@ def main() -> None:
     """Serves the tier at the other end of standard input until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     staging_fd = os.dup(1)
-    os.dup2(2, 1)  # Libraries print.
+    os.dup2(2, 1)  # what libraries print goes to standard error
     tier = _Tier(socket.socket(fileno=0))
     messages = tier.messages()
     start = next(messages, None)
@@ -209,7 +227,7 @@ def main() -> None:
         tier.tell(error=str(error))
         os._exit(1)
     lanes: dict[str, queue.SimpleQueue[tuple[int, Callable[[], list[int]]]]] = {}
-    # A removal comes after the writes before it.
+    # Writes and removals share a thread, so that they happen in order.
     for names in (("ask",), ("get",), ("put", "remove")):
         work: queue.SimpleQueue[tuple[int, Callable[[], list[int]]]] = queue.SimpleQueue()
         lanes.update(dict.fromkeys(names, work))

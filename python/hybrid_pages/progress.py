@@ -8,9 +8,10 @@ from typing import Any
 
 
 def progress(total: int, unit: str, *, scale: bool = False) -> AbstractContextManager[Any]:
-    """A bar on a terminal, or None if tqdm is not installed.
+    """A progress bar on standard error, if that is a terminal. None if tqdm is not installed.
 
-    total: in units. scale: shows thousands and millions of units, as for bytes.
+    total: the number of units. unit: its name. scale: whether the bar counts in Ki, Mi and so on,
+    as for bytes.
     """
     try:
         from tqdm import tqdm

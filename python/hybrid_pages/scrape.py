@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hybrid_pages import HybridPagesError
 
 PREFIX = "vllm:hybrid_pages_"
-"""Start of the names of this package's metrics."""
+"""The names of hybrid-pages' metrics begin with this."""
 _ENGINE = "vllm:"
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
@@ -26,12 +26,12 @@ _MOST_BYTES = 64 << 20
 
 
 class ScrapeError(HybridPagesError, OSError):
-    """An endpoint that can't be read."""
+    """A metrics endpoint cannot be read."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One value with its labels."""
+    """One value of a metric, with its labels."""
 
     name: str
     labels: Mapping[str, str]
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """All values of one moment."""
+    """All values that an endpoint served at one moment."""
 
     by_name: Mapping[str, list[Sample]] = field(default_factory=dict)
 
@@ -49,7 +49,7 @@ class Samples:
         return sum(sample.value for sample in self.all(name, **labels))
 
     def all(self, name: str, **labels: str) -> list[Sample]:
-        """The samples of a metric with these labels; of a counter also under its plain name."""
+        """The samples of a metric with these labels. A counter's name may lack ``_total``."""
         found = self.by_name.get(name) or self.by_name.get(f"{name}_total") or []
         return [
             sample
@@ -58,11 +58,11 @@ class Samples:
         ]
 
     def ours(self, name: str, **labels: str) -> float:
-        """The sum of one of our metrics."""
+        """The sum of a metric of hybrid-pages; its name lacks :data:`PREFIX`."""
         return self.sum(PREFIX + name, **labels)
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Sums of one of our metrics by a label."""
+        """The sums of a metric of hybrid-pages, by the values of a label."""
         found: dict[str, float] = {}
         for sample in self.all(PREFIX + name):
             key = sample.labels.get(label, "")
@@ -70,12 +70,12 @@ class Samples:
         return found
 
     def has_ours(self) -> bool:
-        """Whether a hybrid-pages connector reports here."""
+        """Whether there are metrics of hybrid-pages."""
         return any(name.startswith(PREFIX) for name in self.by_name)
 
 
 def parse(text: str) -> Samples:
-    """Reads the text format; lines that are none are left out."""
+    """Reads Prometheus' text format. Lines that do not follow it are left out."""
     found: dict[str, list[Sample]] = {}
     for sample in _samples(text):
         found.setdefault(sample.name, []).append(sample)
@@ -101,16 +101,16 @@ def _unescaped(text: str) -> str:
 
 
 def base_of(url: str) -> str:
-    """The server's address, without ``/metrics``, a slash at the end, or with ``http://``."""
+    """A server's address with ``http://`` in front, without ``/metrics`` or a slash at the end."""
     url = url if "://" in url else f"http://{url}"
     return url.rstrip("/").removesuffix("/metrics").rstrip("/")
 
 
 def scrape(url: str) -> Samples:
-    """The metrics of a server now.
+    """Reads a server's metrics.
 
     Raises:
-        ScrapeError: it can't be reached, or serves none.
+        ScrapeError: the server cannot be reached, or does not serve vLLM's metrics.
     """
     address = f"{base_of(url)}/metrics"
     samples = parse(get(address))
@@ -128,7 +128,7 @@ def scrape(url: str) -> Samples:
 
 
 def version_of(url: str) -> str | None:
-    """vLLM's version, as the server says it; None if it does not."""
+    """The version of vLLM that a server reports; None if it reports none."""
     try:
         said = json.loads(get(f"{base_of(url)}/version"))
     except (ScrapeError, ValueError):
@@ -137,10 +137,10 @@ def version_of(url: str) -> str | None:
 
 
 def _body(reply: http.client.HTTPResponse) -> bytes:
-    """All of it; the timeout of a socket is for each piece alone.
+    """Reads a whole reply within 10 seconds. A socket's own timeout is for each piece alone.
 
     Raises:
-        ScrapeError: it is too long, ends early, or takes too long.
+        ScrapeError: the reply is too long, ends early, or takes too long.
     """
     body, until = bytearray(), time.monotonic() + _SECONDS
     while piece := reply.read1(_MOST_BYTES):
@@ -155,7 +155,7 @@ def _body(reply: http.client.HTTPResponse) -> bytes:
 
 
 def get(address: str) -> str:
-    """The text at an address.
+    """Reads the text at an address.
 
     Raises:
         ScrapeError: names the address and what to do.

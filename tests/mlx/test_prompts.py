@@ -197,7 +197,7 @@ def test_tails_are_bounded_and_told_from_blocks():
     tails = PartialBlocks(4)
     for index in range(70_000):
         tails.add(0, index.to_bytes(32, "little"), 3)
-    assert len(tails._lengths) == 1 << 16
+    assert len(tails._extras._lengths) == 1 << 16
     assert partial_key(b"", [1, 2, 3]) != partial_key(b"", [1, 2])
     tails.clear()
     tails.add(0, b"", 2)

@@ -1,14 +1,14 @@
 """Hybrid caches of many rows at once, on torch tensors of any device.
 
-A `Batch` is the state of every layer for the rows that a model computes together. Rows are merged,
-extended, filtered and extracted; steps over rows of different lengths are padded at the right or
-at the left. Every kind of layer is a `LayerCache`:
+A row is one sequence. A `Batch` is the state of every layer for the rows that a model computes
+together. Rows are merged, extended, filtered and extracted; steps over rows of different lengths
+are padded at the right or at the left. Every kind of layer is a `LayerCache`:
 
 - `AttentionCache`: keys and values, of all tokens or of a sliding window;
-- `PagedAttentionCache`: the same in blocks that rows share, rearranged without moving bytes;
+- `PagedAttentionCache`: keys and values in blocks that rows share, rearranged without copies;
 - `ConvCache`: the last inputs of a short convolution;
 - `RecurrentCache`: the state of a recurrence;
-- `CompositeCache`: several of them in one layer.
+- `CompositeCache`: several kinds in one layer.
 
 Any other kind is a subclass of `LayerCache`. `hybrid_pages.batch.huggingface` takes rows from
 Hugging Face caches and gives them back.

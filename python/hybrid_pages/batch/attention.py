@@ -16,8 +16,8 @@ from hybrid_pages.batch.step import Step
 class AttentionCache(LayerCache):
     """Keys and values, each [size, heads, columns, head_dim], the layout of Hugging Face.
 
-    window: how many tokens the layer sees, the present one included; None for all. Of a window
-    the last `window - 1` columns are kept, as Hugging Face's DynamicSlidingWindowLayer does.
+    window: how many tokens the layer sees, the present one included; None for all. With a window
+    the last `window - 1` columns are kept, as in Hugging Face's DynamicSlidingWindowLayer.
     """
 
     def __init__(
@@ -30,24 +30,24 @@ class AttentionCache(LayerCache):
     ) -> None:
         super().__init__(size, keys=keys, values=values)
         self.window = None if window is None else at_least_one("window", window)
-        # While prepared: how many cached columns had left the window before. None at rest.
+        # Between `prepare` and `finalize`: how many columns had left the window before. Else None.
         self._gone: int | None = None
         if keys is not None or values is not None:
             _check_pair(keys, values, size)
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """[size, heads, columns, head_dim]."""
+        """The cached keys, [size, heads, columns, head_dim]; None if there are none."""
         return self.tensors["keys"]
 
     @property
     def values(self) -> torch.Tensor | None:
-        """[size, heads, columns, head_dim]."""
+        """The cached values, [size, heads, columns, head_dim]; None if there are none."""
         return self.tensors["values"]
 
     @property
     def columns(self) -> int:
-        """Cached columns, padding included."""
+        """The number of cached columns, padding included."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     def update(
@@ -55,9 +55,8 @@ class AttentionCache(LayerCache):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Append a step's keys and values, each [size, heads, step.columns, head_dim].
 
-        Returns the keys and values to attend to and the mask [size, 1, step.columns, keys] for
-        them, as `torch.nn.functional.scaled_dot_product_attention` takes them. What padding
-        holds is replaced by zeros.
+        Returns the keys and values to attend to, and their mask [size, 1, step.columns, keys] for
+        `torch.nn.functional.scaled_dot_product_attention`. Padding holds zeros.
         """
         _check_pair(keys, values, self.size)
         if keys.shape[2] != step.columns:
@@ -78,7 +77,7 @@ class AttentionCache(LayerCache):
         for name, new in (("keys", keys), ("values", values)):
             new = step.fill(new, 0.0, dim=2)
             old = self.tensors[name]
-            # A copy also of the first ones: they may be views of what a model goes on to use.
+            # The first ones are copied, too: they may be views of a tensor that the model changes.
             whole[name] = torch.cat([new] if old is None else [old, new], dim=2)
         columns = whole["keys"].shape[2]
         kept = self._kept(step.past + step.columns)
@@ -156,7 +155,7 @@ class AttentionCache(LayerCache):
 
 
 def _last(tensor: torch.Tensor, columns: int) -> torch.Tensor:
-    """The last columns, in memory of their own if that lets go of others."""
+    """The last columns, copied if that frees the memory of others."""
     if tensor.shape[2] == columns:
         return tensor
     return tensor[:, :, tensor.shape[2] - columns :].contiguous()

@@ -1,4 +1,4 @@
-"""Rows of one model that are computed together: their layers and how many tokens each has."""
+"""The rows that a model computes together: the caches of all layers, and each row's length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
         ...                         # each layer updates its cache once
         batch.advance(1)
 
-    For rows of different lengths say before what is coming, with one of the two paddings:
+    For rows of different lengths, announce the padding of the next steps, at one side:
 
         batch.prepare(lengths=[5, 0, 8])        # or left_padding=[3, 8, 0]
         for columns in (4, 4): ...              # step, model, advance
@@ -47,7 +47,7 @@ class Batch:
         self._padding: list[int] | None = None  # left padding still to come, by row
         # While prepared, on the host: the place in its row of each cached column, -1 at padding.
         self._positions: torch.Tensor | None = None
-        # The open step, and what its end makes of the above.
+        # The open step, and the positions after it.
         self._step: Step | None = None
         self._next_positions: torch.Tensor | None = None
         for layer in layers:
@@ -65,17 +65,17 @@ class Batch:
 
     @property
     def left_padding(self) -> list[int]:
-        """Cached columns before the first token of each row, as they are after `finalize`."""
+        """The number of padding columns before the first token of each row, after `finalize`."""
         return [max(self._lengths) - length for length in self._lengths]
 
     @property
     def prepared(self) -> bool:
-        """Whether padding was announced that is not finalized yet."""
+        """Whether `prepare` was called and `finalize` not yet."""
         return self._positions is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers, padding included."""
+        """The size of all layers in bytes, padding included."""
         return sum(layer.nbytes for layer in self.layers)
 
     # ---- rows ----
@@ -101,7 +101,7 @@ class Batch:
         self._replace(self._selected(rows))
 
     def release(self) -> None:
-        """Give back what layers share with others, such as blocks. The second call does nothing."""
+        """Give back memory that layers share with others, such as blocks. May be called twice."""
         for layer in self.layers:
             layer.release()
 
@@ -110,10 +110,10 @@ class Batch:
     def prepare(
         self, *, lengths: Iterable[int] | None = None, left_padding: Iterable[int] | None = None
     ) -> None:
-        """Say where the tokens of the next steps lie, up to `finalize`.
+        """Announce where the tokens of the next steps lie, until `finalize`.
 
         lengths: row i has its next lengths[i] tokens first, and then padding. left_padding: row
-        i has so many columns of padding first, and then tokens. One of them, not both.
+        i has left_padding[i] columns of padding first, and then tokens. Give one of them.
         """
         self._require_between_steps("prepare", prepared=True)
         if (lengths is None) == (left_padding is None):
@@ -127,9 +127,9 @@ class Batch:
             layer.prepare(self._columns)
 
     def step(self, columns: int, device: torch.device | str = "cpu") -> Step:
-        """Begin a forward pass of so many columns; `advance` ends it.
+        """Begin a forward pass over this many new columns; `advance` ends it.
 
-        device: where the model wants positions and masks. Raises BudgetError, with nothing
+        device: of the positions and masks that the model gets. Raises BudgetError, with nothing
         changed, if a layer has no room for the step.
         """
         self._require_between_steps("step", prepared=False)
@@ -139,7 +139,7 @@ class Batch:
             ends = [min(tokens, columns) for tokens in self._waiting]
         if self._padding is not None:
             starts = [min(padding, columns) for padding in self._padding]
-        # On the host: nothing here waits for a device.
+        # Computed on the host, so that nothing waits for a device.
         column = torch.arange(columns)
         first, end = torch.tensor(starts), torch.tensor(ends)
         place = torch.tensor(self._lengths)[:, None] + column - first[:, None]
@@ -164,7 +164,7 @@ class Batch:
         return step
 
     def advance(self, columns: int) -> None:
-        """End the step of so many columns, after every layer has been updated."""
+        """End the step, after every layer has been updated. columns: of the step."""
         step = self._step
         if step is None:
             raise InvalidArgumentError("expected a step to advance over, found none; begin one")
@@ -184,7 +184,7 @@ class Batch:
             layer.advance(columns)
 
     def finalize(self) -> None:
-        """End what `prepare` began: move padding to the left and drop what all rows share."""
+        """End what `prepare` began: move padding to the left, and drop columns without tokens."""
         if self._positions is None:
             raise InvalidArgumentError("expected prepare before finalize, found no padding")
         self._require_between_steps("finalize", prepared=False)
@@ -204,7 +204,7 @@ class Batch:
     # ---- inside ----
 
     def _resting_positions(self, device: torch.device | str) -> torch.Tensor:
-        """[size, columns]: the place in its row of each cached column, -1 at padding."""
+        """The place in its row of each cached column, [size, columns], -1 at padding."""
         padding = torch.tensor(self.left_padding, device=device)
         column = torch.arange(self._columns, device=device)
         return (column - padding[:, None]).clamp(min=-1)
@@ -270,7 +270,7 @@ class Batch:
 
 
 def _order(positions: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor | None:
-    """Where each column of a right-aligned batch lies in `positions`, as `finalize` takes it."""
+    """Where each column of a right-aligned batch lies in `positions`, for `LayerCache.finalize`."""
     columns, size = max(lengths), len(lengths)
     total = positions.shape[1]
     row, source = (positions >= 0).nonzero(as_tuple=True)

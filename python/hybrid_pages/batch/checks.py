@@ -1,4 +1,4 @@
-"""Arguments that callers give by row: checked before anything changes."""
+"""Checks of arguments with a value for each row, made before anything changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybrid_pages._core import InvalidArgumentError
 
 
 def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
-    """The values as a list of ints; a mask of booleans is no list of numbers."""
+    """The values as a list of ints. Rejects booleans, which may be meant as a mask."""
     numbers = []
     for value in values:
         try:
@@ -24,7 +24,7 @@ def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
 
 
 def per_row(name: str, values: Iterable[int], size: int) -> list[int]:
-    """One number of tokens for each row, none of them negative."""
+    """The values as a list with one number for each row, none of them negative."""
     numbers = whole_numbers(name, values)
     if len(numbers) != size:
         raise InvalidArgumentError(
@@ -36,7 +36,7 @@ def per_row(name: str, values: Iterable[int], size: int) -> list[int]:
 
 
 def row_indices(values: Iterable[int], size: int) -> list[int]:
-    """Which rows, in any order and each once."""
+    """The values as a list of rows, in any order and each once."""
     rows = whole_numbers("rows", values)
     if not rows:
         raise InvalidArgumentError(
@@ -50,7 +50,7 @@ def row_indices(values: Iterable[int], size: int) -> list[int]:
 
 
 def at_least_one(name: str, value: int) -> int:
-    """A count that cannot be 0."""
+    """The value as an int of at least 1."""
     (number,) = whole_numbers(name, [value])
     if number < 1:
         raise InvalidArgumentError(f"{name}: expected at least 1, found {number}")

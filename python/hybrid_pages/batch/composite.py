@@ -13,10 +13,10 @@ from hybrid_pages.batch.step import Step
 
 
 class CompositeCache(LayerCache):
-    """Named parts that are layer caches themselves; every call goes to each of them."""
+    """Several layer caches of one layer, by name. Every call goes to each of them."""
 
     def __init__(self, parts: Mapping[str, LayerCache], size: int | None = None) -> None:
-        """size: by default that of the parts; needed if there are none."""
+        """parts: the layer caches by name. size: the number of rows, needed without parts."""
         sizes = {part.size for part in parts.values()} | ({size} if size is not None else set())
         if len(sizes) != 1:
             raise InvalidArgumentError(

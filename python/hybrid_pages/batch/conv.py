@@ -1,4 +1,4 @@
-"""The last inputs of a short causal convolution, taken at each row's true end."""
+"""The last inputs of a short causal convolution, up to each row's last token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from hybrid_pages.batch.step import Step
 
 
 class ConvCache(LayerCache):
-    """The last `width` inputs of every row, always contiguous and written in place.
+    """The last `width` inputs of every row. The tensor is contiguous and written in place.
 
-    width: for a kernel of K taps, K as Hugging Face keeps it (the default layout,
-    [size, channels, width]) or K - 1 as MLX does; K - 1 are needed. channels_last: the layout of
-    MLX, [size, width, channels].
+    width: at least K - 1 for a kernel of K taps. Hugging Face keeps K and MLX K - 1.
+    channels_last: the layout [size, width, channels] of MLX, instead of [size, channels, width].
     """
 
     def __init__(
@@ -38,17 +37,17 @@ class ConvCache(LayerCache):
 
     @property
     def state(self) -> torch.Tensor | None:
-        """[size, channels, width], or [size, width, channels] with channels last."""
+        """The last inputs: [size, channels, width], or [size, width, channels] if channels_last."""
         return self.tensors["state"]
 
     def update(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Take in a step's inputs and return them behind what was there before.
+        """Append a step's inputs, and return them with the earlier inputs in front.
 
-        x: [size, channels, step.columns], or [size, step.columns, channels]. Returns the same
-        with `width` more columns: an unpadded convolution over its last K - 1 + step.columns
-        gives the outputs of the step. Each row's earlier inputs lie directly before its first
-        token, and its new state ends at its last token: padding is neither read nor kept. The
-        state keeps its address.
+        x: [size, channels, step.columns], or [size, step.columns, channels] with channels last.
+        Returns a tensor with `width` more columns: an unpadded convolution over its last
+        K - 1 + step.columns columns gives the outputs of the step. Each row's earlier inputs lie
+        directly before its first token, and its new state ends at its last token, so padding is
+        neither read nor kept. The state keeps its address.
         """
         self._check(x, step)
         dim, state = self._dim, self.tensors["state"]
@@ -90,7 +89,7 @@ class ConvCache(LayerCache):
         return by_column[:, :, None] if self.channels_last else by_column[:, None]
 
     def _take(self, x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Columns of each row, by [size, n] indices."""
+        """Some columns of each row. columns: their indices, [size, n]."""
         shape = list(x.shape)
         shape[self._dim] = columns.shape[1]
         return x.gather(self._dim, self._spread(columns).expand(shape))

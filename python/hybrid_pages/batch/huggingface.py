@@ -1,18 +1,18 @@
-"""Rows to and from the caches of Hugging Face transformers 5.x.
+"""Converts between a `Batch` and the caches of Hugging Face transformers 5.x.
 
 `from_transformers` takes the rows of a DynamicCache into a `Batch`, where they are merged,
-extended, filtered and extracted; `to_transformers` gives a DynamicCache that a model goes on with.
-Neither side sees what the other does afterwards. Layouts are those of `transformers.cache_utils`:
+extended, filtered and extracted; `to_transformers` makes a DynamicCache that a model goes on with.
+Later changes of one side do not show in the other. Layouts are those of `transformers.cache_utils`:
 keys and values [rows, heads, columns, head_dim], convolution states [rows, channels, K], recurrent
 states as the model has them.
 
-What a model then computes equals each row alone up to the rounding of other shapes, if it has
+A model then computes for each row what it would for the row alone, up to rounding, if it is given
 
-- one token, or the same number of them, for every row of the batch, whatever the rows' lengths;
+- the same number of tokens for every row, whatever the rows' lengths;
 - or a whole batch of new rows, padded at the left.
 
-Padding amid rows that have a state already is wrong inside the models: they put zeros in for padded
-inputs, which enter the convolution, and let the recurrent state decay. Prefill such rows one by
+The models themselves compute padding wrongly for rows that have a state already: zeros in the place
+of padded inputs enter the convolution, and the recurrent state decays. Prefill such rows one by
 one, or in groups of equal numbers of tokens, and merge them. Jamba of transformers 5.19 forgets
 its state when it is given several tokens after one; one token at a time is right there too.
 """
@@ -35,7 +35,7 @@ from hybrid_pages.batch.layer import LayerCache
 
 
 def _kinds(*names: str) -> set[type[Any]]:
-    """Those kinds of layers that this version of transformers has."""
+    """The kinds of layers with these names that the installed transformers has."""
     found = (getattr(cache_utils, name, None) for name in names)
     return {kind for kind in found if isinstance(kind, type)}
 
@@ -48,18 +48,18 @@ _STATES = _kinds(
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 )
-# What keeps something is one of these; what has not begun to looks as if it kept nothing.
+# Layers of these kinds keep something. One that has kept nothing yet looks like an empty place.
 _KEEPING = tuple(_kinds("CacheLayerMixin", "LinearAttentionCacheLayerMixin"))
 
 
 def from_transformers(cache: DynamicCache, lengths: Iterable[int] | None = None) -> Batch:
-    """The rows of a cache as a batch.
+    """Takes the rows of a cache into a batch.
 
     lengths: the tokens of each row, without the padding at its left; all columns by default.
     A cache that was never used is one empty row, or as many as `lengths` has zeros.
 
     Raises InvalidArgumentError for a cache that is offloaded, records its past or has layers of
-    another kind, static and quantized ones among them, and for lengths that don't fit.
+    another kind, such as static or quantized ones, and for lengths that do not fit.
     """
     if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):
         raise InvalidArgumentError(
@@ -89,10 +89,10 @@ def from_transformers(cache: DynamicCache, lengths: Iterable[int] | None = None)
 
 
 def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
-    """A cache of a model's rows, for the model of `config` to go on with.
+    """Makes a cache with the rows of a batch, for the model of `config` to go on with.
 
-    The model has to be given the `model_inputs` of the rows' lengths, too. Raises
-    InvalidArgumentError if padding is not finalized or the layers are those of another model.
+    The model also needs the `model_inputs` for the rows' lengths. Raises InvalidArgumentError if
+    padding is not finalized or the layers are of another model.
     """
     if batch.prepared:
         raise InvalidArgumentError("expected no announced padding, found some; finalize first")
@@ -118,7 +118,7 @@ def to_transformers(batch: Batch, config: PreTrainedConfig) -> DynamicCache:
 def model_inputs(
     lengths: Iterable[int], columns: int = 1, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Arguments that a model needs beside `columns` new tokens for every row.
+    """The arguments that a model needs besides `columns` new tokens for every row.
 
     lengths: the tokens of each row so far, as `Batch.lengths`. Returns attention_mask [rows,
     cached columns + columns], 0 at left padding, and position_ids [rows, columns].
@@ -135,7 +135,7 @@ def model_inputs(
 
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
-    """The tensors that a layer holds; checks its kind."""
+    """The tensors that a layer holds. Rejects layers of other kinds."""
     if type(layer) not in _ATTENTION | _STATES and not _keeps_nothing(layer):
         raise InvalidArgumentError(
             "expected layers of a DynamicCache for full, sliding or linear attention, found "
@@ -150,13 +150,15 @@ def _tensors(layer: Any) -> list[torch.Tensor]:
 
 
 def _keeps_nothing(layer: Any) -> bool:
-    """Whether it is a place without a cache: of experts alone, or of a layer that uses another's
-    keys."""
+    """Whether a layer is a place without a cache.
+
+    Such are layers of experts, and layers that use another layer's keys.
+    """
     return not isinstance(layer, _KEEPING) and has_only_flags(layer)
 
 
 def _columns(cache: DynamicCache) -> int | None:
-    """The tokens that attention layers have seen, None without such layers."""
+    """How many tokens the attention layers have seen; None if there are none."""
     seen = [layer.get_seq_length() for layer in cache.layers if type(layer) in _ATTENTION]
     if len(set(seen)) > 1:
         raise InvalidArgumentError(f"expected attention layers of one length, found {seen}")
@@ -168,7 +170,7 @@ def _take(layer: Any, size: int) -> CompositeCache:
     if type(layer) in _ATTENTION:
         window = layer.sliding_window if type(layer) in _WINDOW else None
         known = layer.keys is not None and layer.keys.numel() > 0
-        # Shared: such a layer never writes into its keys and values, it makes longer ones.
+        # Not copied: such a layer never writes into its keys and values, it makes longer ones.
         parts["attention"] = AttentionCache(
             size, layer.keys if known else None, layer.values if known else None, window=window
         )
@@ -182,7 +184,7 @@ def _take(layer: Any, size: int) -> CompositeCache:
 
 
 def _give(layer: Any, rows: CompositeCache, columns: int) -> None:
-    # States first, as models do that have both in one layer.
+    # States first: models with both in one layer write in this order.
     if type(layer) in _STATES:
         states = rows["states"].tensors
         for index in range(layer.number_of_states):
@@ -196,7 +198,7 @@ def _give(layer: Any, rows: CompositeCache, columns: int) -> None:
             for own, state in zip(_states(layer, index).values(), (conv, recurrent), strict=True):
                 if state is not None and own is not None:
                     own.copy_(state)
-            # As in transformers: the convolution's update sets it.
+            # In transformers the update of the convolution sets it.
             layer.has_previous_state[index] = conv is not None
     if type(layer) in _ATTENTION and rows["attention"].keys is not None:
         attention = rows["attention"]

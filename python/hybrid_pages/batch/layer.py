@@ -1,4 +1,4 @@
-"""The base of every kind of layer cache. A new kind overrides what differs."""
+"""The base class of all kinds of layer caches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from hybrid_pages.batch.step import Step
 class LayerCache:
     """The tensors of one layer for the rows of a batch.
 
-    size: the number of rows, known whether or not there is any state yet.
-    tensors: the state by name, each [size, ...], or None as long as no row has any. Rows without
-    state are zeros among rows that have some.
+    size: the number of rows. tensors: the state by name, each [size, ...], or None while no row has
+    state. Where some rows have state, the others hold zeros.
 
-    A `Batch` calls every method below on every layer, whatever its kind: `select` and `join` for
-    its rows, `prepare`, `begin`, `advance` and `finalize` in the course of steps. By default rows
-    are gathered and concatenated on dimension 0 and steps do nothing, so a new kind works as soon
-    as it names its tensors.
+    A `Batch` calls `select` and `join` to rearrange rows, and `prepare`, `begin`, `advance` and
+    `finalize` around its steps. By default rows are gathered and concatenated on dimension 0 and
+    steps do nothing, so that a new kind of layer only has to name its tensors.
     """
 
     def __init__(self, size: int = 1, **tensors: torch.Tensor | None) -> None:
@@ -38,13 +36,13 @@ class LayerCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state, padding included."""
+        """The size of the state in bytes, padding included."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values() if t is not None)
 
     # ---- rows ----
 
     def layout(self) -> dict[str, Any]:
-        """The properties that rows of one batch share; None for those not known yet."""
+        """The properties that all rows of a batch share, by name; None where not known yet."""
         return {
             name: None if tensor is None else self.row_layout(tensor)
             for name, tensor in self.tensors.items()
@@ -55,10 +53,10 @@ class LayerCache:
         return (*tensor.shape[1:], tensor.dtype, tensor.device)
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
-        """Raise InvalidArgumentError unless the state can be of rows of so many tokens."""
+        """Raise InvalidArgumentError unless the state fits rows with these numbers of tokens."""
 
     def check_join(self, others: Sequence[LayerCache]) -> None:
-        """Raise InvalidArgumentError unless the rows of `others` can follow these."""
+        """Raise InvalidArgumentError unless `join` can take the rows of `others`."""
         known = self.layout()
         for other in others:
             if type(other) is not type(self):
@@ -76,16 +74,16 @@ class LayerCache:
             }
 
     def select(self, rows: Sequence[int], columns: int) -> Any:
-        """A layer of these rows, contiguous and sharing no memory with this one.
+        """A new layer with some of the rows. Its tensors are contiguous copies.
 
-        columns: how many cached columns, counted from the last, any of the rows still needs.
+        columns: how many of the last cached columns the rows need.
         """
         return self._with(
             len(rows), {name: _gather(tensor, rows) for name, tensor in self.tensors.items()}
         )
 
     def join(self, others: Sequence[Any], columns: int) -> Any:
-        """A layer of these rows and then those of `others`, which have passed `check_join`.
+        """A new layer with these rows and those of `others`, which have passed `check_join`.
 
         columns: how many cached columns the longest row has.
         """
@@ -100,28 +98,28 @@ class LayerCache:
         )
 
     def release(self) -> None:
-        """Give back what this layer shares with others. The second call does nothing."""
+        """Give back memory that the layer shares with others. May be called twice."""
 
     # ---- steps ----
 
     def prepare(self, columns: int) -> None:
-        """Steps with padding follow `columns` cached columns, up to `finalize`."""
+        """Called before steps with padding. columns: how many columns are cached."""
 
     def begin(self, step: Step) -> None:
-        """A step begins. If this raises, nothing may have changed."""
+        """Called before each step. If it raises, it must not have changed anything."""
 
     def cancel(self) -> None:
-        """Take back the step that has just begun: another layer rejected it."""
+        """Called if another layer has rejected the step that has just begun."""
 
     def advance(self, columns: int) -> None:
-        """A step of so many columns is over."""
+        """Called after a step over this many columns."""
 
     def finalize(self, columns: int, order: torch.Tensor | None) -> None:
-        """Padding goes to the left again, so that every row ends at the last column.
+        """Called after steps with padding: moves it to the left, so that all rows end together.
 
-        columns: how many cached columns the longest row has. order: [size, columns], where each
-        of them lies now, counted back from the end: -1 is the last column, 0 marks padding. None
-        if the last `columns` lie right already.
+        columns: how many cached columns the longest row has. order: [size, columns], the present
+        place of each of these columns, counted back from the end: -1 is the last column, 0 marks
+        padding. None if the last `columns` columns are in place already.
         """
 
     def _with(self, size: int, tensors: dict[str, torch.Tensor | None]) -> Any:
@@ -143,7 +141,7 @@ def begin_all(layers: Sequence[LayerCache], step: Step) -> None:
     for index, layer in enumerate(layers):
         try:
             layer.begin(step)
-        except BaseException:
+        except BaseException:  # raised again, once the other layers are as before
             for begun in layers[:index]:
                 begun.cancel()
             raise

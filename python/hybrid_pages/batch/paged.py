@@ -1,4 +1,4 @@
-"""Keys and values in blocks that rows share: rows are rearranged without moving bytes."""
+"""Keys and values in blocks that rows share, so that rows are rearranged without copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybrid_pages.batch.tables import BlockPool, BlockTable
 
 
 class PagedStorage:
-    """Room for the keys and values of `layers` layers that share a block table.
+    """Memory for the keys and values of `layers` layers that share a block table.
 
     keys, values: each [layers, blocks * block_tokens, heads, head_dim].
     """
@@ -48,9 +48,9 @@ class PagedStorage:
 
 
 class PagedAttentionCache(LayerCache):
-    """Full attention of all layers of a `PagedStorage`: for each row a list of its blocks.
+    """The full-attention layers of a `PagedStorage`, with a list of blocks for each row.
 
-    Only tokens are stored, never padding, so preparing and finalizing have nothing to do.
+    Padding is never stored, so `prepare` and `finalize` have nothing to do.
     """
 
     def __init__(self, storage: PagedStorage, size: int = 1) -> None:
@@ -63,7 +63,7 @@ class PagedAttentionCache(LayerCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks that any row refers to, shared ones once."""
+        """The size in bytes of the blocks that the rows use. A shared block counts once."""
         blocks = {block for row in self.table.rows for block in row}
         token: int = self.storage.keys[:, 0].numel() * self.storage.keys.element_size()
         return 2 * token * self.storage.pool.block_tokens * len(blocks)
@@ -73,8 +73,9 @@ class PagedAttentionCache(LayerCache):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Write a step's keys and values, each [size, heads, step.columns, head_dim].
 
-        Takes and returns what `AttentionCache.update` does, gathered from the blocks; a kernel
-        that reads blocks itself takes `table.block_table()` and `table.lengths`.
+        Returns keys, values and mask as `AttentionCache.update` does, gathered from the blocks. A
+        kernel that reads blocks itself takes `table.block_table()` and `table.lengths` instead.
+        layer: index of the layer in the storage.
         """
         storage = self.storage
         self._check(keys, values, step, layer)

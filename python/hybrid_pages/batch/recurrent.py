@@ -1,4 +1,4 @@
-"""The state of a recurrence: one matrix per head; the model gives it its meaning."""
+"""The state of a recurrence, such as one matrix for each head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hybrid_pages.batch.step import Step
 class RecurrentCache(LayerCache):
     """One state per row, [size, ...], such as [size, heads, key_dim, value_dim], written in place.
 
-    A model reads it, computes the step with `Step.fill` making padding stand still (decay 1,
-    input 0), and writes the new state.
+    A model reads the state, computes a step, and writes the new state. With `Step.fill` it sets the
+    decay to 1 and the input to 0 at padding, where the state must not change.
     """
 
     def __init__(self, size: int = 1, state: torch.Tensor | None = None) -> None:
@@ -23,13 +23,13 @@ class RecurrentCache(LayerCache):
 
     @property
     def state(self) -> torch.Tensor | None:
-        """[size, ...], None before the first step."""
+        """The state, [size, ...]; None before the first step."""
         return self.tensors["state"]
 
     def read(
         self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str
     ) -> torch.Tensor:
-        """The state to go on from, zeros of [size, *shape] if there is none."""
+        """The state that a step starts from; zeros of [size, *shape] before the first step."""
         state = self.state
         if state is None:
             return torch.zeros((self.size, *shape), dtype=dtype, device=device)
@@ -37,9 +37,9 @@ class RecurrentCache(LayerCache):
         return state
 
     def write(self, state: torch.Tensor, step: Step) -> None:
-        """Keep the state after a step; rows without a token in it keep theirs to the bit.
+        """Keep the state after a step. Rows without a token in the step keep theirs bit for bit.
 
-        state: [size, ...]. The cache's own tensor keeps its address.
+        state: [size, ...], which is copied: the cache's tensor keeps its address.
         """
         mine = self.tensors["state"]
         if state.dim() < 1 or state.shape[0] != self.size:

@@ -1,4 +1,4 @@
-"""Where the tokens of a step lie: what a model needs to know of padding."""
+"""Where the tokens and the padding of a step lie."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One forward pass of `columns` columns over a batch. Made by `Batch.step`.
+    """One forward pass over `columns` new columns of a batch. `Batch.step` makes it.
 
-    Row i has its tokens at the columns starts[i] up to ends[i]; the others are padding.
+    Row i has its tokens at the columns from starts[i] to ends[i] - 1; the others are padding.
 
-    past: cached columns before this step. tokens: of each row, on the host. padded: whether any
-    column is padding. starts, ends: [size]. positions: [size, columns], each token's place in its
-    row, 0 at padding. key_positions: [size, past + columns], the same for cached columns and new
-    ones, -1 at padding.
+    past: number of cached columns before the step. tokens: number of new tokens of each row.
+    padded: whether any column is padding. starts, ends: [size]. positions: [size, columns], each
+    token's place in its row, 0 at padding. key_positions: [size, past + columns], the places of
+    cached and new columns, -1 at padding.
     """
 
     columns: int
@@ -32,14 +32,14 @@ class Step:
 
     @cached_property
     def valid(self) -> torch.Tensor:
-        """[size, columns] bool: which columns are tokens."""
+        """Which columns are tokens: booleans [size, columns]."""
         return self.key_positions[:, self.past :] >= 0
 
     def fill(self, x: torch.Tensor, value: float, dim: int = 1) -> torch.Tensor:
-        """`x` with `value` at padding; `dim` is that of the columns, 0 that of the rows.
+        """Replaces padding in `x` by `value`. Rows are dimension 0, columns dimension `dim`.
 
-        A recurrence stands still at a position whose decay is 1 (its logarithm 0) and whose
-        input is 0. Filled rather than multiplied: padding may hold anything, NaN included.
+        The state of a recurrence does not change at a column whose decay is 1 (its logarithm 0) and
+        whose input is 0. Padding may hold anything, NaN included.
         """
         if not self.padded:
             return x
@@ -48,10 +48,10 @@ class Step:
         return x.masked_fill(~self.valid.reshape(shape).to(x.device), value)
 
     def mask(self, *, window: int | None = None, keys: int | None = None) -> torch.Tensor:
-        """[size, 1, columns, keys] bool: which keys a query sees; True is seen.
+        """Which keys each query sees: booleans [size, 1, columns, keys].
 
         window: how many tokens a layer sees, the present one included. keys: how many of the
-        last columns the layer has; all by default. A query at padding sees itself alone, so that
+        last columns the layer has; all by default. A query at padding sees only itself, so that
         no row of a softmax is empty.
         """
         keys = self.past + self.columns if keys is None else keys

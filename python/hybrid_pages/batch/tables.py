@@ -12,7 +12,7 @@ from hybrid_pages.batch.checks import at_least_one, per_row
 
 
 class BlockPool:
-    """Counts who uses each of a fixed number of blocks. Not thread-safe.
+    """Counts the references of rows to each of a fixed number of blocks. Not thread-safe.
 
     A block is free when no row refers to it.
     """
@@ -33,7 +33,7 @@ class BlockPool:
         return self._references[block]
 
     def take(self, count: int) -> list[int]:
-        """Free blocks, each with one reference. BudgetError, and nothing taken, if too few."""
+        """Take free blocks, each with one reference; BudgetError, taking none, if too few."""
         if count > len(self._free):
             raise BudgetError(
                 f"expected {count} free blocks of {self.block_tokens} tokens, found "
@@ -45,13 +45,13 @@ class BlockPool:
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One reference more to each block, which must be in use."""
+        """Add a reference to each block. The blocks must be in use."""
         for block in blocks:
             assert self._references[block] > 0
             self._references[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """One reference fewer to each block."""
+        """Remove a reference from each block."""
         for block in blocks:
             assert self._references[block] > 0
             self._references[block] -= 1
@@ -60,10 +60,10 @@ class BlockPool:
 
 
 class BlockTable:
-    """The blocks of each row, in order, and its tokens; new rows are empty.
+    """The blocks of each row, in order, and the number of its tokens. New rows are empty.
 
-    `select` and `join` make tables that share blocks: no bytes move. A block that others refer to
-    is never written: `append` says what to copy first. Blocks return to the pool on `release` or
+    `select` and `join` make tables that share blocks: no bytes move. A shared block is never
+    written: `append` returns what to copy first. Blocks return to the pool on `release` or
     when the table is dropped.
     """
 
@@ -88,15 +88,15 @@ class BlockTable:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of each row."""
+        """The number of tokens of each row."""
         return list(self._lengths)
 
     def select(self, rows: Sequence[int]) -> BlockTable:
-        """A table of these rows, which this one keeps too."""
+        """A new table with some of the rows. This table keeps them, too."""
         return self._sharing([self._rows[i] for i in rows], [self._lengths[i] for i in rows])
 
     def join(self, others: Sequence[BlockTable]) -> BlockTable:
-        """A table of these rows and then those of `others`, all of one pool."""
+        """A new table with these rows and those of `others`. All are of one pool."""
         tables = [self, *others]
         if any(table.pool is not self.pool for table in tables):
             raise InvalidArgumentError("expected tables of one pool, found several pools")
@@ -106,11 +106,11 @@ class BlockTable:
         )
 
     def append(self, tokens: Iterable[int]) -> list[tuple[int, int]]:
-        """Make room for so many more tokens in each row.
+        """Make room for new tokens. tokens: how many each row gets.
 
         Returns the (source, target) blocks whose content must be copied before anything is
-        written: last blocks that are partly filled and shared. Raises BudgetError, with nothing
-        changed, if the pool has too few free blocks.
+        written: shared blocks at the end of a row that are partly filled. Raises BudgetError, with
+        nothing changed, if the pool has too few free blocks.
         """
         counts = per_row("tokens", tokens, self.size)
         width = self.pool.block_tokens
@@ -139,7 +139,7 @@ class BlockTable:
         return copies
 
     def truncate(self, lengths: Iterable[int]) -> None:
-        """Keep so many tokens of each row, and give back the blocks of the others."""
+        """Keep the first lengths[i] tokens of row i, and give back the blocks behind them."""
         kept = per_row("lengths", lengths, self.size)
         if any(n > length for n, length in zip(kept, self._lengths, strict=True)):
             raise InvalidArgumentError(f"expected at most {self._lengths} tokens, found {kept}")
@@ -150,9 +150,9 @@ class BlockTable:
         self._lengths = kept
 
     def indices(self, positions: torch.Tensor) -> torch.Tensor:
-        """[size, n] int64: where the tokens at these positions lie, block by block.
+        """The places of tokens in storage, [size, n] of int64, counted in tokens.
 
-        positions: [size, n] places in each row, below its length; negative ones give 0.
+        positions: [size, n], the places in each row, less than its length. Negative ones give 0.
         """
         table = self.block_table(positions.device).clamp(min=0)
         width = self.pool.block_tokens
@@ -160,17 +160,14 @@ class BlockTable:
         indices = table.gather(1, place // width) * width + place % width
         return indices.masked_fill(positions < 0, 0)
 
-    slots = indices
-    """The earlier name."""
-
     def block_table(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """[size, blocks] int64: the table as attention kernels take it, -1 behind a row's end."""
+        """The table for attention kernels, [size, blocks] of int64, -1 behind a row's end."""
         longest = max(1, *map(len, self._rows)) if self._rows else 1
         padded = [blocks + [-1] * (longest - len(blocks)) for blocks in self._rows]
         return torch.tensor(padded, dtype=torch.int64, device=device)
 
     def release(self) -> None:
-        """Give back all blocks. The second call does nothing."""
+        """Give back all blocks. May be called twice."""
         rows, self._rows = self._rows, []
         self._lengths = []
         for blocks in rows:

@@ -1,4 +1,4 @@
-"""Pages of one layer, and families of attention alone: full, latent, and sliding windows."""
+"""Attention layers, and the families of models that have no others."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def full(
     Args:
         config: of the model.
         choices: of vLLM's command line.
-        heads: of keys and values, if not ``num_key_value_heads``.
-        width: of a head; by default ``head_dim``, or else the hidden size by the heads, which None
-            means in any case.
-        window: tokens that a position sees.
+        heads: number of heads of keys and values; by default ``num_key_value_heads``.
+        width: of a head; by default ``head_dim``. None, or a missing ``head_dim``: the hidden size
+            divided by the number of heads.
+        window: how many tokens a position sees; None for all.
 
     Raises:
-        ModelError: a value is missing, or the heads can't be put on the ranks.
+        ModelError: a value is missing, or the heads cannot be divided among the ranks.
     """
     if heads is None:
         heads = config.number("num_key_value_heads", config.number("num_attention_heads"))
@@ -74,7 +74,7 @@ def latent(config: Config, choices: Choices) -> Attention:
 
 
 def _plain(config: Config, choices: Choices) -> list[Layer]:
-    """Full attention alone."""
+    """Models of full attention only."""
     windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
     if windowed or _SLIDING in (config.names("layer_types") or ()):
         raise config.error(
@@ -85,7 +85,7 @@ def _plain(config: Config, choices: Choices) -> list[Layer]:
 
 
 def _deepseek(config: Config, choices: Choices) -> list[Layer]:
-    """``deepseek_v2.py`` without an indexer."""
+    """``deepseek_v2.py``, without a sparse indexer."""
     if config.get("index_topk"):
         raise config.error(
             "found a sparse indexer (index_topk), whose cache is not known here; take sizes from "
@@ -100,9 +100,9 @@ def _windows(
     """Sliding windows beside full attention, by ``layer_types``.
 
     Args:
-        pattern: full attention in each so many layers, where ``layer_types`` is missing; None
-            where it must not be.
-        more: tokens that the family's kernels see beyond ``sliding_window``.
+        pattern: where ``layer_types`` is missing, one in this many layers has full attention; None
+            if the configuration must have ``layer_types``.
+        more: how many tokens the family's kernels see beyond ``sliding_window``.
         head_dim: whether the configuration may set the width of a head.
     """
 
@@ -200,4 +200,4 @@ ATTENTION: Mapping[str, Callable[[Config, Choices], list[Layer]]] = {
     "Qwen3ForCausalLM": _plain,
     "Qwen3MoeForCausalLM": _plain,
 }
-"""Readers by vLLM's name of the model class."""
+"""The function that reads a configuration, by vLLM's name of the model class."""

@@ -16,18 +16,18 @@ from hybrid_pages.models.config import ModelError
 from hybrid_pages.models.layers import Attention, Layer, State
 
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
-"""Tokens of vLLM's block without ``--block-size``: ``CacheConfig.DEFAULT_BLOCK_SIZE``, and what
-``vllm/platforms/cpu.py`` takes instead."""
+"""vLLM's block size without ``--block-size``, by device: ``CacheConfig.DEFAULT_BLOCK_SIZE``, and
+``vllm/platforms/cpu.py``."""
 _LATENT_BLOCK = 128
-"""Hybrid models with latent attention have blocks of a multiple of so many tokens."""
+"""The blocks of hybrid models with latent attention are multiples of this many tokens."""
 _EXPORT_TOKENS = {"always": 1, "flashinfer": 64, "flashkda": 16}
-"""Tokens that blocks are a multiple of where kernels export states
+"""Blocks are multiples of this many tokens, by the kernels that export states
 (``get_prefill_checkpoint_alignment``)."""
 _CPU_LATENT = 16
 
 KERNEL_TOKENS = {"cuda": 16, "cpu": 32}
-"""Tokens that the block of an attention kernel is a multiple of, by device
-(``get_supported_kernel_block_sizes`` of FlashAttention and FlashInfer, and of the CPU's)."""
+"""Blocks of attention kernels are multiples of this many tokens, by device
+(``get_supported_kernel_block_sizes`` of FlashAttention, of FlashInfer and of the CPU's kernel)."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class Group:
 
     layers: tuple[Layer, ...]
     block_tokens: int
-    """Tokens of an engine block."""
+    """The tokens of an engine block."""
     block_bytes: int
-    """Bytes of an engine block in one layer on one rank, padding included."""
+    """The size of an engine block in one layer on one rank, padding included."""
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the group holds recurrent states."""
+        """Whether the layers are recurrent."""
         return isinstance(self.layers[0], State)
 
     @property
     def window(self) -> int | None:
-        """Tokens that its layers see, if not all."""
+        """The width of the layers' sliding window, in tokens; None for other layers."""
         first = self.layers[0]
         return first.window if isinstance(first, Attention) else None
 
     def entry_blocks(self, n: int) -> int:
-        """Engine blocks of an entry of n tokens (``hybrid_pages/vllm/layout/grid.py``)."""
+        """The engine blocks of an entry of n tokens (``hybrid_pages/vllm/layout/grid.py``)."""
         if self.is_recurrent:
             return 1
         per_block = n // self.block_tokens
@@ -62,7 +62,7 @@ class Group:
         return max(1, per_block - unseen)
 
     def entry_bytes(self, n: int) -> int:
-        """Bytes of an entry of n tokens on one rank, without padding."""
+        """The size of an entry of n tokens on one rank, without padding."""
         tokens = self.entry_blocks(n) * self.block_tokens
         return sum(
             layer.nbytes if isinstance(layer, State) else tokens * layer.token_bytes
@@ -70,26 +70,26 @@ class Group:
         )
 
     def padding_bytes(self, n: int) -> int:
-        """Bytes that lie beside an entry in the engine's memory, unused."""
+        """The unused bytes in the engine blocks of an entry of n tokens, on one rank."""
         return self.entry_blocks(n) * self.block_bytes * len(self.layers) - self.entry_bytes(n)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How vLLM cuts a model's cache into blocks."""
+    """The blocks that vLLM makes of a model's cache, and the sizes that follow from them."""
 
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
     ranks: int
     block_tokens: int
-    """N: tokens that a page or a checkpoint is for."""
+    """N, the tokens of a page, and between checkpoints."""
     exports: bool
-    """Whether kernels hand over states from inside a step."""
+    """Whether the kernels export states from inside a step."""
     alternative: tuple[int, str] | None = field(default=None)
-    """N with the kernels that the plan was not made for, and their name."""
+    """N with other kernels, where vLLM has a choice, and the name of those."""
 
     def bytes_of(self, *, recurrent: bool) -> int:
-        """Bytes of a page, or of a checkpoint, on all ranks together, without padding."""
+        """The size of a checkpoint or of a page on all ranks together, without padding."""
         return self.ranks * sum(
             group.entry_bytes(self.block_tokens)
             for group in self.groups
@@ -98,31 +98,35 @@ class Plan:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page: everything of N tokens but states."""
+        """The size of a page on all ranks: everything of N tokens but recurrent states."""
         return self.bytes_of(recurrent=False)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of a checkpoint: all states at one boundary."""
+        """The size of a checkpoint on all ranks: the states of all recurrent layers."""
         return self.bytes_of(recurrent=True)
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes that a checkpoint takes in the engine beyond its own."""
+        """The unused bytes in the engine blocks of a checkpoint, on all ranks."""
         return self.ranks * sum(
             group.padding_bytes(self.block_tokens) for group in self.groups if group.is_recurrent
         )
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers on all ranks, windows included."""
+        """The size of one token's keys and values in all layers on all ranks, windows included."""
         return self.ranks * sum(
             layer.token_bytes for layer in self.layers if isinstance(layer, Attention)
         )
 
     def kept_bytes(self, tokens: int, checkpoints: int = 1) -> int:
-        """Bytes that are needed to resume at the last boundary of so many tokens, with so many
-        checkpoints: pages of whole blocks, of windows those that are still seen.
+        """The bytes that are kept to resume a prompt at its last boundary.
+
+        These are the pages of all blocks, of window layers only those that the window still sees,
+        and the checkpoints.
+
+        tokens: of the prompt. checkpoints: how many are kept.
         """
         n = self.block_tokens
         blocks = tokens // n
@@ -147,15 +151,15 @@ def plan(
     """The blocks that vLLM makes of a model's layers.
 
     Args:
-        layers: of one rank.
-        ranks: tensor-parallel ranks.
+        layers: on one rank.
+        ranks: number of tensor-parallel ranks.
         device: ``cuda`` or ``cpu``.
         block_size: ``--block-size``; None for the default.
-        exports: whether the kernels are chosen that export states from inside a step, where there
-            is a choice (FlashInfer's and FlashKDA's).
+        exports: where there is a choice, whether kernels are used that export states from inside a
+            step (FlashInfer's and FlashKDA's).
 
     Raises:
-        ModelError: no layer, or blocks that vLLM can't make.
+        ModelError: no attention layer, or blocks that vLLM cannot make.
     """
     found = _plan(layers, ranks, device, block_size, exports)
     exported = {layer.export for layer in layers if isinstance(layer, State)}
@@ -219,7 +223,8 @@ def _spec(layer: Layer, block: int, kernel: int, padded: int | None) -> _Spec:
 
 
 def _groups(specs: Sequence[_Spec]) -> tuple[Group, ...]:
-    """``get_kv_cache_groups``: one group of layers of one type, else groups of as many layers."""
+    """``get_kv_cache_groups``: one group if all layers are of one type, or else groups of equally
+    many layers."""
     if _is_one_type(specs):
         return (_group(specs),)
     specs = _of_one_page(specs)
@@ -244,8 +249,10 @@ def _group(specs: Sequence[_Spec]) -> Group:
 
 
 def _is_one_type(specs: Iterable[_Spec]) -> bool:
-    """``UniformTypeKVCacheSpecs.is_uniform_type``: all full attention, one window, or states of
-    one size, in blocks of as many tokens."""
+    """Whether all layers are of one type: full attention, one window, or states of one size.
+
+    Restates ``UniformTypeKVCacheSpecs.is_uniform_type``.
+    """
     kinds = {
         (
             isinstance(spec.layer, State),
@@ -259,8 +266,10 @@ def _is_one_type(specs: Iterable[_Spec]) -> bool:
 
 
 def _of_one_page(specs: Sequence[_Spec]) -> list[_Spec]:
-    """``unify_kv_cache_spec_page_size``: smaller pages take more tokens, or padding where no whole
-    number of them fits."""
+    """Layers whose pages have one size: smaller ones get more tokens, or else padding.
+
+    Restates ``unify_kv_cache_spec_page_size``.
+    """
     largest = max(spec.page_bytes for spec in specs)
     found = []
     for spec in specs:

@@ -1,4 +1,4 @@
-"""Choices on vLLM's command line that sizes depend on."""
+"""The options of vLLM's command line that sizes depend on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from hybrid_pages.models.config import TYPE_BYTES, Config
 
 KV_DTYPES = {"auto": 0, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-"""Bytes of an element of a page, by ``--kv-cache-dtype``: those whose scales belong to the weights
-(``vllm/utils/torch_utils.py: STR_DTYPE_TO_TORCH_DTYPE``)."""
+"""The size of an element of a page by ``--kv-cache-dtype``; 0 for ``auto``
+(``vllm/utils/torch_utils.py: STR_DTYPE_TO_TORCH_DTYPE``). Formats whose scales are stored beside
+the elements are left out."""
 SSM_DTYPES = ("auto", *TYPE_BYTES)
-"""Values of ``--mamba-ssm-cache-dtype``."""
+"""The values of ``--mamba-ssm-cache-dtype``."""
 CONV_DTYPES = SSM_DTYPES
-"""Values of ``--mamba-cache-dtype``."""
+"""The values of ``--mamba-cache-dtype``."""
 
 _MODELOPT = {"fp8": "fp8_e4m3"}
 
@@ -22,34 +23,34 @@ class Choices:
     """Options of ``vllm serve``, by vLLM's names and with its defaults."""
 
     ranks: int = 1
-    """Tensor-parallel ranks."""
+    """The number of tensor-parallel ranks."""
     dtype: str = "auto"
     kv_dtype: str = "auto"
     conv_dtype: str = "auto"
     ssm_dtype: str = "auto"
     state_dtype: str | None = None
-    """Type of recurrent states for which neither ``ssm_dtype`` nor the family names one; None for
-    the type of the convolution's state."""
+    """The type of recurrent states where neither ``ssm_dtype`` nor the family gives one. None: the
+    type of the convolution's state."""
     drafts: int = 0
-    """Tokens that are guessed in each step: convolutions keep one more column for each."""
+    """Draft tokens per step. The state of a convolution has one more column for each."""
 
     def model_dtype(self, config: Config) -> str:
-        """The type that the model is computed in.
+        """The dtype that the model is computed in.
 
         Raises:
-            ModelError: nothing says it.
+            ModelError: neither the options nor the configuration tell.
         """
         return config.dtype() if self.dtype == "auto" else self.dtype
 
     def kv_bytes(self, config: Config, *, latent: bool = False) -> int:
-        """Bytes of an element of a page.
+        """The size of an element of a page.
 
         ``auto`` is the model's type, or what a ModelOpt checkpoint asks for
         (``vllm/utils/torch_utils.py: resolve_kv_cache_dtype_string``), or fp8 where a checkpoint of
         llm-compressor has a scheme for it (``layers/attention/attention.py``; not for latents).
 
         Raises:
-            ModelError: a checkpoint that asks for a format that is not known here.
+            ModelError: the checkpoint asks for a format that is not known here.
         """
         found = self.kv_dtype
         if found == "auto":
@@ -57,19 +58,18 @@ class Choices:
         return KV_DTYPES.get(found) or TYPE_BYTES[found]
 
     def conv_bytes(self, config: Config) -> int:
-        """Bytes of an element of a convolution's state, and of others whose type vLLM has no
-        option for."""
+        """The size of an element of a convolution's state, and of states without an option."""
         if self.conv_dtype != "auto":
             return TYPE_BYTES[self.conv_dtype]
         return TYPE_BYTES[self.model_dtype(config)]
 
     def state_bytes(self, config: Config, auto: str | None = None) -> int:
-        """Bytes of an element of a recurrent state.
+        """The size of an element of a recurrent state.
 
-        auto: what the family takes for ``auto``, if not the type of its convolution's state.
+        auto: the type that the family uses for ``auto``; None for that of its convolution's state.
 
         Raises:
-            ModelError: no such type.
+            ModelError: the type is not known.
         """
         found = self.state_dtype if auto is None else auto
         if self.ssm_dtype != "auto":

@@ -1,4 +1,4 @@
-"""A model's configuration: where it is, and its values, checked as they are read."""
+"""Finds a model's configuration and reads its values, checking each."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from hybrid_pages import HybridPagesError
 
 TYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of an element, by the types that models are computed in."""
+"""The size of an element, by the dtypes that models are computed in."""
 
 _INNER = ("text_config", "llm_config")
 _MISSING = object()
 
 
 class ModelError(HybridPagesError, ValueError):
-    """A model that can't be read, or that nothing is known of."""
+    """A model's configuration cannot be read, or the model is not known here."""
 
 
 def find(model: str, revision: str = "main") -> Path:
-    """The configuration of a model: of a folder, a file, or a hub name in the local cache.
+    """Finds the configuration file of a model on this machine.
 
     Args:
-        model: as ``vllm serve`` takes it, or a ``config.json`` under any name.
-        revision: of a hub name.
+        model: a folder, a configuration file, or a name on the hub whose files are in the cache.
+        revision: of the name on the hub.
 
     Raises:
-        ModelError: there is none on this machine.
+        ModelError: there is no such file.
     """
     path = Path(model)
     if path.is_file():
@@ -53,7 +53,7 @@ def find(model: str, revision: str = "main") -> Path:
 
 
 def _hub_cache() -> Path:
-    """Where huggingface_hub keeps downloads (``huggingface_hub/constants.py``)."""
+    """The folder of huggingface_hub's downloads (``huggingface_hub/constants.py``)."""
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if given:
         return Path(given).expanduser()
@@ -75,7 +75,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 class Config:
-    """The values of a configuration; those of the language model shadow the outer ones.
+    """The values of a configuration. Those of an inner language model come before the outer ones.
 
     Every error names the file and the family.
     """
@@ -83,12 +83,10 @@ class Config:
     def __init__(
         self, file: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
     ) -> None:
-        """Takes values as they stand in the file.
-
-        defaults: for fields that the file leaves out; a null counts.
+        """file: for errors. values: from the file. defaults: of fields that are not in the file.
 
         Raises:
-            ModelError: the configuration of the language model is no object.
+            ModelError: the configuration of the language model is not an object.
         """
         self.file = file
         self.outer = values
@@ -99,11 +97,13 @@ class Config:
 
     @classmethod
     def read(cls, file: Path) -> Config:
-        """Reads a JSON file, and beside a ``config.json`` what old ModelOpt writes of quantisation
-        (``transformers_utils/config.py: get_config``).
+        """Reads a configuration file.
+
+        Old versions of ModelOpt write the quantisation into another file beside ``config.json``,
+        which is read, too (``transformers_utils/config.py: get_config``).
 
         Raises:
-            ModelError: one can't be read or is no JSON object.
+            ModelError: a file cannot be read or is not a JSON object.
         """
         values = _object(file)
         beside = file.with_name("hf_quant_config.json")
@@ -112,30 +112,30 @@ class Config:
         return cls(str(file), values)
 
     def over(self, defaults: Mapping[str, Any]) -> Config:
-        """This configuration with defaults for fields that it lacks."""
+        """This configuration with defaults for missing fields."""
         return Config(self.file, self.outer, defaults)
 
     @property
     def name(self) -> str:
-        """The model's name in its file: its architecture, or else its type."""
+        """The name of the model in errors: its architecture, or else its type."""
         return self.architecture or str(self.get("model_type", "unnamed"))
 
     @property
     def architecture(self) -> str | None:
-        """vLLM's name of the model class; of the outer model, as vLLM reads it."""
+        """vLLM's name of the class of the outer model; None if the file names none."""
         found = self.outer.get("architectures")
         return str(found[0]) if isinstance(found, list) and found else None
 
     def get(self, field: str, default: Any = None) -> Any:
-        """A value as it stands there; the default where it is missing or null."""
+        """The value of a field, unchecked; the default where it is missing or null."""
         found = self._values.get(field)
         return default if found is None else found
 
     def number(self, field: str, default: Any = _MISSING) -> int:
-        """A positive integer.
+        """The value of a field, which has to be a positive integer.
 
         Raises:
-            ModelError: it is none, or missing without a default.
+            ModelError: another value, or a missing one without a default.
         """
         found = self.get(field, None if default is _MISSING else default)
         if type(found) is not int or not 0 < found < 1 << 32:
@@ -143,10 +143,10 @@ class Config:
         return found
 
     def amount(self, field: str, default: Any = None, least: int = 0) -> Any:
-        """An integer that may be left out: the default where it is missing or null.
+        """The value of a field, an integer; the default where it is missing or null.
 
         Raises:
-            ModelError: it is none, or less than ``least``.
+            ModelError: another value, or one less than ``least``.
         """
         found = self.get(field)
         if found is None:
@@ -156,10 +156,10 @@ class Config:
         return found
 
     def text(self, field: str, default: str) -> str:
-        """A string.
+        """The value of a field, which has to be a string.
 
         Raises:
-            ModelError: it is none.
+            ModelError: another value.
         """
         found = self.get(field, default)
         if not isinstance(found, str):
@@ -167,10 +167,10 @@ class Config:
         return found
 
     def names(self, *fields: str) -> list[str] | None:
-        """The first of some lists of strings that there is.
+        """The value of the first field that exists, a list of strings; None if none exists.
 
         Raises:
-            ModelError: it is something else.
+            ModelError: another value.
         """
         for field in fields:
             found = self.get(field)
@@ -181,10 +181,10 @@ class Config:
         return None
 
     def inner(self, field: str) -> Config:
-        """An object inside this one.
+        """The value of a field, an object, as a configuration.
 
         Raises:
-            ModelError: it is none.
+            ModelError: another value.
         """
         found = self.get(field)
         if not isinstance(found, dict):
@@ -192,12 +192,12 @@ class Config:
         return Config(self.file, {"architectures": [self.name], **found})
 
     def dtype(self) -> str:
-        """The type that the model is computed in, as vLLM chooses it from the configuration
+        """The dtype that vLLM chooses to compute the model in, from the configuration alone
         (``transformers_utils/model_arch_config_convertor.py: get_torch_dtype``,
         ``config/model.py: _resolve_auto_dtype``): float32 becomes bfloat16.
 
         Raises:
-            ModelError: the configuration does not say it, or it is none of these types.
+            ModelError: the configuration has no dtype, or one that is not known.
         """
         found = next(
             (
@@ -217,5 +217,5 @@ class Config:
         return "bfloat16" if found == "float32" else found
 
     def error(self, found: str) -> ModelError:
-        """An error with the file and the family before it."""
+        """An error whose text begins with the file and the family."""
         return ModelError(f"{self.file} ({self.name}): {found}")

@@ -1,5 +1,8 @@
-"""Every family with pages or states of more than one kind that vLLM 0.33 knows: read, or refused
-by name (``vllm/model_executor/models/registry.py``)."""
+"""The families of models: those that can be read, and those that are refused, with the reason.
+
+All families of vLLM 0.33 with more than one kind of layer are in one of the tables
+(``vllm/model_executor/models/registry.py``).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hybrid_pages.models.layers import Layer, divided
 from hybrid_pages.models.recurrent import RECURRENT
 
 READERS = {**RECURRENT, **ATTENTION}
-"""By vLLM's name of the model class."""
+"""The function that reads a configuration, by vLLM's name of the model class."""
 
 _QWEN35 = {
     "num_attention_heads": 16,
@@ -66,8 +69,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3_5ForConditionalGeneration": _QWEN35,
     "Qwen3_5MoeForConditionalGeneration": _QWEN35_MOE,
 }
-"""Values of fields that a nested ``text_config`` may leave out, as the configuration classes of
-transformers have them (``models/*/configuration_*.py``)."""
+"""Defaults of fields that a nested ``text_config`` may leave out, from the configuration classes of
+transformers (``models/*/configuration_*.py``)."""
 
 _ALONE = "vLLM runs models of recurrent layers alone without prefix caching, so nothing is reused"
 _OWN_CACHES = "its attention keeps caches of its own kinds, whose sizes are not restated here"
@@ -141,7 +144,7 @@ REFUSED: Mapping[str, str] = {
     "TeleChat3ForCausalLM": _OWN_WINDOWS,
     "WhisperForConditionalGeneration": "it is an encoder and a decoder, which are not supported",
 }
-"""Families that are known by name only, and the reason."""
+"""Why a family is refused, by vLLM's name of the model class."""
 
 _BY_TYPE = {
     "falcon_h1": "FalconH1ForCausalLM",
@@ -158,20 +161,20 @@ _BY_TYPE = {
     "qwen3_next": "Qwen3NextForCausalLM",
     "zamba2": "Zamba2ForCausalLM",
 }
-"""For files that name no architecture."""
+"""vLLM's name of the model class by ``model_type``, for files that name no architecture."""
 
 
 _MOST_LAYERS = 10_000
 
 
 def layers_of(config: Config, choices: Choices) -> list[Layer]:
-    """The pages or states that each layer keeps on one rank, in the model's order.
+    """The layers of a model with what they keep on one rank, in the model's order.
 
-    Layers that keep nothing are left out, and those that share another one's pages.
+    Layers that keep nothing, or share another layer's pages, are left out.
 
     Raises:
-        ModelError: a family that is not known, a configuration that lacks something, or heads that
-            can't be put on the ranks (``config/model.py: verify_with_parallel_config``).
+        ModelError: an unknown family, a configuration that lacks a value, or heads that cannot be
+            divided among the ranks (``config/model.py: verify_with_parallel_config``).
     """
     name = config.architecture or _BY_TYPE.get(config.text("model_type", ""), "")
     if name in REFUSED:

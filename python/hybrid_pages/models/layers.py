@@ -1,4 +1,4 @@
-"""A layer's cache on one tensor-parallel rank: a page per token block, or a recurrent state.
+"""What one layer keeps on one tensor-parallel rank: keys and values of tokens, or a state.
 
 The shapes of states restate ``MambaStateShapeCalculator``, and their types
 ``MambaStateDtypeCalculator`` (``vllm/model_executor/layers/mamba/mamba_utils.py``).
@@ -13,7 +13,7 @@ from typing import Literal
 from hybrid_pages.models.config import ModelError
 
 Export = Literal["always", "flashinfer", "flashkda", "never"]
-"""Which kernels hand over states from inside a step: all that vLLM has for this kind of layer,
+"""Which of vLLM's kernels for a kind of layer export states from inside a step: all of them,
 FlashInfer's, FlashKDA's, or none."""
 
 
@@ -22,23 +22,23 @@ class Attention:
     """Keys and values, or latents, of one layer on one rank."""
 
     heads: int
-    """Heads of keys and values."""
+    """The number of heads of keys and values."""
     elements: int
-    """Elements of one token in one head, keys and values together."""
+    """The number of elements of a token in one head, keys and values together."""
     element_bytes: int
     window: int | None = None
-    """Tokens that a position sees, its own included; None for all."""
+    """How many tokens a position sees, the present one included; None for all."""
     latent: bool = False
-    """One vector for all heads, and on every rank (MLA)."""
+    """Whether there is one vector for all heads, the same on every rank (MLA)."""
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token."""
+        """The size of a token."""
         return self.heads * self.elements * self.element_bytes
 
     @property
     def kind(self) -> str:
-        """For people."""
+        """The kind of attention, in words."""
         if self.window is not None:
             return f"sliding window of {self.window:,} tokens"
         return "latent attention" if self.latent else "full attention"
@@ -51,12 +51,12 @@ class State:
     kind: str
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: tuple[int, ...]
-    """Bytes of an element of each shape."""
+    """The size of an element, for each shape."""
     export: Export = "never"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state after a boundary."""
+        """The size of the state."""
         return sum(
             math.prod(shape) * element
             for shape, element in zip(self.shapes, self.element_bytes, strict=True)
@@ -67,10 +67,12 @@ Layer = Attention | State
 
 
 def divided(what: str, number: int, ranks: int) -> int:
-    """The part of one rank.
+    """One rank's part of a number.
+
+    what: its name, for the error.
 
     Raises:
-        ModelError: it can't be cut into so many equal parts, as vLLM wants.
+        ModelError: the number cannot be divided among the ranks.
     """
     if number % ranks:
         raise ModelError(

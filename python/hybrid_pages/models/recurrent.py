@@ -1,8 +1,9 @@
-"""Families with recurrent layers: which layer is what, and the sizes of its state.
+"""Families with recurrent layers: the kind of each layer, and the sizes of its state.
 
-A reader restates one module of ``vllm/model_executor/models`` (or ``vllm/models``): the layers that
-it builds, and its ``get_mamba_state_shape_from_config`` and ``get_mamba_state_dtype_from_config``.
-Defaults are those of the family's configuration class, for fields that files leave out.
+Each reader restates one module of ``vllm/model_executor/models`` (or ``vllm/models``): the layers
+that the module builds, and its ``get_mamba_state_shape_from_config`` and
+``get_mamba_state_dtype_from_config``. Fields that a file leaves out have the defaults of the
+family's configuration class.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ def mixed(
     state: Callable[[], State],
     attention: Callable[[], Layer],
 ) -> list[Layer]:
-    """Layers by the kinds that the configuration lists.
+    """The layers of a model.
+
+    kinds: of each layer, from the configuration. state, attention: make a layer of that kind.
 
     Raises:
-        ModelError: a kind that is not known, or another number of layers than
+        ModelError: an unknown kind, or another number of layers than
             ``num_hidden_layers``.
     """
     count = config.get("num_hidden_layers")
@@ -54,10 +57,10 @@ def mixed(
 
 
 def kinds_of(config: Config, *fields: str) -> list[str]:
-    """The kinds of all layers.
+    """The kind of each layer, from the first of these fields that exists.
 
     Raises:
-        ModelError: no such field.
+        ModelError: none of them exists.
     """
     found = config.names(*fields)
     if found is None:
@@ -66,7 +69,7 @@ def kinds_of(config: Config, *fields: str) -> list[str]:
 
 
 def every(config: Config, interval: int) -> list[str]:
-    """Full attention in each so many layers, from the interval's end."""
+    """The kind of each layer if the last of every ``interval`` layers has full attention."""
     return [
         "linear_attention" if (layer + 1) % interval else "full_attention"
         for layer in range(config.number("num_hidden_layers"))
