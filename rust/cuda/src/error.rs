@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Cause, Error};
 use thiserror::Error as ThisError;
 
 /// Why something could not be done on a device.
@@ -52,7 +52,7 @@ impl From<CudaError> for Error {
     fn from(error: CudaError) -> Self {
         match error {
             CudaError::Core(error) => error,
-            other => Self::Transfer(other.to_string()),
+            other => Self::transfer(Cause::new(other.to_string(), other)),
         }
     }
 }

@@ -61,11 +61,11 @@ impl PyArena {
     fn path(&self) -> PyResult<&str> {
         match self.inner.planes() {
             [plane] => plane.path().ok_or_else(|| {
-                to_py(Error::Arena(
-                    "path: expected shared memory, found private memory, which has none".into(),
+                to_py(Error::arena(
+                    "path: expected shared memory, found private memory, which has none",
                 ))
             }),
-            planes => Err(to_py(Error::Arena(format!(
+            planes => Err(to_py(Error::arena(format!(
                 "path: expected an arena of one plane, found {}: use paths",
                 planes.len()
             )))),

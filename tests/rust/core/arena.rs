@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ impl Copy {
 
     fn arena_error(&self) -> String {
         match self.open() {
-            Err(Error::Arena(why)) => why,
+            Err(Error::Arena(why)) => why.to_string(),
             other => panic!("expected an arena error, found {other:?}"),
         }
     }
@@ -102,6 +103,21 @@ fn a_mapping_outlives_its_creator_but_a_path_does_not() {
     assert!(Arena::open(&[&path], &geometry(77)).is_err());
     let gone = Arena::open(&["/proc/0/fd/3"], &geometry(77));
     assert!(matches!(gone, Err(Error::Arena(why)) if why.contains("has its creator ended?")));
+}
+
+#[test]
+fn an_error_of_the_system_is_the_source() {
+    let gone = Arena::open(&["/proc/0/fd/3"], &geometry(77)).unwrap_err();
+    let source = gone.source().and_then(|source| source.downcast_ref());
+    let kind = source.map(std::io::Error::kind);
+    assert_eq!(kind, Some(std::io::ErrorKind::NotFound));
+    let malformed = Geometry::from_json("{").unwrap_err();
+    let source = malformed
+        .source()
+        .expect("the reader's error is the source");
+    assert!(malformed.to_string().ends_with(&source.to_string()));
+    let refused = Arena::create(&geometry(8), 0, 1).unwrap_err();
+    assert!(refused.source().is_none(), "no other error is behind it");
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn geometry(groups: Vec<Group>) -> Geometry {
 
 fn refused<T: std::fmt::Debug>(result: Result<T>) -> String {
     match result {
-        Err(Error::Geometry(why)) => why,
+        Err(Error::Geometry(why)) => why.to_string(),
         other => panic!("expected a geometry error, found {other:?}"),
     }
 }

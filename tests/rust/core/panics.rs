@@ -132,7 +132,7 @@ impl Below for Weak {
         let found = self.entries.iter().find(|(known, _)| known == key);
         let result = found
             .map(|(_, sums)| sums.clone())
-            .ok_or_else(|| Error::Disk("expected an entry, found none".into()));
+            .ok_or_else(|| Error::disk("expected an entry, found none"));
         self.ended.push(CopyEnd { copy, result });
         self.fuse.burn();
     }

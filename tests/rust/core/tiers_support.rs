@@ -283,7 +283,7 @@ fn spend(count: &mut usize) -> bool {
 impl Shelf {
     fn run(&mut self, host: &Slots, work: Started) -> Result<Vec<u64>, Error> {
         let failed = |what: &str| {
-            Err(Error::Transfer(format!(
+            Err(Error::transfer(format!(
                 "expected a {what}, found a failure"
             )))
         };

@@ -56,7 +56,7 @@ impl Plain {
 
 pub fn geometry_error<T: std::fmt::Debug>(result: Result<T>) -> String {
     match result {
-        Err(Error::Geometry(why)) => why,
+        Err(Error::Geometry(why)) => why.to_string(),
         other => panic!("expected a geometry error, found {other:?}"),
     }
 }

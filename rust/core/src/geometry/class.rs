@@ -44,7 +44,7 @@ pub(super) fn classify(
             .and_then(|bytes| Some((bytes, bytes.checked_mul(ranks)?)))
             .filter(|(_, entry)| isize::try_from(*entry).is_ok())
             .ok_or_else(|| {
-                Error::Geometry(format!(
+                Error::geometry(format!(
                     "class {index}: the bytes of one entry exceed memory"
                 ))
             })?;

@@ -36,7 +36,7 @@ impl Layer {
             segments.iter().map(Segment::name),
         )?;
         let bytes = sum(segments.iter().map(Segment::bytes))
-            .ok_or_else(|| Error::Geometry(format!("layer {name:?}: its bytes exceed memory")))?;
+            .ok_or_else(|| Error::geometry(format!("layer {name:?}: its bytes exceed memory")))?;
         Ok(Self {
             name,
             segments,
@@ -88,12 +88,12 @@ impl Group {
         let name = kind_name(kind);
         match (kind, window_tokens) {
             (ClassKind::Window, None | Some(0)) => {
-                return Err(Error::Geometry(format!(
+                return Err(Error::geometry(format!(
                     "window group: expected window_tokens of at least 1, found {window_tokens:?}"
                 )));
             }
             (ClassKind::Attention | ClassKind::Recurrent, Some(found)) => {
-                return Err(Error::Geometry(format!(
+                return Err(Error::geometry(format!(
                     "{name} group: expected no window_tokens, found {found}"
                 )));
             }
@@ -106,7 +106,7 @@ impl Group {
             Self::MAX_LAYERS,
         )?;
         let bytes = sum(layers.iter().map(Layer::bytes))
-            .ok_or_else(|| Error::Geometry(format!("{name} group: its bytes exceed memory")))?;
+            .ok_or_else(|| Error::geometry(format!("{name} group: its bytes exceed memory")))?;
         Ok(Self {
             kind,
             window_tokens,
@@ -134,7 +134,7 @@ impl Group {
         let bytes = sum(layers)
             .and_then(|bytes| bytes.checked_mul(blocks_per_entry))
             .filter(|bytes| isize::try_from(*bytes).is_ok())
-            .ok_or_else(|| Error::Geometry(format!("{name} group: its bytes exceed memory")))?;
+            .ok_or_else(|| Error::geometry(format!("{name} group: its bytes exceed memory")))?;
         Ok(Self {
             blocks_per_entry,
             bytes,
@@ -192,7 +192,7 @@ pub fn parse_kind(name: &str) -> Result<ClassKind> {
         "attention" => Ok(ClassKind::Attention),
         "window" => Ok(ClassKind::Window),
         "recurrent" => Ok(ClassKind::Recurrent),
-        _ => Err(Error::Geometry(format!(
+        _ => Err(Error::geometry(format!(
             "group kind: expected attention, window or recurrent, found {name:?}"
         ))),
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 
 use super::Geometry;
 use super::fingerprint::FORMAT_VERSION;
@@ -80,12 +80,21 @@ pub(super) fn write(
         identity: identity.clone(),
         ranks,
     };
-    serde_json::to_string(&document)
-        .map_err(|error| Error::Geometry(format!("cannot be written as JSON: {error}")))
+    serde_json::to_string(&document).map_err(|error| {
+        Error::geometry(Cause::new(
+            format!("cannot be written as JSON: {error}"),
+            error,
+        ))
+    })
 }
 
 pub(super) fn read(text: &str) -> Result<Geometry> {
-    let malformed = |error| Error::Geometry(format!("JSON: expected a geometry, found {error}"));
+    let malformed = |error| {
+        Error::geometry(Cause::new(
+            format!("JSON: expected a geometry, found {error}"),
+            error,
+        ))
+    };
     // Another version may have other fields: it is asked for first, and alone.
     let Version { format_version } = serde_json::from_str(text).map_err(malformed)?;
     if format_version != FORMAT_VERSION {

@@ -54,8 +54,8 @@ impl Geometry {
         identity: BTreeMap<String, String>,
     ) -> Result<Self> {
         if block_tokens == 0 {
-            return Err(Error::Geometry(
-                "block_tokens: expected at least 1, found 0".into(),
+            return Err(Error::geometry(
+                "block_tokens: expected at least 1, found 0",
             ));
         }
         check_count("geometry", "ranks", ranks, Self::MAX_RANKS)?;
@@ -63,8 +63,8 @@ impl Geometry {
         let layers = groups.iter().flat_map(Group::layers);
         check_unique("geometry: layer", layers.map(Layer::name))?;
         if identity.contains_key("") {
-            return Err(Error::Geometry(
-                "identity: expected named keys, found an empty one".into(),
+            return Err(Error::geometry(
+                "identity: expected named keys, found an empty one",
             ));
         }
         let classes = class::classify(&groups, block_tokens, ranks)?;
@@ -202,7 +202,7 @@ impl Eq for Geometry {}
 
 fn check_name(what: &str, name: &str) -> Result<()> {
     if name.is_empty() {
-        return Err(Error::Geometry(format!(
+        return Err(Error::geometry(format!(
             "{what}: expected a name, found an empty one"
         )));
     }
@@ -211,7 +211,7 @@ fn check_name(what: &str, name: &str) -> Result<()> {
 
 fn check_count(of: &str, what: &str, found: usize, most: usize) -> Result<()> {
     if !(1..=most).contains(&found) {
-        return Err(Error::Geometry(format!(
+        return Err(Error::geometry(format!(
             "{of}: expected 1 to {most} {what}, found {found}"
         )));
     }
@@ -222,7 +222,7 @@ fn check_unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<
     let mut seen = HashSet::new();
     for name in names {
         if !seen.insert(name) {
-            return Err(Error::Geometry(format!(
+            return Err(Error::geometry(format!(
                 "{what} {name:?}: expected once, found twice"
             )));
         }

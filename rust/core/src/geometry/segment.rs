@@ -68,7 +68,7 @@ impl Dtype {
             .find(|dtype| dtype.name() == name)
             .ok_or_else(|| {
                 let known: Vec<_> = Self::ALL.iter().map(|dtype| dtype.name()).collect();
-                Error::Geometry(format!(
+                Error::geometry(format!(
                     "dtype: expected one of {}, found {name:?}",
                     known.join(", ")
                 ))
@@ -108,14 +108,14 @@ impl Segment {
         let name = name.into();
         check_name("segment", &name)?;
         if shape.len() > Self::MAX_DIMENSIONS {
-            return Err(Error::Geometry(format!(
+            return Err(Error::geometry(format!(
                 "segment {name:?}: expected at most {} dimensions, found {}",
                 Self::MAX_DIMENSIONS,
                 shape.len()
             )));
         }
         if shape.contains(&0) {
-            return Err(Error::Geometry(format!(
+            return Err(Error::geometry(format!(
                 "segment {name:?}: expected dimensions of at least 1, found {shape:?}"
             )));
         }
@@ -126,7 +126,7 @@ impl Segment {
             })
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or_else(|| {
-                Error::Geometry(format!("segment {name:?}: shape {shape:?} exceeds memory"))
+                Error::geometry(format!("segment {name:?}: shape {shape:?} exceeds memory"))
             })?;
         Ok(Self {
             name,

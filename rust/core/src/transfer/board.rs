@@ -32,9 +32,7 @@ impl Board {
     pub(super) fn start(&self) -> Result<Ticket> {
         let mut state = lock(&self.state);
         if state.closed {
-            return Err(Error::Transfer(
-                "expected an open engine, found it closed".into(),
-            ));
+            return Err(Error::transfer("expected an open engine, found it closed"));
         }
         state.issued += 1;
         let ticket = Ticket(state.issued);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 
 use super::completion::Ticket;
 use super::engine::Engine;
@@ -144,5 +144,8 @@ fn spawn(index: usize, messages: Receiver<Message>) -> Result<JoinHandle<()>> {
     Builder::new()
         .name(format!("hybrid-pages-{index}"))
         .spawn(copy)
-        .map_err(|error| Error::Transfer(format!("copy thread {index} cannot start: {error}")))
+        .map_err(|error| {
+            let text = format!("copy thread {index} cannot start: {error}");
+            Error::transfer(Cause::new(text, error))
+        })
 }

@@ -222,7 +222,7 @@ fn by_layer<'a>(geometry: &Geometry, maps: &'a [LayerMap]) -> Result<Vec<Vec<&'a
 }
 
 fn check(name: &str, bytes: usize, map: &LayerMap, num_blocks: usize) -> Result<()> {
-    let reject = |what: String| Err(Error::Geometry(format!("layer '{name}': {what}")));
+    let reject = |what: String| Err(Error::geometry(format!("layer '{name}': {what}")));
     let mut ends = Vec::with_capacity(map.runs.len());
     for run in &map.runs {
         match run.offset.checked_add(run.length) {

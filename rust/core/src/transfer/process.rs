@@ -23,7 +23,7 @@ impl Process {
     /// [`Error::Transfer`].
     pub(super) fn check(self, advice: &str) -> Result<()> {
         if self.is_inherited() {
-            return Err(Error::Transfer(format!(
+            return Err(Error::transfer(format!(
                 "expected the process that made the engine, {}, found a fork of it: {advice}",
                 self.0
             )));

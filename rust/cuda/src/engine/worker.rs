@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Cause, Error};
 use hybrid_pages::transfer::{Completion, Direction, Ticket, Transfers, panic_message};
 
 use crate::driver::Device;
@@ -107,9 +107,8 @@ pub(super) fn spawn(
         .name("hybrid-pages-cuda".into())
         .spawn(move || worker.run(&messages))
         .map_err(|error| {
-            CudaError::Core(Error::Transfer(format!(
-                "the engine's thread cannot start: {error}"
-            )))
+            let text = format!("the engine's thread cannot start: {error}");
+            CudaError::Core(Error::transfer(Cause::new(text, error)))
         })
 }
 
@@ -265,7 +264,7 @@ impl Worker {
                 }
                 Err(why) => {
                     self.fail(&cargo.parts, &why);
-                    self.break_down(&CudaError::Core(Error::Transfer(why)));
+                    self.break_down(&CudaError::Core(Error::transfer(why)));
                 }
             }
         }

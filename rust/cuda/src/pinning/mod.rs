@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Cause, Error};
 use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::prefault;
 use hybrid_pages::transfer::{Region, SlotMemory};
@@ -91,7 +91,7 @@ impl Pinning {
         let pinning = Self::begin(memory, device, Self::PIECE_BYTES, Failure::GivesBack)?;
         pinning.wait(None);
         match pinning.error() {
-            Some(why) if pinning.usable_slots() == 0 => Err(CudaError::Core(Error::Arena(why))),
+            Some(why) if pinning.usable_slots() == 0 => Err(CudaError::Core(Error::arena(why))),
             _ => Ok(pinning),
         }
     }
@@ -138,9 +138,8 @@ impl Pinning {
             .name("hybrid-pages-pin".into())
             .spawn(move || working.run())
             .map_err(|error| {
-                CudaError::Core(Error::Transfer(format!(
-                    "the thread that pins cannot start: {error}"
-                )))
+                let text = format!("the thread that pins cannot start: {error}");
+                CudaError::Core(Error::transfer(Cause::new(text, error)))
             })?;
         Ok(Self {
             state,

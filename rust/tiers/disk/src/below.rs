@@ -392,5 +392,5 @@ impl Drop for Disk {
 }
 
 fn refused(expected: &str, found: &str) -> Error {
-    Error::Disk(format!("expected {expected}, found {found}"))
+    Error::disk(format!("expected {expected}, found {found}"))
 }

@@ -19,7 +19,7 @@ use crate::shared::Shared;
 use crate::stats::Reason;
 use crate::store::{Store, StoreNames};
 use crate::trouble::Trouble;
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::tier::Arena;
 use hybrid_pages_tiers::{Identity, Name, Planes};
 
@@ -33,23 +33,24 @@ const NAP: Duration = Duration::from_millis(1);
 pub(crate) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {
     let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
     if shared.planes.set(planes).is_err() {
-        return Err(Error::Disk(
-            "expected to be connected once, found a second time: make a new cache".into(),
+        return Err(Error::disk(
+            "expected to be connected once, found a second time: make a new cache",
         ));
     }
     shared.identity.get_or_init(|| *identity);
     let mut why = String::new();
     for attempt in 1..=ATTEMPTS {
         let opened = open(shared).and_then(|()| {
-            crew::start(shared, shared.queue.new_crew())
-                .map_err(|error| Trouble::Passing(Reason::Read, error.to_string()))
+            crew::start(shared, shared.queue.new_crew()).map_err(|error| {
+                Trouble::Passing(Reason::Read, Cause::new(error.to_string(), error))
+            })
         });
         match opened {
             Ok(()) => return Ok(()),
             Err(Trouble::Refused(error)) => return Err(error),
             Err(Trouble::Passing(reason, what)) => {
                 shared.failed(reason, &what);
-                why = what;
+                why = what.to_string();
                 if attempt < ATTEMPTS {
                     std::thread::sleep(PAUSE * attempt);
                 }

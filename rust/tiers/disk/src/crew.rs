@@ -12,7 +12,7 @@ use crate::shape::BUFFER_BYTES;
 use crate::shared::Shared;
 use crate::stats::Reason;
 use crate::store::buffer;
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 
 /// Starts threads for a crew.
 ///
@@ -24,7 +24,9 @@ pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
         .options
         .threads
         .min((2 * MAX_THREADS).saturating_sub(running));
-    let mut started = Err("expected a thread to return, found that all hang".to_owned());
+    let mut started = Err(Cause::from(
+        "disk threads cannot start: expected a thread to return, found that all hang",
+    ));
     for index in 0..count {
         let member = Member::of(shared);
         let thread = Builder::new()
@@ -35,11 +37,14 @@ pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
             });
         match thread {
             Ok(_) => started = Ok(()),
-            Err(error) if started.is_err() => started = Err(error.to_string()),
+            Err(error) if started.is_err() => {
+                let text = format!("disk threads cannot start: {error}");
+                started = Err(Cause::new(text, error));
+            }
             Err(_) => {}
         }
     }
-    started.map_err(|error| Error::Disk(format!("disk threads cannot start: {error}")))
+    started.map_err(Error::disk)
 }
 
 /// A thread; counted until it ends, however it does. The lane isn't given back before.

@@ -31,7 +31,7 @@ impl DiskHandle {
     /// [`Error::Arena`](hybrid_pages::error::Error::Arena) if the arena lacks a plane;
     /// [`Error::InvalidArgument`](hybrid_pages::error::Error::InvalidArgument) for slots of another size.
     pub fn connect(&self, arena: &Arena, identity: &Identity) -> Result<()> {
-        let mut outcome = Err(Error::Disk("expected a disk, found a panic".into()));
+        let mut outcome = Err(Error::disk("expected a disk, found a panic"));
         self.0
             .unless_it_panics(|| outcome = connect(&self.0, arena, identity));
         outcome

@@ -218,7 +218,7 @@ fn open_root(path: &Path) -> std::result::Result<OwnedFd, Trouble> {
 fn open_there(path: &Path) -> std::result::Result<OwnedFd, Trouble> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
-        Errno::LOOP | Errno::NOTDIR => Trouble::Refused(Error::Disk(format!(
+        Errno::LOOP | Errno::NOTDIR => Trouble::Refused(Error::disk(format!(
             "{}: expected a directory, found a symbolic link or a file: name the directory itself",
             path.display()
         ))),
@@ -248,7 +248,7 @@ fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> std::result::Result<File, T
         .metadata()
         .map_err(|error| failed(&path, "a file of this user", error))?;
     if !found.is_file() {
-        return Err(Trouble::Refused(Error::Disk(format!(
+        return Err(Trouble::Refused(Error::disk(format!(
             "{}: expected a file of this user, found something else: remove it",
             path.display()
         ))));
@@ -261,7 +261,7 @@ fn take_lock(here: &Path, folder: BorrowedFd<'_>) -> std::result::Result<File, T
             let _ = (&file).take(32).read_to_string(&mut holder);
             let holder = holder.trim();
             let holder = if holder.is_empty() { "unknown" } else { holder };
-            return Err(Trouble::Refused(Error::Disk(format!(
+            return Err(Trouble::Refused(Error::disk(format!(
                 "{}: expected to be its only user, found that process {holder} uses it: give each server a \
                  disk path of its own, or stop the other one",
                 here.display()

@@ -188,7 +188,7 @@ fn read(path: &Path, root: &OwnedFd) -> Result<Option<Vec<u8>>, Trouble> {
                 "{}: expected a file of this user, found something else: remove it",
                 here.display()
             );
-            return Trouble::Refused(Error::Disk(text));
+            return Trouble::Refused(Error::disk(text));
         }
         Trouble::of(
             Reason::Directory,

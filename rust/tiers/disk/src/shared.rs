@@ -334,7 +334,7 @@ impl Shared {
     pub(crate) fn finish(&self, job: &Arc<Job>) {
         if !self.unless_it_panics(|| self.end(job)) {
             // The cache ignores the end of one that has ended.
-            self.report(job, Err(Error::Disk(PANICKED.into())));
+            self.report(job, Err(Error::disk(PANICKED)));
         }
     }
 
@@ -374,7 +374,7 @@ impl Shared {
             // The cache compares the checksums itself, and counts.
             (None | Some((Reason::Checksum, _)), Direction::Read) => Ok(job.found_sums(shape)),
             (None, Direction::Write) => Ok(Vec::new()),
-            (Some((_, what)), _) => Err(Error::Disk(what)),
+            (Some((_, what)), _) => Err(Error::disk(what)),
         };
         // Whoever finds nothing running any more finds the end and the counts, too.
         self.report(job, result);
@@ -476,7 +476,7 @@ impl Shared {
             );
             job.fail(Reason::Deadline, what.clone());
             self.failed(Reason::Deadline, &what);
-            self.report(&job, Err(Error::Disk(what)));
+            self.report(&job, Err(Error::disk(what)));
         }
         drop(book);
         for (job, pieces) in dropped {

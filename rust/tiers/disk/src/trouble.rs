@@ -6,7 +6,7 @@ use std::io;
 use rustix::io::Errno;
 
 use crate::stats::Reason;
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Cause, Error};
 
 /// Why a disk cannot be opened.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) enum Trouble {
     /// It is somebody else's, in use, or no disk: the start is refused.
     Refused(Error),
     /// The system refused a call. What is on the disk is not known, so it stays as it is, and it is tried again.
-    Passing(Reason, String),
+    Passing(Reason, Cause),
 }
 
 impl Trouble {
@@ -27,10 +27,12 @@ impl Trouble {
     ) -> Self {
         let error = error.into();
         let text = format!("{place}: expected {what}, found {error}");
-        match Errno::from_io_error(&error) {
+        let refused = Errno::from_io_error(&error);
+        let why = Cause::new(text, error);
+        match refused {
             // A symbolic link, or another kind of file.
-            Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => Self::Refused(Error::Disk(text)),
-            _ => Self::Passing(reason, text),
+            Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => Self::Refused(Error::disk(why)),
+            _ => Self::Passing(reason, why),
         }
     }
 
@@ -45,7 +47,7 @@ impl Trouble {
             | Errno::INVAL => {
                 let error = io::Error::from(error);
                 let text = format!("{place}: expected {what}, found {error}");
-                Self::Refused(Error::Disk(text))
+                Self::Refused(Error::disk(Cause::new(text, error)))
             }
             error => Self::of(Reason::Directory, place, what, error),
         }
@@ -56,7 +58,7 @@ impl From<Trouble> for Error {
     fn from(trouble: Trouble) -> Self {
         match trouble {
             Trouble::Refused(error) => error,
-            Trouble::Passing(_, text) => Self::Disk(text),
+            Trouble::Passing(_, why) => Self::Disk(why),
         }
     }
 }

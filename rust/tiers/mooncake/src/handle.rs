@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::Arena;
 use hybrid_pages_tiers::{Identity, Planes};
@@ -33,17 +33,16 @@ impl MooncakeHandle {
         let plane = |rank| -> Result<(String, usize)> {
             let plane = arena.plane(rank)?;
             let path = plane.path().ok_or_else(|| {
-                Error::Arena(
-                    "mooncake: expected planes that its helper can open, found private memory"
-                        .into(),
+                Error::arena(
+                    "mooncake: expected planes that its helper can open, found private memory",
                 )
             })?;
             Ok((path.to_owned(), plane.first_slot_at()))
         };
         let paths = (0..shared.ranks).map(plane).collect::<Result<Vec<_>>>()?;
         if shared.planes.set(planes).is_err() {
-            return Err(Error::Remote(
-                "expected to be connected once, found a second time: make a new cache".into(),
+            return Err(Error::remote(
+                "expected to be connected once, found a second time: make a new cache",
             ));
         }
         let link = Link::new(Arc::clone(shared), *identity, paths);
@@ -51,7 +50,10 @@ impl MooncakeHandle {
         let thread = std::thread::Builder::new()
             .name("hybrid-pages-mooncake".into())
             .spawn(move || link.run())
-            .map_err(|error| Error::Remote(format!("a thread cannot start: {error}")))?;
+            .map_err(|error| {
+                let text = format!("a thread cannot start: {error}");
+                Error::remote(Cause::new(text, error))
+            })?;
         *lock(&shared.link) = Some(thread);
         Ok(())
     }

@@ -228,7 +228,7 @@ impl Taking<'_> {
                         self.shared.failed(reason, &what);
                     }
                 }
-                Error::Remote(what)
+                Error::remote(what)
             });
             drop(state);
             if result.is_ok() {
@@ -293,7 +293,7 @@ impl Taking<'_> {
             let failed = |reason, found: &str| {
                 let what = format!("expected a write, found {found}");
                 self.shared.failed(reason, &what);
-                Err(Error::Remote(what))
+                Err(Error::remote(what))
             };
             health.worked |= matches!(code, 0 | NOT_FOUND | NOT_READY | NO_ROOM);
             let result = match code {

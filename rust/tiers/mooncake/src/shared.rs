@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hashbrown::HashSet;
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded::lock;
 use hybrid_pages::tier::{CopyEnd, CopyId};
 use hybrid_pages_tiers::Planes;
@@ -61,7 +61,7 @@ const PANICKED: &str = "expected no panic, found one inside: the store is left a
 
 /// A copy that did not happen.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
-    Error::Remote(format!("expected {expected}, found {found}"))
+    Error::remote(format!("expected {expected}, found {found}"))
 }
 
 impl Shared {
@@ -82,8 +82,10 @@ impl Shared {
             largest.unwrap_or(1),
             options.staging_bytes,
         );
-        let staging = staging
-            .map_err(|error| Error::Remote(format!("expected staging memory, found {error}")))?;
+        let staging = staging.map_err(|error| {
+            let text = format!("expected staging memory, found {error}");
+            Error::remote(Cause::new(text, error))
+        })?;
         Ok(Self {
             state: Mutex::new(State::new(options.retry, staging.cells())),
             options,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::tier::Arena;
 use hybrid_pages_tiers::{Identity, Planes};
 use object_store::{ObjectStoreExt as _, PutPayload};
@@ -41,9 +41,12 @@ impl RemoteHandle {
             .thread_name("hybrid-pages-remote")
             .enable_all()
             .build()
-            .map_err(|error| Error::Remote(format!("threads cannot start: {error}")))?;
+            .map_err(|error| {
+                let text = format!("threads cannot start: {error}");
+                Error::remote(Cause::new(text, error))
+            })?;
         let writer = getrandom::u64()
-            .map_err(|error| Error::Remote(format!("expected a random number, found {error}")))?;
+            .map_err(|error| Error::remote(format!("expected a random number, found {error}")))?;
         let (uploads, to_write) = unbounded_channel();
         let (fetches, to_read) = unbounded_channel();
         let tasks = runtime.handle().clone();
@@ -57,8 +60,8 @@ impl RemoteHandle {
             fetches,
         };
         if shared.connection.set(connection).is_err() {
-            return Err(Error::Remote(
-                "expected to be connected once, found a second time: make a new cache".into(),
+            return Err(Error::remote(
+                "expected to be connected once, found a second time: make a new cache",
             ));
         }
         shared.keep_runtime(runtime);

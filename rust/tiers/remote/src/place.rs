@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -111,7 +111,7 @@ impl Place {
             _ => return invalid("another kind of URL"),
         };
         let store = store.map_err(|error| {
-            Error::Remote(format!(
+            Error::remote(format!(
                 "expected settings for {scheme}://{host} in the environment, found: {}",
                 plain(&error)
             ))
@@ -129,13 +129,13 @@ impl Place {
                 "remote: expected file:/// and a whole path, found none".into(),
             ));
         };
-        let failed = |what: &str| {
-            let path = path.display();
-            Error::Remote(format!("{path}: expected a directory, found {what}"))
-        };
-        make_directory(&path).map_err(|error| failed(&error.to_string()))?;
+        let text = |what: &str| format!("{}: expected a directory, found {what}", path.display());
+        make_directory(&path).map_err(|error| {
+            let text = text(&error.to_string());
+            Error::remote(Cause::new(text, error))
+        })?;
         let store = LocalFileSystem::new_with_prefix(&path);
-        let store = store.map_err(|error| failed(&plain(&error)))?;
+        let store = store.map_err(|error| Error::remote(text(&plain(&error))))?;
         let store = Arc::new(store);
         let place = Self::of(Arc::clone(&store) as _, Path::default(), url.to_string());
         Ok(Self {
@@ -225,7 +225,7 @@ fn check_secrets() -> Result<()> {
 }
 
 fn misses(name: &str, expected: &str) -> Error {
-    Error::Remote(format!(
+    Error::remote(format!(
         "{name} in the environment: expected {expected}, found something else"
     ))
 }

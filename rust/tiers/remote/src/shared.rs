@@ -323,7 +323,7 @@ impl Shared {
     pub(crate) fn fail(&self, copy: CopyId, reason: Reason, what: &str) {
         if lock(&self.state).running.contains_key(&copy) {
             self.failed(reason, what);
-            self.end(copy, Err(Error::Remote(what.to_owned())));
+            self.end(copy, Err(Error::remote(what.to_owned())));
         }
     }
 
@@ -433,7 +433,7 @@ impl Shared {
         }
         for copy in copies {
             let what = "expected a store that is open, found it closed";
-            self.end(copy, Err(Error::Remote(what.into())));
+            self.end(copy, Err(Error::remote(what)));
         }
     }
 
@@ -479,7 +479,7 @@ pub(crate) const GONE: &str = "expected a pack, found that it had left";
 
 /// Why a copy can't begin.
 pub(crate) fn refused(expected: &str, found: &str) -> Error {
-    Error::Remote(format!("expected {expected}, found {found}"))
+    Error::remote(format!("expected {expected}, found {found}"))
 }
 
 /// Milliseconds since 1970.

@@ -81,7 +81,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
             wanted.push(entry);
         } else {
             let what = "expected a write, found it undone";
-            shared.end(entry.copy.id, Err(Error::Remote(what.into())));
+            shared.end(entry.copy.id, Err(Error::remote(what)));
         }
     }
     let mut payload = Vec::new();
@@ -169,7 +169,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
     }
     for entry in &wanted {
         let result = if taken_back {
-            Err(Error::Remote("expected a write, found a reset".into()))
+            Err(Error::remote("expected a write, found a reset"))
         } else {
             Ok(Vec::new())
         };

@@ -117,13 +117,11 @@ impl Arena {
         let mut planes = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
         planes.sort_unstable_by_key(|plane| plane.rank());
         let Some(first) = planes.first() else {
-            return Err(Error::Arena(
-                "expected at least one plane, found none".into(),
-            ));
+            return Err(Error::arena("expected at least one plane, found none"));
         };
         for pair in planes.windows(2) {
             if pair[0].rank() == pair[1].rank() {
-                return Err(Error::Arena(format!(
+                return Err(Error::arena(format!(
                     "expected one plane per rank, found {} and {} for rank {}",
                     name(&pair[0]),
                     name(&pair[1]),
@@ -133,7 +131,7 @@ impl Arena {
         }
         let size = |plane: &Plane| (plane.slots(), plane.slot_bytes());
         if let Some(other) = planes.iter().find(|plane| size(plane) != size(first)) {
-            return Err(Error::Arena(format!(
+            return Err(Error::arena(format!(
                 "{}: expected {} slots of {} bytes as in {}, found {} of {}",
                 name(other),
                 first.slots(),
@@ -163,7 +161,7 @@ impl Arena {
         let mut planes = self.planes.iter();
         planes.find(|plane| plane.rank() == rank).ok_or_else(|| {
             let found: Vec<_> = self.planes.iter().map(|plane| plane.rank()).collect();
-            Error::Arena(format!(
+            Error::arena(format!(
                 "expected the plane of rank {rank}, found those of {found:?}"
             ))
         })

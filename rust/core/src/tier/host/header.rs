@@ -86,7 +86,7 @@ impl Header {
             .filter(|h| h.header_bytes >= Self::ENCODED_BYTES && h.slot_bytes > 0 && h.slots > 0)
             .filter(|h| h.rank < h.ranks && h.ranks == geometry.ranks())
             .ok_or_else(|| {
-                Error::Arena(format!(
+                Error::arena(format!(
                     "header: expected slots of at least 1 byte, of one of {} ranks, found none",
                     geometry.ranks()
                 ))

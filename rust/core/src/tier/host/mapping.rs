@@ -38,7 +38,7 @@ impl Mapping {
     /// New memory of the header's size, all zeros after the header.
     pub(super) fn create(header: &Header, options: PlaneOptions) -> Result<Self> {
         let total = header.total_bytes().ok_or_else(|| {
-            Error::Arena("create: expected a size that fits memory, found a larger one".into())
+            Error::arena("create: expected a size that fits memory, found a larger one")
         })?;
         let mut mapping = Self::of(total, options)?;
         mapping.warning = options.numa_node.and_then(|node| mapping.prefer(node));
@@ -136,7 +136,7 @@ impl Mapping {
     /// There are no paths to open.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn open(path: &str, _: &Geometry) -> Result<(Self, Header)> {
-        Err(Error::Arena(format!(
+        Err(Error::arena(format!(
             "{path}: expected Linux, whose memory has paths, found {}",
             std::env::consts::OS
         )))

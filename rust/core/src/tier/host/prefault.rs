@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::transfer::Region;
 
 /// Makes every page that a region touches present and writable, near a NUMA node if one is named and its
@@ -42,16 +42,19 @@ pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()>
         joined.collect::<Vec<_>>()
     });
     for outcome in outcomes {
-        let failed = |why: String| {
-            Error::Arena(format!(
+        let text = |why: &str| {
+            format!(
                 "prefault: expected {} bytes of memory, found {why}",
                 region.nbytes()
-            ))
+            )
         };
         match outcome {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(failed(error.to_string())),
-            Err(_) => return Err(failed("a thread that panicked".into())),
+            Ok(Err(error)) => {
+                let text = text(&error.to_string());
+                return Err(Error::arena(Cause::new(text, error)));
+            }
+            Err(_) => return Err(Error::arena(text("a thread that panicked"))),
         }
     }
     Ok(())

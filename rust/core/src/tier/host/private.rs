@@ -2,13 +2,14 @@
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 
 /// A new mapping, all zeros.
 pub(super) fn create(bytes: usize) -> Result<MmapRaw> {
     let memory = MmapOptions::new().len(bytes).map_anon().map_err(|error| {
-        Error::Arena(format!(
-            "create: private memory of {bytes} bytes failed: {error}"
+        Error::arena(Cause::new(
+            format!("create: private memory of {bytes} bytes failed: {error}"),
+            error,
         ))
     })?;
     Ok(memory.into())

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::geometry::Geometry;
 
 use super::header::Header;
@@ -33,7 +33,10 @@ impl SharedFile {
 /// A new file, all zeros.
 pub(super) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedFile)> {
     let failed = |what: &str, error: io::Error| {
-        Error::Arena(format!("create: {what} of {total} bytes failed: {error}"))
+        Error::arena(Cause::new(
+            format!("create: {what} of {total} bytes failed: {error}"),
+            error,
+        ))
     };
     let file = anonymous_file(huge_pages).map_err(|error| failed("shared memory", error))?;
     file.set_len(total as u64)
@@ -47,12 +50,16 @@ pub(super) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedF
 /// The file at a path, once its size, header and seals are what they must be.
 pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFile, Header)> {
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => Error::Arena(format!(
-            "{path}: expected the path of a living process's plane, found nothing: has its \
-             creator ended?"
+        io::ErrorKind::NotFound => Error::arena(Cause::new(
+            format!(
+                "{path}: expected the path of a living process's plane, found nothing: has its \
+                 creator ended?"
+            ),
+            error,
         )),
-        _ => Error::Arena(format!(
-            "{path}: expected a plane of an arena, found {error}"
+        _ => Error::arena(Cause::new(
+            format!("{path}: expected a plane of an arena, found {error}"),
+            error,
         )),
     };
     // Whatever has taken over the descriptor's number, opening it must not block.
@@ -66,7 +73,7 @@ pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
     let metadata = file.metadata().map_err(failed)?;
     let size = metadata.len();
     if !metadata.is_file() || size < Header::ENCODED_BYTES as u64 {
-        return Err(Error::Arena(format!(
+        return Err(Error::arena(format!(
             "{path}: expected a plane with its header, found {}",
             if metadata.is_file() {
                 format!("{size} bytes")
@@ -79,7 +86,7 @@ pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
     file.read_exact_at(&mut bytes, 0).map_err(failed)?;
     let header = Header::decode(&bytes, geometry)?;
     if header.total_bytes().map(|total| total as u64) != Some(size) {
-        return Err(Error::Arena(format!(
+        return Err(Error::arena(format!(
             "{path}: expected {} slots of {} bytes after {} bytes of header, found {size} \
              bytes in all",
             header.slots, header.slot_bytes, header.header_bytes
@@ -87,7 +94,7 @@ pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFi
     }
     let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|s| s.contains(seals()));
     if !sealed {
-        return Err(Error::Arena(format!(
+        return Err(Error::arena(format!(
             "{path}: expected memory sealed against resizing, found it unsealed"
         )));
     }

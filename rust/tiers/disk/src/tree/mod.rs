@@ -22,7 +22,7 @@ use crate::folder::{self, Other, open_file};
 use crate::index;
 use crate::lane;
 use copy::Copied;
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 
 /// What an identity was made from.
 pub(super) const ABOUT: &str = "about.json";
@@ -153,17 +153,15 @@ impl DiskTree {
         Ok(true)
     }
 
-    fn failed(&self, name: &str, what: &str, error: &io::Error) -> Error {
+    fn failed(&self, name: &str, what: &str, error: io::Error) -> Error {
         let here = self.path.join(name);
-        Error::Disk(format!(
-            "{}: expected {what}, found {error}",
-            here.display()
-        ))
+        let text = format!("{}: expected {what}, found {error}", here.display());
+        Error::disk(Cause::new(text, error))
     }
 }
 
 fn interrupted() -> Error {
-    Error::Disk("expected to end, found an interruption".into())
+    Error::disk("expected to end, found an interruption")
 }
 
 fn view(folder: BorrowedFd<'_>, directory: Other, is_used: bool) -> IdentityView {

@@ -105,7 +105,7 @@ impl DiskTree {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Verdict> {
         let name = format!("{lane}/{identity}");
-        let failed = |error: io::Error| self.failed(&name, "a directory of this user", &error);
+        let failed = |error: io::Error| self.failed(&name, "a directory of this user", error);
         let lane = folder::open_folder(self.root.as_fd(), lane).map_err(|it| failed(it.into()))?;
         let inside = folder::open_folder(lane.as_fd(), identity);
         let inside = inside.map_err(|error| failed(error.into()))?;
@@ -114,17 +114,17 @@ impl DiskTree {
         let used_before = is_used()?;
         let copied = || {
             let copied = Copied::of(inside.as_fd(), is_used()?);
-            copied.map_err(|why| self.failed(&name, "an index", &io::Error::other(why)))
+            copied.map_err(|why| self.failed(&name, "an index", io::Error::other(why)))
         };
         let Some(Copied { claim, found }) = copied()? else {
             return Ok(Verdict::default());
         };
         if folder::directory_of(&claim.identity) != identity {
             let found = io::Error::other("that of another identity");
-            return Err(self.failed(&name, "its own index", &found));
+            return Err(self.failed(&name, "its own index", found));
         }
         let reader = Reader::new(inside.as_fd(), &claim)
-            .map_err(|error| self.failed(&name, "slabs that can be read", &error))?;
+            .map_err(|error| self.failed(&name, "slabs that can be read", error))?;
         let mut places = found.places;
         places.sort_unstable_by_key(|(_, place)| (place.class, place.cell));
         let total = places.iter().map(|(_, it)| claim.cells[it.class]).sum();
