@@ -4,11 +4,9 @@
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-pub mod columns;
 pub mod error;
 pub mod guarded;
 pub mod ids;
-pub mod run;
 mod slab;
 
 pub mod geometry;

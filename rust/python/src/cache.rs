@@ -1,28 +1,30 @@
 //! The cache.
 
-use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, Medium, TierStats, WriteLease};
+use std::sync::Arc;
+
+use hybrid_pages::cache::{Admission, Arrival, Cache, CacheConfig, Medium, TierStats};
 use hybrid_pages::error::Error;
-use hybrid_pages::ids::{NamespaceId, SlotId};
 use hybrid_pages::prefix::{Hit, Missing};
 use hybrid_pages::tier::Below;
+use hybrid_pages_vllm::room::{RoomRequest, StateSource, make_room};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
+use crate::block_tables::{PyTableColumns, PyTables, engine_block};
 use crate::changes::PyChanges;
 use crate::disk::PyDisk;
-use crate::error::to_py;
+use crate::error::{Raised, to_py};
 use crate::geometry::{PyGeometry, class_configs};
 use crate::hints::{PyHints, given};
-use crate::keys::{BlockKeys, block_keys};
+use crate::keys::block_keys;
 use crate::lease::{self, PyReadLease, PyWriteLease};
 use crate::mooncake::PyMooncake;
-use crate::number::Whole;
+use crate::number::{Whole, namespace_id};
 #[cfg(feature = "remote")]
 use crate::remote::PyRemote;
 use crate::restore::{self, PyRestore};
-use crate::stores::PyStoreEntries;
-use crate::tables::{PyTableColumns, engine_block, tables_in};
+use crate::store_entries::PyStoreEntries;
 
 /// A tier that others share.
 #[derive(FromPyObject)]
@@ -117,88 +119,16 @@ fn engine_blocks(ids: Vec<Whole>) -> PyResult<Vec<u32>> {
     ids.into_iter().map(engine_block).collect()
 }
 
-pub fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
-    u32::try_from(number).map(NamespaceId).map_err(|_| {
-        to_py(Error::InvalidArgument(format!(
-            "namespace: expected a number that namespace() returned, found {number}"
-        )))
-    })
-}
-
 /// Which prefixes are there, and which slots hold their pages and checkpoints.
 #[pyclass(frozen, name = "Cache", module = "hybrid_pages._core")]
 pub struct PyCache {
-    inner: Cache,
+    inner: Arc<Cache>,
 }
-
-/// What a store asks room for: the pages of the blocks [first, end) that the tables have.
-pub struct Room<'a, 'py> {
-    pub namespace: NamespaceId,
-    pub columns: &'a PyTableColumns,
-    pub tables: &'a [Bound<'py, PyAny>],
-    pub first: usize,
-    pub end: usize,
-    pub hints: Option<&'a Bound<'py, PyHints>>,
-}
-
-/// Class, block and engine blocks of a state.
-pub type StateSource = (usize, usize, Vec<u32>);
 
 impl PyCache {
-    /// Room for states and for what the host lacks of the pages, and how many it had; none where there is nothing
-    /// to store. `keys` gives those of leading blocks.
-    pub fn make_room<'k>(
-        &self,
-        room: &Room<'_, '_>,
-        keys: impl Fn(usize) -> PyResult<BlockKeys<'k>>,
-        states: &[StateSource],
-    ) -> PyResult<Option<(WriteLease, PyStoreEntries, usize)>> {
-        let unwritten = if room.hints.is_some() {
-            room.first // They say how all of it is kept.
-        } else {
-            let unwritten = self
-                .inner
-                .unwritten(room.namespace, &keys(room.end)?, room.first);
-            unwritten.map_err(to_py)?
-        };
-        let more = states.iter().map(|(_, _, blocks)| blocks.len()).sum();
-        let (mut sources, mut blocks) =
-            room.columns.pages(room.tables, unwritten..room.end, more)?;
-        for (class, block, of_state) in states {
-            let from = blocks.len();
-            blocks.extend(of_state);
-            sources.push((*class, *block, from..blocks.len()));
-        }
-        let Some(last) = sources.iter().map(|&(_, block, _)| block).max() else {
-            return Ok(None);
-        };
-        if !sources.is_sorted_by_key(|&(class, block, _)| (class, block)) {
-            sources.sort_unstable_by_key(|&(class, block, _)| (class, block));
-        }
-        let wanted: Vec<_> = sources
-            .iter()
-            .map(|&(class, block, _)| (class, block))
-            .collect();
-        let mut entries = PyStoreEntries::with_capacity(wanted.len(), blocks.len());
-        let mut next = 0; // Most often they come in the order of the sources.
-        let each = |class: usize, block: usize, slots: &[SlotId]| {
-            if wanted.get(next) != Some(&(class, block)) {
-                next = wanted.partition_point(|&at| at < (class, block));
-            }
-            entries.push(class, slots, &blocks[sources[next].2.clone()]);
-            next += 1;
-        };
-        let lease = self
-            .inner
-            .reserve_each(
-                room.namespace,
-                &keys(last.saturating_add(1))?,
-                &wanted,
-                &given(room.hints),
-                each,
-            )
-            .map_err(to_py)?;
-        Ok(Some((lease, entries, unwritten - room.first)))
+    /// The cache itself, for objects that outlive a call.
+    pub fn shared(&self) -> Arc<Cache> {
+        Arc::clone(&self.inner)
     }
 }
 
@@ -233,7 +163,7 @@ impl PyCache {
         let remote = remote.map(|remote| remote.take(slot_bytes.0)).transpose()?;
         let below = disk.into_iter().chain(remote).collect();
         Ok(Self {
-            inner: Cache::with_tiers(&config, below).map_err(to_py)?,
+            inner: Arc::new(Cache::with_tiers(&config, below).map_err(to_py)?),
         })
     }
 
@@ -436,24 +366,31 @@ impl PyCache {
         stride: Whole,
         hints: Option<&Bound<'_, PyHints>>,
     ) -> PyResult<Option<(PyWriteLease, PyStoreEntries)>> {
-        let mut of_states = Vec::with_capacity(states.len());
+        let mut sources = Vec::with_capacity(states.len());
         for (class, block, blocks) in states {
-            of_states.push((class.0, block.0, engine_blocks(blocks)?));
+            sources.push(StateSource {
+                class: class.0,
+                block: block.0,
+                blocks: engine_blocks(blocks)?,
+            });
         }
-        let room = Room {
+        let request = RoomRequest {
             namespace: namespace_id(namespace)?,
-            columns,
-            tables: &tables_in(tables)?,
-            first: first.0,
-            end: end.0,
-            hints,
+            columns: &columns.inner,
+            tables: &PyTables::of(tables)?,
+            blocks: first.0..end.0,
+            states: &sources,
+            hints: hints.map(|hints| hints.get().inner),
         };
-        let offered = self.make_room(
-            &room,
-            |limit| block_keys(keys, stride, Some(Whole(limit))),
-            &of_states,
-        )?;
-        Ok(offered.map(|(lease, entries, resident)| (PyWriteLease::new(lease, resident), entries)))
+        let keys = |limit| Ok::<_, Raised>(block_keys(keys, stride, Some(Whole(limit)))?);
+        let Some(reserved) = make_room(&self.inner, &request, keys)? else {
+            return Ok(None);
+        };
+        let entries = PyStoreEntries {
+            inner: reserved.entries,
+        };
+        let lease = PyWriteLease::new(reserved.lease, reserved.resident);
+        Ok(Some((lease, entries)))
     }
 
     fn follow(&self) -> PyResult<()> {

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PySet, PyTuple, PyType};
 
 use crate::error::to_py;
-use crate::steps::{PyStores, Step};
+use crate::stores::{PyStores, VllmStep};
 
 /// A connector's part of each step. An engine's forward pass leaves little in the processor's caches, so that a step
 /// takes as long as its code and objects take to be fetched: the usual one runs no Python.
@@ -119,7 +119,7 @@ impl PyStepCalls {
             return self.half.bind(py).call_method1(step, (scheduler_output,));
         };
         let scheduled = scheduler_output.getattr(intern!(py, "num_scheduled_tokens"))?;
-        let step = Step {
+        let step = VllmStep {
             requests: self.requests.bind(py),
             scheduled: scheduled.cast()?,
             state: &state,

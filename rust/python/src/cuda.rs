@@ -10,12 +10,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::arena::PyArena;
+use crate::copy_engine::{NumBlocks, PyEngine, layout, to_load, wait};
 use crate::error::{cuda_to_py, to_py};
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{NumBlocks, PyEngine, layout, to_load, wait};
-use crate::stores::ToStore;
+use crate::store_entries::ToStore;
 
 /// A device of this process.
 #[pyclass(frozen, name = "CudaDevice", module = "hybrid_pages._core")]

@@ -134,6 +134,27 @@ impl Table {
     }
 }
 
+/// A Python exception, as the error of code that knows only the core's errors and those of a trait.
+pub struct Raised(pub PyErr);
+
+impl From<Error> for Raised {
+    fn from(error: Error) -> Self {
+        Self(to_py(error))
+    }
+}
+
+impl From<PyErr> for Raised {
+    fn from(error: PyErr) -> Self {
+        Self(error)
+    }
+}
+
+impl From<Raised> for PyErr {
+    fn from(raised: Raised) -> Self {
+        raised.0
+    }
+}
+
 /// The exception for a core error, its message unchanged.
 #[cold]
 pub fn to_py(error: Error) -> PyErr {

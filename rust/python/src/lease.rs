@@ -2,14 +2,15 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use hybrid_pages::cache::{LeaseEntry, ReadLease, Skipped, WriteLease};
+use hybrid_pages::cache::{LeaseEntry, ReadLease, WriteLease};
 use hybrid_pages::guarded::lock;
+use hybrid_pages_vllm::stores::left_out;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::block_tables::{PyTableColumns, PyTables};
 use crate::error::to_py;
 use crate::number::Whole;
-use crate::tables::{PyTableColumns, tables_in};
 
 /// One page or checkpoint under a lease, all ranks together.
 #[pyclass(
@@ -97,10 +98,12 @@ impl PyReadLease {
             let lease = self.lock();
             (lease.first()..lease.blocks(), lease.entries().to_vec())
         };
-        let targets = columns.loads(&tables_in(tables)?, blocks, resumes.0)?;
+        let targets = columns
+            .inner
+            .loads(&PyTables::of(tables)?, blocks, resumes.0)?;
         let mut entries = Vec::with_capacity(held.len());
         for entry in held {
-            let blocks = targets(entry.class_index, entry.block_index)?;
+            let blocks = targets(entry.class_index, entry.block_index).map_err(to_py)?;
             if blocks.iter().any(Option::is_some) {
                 let slots = entry.slots.iter().map(|slot| slot.0).collect();
                 entries.push((entry.class_index, slots, blocks, entry.checksums.clone()));
@@ -126,18 +129,6 @@ impl PyReadLease {
     fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
         self.release();
     }
-}
-
-/// Entries that were wanted and are not there, by reason.
-pub fn left_out(skipped: Skipped) -> impl Iterator<Item = (&'static str, usize)> {
-    let counts = [
-        ("in_writing", skipped.in_writing),
-        ("no_room", skipped.no_room),
-        ("not_ready", skipped.not_ready),
-        ("tenant_share", skipped.tenant_share),
-        ("orphan", skipped.orphan),
-    ];
-    counts.into_iter().filter(|&(_, count)| count > 0)
 }
 
 /// Room for entries that nobody sees until they are committed.

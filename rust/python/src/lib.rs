@@ -2,37 +2,38 @@
 
 mod arena;
 mod arrays;
+mod block_tables;
 mod cache;
 mod calls;
 mod changes;
+mod copy_engine;
 mod cuda;
 mod disk;
 mod disk_tree;
 mod dlpack;
-mod engine;
 mod error;
 mod facts;
 mod fleet;
 mod geometry;
-mod heard;
 mod hints;
+mod host_engine;
 mod keys;
 mod layer;
 mod lease;
 mod mooncake;
 mod number;
-mod pins;
+mod outcomes;
 #[cfg(feature = "remote")]
 mod remote;
 mod replay;
 mod restore;
 mod run;
-mod running;
-mod steps;
+mod step_request;
+mod store_entries;
 mod stores;
-mod tables;
 mod tier;
 mod tuple;
+mod vllm_engine;
 
 use pyo3::prelude::*;
 
@@ -54,8 +55,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     arena::register(m)?;
     arrays::register(m)?;
     layer::register(m)?;
-    running::register(m)?;
-    engine::register(m)?;
+    copy_engine::register(m)?;
+    host_engine::register(m)?;
     cuda::register(m)?;
     disk::register(m)?;
     disk_tree::register(m)?;
@@ -64,11 +65,11 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     remote::register(m)?;
     hints::register(m)?;
     keys::register(m)?;
-    stores::register(m)?;
-    tables::register(m)?;
+    store_entries::register(m)?;
+    block_tables::register(m)?;
     cache::register(m)?;
     run::register(m)?;
-    steps::register(m)?;
+    stores::register(m)?;
     calls::register(m)?;
     changes::register(m)?;
     replay::register(m)?;

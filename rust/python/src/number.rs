@@ -1,7 +1,7 @@
 //! Integers from Python: a wrong type is a `TypeError`, a number out of range a typed error.
 
 use hybrid_pages::error::Error;
-use hybrid_pages::ids::SlotId;
+use hybrid_pages::ids::{NamespaceId, SlotId};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
@@ -47,6 +47,15 @@ pub fn slot(Whole(number): Whole) -> PyResult<SlotId> {
         let most = u32::MAX;
         to_py(Error::InvalidArgument(format!(
             "slot: expected at most {most}, found {number}"
+        )))
+    })
+}
+
+/// The namespace of that number; whether the cache has it is the cache's to say.
+pub fn namespace_id(Whole(number): Whole) -> PyResult<NamespaceId> {
+    u32::try_from(number).map(NamespaceId).map_err(|_| {
+        to_py(Error::InvalidArgument(format!(
+            "namespace: expected a number that namespace() returned, found {number}"
         )))
     })
 }

@@ -1,141 +1,309 @@
-//! What a store copies.
+//! Stores of what vLLM's steps complete, as a Python object: a call a step, and a call a report.
 
-use hybrid_pages::ids::SlotId;
-use hybrid_pages::transfer::EntryCopy;
+use hybrid_pages_vllm::entries::StoreEntries;
+use hybrid_pages_vllm::stores::Stores;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList, PyTuple};
+use pyo3::types::PyDict;
 
-use crate::number::{Whole, slot};
-use crate::running::to_store;
-use crate::tables::engine_block;
+use crate::block_tables::{PyTableColumns, PyTables};
+use crate::cache::PyCache;
+use crate::error::{Raised, to_py};
+use crate::geometry::PyGeometry;
+use crate::number::{Whole, whole};
+use crate::outcomes;
+use crate::run::PyRules;
+use crate::step_request::{VllmRequest, handed_over, run_of};
+use crate::store_entries::PyStoreEntries;
+use crate::vllm_engine::{PyHandles, VllmEngine};
 
-/// Class, slots, engine blocks.
-type Given = (Whole, Vec<Whole>, Vec<Whole>);
+/// The number of a store, and what it copies.
+type PyJob = (usize, Py<PyStoreEntries>);
 
-/// One entry: its class, and where its slots and its engine blocks end among those of all.
-#[derive(PartialEq, Eq)]
-struct StoreEntry {
-    class: usize,
-    slots: usize,
-    blocks: usize,
+/// A step of vLLM.
+pub struct VllmStep<'a, 'py> {
+    /// The requests that are followed, by name.
+    pub requests: &'a Bound<'py, PyDict>,
+    /// Tokens of the requests that run in the step.
+    pub scheduled: &'a Bound<'py, PyDict>,
+    /// Has the states that the engine hands over, by request, and the requests that have blocks.
+    pub state: &'a Bound<'py, PyAny>,
+    /// Called before a step of a request that doesn't just go on.
+    pub begins: &'a Bound<'py, PyAny>,
+    /// Called with each request of which something is stored.
+    pub planned: Option<&'a Bound<'py, PyAny>>,
 }
 
-/// The entries of a store, which become Python objects only where somebody looks.
-#[pyclass(frozen, eq, name = "StoreEntries", module = "hybrid_pages._core")]
-#[derive(Default, PartialEq, Eq)]
-pub struct PyStoreEntries {
-    entries: Vec<StoreEntry>,
-    slots: Vec<SlotId>,
-    blocks: Vec<u32>,
+/// Plans stores and publishes what every rank has copied.
+#[pyclass(frozen, name = "Stores", module = "hybrid_pages._core")]
+pub struct PyStores {
+    inner: Stores<PyHandles>,
+    rules: Py<PyRules>,
 }
 
 #[pymethods]
-impl PyStoreEntries {
+impl PyStores {
     #[new]
-    fn new(entries: Vec<Given>) -> PyResult<Self> {
-        let mut made = Self::default();
-        for (class, slots, blocks) in entries {
-            let slots: Vec<_> = slots.into_iter().map(slot).collect::<PyResult<_>>()?;
-            let blocks: Vec<_> = blocks
-                .into_iter()
-                .map(engine_block)
-                .collect::<PyResult<_>>()?;
-            made.push(class.0, &slots, &blocks);
-        }
-        Ok(made)
-    }
-
-    #[pyo3(name = "__len__")]
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
-        self.listed(py)?.try_iter()
-    }
-
-    fn __getnewargs__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyList>,)> {
-        Ok((self.listed(py)?,))
-    }
-
-    pub fn sources<'py>(&self, blocks: &Bound<'py, PyList>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let mut sources = Vec::with_capacity(self.blocks.len());
-        for &id in &self.blocks {
-            sources.push(blocks.get_item(id as usize)?);
-        }
-        Ok(sources)
-    }
-}
-
-impl PyStoreEntries {
-    pub const fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// Nothing yet, with room for so many entries and engine blocks.
-    pub fn with_capacity(entries: usize, blocks: usize) -> Self {
-        Self {
-            entries: Vec::with_capacity(entries),
-            slots: Vec::new(),
-            blocks: Vec::with_capacity(blocks),
-        }
-    }
-
-    pub fn push(&mut self, class: usize, slots: &[SlotId], blocks: &[u32]) {
-        if self.entries.is_empty() {
-            // Most often nearly all of them are pages, which are alike.
-            self.slots.reserve(slots.len() * self.entries.capacity());
-        }
-        self.slots.extend_from_slice(slots);
-        self.blocks.extend_from_slice(blocks);
-        self.entries.push(StoreEntry {
-            class,
-            slots: self.slots.len(),
-            blocks: self.blocks.len(),
-        });
-    }
-
-    /// Class, slots and engine blocks of each.
-    fn iter(&self) -> impl Iterator<Item = (usize, &[SlotId], &[u32])> {
-        let mut from = (0, 0);
-        self.entries.iter().map(move |entry| {
-            let (slots, blocks) = std::mem::replace(&mut from, (entry.slots, entry.blocks));
-            let (slots, blocks) = (slots..entry.slots, blocks..entry.blocks);
-            (entry.class, &self.slots[slots], &self.blocks[blocks])
+    #[pyo3(
+        signature = (geometry, cache, columns, rules, *, writes = true),
+        text_signature = "(geometry, cache, columns, rules, *, writes=True)"
+    )]
+    fn new(
+        geometry: &PyGeometry,
+        cache: &PyCache,
+        columns: &PyTableColumns,
+        rules: Py<PyRules>,
+        writes: bool,
+    ) -> PyResult<Self> {
+        let (cache, columns) = (cache.shared(), columns.inner.clone());
+        let followed = rules.get().inner.clone();
+        let inner = Stores::new(&geometry.inner, cache, columns, followed, writes);
+        Ok(Self {
+            inner: inner.map_err(to_py)?,
+            rules,
         })
     }
 
-    fn listed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let plain = |(class, slots, blocks): (usize, &[SlotId], &[u32])| {
-            let slots: Vec<u32> = slots.iter().map(|slot| slot.0).collect();
-            (class, slots, blocks.to_vec())
+    fn __len__(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn __contains__(&self, job: Whole) -> bool {
+        self.inner.contains(job.0)
+    }
+
+    /// What a step completes of each request, by job.
+    #[pyo3(
+        signature = (engine, requests, scheduled, state, *, begins, planned = None),
+        text_signature = "($self, engine, requests, scheduled, state, *, begins, planned=None)"
+    )]
+    fn step<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        requests: &Bound<'py, PyDict>,
+        scheduled: &Bound<'py, PyDict>,
+        state: &Bound<'py, PyAny>,
+        begins: &Bound<'py, PyAny>,
+        planned: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let step = VllmStep {
+            requests,
+            scheduled,
+            state,
+            begins,
+            planned,
         };
-        let entries: Vec<_> = self.iter().map(plain).collect();
-        PyList::new(py, entries)
+        let jobs = self.plan_step(engine, &step)?;
+        Ok(jobs.unwrap_or_else(|| PyDict::new(engine.py())))
+    }
+
+    /// What accepted drafts have completed.
+    fn report(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        tracked: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<PyJob>> {
+        let engine = self.engine(engine);
+        let job = self.inner.report(&VllmRequest::of(&engine, tracked)?)?;
+        self.made(&engine, job)
+    }
+
+    /// What is left of a request that has ended.
+    fn finish<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        tracked: &Bound<'py, PyAny>,
+        tables: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<PyJob>> {
+        let engine = self.engine(engine);
+        let request = VllmRequest::of(&engine, tracked)?.with_tables(PyTables::of(tables)?);
+        let job = self.inner.finish(&request)?;
+        self.made(&engine, job)
+    }
+
+    /// Publishes nothing of the stores under way of which this says so, given their request and blocks.
+    fn void(&self, py: Python<'_>, wrong: &Bound<'_, PyAny>) -> PyResult<()> {
+        let under_way = self.inner.map_in_flight(|request, pins| {
+            let pins: Vec<_> = pins.iter().map(|pin| pin.clone_ref(py)).collect();
+            (request.clone_ref(py), pins)
+        });
+        for (job, given) in under_way {
+            if wrong.call1(given)?.is_truthy()? {
+                self.inner.void(job);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up stores that no worker was told of.
+    fn drop_jobs(&self, engine: &Bound<'_, PyAny>, jobs: Vec<Whole>) -> PyResult<()> {
+        let engine = self.engine(engine);
+        for Whole(job) in jobs {
+            self.inner.give_up(&engine, job)?;
+        }
+        Ok(())
+    }
+
+    /// Takes ranks' outcomes, by job, and publishes what all of them have copied.
+    pub fn ended(
+        &self,
+        engine: &Bound<'_, PyAny>,
+        outcomes: &Bound<'_, PyDict>,
+        trusted: bool,
+    ) -> PyResult<()> {
+        let engine = self.engine(engine);
+        // What the engine is told may change them.
+        let outcomes: Vec<_> = outcomes.iter().collect();
+        let mut all = Ok(());
+        for (job, outcomes) in outcomes {
+            // Whoever wants the engine to end costs no other job its outcome.
+            all = all.and(self.ended_one(&engine, &job, &outcomes, trusted));
+        }
+        all
+    }
+
+    fn take_copied(&self) -> (usize, f64) {
+        self.inner.take_copied()
     }
 }
 
-/// The entries that a caller of `store` gives: packed, or as tuples.
-pub struct ToStore(pub Vec<EntryCopy>);
+impl PyStores {
+    /// Whether none is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.inner.in_flight() == 0
+    }
 
-impl<'py> FromPyObject<'_, 'py> for ToStore {
-    type Error = PyErr;
+    fn engine<'a, 'py>(&'a self, given: &'a Bound<'py, PyAny>) -> VllmEngine<'a, 'py> {
+        let rules = self.rules.get();
+        VllmEngine { given, rules }
+    }
 
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(packed) = object.cast::<PyStoreEntries>() {
-            let copy = |(class, slots, blocks): (usize, &[SlotId], &[u32])| EntryCopy {
-                class,
-                slots: slots.to_vec(),
-                blocks: blocks.iter().map(|&id| Some(id as usize)).collect(),
-                checksum: None,
-            };
-            return Ok(Self(packed.get().iter().map(copy).collect()));
+    /// A planned store as Python objects.
+    fn made(
+        &self,
+        engine: &VllmEngine<'_, '_>,
+        job: Option<(usize, StoreEntries)>,
+    ) -> PyResult<Option<PyJob>> {
+        let Some((job, inner)) = job else {
+            return Ok(None);
+        };
+        match Py::new(engine.py(), PyStoreEntries { inner }) {
+            Ok(entries) => Ok(Some((job, entries))),
+            Err(error) => {
+                self.inner.give_up(engine, job)?;
+                Err(error)
+            }
         }
-        let given: Vec<Bound<'py, PyTuple>> = object.extract()?;
-        to_store(&given).map(Self)
+    }
+
+    /// Takes ranks' outcomes of a job, which ends when all of them have spoken.
+    fn ended_one<'py>(
+        &self,
+        engine: &VllmEngine<'_, 'py>,
+        job: &Bound<'py, PyAny>,
+        outcomes: &Bound<'py, PyAny>,
+        trusted: bool,
+    ) -> PyResult<()> {
+        let found = job.extract::<Whole>().map(|Whole(number)| number);
+        let number = found.ok().filter(|&number| self.inner.contains(number));
+        let Some(number) = number else {
+            return engine.not_in_flight(job);
+        };
+        let outcomes = outcomes::read(outcomes, self.inner.ranks());
+        Ok(self.inner.reported(engine, number, outcomes, trusted)?)
+    }
+
+    /// The stores of a step, by job; none if it has none.
+    pub fn plan_step<'py>(
+        &self,
+        engine: &Bound<'py, PyAny>,
+        step: &VllmStep<'_, 'py>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let mut jobs = None;
+        let planned = self.plan_all(&self.engine(engine), step, &mut jobs);
+        if let (Err(_), Some(jobs)) = (&planned, &jobs) {
+            // Nobody will hear of them.
+            self.drop_jobs(engine, jobs.keys().extract()?)?;
+        }
+        planned.map(|()| jobs)
+    }
+
+    fn plan_all<'py>(
+        &self,
+        engine: &VllmEngine<'_, 'py>,
+        step: &VllmStep<'_, 'py>,
+        jobs: &mut Option<Bound<'py, PyDict>>,
+    ) -> PyResult<()> {
+        let py = engine.py();
+        let offered = step.state.getattr(intern!(py, "boundary_state_offloads"))?;
+        let offered = offered.cast::<PyDict>()?;
+        for (name, new_tokens) in step.scheduled {
+            if let Some(tracked) = step.requests.get_item(&name)? {
+                let offers = if offered.is_empty() {
+                    None
+                } else {
+                    offered.get_item(&name)?
+                };
+                let new_tokens = whole(&new_tokens)?;
+                self.plan(engine, step, &tracked, new_tokens, offers, jobs)?;
+            }
+        }
+        for (name, offers) in offered {
+            // A hand-over may come for a request that has blocks and isn't scheduled in this step. Without a position
+            // it waits, and what is handed over was loaded.
+            if !step.scheduled.contains(&name)?
+                && step
+                    .state
+                    .getattr(intern!(py, "req_ids"))?
+                    .contains(&name)?
+                && let Some(tracked) = step.requests.get_item(&name)?
+                && run_of(&tracked)?.try_borrow()?.inner.run.position.is_some()
+            {
+                self.plan(engine, step, &tracked, 0, Some(offers), jobs)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the store of what a step over so many tokens completes of a request.
+    fn plan<'py>(
+        &self,
+        engine: &VllmEngine<'_, 'py>,
+        step: &VllmStep<'_, 'py>,
+        tracked: &Bound<'py, PyAny>,
+        new_tokens: usize,
+        offers: Option<Bound<'py, PyAny>>,
+        jobs: &mut Option<Bound<'py, PyDict>>,
+    ) -> PyResult<()> {
+        match self.plan_one(engine, step.begins, tracked, new_tokens, offers.as_ref()) {
+            Ok(None) => Ok(()),
+            Ok(Some((job, entries))) => {
+                let jobs = jobs.get_or_insert_with(|| PyDict::new(engine.py()));
+                jobs.set_item(job, entries)?;
+                if let Some(planned) = step.planned {
+                    planned.call1((tracked,))?;
+                }
+                Ok(())
+            }
+            Err(error) => engine.not_planned(tracked, error),
+        }
+    }
+
+    fn plan_one<'py>(
+        &self,
+        engine: &VllmEngine<'_, 'py>,
+        begins: &Bound<'py, PyAny>,
+        tracked: &Bound<'py, PyAny>,
+        new_tokens: usize,
+        offered: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<PyJob>> {
+        let request = VllmRequest::of(engine, tracked)?.beginning(begins);
+        let offers = offered.map(|given| || handed_over(given).map_err(Raised));
+        let job = self.inner.step(&request, new_tokens, offers)?;
+        self.made(engine, job)
     }
 }
 
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_class::<PyStoreEntries>()
+    m.add_class::<PyStores>()
 }

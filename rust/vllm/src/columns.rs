@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
+use hybrid_pages::error::{Error, Result};
 
-/// The columns of one group: an entry has the last `count` of the `per_block` engine blocks of a block. A state
-/// lies at the block's end, and a window that is narrower than the block sees no more of it from there.
+/// The columns that entries of one group take in the group's block table.
+///
+/// Of the `per_block` engine blocks of a block, an entry has the last `count`: a state lies at the block's end, and a
+/// window that is narrower than the block sees only the last engine blocks from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     per_block: usize,
@@ -15,7 +17,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// `tokens`: of an engine block. `window_tokens`: what the group's layers see, if that is a window.
+    /// Columns of a group whose engine blocks have `tokens` tokens each and whose layers see `window_tokens`, if they
+    /// have a window.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a `count` that is not among 1 to `per_block`, and for no tokens.
@@ -61,29 +64,29 @@ impl Columns {
     }
 }
 
-/// A part of a request's block table: the ids from one column on. An id of 0 is no engine block.
+/// A part of one block table of a request: the ids from one column on. An id of 0 is no engine block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct TablePart {
     /// The column of the first id.
     pub first: usize,
     /// Ids of engine blocks.
     pub ids: Vec<u32>,
 }
 
-impl Part {
+impl TablePart {
     fn id(&self, column: usize) -> u32 {
         let at = column.checked_sub(self.first);
         at.and_then(|at| self.ids.get(at)).copied().unwrap_or(0)
     }
 }
 
-/// The groups of one class, each with the part of its block table that is looked at.
-pub type Parts<'a> = [(Columns, &'a Part)];
+/// The columns of each group of a class, with the part of the group's block table that is looked at.
+pub type TableParts<'a> = [(Columns, &'a TablePart)];
 
 /// Adds the engine blocks that a store of a block's entry reads to `ids`, if all of them are there; says whether.
 /// A window group has none where the window has passed.
 #[must_use]
-pub fn sources(parts: &Parts<'_>, block: usize, ids: &mut Vec<u32>) -> bool {
+pub fn sources(parts: &TableParts<'_>, block: usize, ids: &mut Vec<u32>) -> bool {
     let before = ids.len();
     for (columns, part) in parts {
         ids.extend(columns.of(block).map(|column| part.id(column)));
@@ -100,7 +103,7 @@ pub fn sources(parts: &Parts<'_>, block: usize, ids: &mut Vec<u32>) -> bool {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if it has no engine block for what it will read.
-pub fn targets(parts: &Parts<'_>, block: usize, end: usize) -> Result<Vec<Option<u32>>> {
+pub fn targets(parts: &TableParts<'_>, block: usize, end: usize) -> Result<Vec<Option<u32>>> {
     let mut targets = Vec::new();
     for (columns, part) in parts {
         for column in columns.of(block) {
@@ -120,8 +123,8 @@ pub fn targets(parts: &Parts<'_>, block: usize, end: usize) -> Result<Vec<Option
 mod tests {
     use super::*;
 
-    fn part(first: usize, ids: &[u32]) -> Part {
-        Part {
+    fn part(first: usize, ids: &[u32]) -> TablePart {
+        TablePart {
             first,
             ids: ids.to_vec(),
         }

@@ -7,13 +7,15 @@
 //!
 //! Facts: `vllm/v1/worker/mamba_utils.py`, `postprocess_mamba_fused_kernel`.
 
-use super::states::{ByBoundary, Found};
-use super::{Late, Request, Rules, Run};
+use super::request::RequestView;
+use super::rules::RunRules;
+use super::run::Run;
+use super::states::{ByBoundary, FoundState, LateState};
 
 impl Run {
-    pub(super) fn advance_with_drafts<R: Request>(
+    pub(super) fn advance_with_drafts<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         start: usize,
         end: usize,
         request: &R,
@@ -35,9 +37,9 @@ impl Run {
         Ok(filled)
     }
 
-    pub(super) fn is_due_with_drafts<R: Request>(
+    pub(super) fn is_due_with_drafts<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         end: usize,
         request: &R,
     ) -> Result<bool, R::Error> {
@@ -47,9 +49,9 @@ impl Run {
 
     /// If the step may reach a boundary, notes the column that its state will be in: should it be the last step of
     /// the request, the engine frees the column before it tells of the end.
-    pub(super) fn note_next<R: Request>(
+    pub(super) fn note_next<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         end: usize,
         request: &R,
     ) -> Result<(), R::Error> {
@@ -57,14 +59,14 @@ impl Run {
         if next <= end {
             let boundary = next / rules.block_tokens;
             let blocks = rules.here(boundary, request)?;
-            self.late = Some(Late { boundary, blocks });
+            self.late = Some(LateState { boundary, blocks });
         }
         Ok(())
     }
 
-    pub(super) fn columns_with_drafts<R: Request>(
+    pub(super) fn columns_with_drafts<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         end: usize,
         request: &R,
     ) -> Result<ByBoundary, R::Error> {
@@ -79,9 +81,9 @@ impl Run {
     }
 
     /// Whether accepted tokens prove a boundary; none if only the steps can.
-    pub(super) fn is_proven_by_drafts<R: Request>(
+    pub(super) fn is_proven_by_drafts<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         boundary: usize,
         request: &R,
     ) -> Result<Option<bool>, R::Error> {
@@ -93,7 +95,7 @@ impl Run {
         Ok(accepted.then_some(true))
     }
 
-    pub(super) fn last_with_drafts<R: Request>(
+    pub(super) fn last_with_drafts<R: RequestView>(
         end: usize,
         request: &R,
     ) -> Result<Option<usize>, R::Error> {
@@ -107,9 +109,9 @@ impl Run {
     ///
     /// Until `prefilled` steps compute several known tokens: they pass boundaries without leaving a state, or leave
     /// another one in the column.
-    pub(super) fn reached<R: Request>(
+    pub(super) fn reached<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         request: &R,
     ) -> Result<usize, R::Error> {
         let boundary = request.processed()? / rules.block_tokens;
@@ -120,9 +122,9 @@ impl Run {
 
     /// How many tokens have to be accepted, at least, to complete something, if nothing is left of those that are;
     /// 0 if that may be with any.
-    pub(super) fn next_report<R: Request>(
+    pub(super) fn next_report<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         request: &R,
     ) -> Result<usize, R::Error> {
         let next = rules.next(request)?;
@@ -131,11 +133,11 @@ impl Run {
     }
 
     /// The state of the boundary that accepted tokens have newly reached, if any.
-    pub(super) fn find_reached<R: Request>(
+    pub(super) fn find_reached<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         request: &R,
-    ) -> Result<Option<Found>, R::Error> {
+    ) -> Result<Option<FoundState>, R::Error> {
         let boundary = self.reached(rules, request)?;
         if boundary == 0 || boundary > request.keys()? {
             return Ok(None);
@@ -154,14 +156,14 @@ impl Run {
     }
 }
 
-impl Rules {
+impl RunRules {
     /// Whether a step ends on a boundary and none of its tokens is a draft.
     fn ends_at_boundary(&self, end: usize, known: usize) -> bool {
         end.is_multiple_of(self.block_tokens) && end <= known
     }
 
     /// The first boundary, in tokens, that is not certainly computed.
-    fn next<R: Request>(&self, request: &R) -> Result<usize, R::Error> {
+    fn next<R: RequestView>(&self, request: &R) -> Result<usize, R::Error> {
         let n = self.block_tokens;
         Ok((request.processed()? / n + 1) * n)
     }

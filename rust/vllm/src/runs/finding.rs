@@ -1,91 +1,15 @@
 //! Finds the blocks that hold the state of exactly one boundary, and proves it.
 
-use smallvec::SmallVec;
-
-use super::{Blocks, Late, Offer, Request, Rules, Run, State};
-
-/// A state, and which of its blocks the engine has handed over.
-#[derive(Debug)]
-pub(super) struct Found {
-    pub(super) state: State,
-    offered: Blocks,
-}
-
-impl Found {
-    /// Whether the engine keeps it itself, under its hash, in this step.
-    pub(super) fn is_kept<R: Request>(&self, rules: &Rules, request: &R) -> Result<bool, R::Error> {
-        let mut some = false;
-        for (group, &block) in self.state.blocks.iter().enumerate() {
-            if block == 0 {
-                continue;
-            }
-            some = true;
-            let table = rules.groups[group].table;
-            if self.offered[group] == 0 && !request.carries(table, block, self.state.boundary)? {
-                return Ok(false);
-            }
-        }
-        Ok(some)
-    }
-}
-
-/// Blocks by boundary.
-pub(super) type ByBoundary = SmallVec<[(usize, Blocks); 2]>;
-
-fn of(blocks: &ByBoundary, boundary: usize) -> Option<&Blocks> {
-    let found = blocks.iter().find(|(at, _)| *at == boundary);
-    found.map(|(_, blocks)| blocks)
-}
-
-fn put(blocks: &mut ByBoundary, boundary: usize, these: Blocks) {
-    match blocks.iter_mut().find(|(at, _)| *at == boundary) {
-        Some((_, known)) => *known = these,
-        None => blocks.push((boundary, these)),
-    }
-}
-
-impl Rules {
-    /// The blocks that the tables have where the state of a boundary belongs.
-    pub(super) fn here<R: Request>(
-        &self,
-        boundary: usize,
-        request: &R,
-    ) -> Result<Blocks, R::Error> {
-        let mut here = Blocks::new();
-        for group in &self.groups {
-            let column = (boundary * group.per_block).checked_sub(1);
-            here.push(column.map_or(Ok(0), |column| request.block(group.table, column))?);
-        }
-        Ok(here)
-    }
-
-    pub(super) fn none(&self) -> Blocks {
-        smallvec::smallvec![0; self.groups.len()]
-    }
-
-    /// Two different blocks of a group prove nothing.
-    pub(super) fn state(&self, boundary: usize, offered: Blocks, here: &Blocks) -> Found {
-        let agreed = |(&offered, &ours): (&u32, &u32)| match (offered, ours) {
-            (0, ours) => ours,
-            (offered, 0) => offered,
-            (offered, ours) if offered == ours => ours,
-            _ => 0,
-        };
-        Found {
-            state: State {
-                boundary,
-                blocks: offered.iter().zip(here).map(agreed).collect(),
-            },
-            offered,
-        }
-    }
-}
+use super::request::RequestView;
+use super::rules::RunRules;
+use super::run::Run;
+use super::states::{ByBoundary, FoundState, HandOver, LateState, of, put};
 
 impl Run {
     /// Whether [`find`](Self::find) may find something that is wanted; after most steps there is nothing.
-    pub(super) fn is_due<R: Request>(
+    pub(super) fn is_due<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         end: usize,
         offers: bool,
         request: &R,
@@ -104,13 +28,13 @@ impl Run {
     }
 
     /// The proven states of a step, which are whole once its forward pass is over.
-    pub(super) fn find<R: Request>(
+    pub(super) fn find<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         (start, end): (usize, usize),
-        offers: &[Offer],
+        offers: &[HandOver],
         request: &R,
-    ) -> Result<Vec<Found>, R::Error> {
+    ) -> Result<Vec<FoundState>, R::Error> {
         let columns = if rules.drafts {
             self.note_next(rules, end, request)?;
             self.columns_with_drafts(rules, end, request)?
@@ -135,9 +59,9 @@ impl Run {
     }
 
     /// Whether this step or an earlier one made a state there.
-    fn is_proven<R: Request>(
+    fn is_proven<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         boundary: usize,
         (start, end): (usize, usize),
         request: &R,
@@ -156,10 +80,10 @@ impl Run {
         Ok(rules.exports_states && exported)
     }
 
-    /// Blocks where steps ended: the last step, and an earlier one whose boundary had no key then.
-    fn columns<R: Request>(
+    /// StateBlocks where steps ended: the last step, and an earlier one whose boundary had no key then.
+    fn columns<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         end: usize,
         request: &R,
     ) -> Result<ByBoundary, R::Error> {
@@ -179,18 +103,18 @@ impl Run {
             if boundary <= known {
                 put(&mut columns, boundary, blocks);
             } else {
-                self.late = Some(Late { boundary, blocks });
+                self.late = Some(LateState { boundary, blocks });
             }
         }
         Ok(columns)
     }
 
     /// The state of a request that has ended before the key of its last boundary was known.
-    pub(super) fn find_late<R: Request>(
+    pub(super) fn find_late<R: RequestView>(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         request: &R,
-    ) -> Result<Option<Found>, R::Error> {
+    ) -> Result<Option<FoundState>, R::Error> {
         if rules.drafts {
             return self.find_reached(rules, request);
         }
@@ -205,9 +129,9 @@ impl Run {
 }
 
 /// What the engine hands over and still has under its hash, without what `columns` have: that proves no more.
-fn handed_over<R: Request>(
-    rules: &Rules,
-    offers: &[Offer],
+fn handed_over<R: RequestView>(
+    rules: &RunRules,
+    offers: &[HandOver],
     columns: &ByBoundary,
     request: &R,
 ) -> Result<ByBoundary, R::Error> {
@@ -235,6 +159,10 @@ fn handed_over<R: Request>(
 }
 
 /// Whether a request still has the blocks where it had reached a boundary.
-fn holds<R: Request>(rules: &Rules, late: &Late, request: &R) -> Result<bool, R::Error> {
+fn holds<R: RequestView>(
+    rules: &RunRules,
+    late: &LateState,
+    request: &R,
+) -> Result<bool, R::Error> {
     Ok(!late.blocks.contains(&0) && rules.here(late.boundary, request)? == late.blocks)
 }

@@ -1,27 +1,9 @@
 //! Which states are wanted.
 
-use super::states::Found;
-use super::{Request, Rules, Run};
-
-/// Which boundaries get a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// None.
-    None,
-    /// Those that were chosen, and in an answer those that the engine keeps itself.
-    Adaptive,
-    /// Those that the engine keeps itself.
-    Align,
-    /// Each that there is.
-    All,
-}
-
-impl Rules {
-    /// Whether any page is worth storing; if not, those up to the last checkpoint are.
-    pub(super) fn stores_all_pages(&self) -> bool {
-        self.groups.is_empty() || matches!(self.mode, Mode::Align | Mode::All)
-    }
-}
+use super::request::RequestView;
+use super::rules::{CheckpointMode, RunRules};
+use super::run::Run;
+use super::states::FoundState;
 
 impl Run {
     /// Adds boundaries, in blocks, that get a checkpoint.
@@ -30,12 +12,12 @@ impl Run {
         self.quiet_until = 0; // Pages that were not worth storing may be now.
     }
 
-    /// The boundaries that get a checkpoint.
+    /// The boundaries, in blocks, that get a checkpoint.
     pub fn wanted(&self) -> impl Iterator<Item = usize> {
         self.wanted.iter().copied()
     }
 
-    /// The last of them, or 0.
+    /// The last boundary, in blocks, that gets a checkpoint; 0 if none does.
     #[must_use]
     pub fn furthest(&self) -> usize {
         self.wanted.last().copied().unwrap_or(0)
@@ -47,16 +29,16 @@ impl Run {
     }
 
     /// Whether a state at a boundary after `end` tokens may be wanted.
-    pub(super) fn may_want<R: Request>(
+    pub(super) fn may_want<R: RequestView>(
         &self,
-        rules: &Rules,
+        rules: &RunRules,
         end: usize,
         request: &R,
     ) -> Result<bool, R::Error> {
         Ok(match rules.mode {
-            Mode::None => false,
-            Mode::Align | Mode::All => true,
-            Mode::Adaptive => {
+            CheckpointMode::None => false,
+            CheckpointMode::Align | CheckpointMode::All => true,
+            CheckpointMode::Adaptive => {
                 self.wanted.contains(&(end / rules.block_tokens))
                     || end > request.prompt_tokens()?
             }
@@ -67,14 +49,14 @@ impl Run {
     ///
     /// An answer gets the checkpoints that the engine keeps itself, so that a next turn resumes no earlier than
     /// from the engine's own cache.
-    pub(super) fn wants<R: Request>(
+    pub(super) fn wants<R: RequestView>(
         &mut self,
-        rules: &Rules,
-        found: &Found,
+        rules: &RunRules,
+        found: &FoundState,
         request: &R,
     ) -> Result<bool, R::Error> {
         let boundary = found.state.boundary;
-        if rules.mode == Mode::None {
+        if rules.mode == CheckpointMode::None {
             return Ok(false);
         }
         if self.wanted.contains(&boundary) {
@@ -82,8 +64,8 @@ impl Run {
         }
         let in_answer = boundary * rules.block_tokens > request.prompt_tokens()?;
         let wanted = match rules.mode {
-            Mode::All => true,
-            Mode::Adaptive if !in_answer => false,
+            CheckpointMode::All => true,
+            CheckpointMode::Adaptive if !in_answer => false,
             _ => found.is_kept(rules, request)?,
         };
         if wanted {

@@ -4,7 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 
-use hybrid_pages::run::{Blocks, Mode, Offer, Plan, Request, Rules, Run, State, StateGroup};
+use hybrid_pages_vllm::runs::{
+    CheckpointMode, HandOver, ProvenState, RequestView, Run, RunRules, StateBlocks, StateGroup,
+    StorePlan,
+};
 
 const N: usize = 8;
 
@@ -15,15 +18,15 @@ struct Engine {
     tokens: usize,
     computed: usize,
     in_flight: usize,
-    /// Blocks that are gone from the tables.
+    /// StateBlocks that are gone from the tables.
     freed: BTreeSet<u32>,
-    /// Blocks that carry the hash of a boundary.
+    /// StateBlocks that carry the hash of a boundary.
     carry: BTreeSet<(u32, usize)>,
     /// Columns that were looked at.
     looked: RefCell<Vec<usize>>,
 }
 
-impl Request for Engine {
+impl RequestView for Engine {
     type Error = Infallible;
 
     fn prompt_tokens(&self) -> Result<usize, Infallible> {
@@ -61,12 +64,12 @@ impl Request for Engine {
     }
 }
 
-fn rules(mode: Mode) -> Rules {
+fn rules(mode: CheckpointMode) -> RunRules {
     let group = |table| StateGroup {
         table,
         per_block: 1,
     };
-    Rules {
+    RunRules {
         block_tokens: N,
         groups: vec![group(1), group(2)],
         exports_states: false,
@@ -77,33 +80,38 @@ fn rules(mode: Mode) -> Rules {
     }
 }
 
-fn drafting() -> Rules {
-    Rules {
+fn drafting() -> RunRules {
+    RunRules {
         drafts: true,
-        ..rules(Mode::All)
+        ..rules(CheckpointMode::All)
     }
 }
 
-fn state(boundary: usize, blocks: [u32; 2]) -> State {
-    State {
+fn state(boundary: usize, blocks: [u32; 2]) -> ProvenState {
+    ProvenState {
         boundary,
-        blocks: Blocks::from_slice(&blocks),
+        blocks: StateBlocks::from_slice(&blocks),
     }
 }
 
-fn own(boundary: usize) -> State {
+fn own(boundary: usize) -> ProvenState {
     let column = boundary as u32;
     state(boundary, [100 + column, 200 + column])
 }
 
-fn step(run: &mut Run, rules: &Rules, engine: &Engine, end: usize) -> Option<Plan> {
+fn step(run: &mut Run, rules: &RunRules, engine: &Engine, end: usize) -> Option<StorePlan> {
     let start = engine.computed;
     let Ok(plan) = run.step(rules, (start, end), &[], engine);
     plan
 }
 
 /// Steps that end at these tokens, and what they complete.
-fn steps(run: &mut Run, rules: &Rules, engine: &mut Engine, ends: &[usize]) -> Vec<Option<Plan>> {
+fn steps(
+    run: &mut Run,
+    rules: &RunRules,
+    engine: &mut Engine,
+    ends: &[usize],
+) -> Vec<Option<StorePlan>> {
     let plan = |&end: &usize| {
         let plan = step(run, rules, engine, end);
         engine.computed = end;
@@ -128,12 +136,12 @@ fn a_state_is_taken_where_a_step_ended_and_nowhere_else() {
     let mut engine = prompt(5 * N + 3);
     let found = steps(
         &mut Run::default(),
-        &rules(Mode::All),
+        &rules(CheckpointMode::All),
         &mut engine,
         &[2 * N, 4 * N + 1, 5 * N],
     );
-    let plan = |reach, states: &[State]| {
-        Some(Plan {
+    let plan = |reach, states: &[ProvenState]| {
+        Some(StorePlan {
             reach,
             states: states.to_vec(),
         })
@@ -146,7 +154,7 @@ fn a_state_is_taken_where_a_step_ended_and_nowhere_else() {
 
 #[test]
 fn a_decode_step_inside_a_block_looks_at_nothing() {
-    let (mut run, rules) = (Run::default(), rules(Mode::All));
+    let (mut run, rules) = (Run::default(), rules(CheckpointMode::All));
     let mut engine = prompt(2 * N + 1);
     steps(&mut run, &rules, &mut engine, &[2 * N + 1]);
     engine.looked.borrow_mut().clear();
@@ -159,7 +167,7 @@ fn a_decode_step_inside_a_block_looks_at_nothing() {
 
 /// A prompt and an answer of two blocks and a token, decoded one by one; what of it is left alone is not planned.
 fn answer(longer: usize) -> (usize, Vec<usize>) {
-    let (mut run, rules) = (Run::default(), rules(Mode::All));
+    let (mut run, rules) = (Run::default(), rules(CheckpointMode::All));
     let mut engine = prompt(N + 2);
     steps(&mut run, &rules, &mut engine, &[N + 2]);
     let (mut planned, mut states) = (0, Vec::new());
@@ -195,7 +203,7 @@ fn steps_that_complete_nothing_are_known_before() {
 
 #[test]
 fn a_step_that_does_not_just_go_on_is_looked_at() {
-    let (mut run, rules) = (Run::default(), rules(Mode::All));
+    let (mut run, rules) = (Run::default(), rules(CheckpointMode::All));
     let mut engine = prompt(N + 2);
     steps(&mut run, &rules, &mut engine, &[N + 2]);
     engine.tokens = N + 3;
@@ -222,7 +230,7 @@ fn a_step_that_does_not_just_go_on_is_looked_at() {
 #[test]
 fn a_boundary_without_a_key_is_taken_when_it_has_one_unless_its_blocks_are_gone() {
     for freed in [false, true] {
-        let (mut run, rules) = (Run::default(), rules(Mode::All));
+        let (mut run, rules) = (Run::default(), rules(CheckpointMode::All));
         let mut engine = prompt(2 * N);
         engine.tokens = 2 * N - 1; // The token that fills the block is not known yet.
         steps(&mut run, &rules, &mut engine, &[2 * N]);
@@ -239,15 +247,15 @@ fn a_boundary_without_a_key_is_taken_when_it_has_one_unless_its_blocks_are_gone(
 
 #[test]
 fn what_is_handed_over_counts_only_under_its_hash_and_where_a_step_may_export_it() {
-    let mut rules = rules(Mode::All);
+    let mut rules = rules(CheckpointMode::All);
     rules.exports_states = true;
-    let offer = |table, block, tokens| Offer {
+    let offer = |table, block, tokens| HandOver {
         table,
         block,
         tokens,
     };
     let offers = [offer(1, 7, 2 * N), offer(2, 8, 2 * N), offer(3, 9, 2 * N)];
-    let find = |carry: &[(u32, usize)], end: usize, rules: &Rules| {
+    let find = |carry: &[(u32, usize)], end: usize, rules: &RunRules| {
         let engine = Engine {
             carry: carry.iter().copied().collect(),
             ..prompt(4 * N)
@@ -260,7 +268,7 @@ fn what_is_handed_over_counts_only_under_its_hash_and_where_a_step_may_export_it
     assert_eq!(find(&both[..1], 2 * N + 3, &rules), [state(2, [7, 0])]);
     assert_eq!(find(&[(7, 1), (8, 3)], 2 * N + 3, &rules), []);
     assert_eq!(find(&both, 3 * N + 1, &rules), [], "too far behind");
-    let dropping = Rules {
+    let dropping = RunRules {
         drops_last_block: true,
         ..rules.clone()
     };
@@ -273,7 +281,7 @@ fn what_is_handed_over_counts_only_under_its_hash_and_where_a_step_may_export_it
 
 #[test]
 fn an_answer_gets_the_checkpoints_that_the_engine_keeps_itself() {
-    let (mut run, rules) = (Run::default(), rules(Mode::Adaptive));
+    let (mut run, rules) = (Run::default(), rules(CheckpointMode::Adaptive));
     let mut engine = prompt(2 * N);
     run.want([1]);
     engine.carry = [(102, 2), (202, 2), (103, 3), (203, 3), (104, 4)].into();
@@ -290,7 +298,7 @@ fn an_answer_gets_the_checkpoints_that_the_engine_keeps_itself() {
 }
 
 /// What an answer of three blocks behind a prompt of two leaves: the engine keeps the state of its first boundary.
-fn left_of_an_answer(mode: Mode) -> (Run, Vec<usize>) {
+fn left_of_an_answer(mode: CheckpointMode) -> (Run, Vec<usize>) {
     let mut run = Run::default();
     let mut engine = prompt(2 * N);
     engine.carry = [(103, 3), (203, 3)].into();
@@ -304,10 +312,10 @@ fn left_of_an_answer(mode: Mode) -> (Run, Vec<usize>) {
 #[test]
 fn states_of_an_answer_that_are_not_kept_are_known() {
     for (mode, left) in [
-        (Mode::Adaptive, vec![4, 5]),
-        (Mode::Align, vec![4, 5]),
-        (Mode::All, vec![]),
-        (Mode::None, vec![]),
+        (CheckpointMode::Adaptive, vec![4, 5]),
+        (CheckpointMode::Align, vec![4, 5]),
+        (CheckpointMode::All, vec![]),
+        (CheckpointMode::None, vec![]),
     ] {
         assert_eq!(left_of_an_answer(mode).1, left, "{mode:?}");
     }
@@ -319,13 +327,18 @@ fn a_state_that_was_not_whole_is_not_one_that_was_passed_over() {
     engine.freed = [203].into();
     engine.tokens = 4 * N + 1;
     let ends = [2 * N, 3 * N, 4 * N];
-    steps(&mut run, &rules(Mode::Adaptive), &mut engine, &ends);
+    steps(
+        &mut run,
+        &rules(CheckpointMode::Adaptive),
+        &mut engine,
+        &ends,
+    );
     assert_eq!(run.passed_over().collect::<Vec<_>>(), [4]);
 }
 
 #[test]
 fn what_was_passed_over_outlives_a_preemption_and_not_other_tokens() {
-    let (mut run, _) = left_of_an_answer(Mode::Adaptive);
+    let (mut run, _) = left_of_an_answer(CheckpointMode::Adaptive);
     run.restart();
     assert_eq!(run.passed_over().collect::<Vec<_>>(), [4, 5]);
     run.want([5]);
@@ -382,7 +395,7 @@ fn columns_that_a_prefill_has_passed_are_not_taken() {
 
 #[test]
 fn what_was_taken_back_or_preempted_proves_nothing() {
-    for (rules, computed) in [(rules(Mode::All), 2 * N - 1), (drafting(), N)] {
+    for (rules, computed) in [(rules(CheckpointMode::All), 2 * N - 1), (drafting(), N)] {
         let mut run = Run::default();
         let mut engine = prompt(2 * N);
         steps(&mut run, &rules, &mut engine, &[2 * N]);

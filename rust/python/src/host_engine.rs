@@ -7,12 +7,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arena::PyArena;
+use crate::copy_engine::{NumBlocks, PyEngine, layout, to_load};
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::layer::PyLayerMap;
 use crate::number::{Whole, whole};
-use crate::running::{NumBlocks, PyEngine, layout, to_load};
-use crate::stores::ToStore;
+use crate::store_entries::ToStore;
 
 /// Copies between host memory and an arena by threads of its own.
 #[pyclass(frozen, extends = PyEngine, name = "HostEngine", module = "hybrid_pages._core")]

@@ -1,0 +1,198 @@
+//! vLLM's block pool, and the Python object that hears of what is not stored.
+
+use hybrid_pages::error::Error;
+use hybrid_pages_vllm::engine::{Engine, Handles, RankCopy};
+use pyo3::exceptions::PyException;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString};
+
+use crate::error::{Raised, to_py};
+use crate::number::whole;
+use crate::run::PyRules;
+
+/// Python objects that a store in flight holds: the request's name, the pinned blocks, and what ranks report.
+pub struct PyHandles;
+
+impl Handles for PyHandles {
+    type Name = Py<PyAny>;
+    type Pin = Py<PyAny>;
+    type Outcome = Py<PyAny>;
+}
+
+/// The engine that a call of `Stores` is about.
+pub struct VllmEngine<'a, 'py> {
+    /// What has the engine's pool and its block tables, and takes notes.
+    pub given: &'a Bound<'py, PyAny>,
+    pub rules: &'a PyRules,
+}
+
+impl<'py> VllmEngine<'_, 'py> {
+    pub fn py(&self) -> Python<'py> {
+        self.given.py()
+    }
+
+    /// The engine's block pool.
+    fn pool(&self) -> PyResult<Bound<'py, PyAny>> {
+        let pool = self.given.getattr(intern!(self.py(), "pool"))?;
+        if pool.is_none() {
+            return Err(to_py(Error::InvalidArgument(
+                "pool: expected the engine's block pool, found none: vLLM gives it with bind_gpu_block_pool at start"
+                    .into(),
+            )));
+        }
+        Ok(pool)
+    }
+
+    /// An engine block by its number.
+    pub fn block(&self, id: u32) -> PyResult<Bound<'py, PyAny>> {
+        blocks_of(&self.pool()?)?.get_item(id as usize)
+    }
+
+    fn tell(
+        &self,
+        name: &Bound<'py, PyString>,
+        given: impl pyo3::call::PyCallArgs<'py>,
+    ) -> PyResult<()> {
+        self.given.call_method1(name, given).map(|_| ())
+    }
+
+    /// Tells that the store of what a step completes of a request could not be planned.
+    pub fn not_planned(&self, tracked: &Bound<'py, PyAny>, error: PyErr) -> PyResult<()> {
+        let error = caught(self.py(), error)?;
+        self.tell(intern!(self.py(), "not_planned"), (tracked, error))
+    }
+
+    /// Tells of a report of a job that is not in flight.
+    pub fn not_in_flight(&self, job: &Bound<'py, PyAny>) -> PyResult<()> {
+        self.tell(intern!(self.py(), "not_in_flight"), (job,))
+    }
+}
+
+/// All blocks of a pool.
+fn blocks_of<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    Ok(pool.getattr(intern!(pool.py(), "blocks"))?.cast_into()?)
+}
+
+impl Engine for VllmEngine<'_, '_> {
+    type Error = Raised;
+    type Handles = PyHandles;
+
+    fn pin(&self, blocks: &[u32]) -> Result<Vec<Py<PyAny>>, Raised> {
+        let pool = self.pool()?;
+        let all = blocks_of(&pool)?;
+        let mut pins = Vec::with_capacity(blocks.len());
+        for &id in blocks {
+            pins.push(all.get_item(id as usize)?);
+        }
+        pin(self.rules, &pool, &pins)?;
+        Ok(pins.into_iter().map(Bound::unbind).collect())
+    }
+
+    fn unpin(&self, pins: &[Py<PyAny>]) -> Result<(), Raised> {
+        Ok(unpin(self.rules, &self.pool()?, pins)?)
+    }
+
+    fn skipped(&self, reason: &str, entries: usize) -> Result<(), Raised> {
+        Ok(self.tell(intern!(self.py(), "skipped"), (reason, entries))?)
+    }
+
+    fn has_failed(&self, outcome: &Py<PyAny>) -> Result<bool, Raised> {
+        let error = outcome
+            .bind(self.py())
+            .getattr(intern!(self.py(), "error"))?;
+        Ok(!error.is_none())
+    }
+
+    fn copied(&self, outcome: &Py<PyAny>) -> Result<RankCopy, Raised> {
+        Ok(copied(outcome.bind(self.py()))?)
+    }
+
+    fn not_copied(&self, outcome: &Py<PyAny>, first: bool) -> Result<(), Raised> {
+        Ok(self.tell(intern!(self.py(), "not_copied"), (outcome, first))?)
+    }
+
+    fn not_published(&self, job: usize, error: Raised) -> Result<(), Raised> {
+        let error = caught(self.py(), error.0)?;
+        Ok(self.tell(intern!(self.py(), "not_published"), (job, error))?)
+    }
+}
+
+fn copied(outcome: &Bound<'_, PyAny>) -> PyResult<RankCopy> {
+    let py = outcome.py();
+    let bytes = whole(&outcome.getattr(intern!(py, "nbytes"))?)?;
+    let seconds = outcome.getattr(intern!(py, "seconds"))?.extract()?;
+    let checksums = outcome.getattr(intern!(py, "checksums"))?;
+    Ok(RankCopy {
+        bytes,
+        seconds,
+        checksums: checksums.cast_into::<PyBytes>()?.as_bytes().to_vec(),
+    })
+}
+
+/// An error that costs one job alone; any other means that somebody wants the engine to end.
+fn caught(py: Python<'_>, error: PyErr) -> PyResult<PyErr> {
+    if error.is_instance_of::<PyException>(py) {
+        Ok(error)
+    } else {
+        Err(error)
+    }
+}
+
+/// Holds each of these blocks of a pool once more.
+///
+/// A block counts its holds as `ref_cnt`, as vLLM's `KVCacheBlock` does. Only where nobody holds one is the engine
+/// asked, which keeps such blocks in an order of its own. If it fails, the others are let go of again.
+fn pin<'py>(
+    rules: &PyRules,
+    pool: &Bound<'py, PyAny>,
+    blocks: &[Bound<'py, PyAny>],
+) -> PyResult<()> {
+    let (mut counted, mut unheld) = (Vec::with_capacity(blocks.len()), Vec::new());
+    let pinned = blocks.iter().try_for_each(|block| {
+        match holds(block)? {
+            0 => unheld.push(block),
+            holds => {
+                set_holds(block, holds + 1)?;
+                counted.push(block);
+            }
+        }
+        Ok(())
+    });
+    let pinned = pinned.and_then(|()| give(&rules.pin, pool, &unheld));
+    if pinned.is_err() {
+        for block in counted {
+            set_holds(block, holds(block)? - 1)?;
+        }
+    }
+    pinned
+}
+
+/// Lets go of these blocks of a pool.
+fn unpin(rules: &PyRules, pool: &Bound<'_, PyAny>, blocks: &[Py<PyAny>]) -> PyResult<()> {
+    let (py, mut last) = (pool.py(), Vec::new());
+    for block in blocks {
+        let block = block.bind(py);
+        match holds(block)? {
+            0 | 1 => last.push(block),
+            holds => set_holds(block, holds - 1)?,
+        }
+    }
+    give(&rules.unpin, pool, &last)
+}
+
+fn give(to: &Py<PyAny>, pool: &Bound<'_, PyAny>, blocks: &[&Bound<'_, PyAny>]) -> PyResult<()> {
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    let py = pool.py();
+    to.call1(py, (pool, PyList::new(py, blocks)?)).map(|_| ())
+}
+
+fn holds(block: &Bound<'_, PyAny>) -> PyResult<u32> {
+    block.getattr(intern!(block.py(), "ref_cnt"))?.extract()
+}
+
+fn set_holds(block: &Bound<'_, PyAny>, holds: u32) -> PyResult<()> {
+    block.setattr(intern!(block.py(), "ref_cnt"), holds)
+}

@@ -1,0 +1,114 @@
+//! Reserves room in the cache for what block tables have.
+
+use std::ops::{Deref, Range};
+
+use hybrid_pages::cache::{Cache, WriteLease};
+use hybrid_pages::ids::{NamespaceId, PrefixKey, SlotId};
+use hybrid_pages::policy::Hints;
+
+use crate::entries::StoreEntries;
+use crate::tables::{EntrySource, TableColumns, Tables};
+
+/// What to store of one prefix.
+#[derive(Debug)]
+pub struct RoomRequest<'a, T> {
+    /// The namespace of the prefix.
+    pub namespace: NamespaceId,
+    /// Where entries are in the block tables.
+    pub columns: &'a TableColumns,
+    /// The block tables.
+    pub tables: &'a T,
+    /// The blocks whose pages are stored, as far as the tables have them.
+    pub blocks: Range<usize>,
+    /// The states that are stored.
+    pub states: &'a [StateSource],
+    /// What the application says of the request, if anything.
+    pub hints: Option<Hints>,
+}
+
+/// The engine blocks of one state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateSource {
+    /// The index of the state's class.
+    pub class: usize,
+    /// The index of the block at whose end the state is.
+    pub block: usize,
+    /// The engine blocks, one of each group of the class.
+    pub blocks: Vec<u32>,
+}
+
+/// Room for entries of a store.
+pub struct Reserved {
+    /// Publishes the entries, or gives them up.
+    pub lease: WriteLease,
+    /// What to copy.
+    pub entries: StoreEntries,
+    /// Leading blocks of those asked for that the cache had already.
+    pub resident: usize,
+}
+
+/// Reserves room for states, and for the pages that the cache lacks; none if there is nothing to store. `keys` gives
+/// the keys of so many leading blocks.
+///
+/// # Errors
+/// Why the tables can't be read, and what the cache rejects.
+pub fn make_room<T: Tables, K: Deref<Target = [PrefixKey]>>(
+    cache: &Cache,
+    request: &RoomRequest<'_, T>,
+    keys: impl Fn(usize) -> Result<K, T::Error>,
+) -> Result<Option<Reserved>, T::Error> {
+    let (namespace, wished) = (request.namespace, request.blocks.clone());
+    let unwritten = if request.hints.is_some() {
+        wished.start // Hints say how all of it is kept, what is there included.
+    } else {
+        cache.unwritten(namespace, &keys(wished.end)?, wished.start)?
+    };
+    let (sources, blocks) = sources(request, unwritten..wished.end)?;
+    let Some(last) = sources.iter().map(|source| source.block).max() else {
+        return Ok(None);
+    };
+    let wanted: Vec<_> = sources
+        .iter()
+        .map(|source| (source.class, source.block))
+        .collect();
+    let mut entries = StoreEntries::with_capacity(wanted.len(), blocks.len());
+    let mut next = 0; // Most often they come in the order of the sources.
+    let each = |class: usize, block: usize, slots: &[SlotId]| {
+        if wanted.get(next) != Some(&(class, block)) {
+            next = wanted.partition_point(|&at| at < (class, block));
+        }
+        entries.push(class, slots, &blocks[sources[next].blocks.clone()]);
+        next += 1;
+    };
+    let hints = request.hints.unwrap_or(Hints::NONE);
+    let keys = keys(last.saturating_add(1))?;
+    let lease = cache.reserve_each(namespace, &keys, &wanted, &hints, each)?;
+    Ok(Some(Reserved {
+        lease,
+        entries,
+        resident: unwritten - wished.start,
+    }))
+}
+
+/// The pages of `blocks` and the states, in the order of class and block, and the list of their engine blocks.
+fn sources<T: Tables>(
+    request: &RoomRequest<'_, T>,
+    blocks: Range<usize>,
+) -> Result<(Vec<EntrySource>, Vec<u32>), T::Error> {
+    let more = request.states.iter().map(|state| state.blocks.len()).sum();
+    let (mut sources, mut ids) = request.columns.pages(request.tables, blocks, more)?;
+    for state in request.states {
+        let from = ids.len();
+        ids.extend(&state.blocks);
+        sources.push(EntrySource {
+            class: state.class,
+            block: state.block,
+            blocks: from..ids.len(),
+        });
+    }
+    let order = |source: &EntrySource| (source.class, source.block);
+    if !sources.is_sorted_by_key(order) {
+        sources.sort_unstable_by_key(order);
+    }
+    Ok((sources, ids))
+}

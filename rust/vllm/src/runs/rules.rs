@@ -1,0 +1,49 @@
+//! How an engine cuts prompts, and which states are wanted.
+
+/// Which boundaries get a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointMode {
+    /// No boundary.
+    None,
+    /// The boundaries that the policy chose, and in an answer those whose states the engine itself keeps.
+    Adaptive,
+    /// The boundaries whose states the engine itself keeps.
+    Align,
+    /// Every boundary with a state.
+    All,
+}
+
+/// How an engine cuts prompts into blocks and steps, and which states are wanted.
+#[derive(Debug, Clone)]
+pub struct RunRules {
+    /// Tokens of a block of the cache.
+    pub block_tokens: usize,
+    /// The recurrent groups of the engine.
+    pub groups: Vec<StateGroup>,
+    /// The last step of a prefill runs past its last boundary, and its kernels export that state from inside.
+    pub exports_states: bool,
+    /// The last step of a prefill begins, at the latest, a block before its last boundary.
+    pub drops_last_block: bool,
+    /// The last tokens of a step may be drafts.
+    pub drafts: bool,
+    /// Some window is narrower than a block.
+    pub narrow: bool,
+    /// Which checkpoints are wanted.
+    pub mode: CheckpointMode,
+}
+
+/// Where a recurrent group has its states: in the last of the columns that a block takes in the group's table.
+#[derive(Debug, Clone, Copy)]
+pub struct StateGroup {
+    /// The index of the group's block table.
+    pub table: usize,
+    /// How many columns of the table one block takes.
+    pub per_block: usize,
+}
+
+impl RunRules {
+    /// Whether every filled page is stored; otherwise only pages up to the last checkpoint are.
+    pub(super) fn stores_all_pages(&self) -> bool {
+        self.groups.is_empty() || matches!(self.mode, CheckpointMode::Align | CheckpointMode::All)
+    }
+}

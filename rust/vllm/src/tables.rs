@@ -1,0 +1,154 @@
+//! Block tables of an engine: what a store reads and what a load writes.
+
+use std::ops::Range;
+
+use hybrid_pages::error::{Error, Result as CoreResult};
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::ids::ClassKind;
+
+use crate::columns::{self, Columns, TablePart};
+
+/// The block tables of one request, one for each group of the engine.
+pub trait Tables {
+    /// What reading the engine's objects may raise.
+    type Error: From<Error>;
+
+    /// The number of columns of the longest table.
+    ///
+    /// # Errors
+    /// Why a table can't be read.
+    fn longest(&self) -> Result<usize, Self::Error>;
+
+    /// Some columns of one table, as far as the table has them.
+    ///
+    /// # Errors
+    /// Why the table can't be read, or that there is none of this index.
+    fn part(&self, table: usize, columns: Range<usize>) -> Result<TablePart, Self::Error>;
+}
+
+/// The index of a group's table, and its columns there.
+type GroupColumns = (usize, Columns);
+
+/// Where the entries of each class have their engine blocks in an engine's block tables.
+#[derive(Debug, Clone)]
+pub struct TableColumns {
+    classes: Vec<(ClassKind, Vec<GroupColumns>)>,
+}
+
+/// A page or a state that a store may copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntrySource {
+    /// The index of the entry's class.
+    pub class: usize,
+    /// The index of the block.
+    pub block: usize,
+    /// The entry's own part of a list of engine blocks.
+    pub blocks: Range<usize>,
+}
+
+impl TableColumns {
+    /// The tables and columns of a geometry's groups, in the order of the groups.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless there is one for each group.
+    pub fn new(geometry: &Geometry, groups: &[(usize, Columns)]) -> CoreResult<Self> {
+        let expected = geometry.groups().len();
+        if groups.len() != expected {
+            return Err(Error::InvalidArgument(format!(
+                "groups: expected one for each of the geometry's {expected}, found {}",
+                groups.len()
+            )));
+        }
+        let classes = geometry.classes().iter().map(|class| {
+            let members = class.groups.iter().map(|&group| groups[group]);
+            (class.kind, members.collect())
+        });
+        Ok(Self {
+            classes: classes.collect(),
+        })
+    }
+
+    /// The pages of `blocks` all of whose engine blocks are in the tables, and the list of these engine blocks. Both
+    /// lists have room for `more` items.
+    ///
+    /// # Errors
+    /// Why the tables can't be read.
+    pub fn pages<T: Tables>(
+        &self,
+        tables: &T,
+        blocks: Range<usize>,
+        more: usize,
+    ) -> Result<(Vec<EntrySource>, Vec<u32>), T::Error> {
+        // A block takes an engine block of each table at least: what is beyond them is not there.
+        let blocks = blocks.start..blocks.end.min(tables.longest()?);
+        let mut pages = Vec::with_capacity(blocks.len() + more);
+        let mut ids = Vec::with_capacity(blocks.len() + more);
+        for (class, (kind, groups)) in self.classes.iter().enumerate() {
+            if *kind == ClassKind::Recurrent || blocks.is_empty() {
+                continue;
+            }
+            let read = ClassParts::read(groups, tables, blocks.clone())?;
+            let parts = read.paired();
+            for block in blocks.clone() {
+                let from = ids.len();
+                if columns::sources(&parts, block, &mut ids) {
+                    pages.push(EntrySource {
+                        class,
+                        block,
+                        blocks: from..ids.len(),
+                    });
+                }
+            }
+        }
+        Ok((pages, ids))
+    }
+
+    /// The engine blocks that a load of `blocks` writes, for a request that resumes after `resumes` tokens: a function
+    /// of an entry's class and block, as [`columns::targets`].
+    ///
+    /// # Errors
+    /// Why the tables can't be read.
+    pub fn loads<T: Tables>(
+        &self,
+        tables: &T,
+        blocks: Range<usize>,
+        resumes: usize,
+    ) -> Result<impl Fn(usize, usize) -> CoreResult<Vec<Option<u32>>> + use<'_, T>, T::Error> {
+        let mut classes = Vec::with_capacity(self.classes.len());
+        for (kind, groups) in &self.classes {
+            let blocks = match kind {
+                ClassKind::Recurrent => blocks.end.saturating_sub(1)..blocks.end,
+                _ => blocks.clone(),
+            };
+            classes.push(ClassParts::read(groups, tables, blocks)?);
+        }
+        Ok(move |class: usize, block: usize| {
+            columns::targets(&classes[class].paired(), block, resumes)
+        })
+    }
+}
+
+/// What was read of the tables of one class.
+struct ClassParts<'a> {
+    groups: &'a [GroupColumns],
+    parts: Vec<TablePart>,
+}
+
+impl<'a> ClassParts<'a> {
+    fn read<T: Tables>(
+        groups: &'a [GroupColumns],
+        tables: &T,
+        blocks: Range<usize>,
+    ) -> Result<Self, T::Error> {
+        let mut parts = Vec::with_capacity(groups.len());
+        for &(table, columns) in groups {
+            parts.push(tables.part(table, columns.of_all(blocks.clone()))?);
+        }
+        Ok(Self { groups, parts })
+    }
+
+    fn paired(&self) -> Vec<(Columns, &TablePart)> {
+        let columns = self.groups.iter().map(|&(_, columns)| columns);
+        columns.zip(&self.parts).collect()
+    }
+}
