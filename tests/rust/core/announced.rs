@@ -1,6 +1,6 @@
 //! What a follower is told: after any calls, what it was told is what lookups of the host find.
 
-mod cache_support;
+use crate::cache_support;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! What a step does grows with what is new, not with the prompt: work is counted, not timed.
 
-mod cache_support;
-mod plain_tier;
+use crate::cache_support;
+use crate::plain_tier;
 
 use cache_support::{class, config};
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, WriteLease};

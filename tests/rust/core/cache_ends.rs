@@ -1,7 +1,7 @@
 //! Clearing, rejected calls, and invariants under threads. Prompts are strings, one letter per block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
-mod cache_support;
+use crate::cache_support;
 
 use std::sync::Barrier;
 use std::thread;

@@ -1,8 +1,7 @@
 //! Hints in a live cache: what is retained leaves last, what has priority later, what is not to be stored
 //! leaves no trace.
 
-#[path = "../shared/live_cache.rs"]
-mod live_cache;
+use crate::live_cache;
 
 use hybrid_pages::cache::{Admission, Arrival, Cache};
 use hybrid_pages::ids::{ClassKind, NamespaceId};

@@ -1,7 +1,7 @@
 //! Lookups and read leases. Prompts are strings, one letter per block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
-mod cache_support;
+use crate::cache_support;
 
 use cache_support::{
     CHECKPOINT, NONE_SKIPPED, PAGE, Small, class, commit, keys, pages, places, whole,

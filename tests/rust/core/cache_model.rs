@@ -1,6 +1,6 @@
 //! Random calls against a model that keeps plain lists and looks everything up by definition.
 
-mod cache_support;
+use crate::cache_support;
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,7 +1,7 @@
 //! A month of traffic: nothing that the cache remembers keeps growing.
 
-mod cache_support;
-mod plain_tier;
+use crate::cache_support;
+use crate::plain_tier;
 
 use cache_support::{class, config};
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig};

@@ -2,7 +2,7 @@
 //! again. Prompts are strings, one letter per block; class 0 holds attention pages and class 1
 //! checkpoints, each of one slot.
 
-mod cache_support;
+use crate::cache_support;
 
 use cache_support::{CHECKPOINT, PAGE, Small, commit, keys, whole};
 use hybrid_pages::cache::{Arrival, Cache};

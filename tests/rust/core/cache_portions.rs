@@ -1,7 +1,7 @@
 //! What a long prompt needs is kept, read and given up in portions, and others come in between.
 
-mod cache_support;
-mod plain_tier;
+use crate::cache_support;
+use crate::plain_tier;
 
 use std::sync::mpsc::channel;
 

@@ -1,7 +1,6 @@
 //! A tenant's share: a flood takes room from the tenant that sends it, and from nobody else.
 
-#[path = "../shared/live_cache.rs"]
-mod live_cache;
+use crate::live_cache;
 
 use hybrid_pages::cache::{Arrival, Cache};
 use hybrid_pages::error::Error;

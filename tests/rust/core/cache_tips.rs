@@ -1,6 +1,6 @@
 //! A store that holds the last page of its prefix alone does what one does that holds all of them.
 
-mod cache_support;
+use crate::cache_support;
 
 use cache_support::{CHECKPOINT, PAGE, class, commit, config, keys, pages};
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ReadLease, Stats, WriteLease};

@@ -1,7 +1,7 @@
 //! Write leases, and eviction to make room for them. Prompts are strings, one letter per block; unless a test says otherwise, class 0
 //! holds attention pages and class 1 checkpoints, each of one slot.
 
-mod cache_support;
+use crate::cache_support;
 
 use cache_support::{CHECKPOINT, NONE_SKIPPED, PAGE, Small, class, commit, pages, places, whole};
 use hybrid_pages::cache::Skipped;

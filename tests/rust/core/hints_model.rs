@@ -1,7 +1,7 @@
 //! Random calls of several tenants with random hints, on a cache with tiers below: whatever they retain, however
 //! long they hold it and however copies end, shares and slots add up and everything can be given up again.
 
-mod tiers_support;
+use crate::tiers_support;
 
 use hybrid_pages::cache::{Arrival, ClassConfig, ReadLease, WriteLease};
 use hybrid_pages::ids::NamespaceId;

@@ -1,6 +1,7 @@
 //! After a panic under its lock a cache finds nothing and hands nothing out: what it knows may be wrong, and a slot
 //! that it takes for free may be somebody's.
 
+mod cache_support;
 mod tiers_support;
 
 use std::sync::Arc;

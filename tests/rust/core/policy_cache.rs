@@ -1,7 +1,6 @@
 //! Every policy behind the cache: what is held stays, rooms add up, nothing is lost.
 
-#[path = "../shared/live_cache.rs"]
-mod live_cache;
+use crate::live_cache;
 
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! Restores: a hit comes back from the tiers below as one wave, or in waves if the host can't hold it.
 
-mod tiers_support;
+use crate::tiers_support;
 
 use hybrid_pages::cache::RestoreProgress;
 use hybrid_pages::ids::ClassKind;

@@ -1,7 +1,7 @@
 //! Tiers below the host: entries go down when they are published, stay known when the host evicts them,
 //! and come back when a lookup needs them.
 
-mod tiers_support;
+use crate::tiers_support;
 
 use hybrid_pages::cache::{Cache, CacheConfig};
 use hybrid_pages::error::Error;

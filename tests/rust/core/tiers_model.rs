@@ -3,7 +3,7 @@
 //! The engine computes an entry with other bytes now and then, as kernels do; a clear makes all bytes of
 //! before wrong. Whatever a lease shows must be bytes that were published since, under their checksums.
 
-mod tiers_support;
+use crate::tiers_support;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

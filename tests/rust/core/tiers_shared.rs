@@ -1,7 +1,7 @@
 //! Tiers that others share: they ask before they know, are weighed against computing, and may take only what is
 //! proven to be used again.
 
-mod tiers_support;
+use crate::tiers_support;
 
 use std::time::Duration;
 

@@ -4,8 +4,7 @@
 //! write the slots only then, and can be told to fail or to damage what they read.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-#[path = "cache_support.rs"]
-pub mod cache_support;
+pub(crate) use crate::cache_support;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};

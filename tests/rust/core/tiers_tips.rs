@@ -1,8 +1,8 @@
 //! With tiers below, a store that holds and offers the end of its prefix alone does what one does that holds and
 //! offers all of it.
 
-mod cache_support;
-mod plain_tier;
+use crate::cache_support;
+use crate::plain_tier;
 
 use cache_support::{class, commit, config, keys, pages};
 use hybrid_pages::cache::{Arrival, Cache, CacheConfig, ClassConfig, ReadLease, Stats, WriteLease};

@@ -1,10 +1,8 @@
 //! Transfers: what is rejected before a byte moves, how copies merge, and what they verify.
 #![cfg(target_os = "linux")]
 
-#[path = "../shared/transfer_plain.rs"]
-mod transfer_plain;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::transfer_plain;
+use crate::transfer_support;
 
 use std::sync::Arc;
 

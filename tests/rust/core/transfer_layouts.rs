@@ -1,10 +1,8 @@
 //! Layouts of transfers: which maps fit a geometry, and what is rejected.
 #![cfg(target_os = "linux")]
 
-#[path = "../shared/transfer_plain.rs"]
-mod transfer_plain;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::transfer_plain;
+use crate::transfer_support;
 
 use std::sync::Arc;
 

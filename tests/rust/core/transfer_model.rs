@@ -1,10 +1,8 @@
 //! Random geometries, layouts and entries against a model that moves one byte at a time.
 #![cfg(target_os = "linux")]
 
-#[path = "../shared/transfer_random.rs"]
-mod transfer_random;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::transfer_random;
+use crate::transfer_support;
 
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::transfer::HostEngine;

@@ -1,10 +1,9 @@
 //! Flights: how many there are, what goes with what, who goes first, and that none stalls the device.
 #![cfg(target_os = "linux")]
 
-mod cuda_support;
-mod mock_cuda;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::cuda_support;
+use crate::mock_cuda;
+use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, WAYS, Way, options, until};
 use hybrid_pages::ids::ClassKind;

@@ -1,12 +1,10 @@
 //! The CUDA engine on the mock driver against models that move one byte at a time.
 #![cfg(target_os = "linux")]
 
-mod cuda_support;
-mod mock_cuda;
-#[path = "../shared/transfer_random.rs"]
-mod transfer_random;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::cuda_support;
+use crate::mock_cuda;
+use crate::transfer_random;
+use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;

@@ -2,10 +2,9 @@
 //! before stores; how much is in flight; and captures of graphs.
 #![cfg(target_os = "linux")]
 
-mod cuda_support;
-mod mock_cuda;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::cuda_support;
+use crate::mock_cuda;
+use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, WAYS, Way, options};
 use hybrid_pages::transfer::{Engine, checksum};

@@ -1,10 +1,9 @@
 //! Slots pinned piece by piece, beside engines that come and go.
 #![cfg(target_os = "linux")]
 
-mod cuda_support;
-mod mock_cuda;
-#[path = "../shared/transfer_support.rs"]
-mod transfer_support;
+use crate::cuda_support;
+use crate::mock_cuda;
+use crate::transfer_support;
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Arc;

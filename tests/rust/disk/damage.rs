@@ -1,6 +1,6 @@
 //! Damage anywhere on disk costs what it touches, and no wrong byte is ever shown.
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Entries outlive the process, and come back with every byte.
 
-mod support;
+use crate::support;
 
 use support::{Setup, geometry};
 

@@ -1,7 +1,7 @@
 //! A disk that refuses, ends early, flips bits or hangs costs entries: never bytes, never an error.
 
-mod door;
-mod support;
+use crate::door;
+use crate::support;
 
 use std::io::ErrorKind;
 use std::sync::Arc;

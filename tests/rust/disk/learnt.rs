@@ -1,7 +1,7 @@
 //! What the policy of a disk learns outlives the process, and what it can't make sense of costs nothing else.
 
-mod door;
-mod support;
+use crate::door;
+use crate::support;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

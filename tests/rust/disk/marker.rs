@@ -1,6 +1,6 @@
 //! A damaged marker stops no engine, and what is somebody else's stays theirs.
 
-mod support;
+use crate::support;
 
 use std::fs;
 

@@ -1,7 +1,7 @@
 //! Random calls on engines over one disk, against a plain set of prompts: with room for all of them, what was
 //! stored is restored whole, by this process and by later ones with the same weights, until a clear.
 
-mod support;
+use crate::support;
 
 use std::collections::{HashMap, HashSet};
 

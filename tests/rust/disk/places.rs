@@ -1,7 +1,7 @@
 //! Who may use a directory, how much of it, and what a clear leaves there.
 
-mod door;
-mod support;
+use crate::door;
+use crate::support;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,7 +1,7 @@
 //! A quota that changes between starts: what has to go goes once, and nothing else does.
 
-mod door;
-mod support;
+use crate::door;
+use crate::support;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A disk that is slow is waited for as long as it moves; a call that hangs is noticed; and what was not read for
 //! that is found again.
 
-mod door;
-mod support;
+use crate::door;
+use crate::support;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

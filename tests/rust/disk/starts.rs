@@ -1,6 +1,6 @@
 //! What is durable outlives starts at which the system refuses a call, whichever it is, and however often.
 
-mod support;
+use crate::support;
 
 use std::io;
 use std::os::fd::BorrowedFd;

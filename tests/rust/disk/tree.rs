@@ -1,6 +1,6 @@
 //! A disk path as tools see it: beside a process that uses it, and when it is damaged.
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -1,7 +1,6 @@
 //! Hits of `reuse` in a live cache on a real trace: as much as in the lab, and more than the others.
 
-#[path = "../shared/live_cache.rs"]
-mod live_cache;
+use crate::live_cache;
 
 use std::io::Read;
 use std::ops::ControlFlow;

@@ -1,8 +1,8 @@
 //! Several engines at once over a store where any request may lie, hang, fail or come late, or over a directory that
 //! somebody spoils: every byte that is restored is the right one, every copy ends, and all is well again when the store is.
 
-mod support;
-mod wild;
+use crate::support;
+use crate::wild;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;

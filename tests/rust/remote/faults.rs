@@ -1,6 +1,6 @@
 //! A store that lies, hangs, fails or is full costs at most a recompute.
 
-mod support;
+use crate::support;
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};

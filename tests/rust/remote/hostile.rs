@@ -1,6 +1,6 @@
 //! Stores whose answers have no end, and directories with anything in them.
 
-mod support;
+use crate::support;
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;

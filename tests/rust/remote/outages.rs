@@ -1,6 +1,6 @@
 //! What fails in part, or for a time, is used again when it works, and not tried for ever meanwhile.
 
-mod support;
+use crate::support;
 
 use std::time::{Duration, Instant};
 

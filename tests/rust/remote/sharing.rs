@@ -1,6 +1,6 @@
 //! What one engine stores, another restores.
 
-mod support;
+use crate::support;
 
 use std::time::{Duration, Instant};
 

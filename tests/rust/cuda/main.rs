@@ -1,0 +1,12 @@
+//! The tests of the CUDA engine, in one binary. What needs a process of its own has a binary of its own.
+
+mod cuda_flights;
+mod cuda_model;
+mod cuda_order;
+mod cuda_pinning;
+mod cuda_support;
+mod mock_cuda;
+#[path = "../shared/transfer_random.rs"]
+mod transfer_random;
+#[path = "../shared/transfer_support.rs"]
+mod transfer_support;

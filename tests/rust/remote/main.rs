@@ -1,0 +1,9 @@
+//! The tests of the remote tier, in one binary. What starts itself again has a binary of its own.
+
+mod chaos;
+mod faults;
+mod hostile;
+mod outages;
+mod sharing;
+mod support;
+mod wild;
