@@ -10,6 +10,7 @@ mod cache_model;
 mod cache_month;
 mod cache_namespaces;
 mod cache_portions;
+mod cache_reference;
 mod cache_support;
 mod cache_tenants;
 mod cache_tips;
