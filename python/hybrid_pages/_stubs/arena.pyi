@@ -7,14 +7,13 @@ from hybrid_pages._stubs.geometry import Geometry
 
 @final
 class Arena:
-    """Slots in shared memory, cut into one plane per rank. Nothing is left behind when the
-    processes that map it are gone.
+    """The memory that holds the slots: shared memory with one plane per rank.
 
-    A slot of `slot_bytes` has `slot_bytes // ranks` bytes in each rank's plane. A process may have
-    all planes or some: `ranks` says which.
+    A slot of `slot_bytes` has `slot_bytes // ranks` bytes in each rank's plane. The memory is freed
+    when all processes that map it have ended.
 
-    paths: of these planes, in that order; where other processes of the same user open them, as long
-    as the creator of each lives. Private planes have none.
+    ranks: those whose planes this process has. paths: of these planes, in the same order. Other
+    processes of the same user can open a path while its creator runs. Private planes have none.
     """
 
     @staticmethod
@@ -28,35 +27,35 @@ class Arena:
         numa_node: int | None = None,
         private: bool = False,
     ) -> Arena:
-        """New slots, all zero.
+        """Make an arena whose slots are all zero.
 
-        rank: make the plane of this rank alone; None for all ranks.
-        huge_pages: "2M" for pages of 2 MiB, which the system must have reserved; all are taken at
-        once.
-        numa_node: take memory from this node, while it has some.
-        private: memory of this process alone, which no other one can open. Always so on macOS.
+        rank: make the plane of this rank only; None for all ranks.
+        huge_pages: "2M" for pages of 2 MiB, which the system must have reserved. All of them are
+        taken at once.
+        numa_node: take memory from this node as long as it has some.
+        private: make memory that no other process can open. On macOS all memory is private.
 
-        Raises ArenaError if the system refuses, BudgetError beyond the machine's memory or its huge
-        pages, InvalidArgumentError on slots that the ranks can't share equally.
+        Raises ArenaError if the system refuses, BudgetError for more than the machine's memory or
+        its huge pages, InvalidArgumentError for slots that the ranks cannot share equally.
         """
 
     @staticmethod
     def open(paths: str | Sequence[str], geometry: Geometry) -> Arena:
-        """Planes that other processes created.
+        """Open planes that other processes created.
 
-        Raises ForeignError if one was made for another geometry, ArenaError if one is no plane or
-        is gone, or if they do not belong together.
+        Raises ForeignError if one was made for another geometry, ArenaError if a path is not that
+        of a plane, or if the planes do not belong together.
         """
 
     @property
     def path(self) -> str:
-        """Of the only plane; ArenaError if there are several, or if it is private."""
+        """The path of the only plane; ArenaError if there are several, or if it is private."""
 
     @property
     def paths(self) -> list[str]: ...
     @property
     def warnings(self) -> list[str]:
-        """What was wished of new planes and could not be had: the memory of a node."""
+        """Messages about wishes that could not be met, such as memory of a NUMA node."""
 
     @property
     def ranks(self) -> list[int]: ...
@@ -67,7 +66,10 @@ class Arena:
     @property
     def nbytes(self) -> int: ...
     def read(self, slot: int) -> bytes:
-        """One slot's bytes, rank after rank. For tools and tests, while nothing writes the slot."""
+        """The bytes of a slot, rank after rank. For tools and tests, while nothing writes there."""
 
     def write(self, slot: int, data: bytes) -> None:
-        """Write a slot's first bytes. For tools and tests, while nothing else uses it."""
+        """Write the first bytes of a slot.
+
+        For tools and tests, while nothing else uses the slot.
+        """

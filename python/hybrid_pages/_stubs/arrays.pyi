@@ -5,17 +5,18 @@ from typing import final
 
 @final
 class ArrayView:
-    """Where an array of another library lies: address, shape, strides in bytes, device.
+    """The memory of an array of another library: address, shape, strides in bytes, device.
 
-    array: with `__dlpack__` (https://dmlc.github.io/dlpack, version 1; the capsule is not used up)
-    or `__cuda_array_interface__` (version 2 or 3). Its library hands out the memory itself, which
-    is kept as long as the view.
-    stream: handle of the stream that will use the array, 0 for the default one; DLPack's libraries
-    make it wait for what is still being written.
+    The view keeps the memory alive.
 
-    Raises InvalidArgumentError for a copy, a read-only array if it is to be writable, and for any
-    description that makes no sense; TypeError for what is no array; whatever the array's library
-    raises.
+    array: with `__dlpack__` (https://dmlc.github.io/dlpack, version 1; the capsule stays valid) or
+    `__cuda_array_interface__` (version 2 or 3).
+    stream: handle of the stream that will use the array, 0 for the default one. A library with
+    DLPack makes it wait for writes to the array.
+    writable: whether a read-only array is rejected.
+
+    Raises InvalidArgumentError for a copy, a read-only array and an impossible description;
+    TypeError for anything but an array; whatever the array's library raises.
     """
 
     def __new__(
@@ -23,7 +24,7 @@ class ArrayView:
     ) -> ArrayView: ...
     @property
     def address(self) -> int:
-        """Of the first item; others may lie before it."""
+        """The address of the first item. Others may have lower ones."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -37,20 +38,23 @@ class ArrayView:
 
     @property
     def device_id(self) -> int | None:
-        """The device's number; None if the array does not say."""
+        """The number of the device; None if the array does not tell it."""
 
     @property
     def stream(self) -> int | None:
-        """The stream after which the contents are there, by `__cuda_array_interface__`."""
+        """The stream that writes the contents, by `__cuda_array_interface__`.
+
+        None if it names none.
+        """
 
 def array_marks(arrays: Sequence[object], *, samples: int = 0) -> bytes:
-    """What tells arrays from others: address, dtype, shape and strides of each, in their order.
+    """The address, dtype, shape and strides of each array, as bytes to be compared.
 
-    Equal bytes mean the same memory, read in the same way; as long as somebody keeps it, and
-    nobody writes there, also the same values.
+    Equal bytes mean the same memory read in the same way. As long as the memory is kept and not
+    written to, they also mean the same values.
 
     arrays: with a `__dlpack__` that takes `dl_device`, in memory that the host can read.
-    samples: so many elements of each array, spread evenly, are read and are part of it.
+    samples: how many elements of each array, evenly spread, are part of the bytes, too.
 
     Raises InvalidArgumentError for memory that the host cannot read, and what `ArrayView` raises.
     """

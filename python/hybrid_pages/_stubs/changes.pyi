@@ -1,51 +1,51 @@
-"""Changes of a cache that its follower is told of."""
+"""Changes of the announced blocks of a cache, for a follower such as a router."""
 
 from typing import final
 
 @final
 class Removed:
-    """A block that the follower was told of and that is not announced any more."""
+    """A block that was announced and is not announced any more."""
 
     @property
     def namespace(self) -> int:
-        """The block's namespace, which the cache may have forgotten by now."""
+        """The namespace of the block, which may be unknown to the cache by now."""
 
     @property
     def block_index(self) -> int: ...
     @property
     def key(self) -> bytes:
-        """The prefix key at its end."""
+        """The prefix key at the end of the block."""
 
     @property
     def note(self) -> bytes:
-        """The note that :meth:`Cache.note` was given for the block; empty if it was given none."""
+        """The note that :meth:`Cache.note` was given for the block; empty if there is none."""
 
 @final
 class Span:
-    """Consecutive blocks of one prefix that are announced from now on."""
+    """Consecutive blocks of one prefix that are announced now."""
 
     @property
     def namespace(self) -> int: ...
     @property
     def block_index(self) -> int:
-        """Index of the first. The block before it was told earlier."""
+        """The index of the first block. The block before it was announced earlier."""
 
     @property
     def keys(self) -> list[bytes]:
-        """The prefix key at the end of each."""
+        """The prefix key at the end of each block."""
 
     @property
     def notes(self) -> list[bytes]:
-        """The notes that :meth:`Cache.note` was given, one a block; empty where there was none."""
+        """The note that :meth:`Cache.note` was given for each block; empty where there is none."""
 
 @final
 class Changes:
-    """Changes since the follower asked last: the removals come first, then the spans."""
+    """Changes for the follower: first the removals, then the spans."""
 
     @property
     def removed(self) -> list[Removed]:
-        """Deep blocks first."""
+        """Removed blocks, deep ones first."""
 
     @property
     def stored(self) -> list[Span]:
-        """A span comes after the one that it goes on from."""
+        """Announced spans. A span comes after the one that it continues."""

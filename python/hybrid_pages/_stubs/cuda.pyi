@@ -1,4 +1,4 @@
-"""CUDA devices and their engine."""
+"""CUDA devices and their copy engine."""
 
 from collections.abc import Sequence
 from typing import final
@@ -10,24 +10,24 @@ from hybrid_pages._stubs.transfer import LayerMap, _Engine
 
 @final
 class CudaDevice:
-    """A device of this process."""
+    """A CUDA device that this process can use."""
 
     @staticmethod
     def count() -> int:
-        """How many devices the driver shows to this process. Makes no context.
+        """How many devices this process can use. Creates no CUDA context.
 
         Raises CudaError without a driver, or if one of its functions fails.
         """
 
     @property
     def ordinal(self) -> int:
-        """A number in the order of `CUDA_VISIBLE_DEVICES`."""
+        """The number of the device, in the order of `CUDA_VISIBLE_DEVICES`."""
 
     @property
     def name(self) -> str: ...
     @property
     def uuid(self) -> str:
-        """32 hexadecimal digits."""
+        """The device's UUID as 32 hexadecimal digits."""
 
     @property
     def capability(self) -> tuple[int, int]: ...
@@ -36,20 +36,20 @@ class CudaDevice:
 
 @final
 class Pinning:
-    """Slots of an arena that devices reach without a detour: more and more of them, from slot 0 on.
+    """Pins the slots of an arena, from slot 0 on, so that devices copy them directly.
 
-    A thread takes their memory from the system and registers it with the driver, piece by piece.
-    Engines come and go over one pinning, which serves as long as it is not closed.
+    A thread takes the memory from the system and registers it with the driver, piece by piece. One
+    pinning serves any number of copy engines until it is closed.
 
-    arena: whose slots. rank: the shard that the caller copies. device: its number. piece_bytes: of
-    memory that is registered in one call, at most; some systems refuse more than 2 GiB. Pieces
-    begin on slots that begin on pages, if there are such.
+    arena: has the slots. rank: of the plane that is pinned. device: number of the device.
+    piece_bytes: the most memory to register in one call; some systems refuse more than 2 GiB.
+    Pieces begin on slots that begin on pages of memory, if there are such slots.
 
-    Where a piece cannot be registered, the slots before it stay usable and the others are never
-    used; where that is the first one, all slots are used as pageable memory.
+    If a piece cannot be registered, only the slots before it are used. If it is the first piece,
+    all slots are used as pageable memory.
 
     Raises CudaError without driver or device, or if the driver fails; InvalidArgumentError for
-    pieces below 4 KiB.
+    pieces of less than 4 KiB.
     """
 
     def __new__(
@@ -57,51 +57,51 @@ class Pinning:
     ) -> Pinning: ...
     @property
     def pinned_slots(self) -> int:
-        """The slots from 0 on that are pinned. It never falls before :meth:`close`."""
+        """How many slots, from 0 on, are pinned. It never falls before :meth:`close`."""
 
     @property
     def usable_slots(self) -> int:
-        """The slots from 0 on that engines take: the pinned ones, or all where none can be."""
+        """How many slots, from 0 on, copy engines may use: the pinned ones, or all if none can be
+        pinned."""
 
     @property
     def slots(self) -> int:
-        """All slots."""
+        """The number of all slots."""
 
     @property
     def error(self) -> str | None:
-        """Why some slots will not be pinned, and what that costs."""
+        """Why some slots will not be pinned, and what that costs; None if all will be."""
 
     @property
     def seconds(self) -> float:
-        """For how long it has pinned."""
+        """How long pinning has taken so far."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing more will be pinned; whether that came within so many seconds."""
+        """Wait until pinning has ended, at most `timeout` seconds. Returns whether it has."""
 
     def close(self) -> None:
-        """Stop, and give back what was pinned.
+        """Stop pinning, and unpin the slots.
 
-        Raises InvalidArgumentError while an engine uses it.
+        Raises InvalidArgumentError while a copy engine uses them.
         """
 
 @final
 class CudaEngine(_Engine):
-    """Copies between a device's memory and an arena, by the copy engine or by kernels.
+    """A copy engine between a device's memory and an arena. It uses DMA copies and kernels.
 
-    num_blocks: how many blocks the engine has, in all groups or in each.
-    layers: one map for each layer of the geometry, in memory of the device.
-    device: its number. share: of the multiprocessors that kernels may take, above 0 and at most 1;
-    by default an eighth. kernel_below: transfers whose adjacent pieces are shorter than this, in
-    bytes and on average, move by a kernel, others by the copy engine; by default 28,672, from where
-    on the copy engine was measured to be faster on an H100. pinning: who pins the slots; without
-    one, the engine does, all or none of them, and is made when that has ended.
-    owners: kept alive until the engine is closed or dropped, both of which wait for the transfers
-    in flight.
+    rank: whose plane is used. num_blocks: how many blocks the caches have, one number for all
+    groups or one for each. layers: one map for each layer of the geometry, in memory of the device.
+    device: number of the device. share: the part of the multiprocessors that kernels may take,
+    above 0 and at most 1; by default an eighth. kernel_below: transfers whose adjacent pieces have
+    fewer bytes than this, on average, are copied by a kernel, others by DMA; by default 28,672,
+    above which DMA was faster on an H100. pinning: pins the slots; without one, the constructor
+    pins all of them, or none. owners: kept alive until the copy engine is closed or dropped, which
+    both wait for the transfers in flight.
 
     A stream is a handle (`hybrid_pages.cuda.stream_handle`), 0 for the default one; it must be a
-    live stream of the device. A load that fails, also by its checksums, leaves its blocks
-    undefined: what they held has to be computed again. When the device itself is broken, all
-    transfers in flight fail and later ones raise.
+    live stream of the device. A load that fails, because of a checksum or otherwise, leaves its
+    blocks undefined: their contents have to be computed again. When the device itself is broken,
+    all transfers in flight fail and later ones raise.
 
     Raises CudaError without driver or device, or if the driver fails; ForeignError if the arena
     belongs to another geometry; ArenaError if the system has no memory for its slots;
@@ -128,11 +128,12 @@ class CudaEngine(_Engine):
         entries: StoreEntries | Sequence[tuple[int, Sequence[int], Sequence[int]]],
         stream: int = 0,
     ) -> int:
-        """Copy entries (class, slots, blocks) to their slots; a ticket.
+        """Copy entries (class, slots, blocks) to their slots. Returns a ticket.
 
-        blocks: ids of the engine's blocks, `blocks_per_entry` of each group of the class, in order.
+        blocks: ids of engine blocks, `blocks_per_entry` of each group of the class, in order.
+        stream: work that the stream has now comes before the copy.
 
-        It reads what the stream was given until now. Checked whole before the first byte moves.
+        All arguments are checked before the first byte moves.
         """
 
     def load(
@@ -140,36 +141,35 @@ class CudaEngine(_Engine):
         entries: Sequence[tuple[int, Sequence[int], Sequence[int | None], int | None]],
         stream: int = 0,
     ) -> int:
-        """Copy entries (class, slots, blocks, checksum) back; a ticket.
+        """Copy entries (class, slots, blocks, checksum) back. Returns a ticket.
 
-        blocks: as for :meth:`store`.
-
-        It writes after the last :meth:`fence`; without one, after what the stream was given until
-        now. The checksums are of this rank's shard, None is not compared.
+        blocks: as for :meth:`store`. checksum: of this rank's shard, to be compared; None for no
+        comparison. stream: if there is no :meth:`fence`, work that the stream has now comes before
+        the copy.
         """
 
     def fence(self, stream: int = 0) -> None:
-        """Loads that follow, until the next fence, wait for what the stream was given until now.
+        """Make later loads, until the next fence, wait for the work that the stream has now.
 
-        They wait for nothing that it is given later.
+        They do not wait for later work.
         """
 
     @property
     def device(self) -> CudaDevice: ...
     @property
     def pinned(self) -> bool:
-        """Whether the device reaches the arena without a detour."""
+        """Whether the slots are pinned, so that the device copies them directly."""
 
     @property
     def warnings(self) -> list[str]:
-        """Things that are not as they should be, and their cost."""
+        """Messages about things that are not as they should be, and what that costs."""
 
     @property
     def kernels(self) -> bool:
-        """Whether the device took the kernels. Without them, the host makes the checksums."""
+        """Whether the device could load the kernels. Without them, the host computes checksums."""
 
 def cuda_devices() -> list[CudaDevice]:
-    """The devices that the driver shows to this process, in order. Makes a context for a moment.
+    """The devices that this process can use, in order. Creates a CUDA context for a moment.
 
     The driver is `libcuda.so.1`, or the library that the environment names in HYBRID_PAGES_LIBCUDA.
 
@@ -177,7 +177,7 @@ def cuda_devices() -> list[CudaDevice]:
     """
 
 def device_numa_node(device: int) -> int | None:
-    """The NUMA node of the host that is nearest to a device; None where that is unknown.
+    """The host's NUMA node that is nearest to a device; None if unknown.
 
-    Makes no context. Raises CudaError without driver or device.
+    Creates no CUDA context. Raises CudaError without driver or device.
     """

@@ -8,15 +8,16 @@ from hybrid_pages._stubs.arena import Arena
 from hybrid_pages._stubs.geometry import Geometry
 
 DISK_LATENCY_LIMITS_US: list[int]
-"""Upper limits, in microseconds, of the buckets of :meth:`Disk.latencies`; the last has none."""
+"""Upper limits, in microseconds, of the buckets of :meth:`Disk.latencies`. The last bucket has
+none."""
 
 @final
 class Disk:
-    """A tier on a local disk, for one :class:`Cache`. Without the cache it does nothing.
+    """A tier on a local disk, for one :class:`Cache`.
 
-    What is published goes to disk in the background, and a later process with the same identity
-    finds it again. Damaged files never raise: they cost entries, each failure is counted by reason,
-    and :meth:`notes` has the first of each kind.
+    Published entries are written in the background, and a later process with the same identity
+    finds them again. Damaged files never raise: they cost entries, each failure is counted by
+    reason, and :meth:`notes` has the first of each kind.
     """
 
     def __new__(
@@ -32,103 +33,114 @@ class Disk:
         queue_bytes: int = 1 << 30,
         policy: str = "lru",
     ) -> Disk:
-        """Take a lane of a directory, which is made if its parent is there.
+        """Take a lane of a directory. The directory is made if its parent exists.
 
-        quota_bytes: what all entries of the lane may take, those of other identities included.
-        lane: the number of this process among those that share the directory. deadline_ms: when a
-        call of the system takes longer, or nothing moves for so long, copies fail and the disk is
-        out for some time; an entry may take longer as a whole. threads: so many reads and writes
-        are under way at a time. queue_bytes: of slots that wait to be written; what is offered
-        beyond that is declined.
+        quota_bytes: the most that entries of the lane may take, those of other identities included.
+        lane: number of this process among those that share the directory. deadline_ms: if a system
+        call takes longer, or nothing moves for this long, copies fail and the disk is not used for
+        some time. An entry as a whole may take longer. threads: how many reads and writes run at a
+        time. queue_bytes: of slots that wait to be written; entries beyond that are declined.
+        policy: which entries stay on the disk.
 
-        A marker that is damaged is written anew. What the system refuses otherwise is counted,
-        and :meth:`connect` tries it again.
+        A damaged marker file is written anew. Other failures of the system are counted, and
+        :meth:`connect` tries again.
 
-        Raises DiskError if the path is no directory of this user's or another process has the lane,
-        ForeignError if something else is in it or another format, BudgetError for a quota that
-        can't hold one entry of each class, InvalidArgumentError for a number out of range.
+        Raises DiskError if the path is not a directory of this user or another process has the
+        lane, ForeignError if the directory has other files or another format, BudgetError for a
+        quota that cannot hold one entry of each class, InvalidArgumentError for a number out of
+        range.
         """
 
     def connect(self, arena: Arena, identity: bytes) -> None:
-        """Open the store of an identity over the arena in which the cache's slots lie.
+        """Begin to use the disk for an identity.
 
-        identity: 32 bytes that name everything that the entries' bytes depend on, the geometry
-        included. Before this the disk finds nothing and takes nothing. If the system refuses to
-        open it, it is out and stays as it is, and is tried again while the cache is used.
+        Before this call nothing is found and nothing is written. If the system cannot open the
+        files, they stay as they are, and opening is tried again while the cache is used.
+
+        arena: holds the cache's slots. identity: 32 bytes that name everything that the bytes of
+        entries depend on, the geometry included.
 
         Raises DiskError for symbolic links in the place of files, if another process has the
-        directory, and at the second call; ForeignError if something else is in it; ArenaError if
-        the arena lacks a plane; InvalidArgumentError for another length or slots of another size.
+        directory, and at the second call; ForeignError if the directory has other files; ArenaError
+        if the arena lacks a plane; InvalidArgumentError for another length of the identity or slots
+        of another size.
         """
 
     def describe(self, about: str) -> None:
-        """Write down, in `about.json`, what the identity was made from: for people and tools.
+        """Write a description of the identity to `about.json`, for people and tools.
 
-        Nothing reads it to find entries. Before :meth:`connect` this does nothing; while the disk
-        can't be opened, it waits for that. A failure is counted, and so is more than 1 MiB, which
-        is not written.
+        Entries are found without it. Before :meth:`connect` this does nothing; while the disk
+        cannot be opened, it is delayed. A failure is counted, and so is a text of more than 1 MiB,
+        which is not written.
         """
 
     def settle(self, seconds: float) -> bool:
-        """Wait until all copies ended and a later process would find all that was written.
+        """Wait until all copies have ended and a later process would find all written entries.
 
-        False if that takes longer.
+        seconds: to wait at most; False if that is not enough.
         """
 
     def close(self) -> None:
-        """End the copies, and give the directory back: another disk may take it.
+        """End the copies and release the directory, which another process may then use.
 
-        The cache may be used on; it finds nothing here, and nothing is written. The second call
+        The cache can still be used: it finds nothing here, and nothing is written. The second call
         does nothing.
         """
 
     def notes(self) -> list[str]:
-        """Lines for a log, each given once: the first failure of each kind."""
+        """Messages for a log, each returned once: the first failure of each kind."""
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start, or of the moment.
+        """Counts since the start, and present values.
 
-        hits, misses: of lookups of entries that the cache did not know; reads, writes: entries;
-        read_bytes: their payload; written_bytes: with headers and padding; spared_writes: the
-        bytes were there; reading, writing: now; dropped: offers while the disk took none; outages;
-        out: 1 while it hangs or can't be opened; entries: that can be found; left_over: of earlier
-        processes, not found again yet; live_bytes, other_bytes (of other identities), quota_bytes;
-        durable: entries written that outlive the process; persistent: 0 after a clear, when nothing
-        does; direct: 1 if bytes go past the system's cache; failed_*: by reason.
+        hits, misses: lookups of entries that the cache did not know. reads, writes: entries read
+        and written. read_bytes: their payload. written_bytes: with headers and padding.
+        spared_writes: writes of bytes that were on the disk already. reading, writing: entries
+        being copied now. dropped: entries declined because the disk was not used. outages: times
+        that the disk was taken out of use; out: 1 while it is. entries: how many can be found.
+        left_over: entries of earlier processes that were not found again yet. live_bytes,
+        other_bytes (of other identities), quota_bytes: sizes. durable: written entries that
+        outlive the process. persistent: 0 after a clear, when nothing outlives it. direct: 1 if
+        bytes bypass the system's page cache. failed_*: failures by reason.
         """
 
     def latencies(self) -> dict[str, tuple[list[int], int]]:
-        """For "read" and "write": how many took how long, by bucket, and the sum in microseconds.
+        """The histograms of "read" and "write": the count of each bucket, and the sum in
+        microseconds.
 
-        The buckets end at :data:`DISK_LATENCY_LIMITS_US`.
+        :data:`DISK_LATENCY_LIMITS_US` has the limits of the buckets.
         """
 
 @final
 class DiskTree:
-    """A disk path as it lies there, for tools. A process may use it meanwhile.
+    """The files of a disk tier, for tools. A process may use them at the same time.
 
     Format: docs/disk-format.md. Results are dictionaries that JSON can hold.
     """
 
     def __new__(cls, path: str | PathLike[str]) -> DiskTree:
-        """Open a path that is there; nothing is made or changed.
+        """Open an existing directory. Nothing is created or changed.
 
-        Raises DiskError if it is no directory of this user's, ForeignError if something else is in
-        it or another format.
+        Raises DiskError if it is not a directory of this user, ForeignError if it has other files
+        or another format.
         """
 
     def lanes(self) -> list[dict[str, Any]]:
-        """All lanes, but those that go meanwhile.
+        """Describe all lanes. Lanes that are removed meanwhile are left out.
 
-        Of each: lane, its name; process, the number of the process that uses it now, 0 where it is
-        unknown; cleared, directories that no later process finds anything in, and what they take on
-        disk: of the process that uses the lane since it was reset, or waiting to be removed;
-        troubles, what could not be read; and identities, the one used longest ago first: identity,
-        64 hexadecimal digits; bytes, what its files take on disk; used, seconds since 1970 when a
-        file was last changed; about, what :meth:`Disk.describe` was given; ranks that share an
-        entry, 0 if nothing says so; entries; classes, for each its entries and bytes of a cell;
-        damaged_records of the index; aside_bytes of an index that was set aside; trouble, why the
-        index can't be read.
+        Each lane has
+
+        - lane: its name;
+        - process: number of the process that uses it now, 0 if unknown;
+        - cleared: directories whose entries no later process finds, with their size on disk. They
+          are of the present process since its cache was reset, or wait to be removed;
+        - troubles: what could not be read;
+        - identities, the least recently used one first. Each has identity: 64 hexadecimal digits;
+          bytes: the size of its files on disk; used: when a file was last changed, in seconds since
+          1970; about: the text of :meth:`Disk.describe`; ranks: how many share an entry, 0 if
+          unknown; entries: their number; classes: the entries and the bytes of a cell of each
+          class; damaged_records: of the index; aside_bytes: of an index that was set aside;
+          trouble: why the index cannot be read.
         """
 
     def verify(
@@ -136,16 +148,17 @@ class DiskTree:
     ) -> dict[str, Any] | None:
         """Read all entries of an identity and compare them with their checksums.
 
-        None if it went before that was done. Else: good entries; bytes that were read of those;
-        changed, entries that moved or went meanwhile; damaged_records of the index; bad entries,
-        each with class, block, cell (in the slab file of its class) and reason (as in the counts of
-        :meth:`Disk.stats`). An entry is bad only if the index still has it there some time after it
-        was read, and it is bad then, too.
+        None if the identity was removed meanwhile. Otherwise: good: number of good entries; bytes:
+        read of those; changed: number of entries that were moved or removed meanwhile;
+        damaged_records: of the index; bad: list of bad entries, each with class, block, cell (in
+        the slab file of the class) and reason (as in the counts of :meth:`Disk.stats`). An entry is
+        bad only if a second read some time later finds the index unchanged and the entry bad again.
 
-        progress: is told how many bytes of how many are done; what it raises ends the call.
+        progress: called with the bytes that are done and the bytes in all; if it raises, the call
+        ends.
 
-        Raises InvalidArgumentError for what is no lane or identity, DiskError for an index or a
-        slab that can't be read.
+        Raises InvalidArgumentError for an invalid lane or identity, DiskError for an index or a
+        slab that cannot be read.
         """
 
     def collect(
@@ -155,13 +168,13 @@ class DiskTree:
         lanes: int | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Remove what was cleared or set aside, in lanes that no process uses.
+        """Remove cleared directories and indexes that were set aside, in lanes that are not in use.
 
-        Of the result: removed, paths below the disk path and what they took on disk; busy, lanes
-        that a process uses, and its number; failed, what could not be read or removed, and why.
+        Returns removed: paths below the directory and the size that they had on disk; busy: lanes
+        that a process uses, and its number; failed: what could not be read or removed, and why.
 
-        unused_seconds: remove identities, too, that no process has changed for so long. lanes:
-        remove all identities in lanes from this number on. dry_run: remove nothing.
+        unused_seconds: also remove identities that no process has changed for this long. lanes:
+        also remove all identities in lanes from this number on. dry_run: remove nothing.
 
         Raises InvalidArgumentError for a negative time.
         """

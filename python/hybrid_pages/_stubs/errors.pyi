@@ -1,40 +1,40 @@
 """The errors that the package raises."""
 
 class HybridPagesError(Exception):
-    """Every error that hybrid-pages raises. Arguments of a wrong type are Python's TypeError."""
+    """The base of all errors of hybrid-pages. Arguments of a wrong type raise TypeError."""
 
 class GeometryError(HybridPagesError, ValueError):
-    """A geometry that contradicts itself or the memory it is laid over."""
+    """A geometry contradicts itself, or does not fit the memory of the engine."""
 
 class InvalidArgumentError(HybridPagesError, ValueError):
-    """An argument out of range or of the wrong length."""
+    """An argument is out of range or of the wrong length."""
 
 class ForeignError(HybridPagesError):
-    """Bytes that belong to another geometry, format or engine."""
+    """Bytes or files belong to another geometry, format or program."""
 
 class ArenaError(HybridPagesError):
-    """The shared mapping could not be made, opened or used."""
+    """The memory of an arena could not be made, opened or used."""
 
 class BudgetError(HybridPagesError):
-    """A budget that cannot hold what was asked of it."""
+    """A budget cannot hold what was asked of it."""
 
 class LeaseError(HybridPagesError):
-    """A lease used after its end or against another cache."""
+    """A lease was used after its end, or with another cache."""
 
 class TransferError(HybridPagesError):
-    """A copy that did not happen, or whose bytes were not those that left the engine."""
+    """A copy failed, or restored bytes differ from those that were stored."""
 
 class DiskError(HybridPagesError):
-    """A disk's directory that cannot be used, or a copy from or to a disk that did not happen."""
+    """The directory of a disk tier cannot be used, or a copy from or to it failed."""
 
 class RemoteError(HybridPagesError):
-    """A store that machines share and that cannot be used, or a copy from or to it that did not
-    happen."""
+    """A store that machines share cannot be used, or a copy from or to it failed."""
 
 class CudaError(TransferError):
-    """No CUDA here, or a function of its driver that failed.
+    """CUDA is not available, or a function of its driver failed.
 
-    call, code, name: of such a function: its name, the result's number and name; None for others.
+    call: the name of the function. code, name: the number and the name of its result. All are None
+    if no function failed.
     """
 
     call: str | None
@@ -42,4 +42,4 @@ class CudaError(TransferError):
     name: str | None
 
 class TraceError(HybridPagesError, ValueError):
-    """A trace that can't be read, with the file and the line."""
+    """A trace cannot be read. The message names the file and the line."""

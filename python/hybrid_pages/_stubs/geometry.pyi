@@ -1,4 +1,4 @@
-"""The make-up of pages and checkpoints."""
+"""The layout of pages and checkpoints: segments, layers, groups and classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import final
@@ -7,8 +7,8 @@ from typing import final
 class Segment:
     """A dense, typed piece of one layer's page or checkpoint on one rank.
 
-    dtype: bool, uint8, int8, float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, float64,
-    int16, int32 or int64.
+    bytes: the size. dtype: bool, uint8, int8, float8_e4m3fn, float8_e5m2, bfloat16, float16,
+    float32, float64, int16, int32 or int64.
     """
 
     def __new__(cls, name: str, dtype: str, shape: Sequence[int]) -> Segment: ...
@@ -26,9 +26,9 @@ class Segment:
 
 @final
 class Layer:
-    """One layer's share of one of the engine's blocks on one rank: its segments, densely in order.
+    """One layer of the engine: the segments that it has in an engine block on one rank.
 
-    bytes: of one block.
+    The segments lie densely in order. bytes: their size in one block.
     """
 
     def __new__(cls, name: str, segments: Sequence[Segment]) -> Layer: ...
@@ -44,15 +44,16 @@ class Layer:
 
 @final
 class Group:
-    """Layers that share a block table. kind: attention, window or recurrent.
+    """Layers that share a block table.
 
-    window_tokens: how many tokens a layer of a window group sees, itself included.
-    blocks_per_entry: how many of the engine's blocks make one page (where they hold fewer tokens
-    than the geometry's) or one checkpoint (where a state lies in several), 1 to 1024.
-    bytes: of one entry on one rank, all layers of all its blocks.
+    kind: attention, window or recurrent.
+    window_tokens: how many tokens a layer of a window group sees, the present one included.
+    blocks_per_entry: how many engine blocks a page has (if an engine block holds fewer tokens than
+    a page) or a checkpoint has, 1 to 1024.
+    bytes: the size of an entry on one rank.
 
-    Raises GeometryError for an unknown kind, a window where the kind has none (or none where it
-    has one), or a number out of range.
+    Raises GeometryError for an unknown kind, for a window in another kind of group or none in a
+    window group, and for a number out of range.
     """
 
     def __new__(
@@ -79,7 +80,11 @@ class Group:
 
 @final
 class PageClass:
-    """Groups whose bytes at one block form one entry: whole or absent, for all ranks."""
+    """Groups whose bytes at one block make up an entry, which is whole or absent for all ranks.
+
+    groups: indices in the geometry. window_blocks: how many blocks a window reaches over; None for
+    other kinds. rank_bytes: the size of an entry on one rank. entry_bytes: on all ranks.
+    """
 
     @property
     def index(self) -> int: ...
@@ -98,11 +103,14 @@ class PageClass:
 
 @final
 class Geometry:
-    """The make-up of pages and checkpoints. Equal when fingerprints are.
+    """The layout of the pages and checkpoints of one engine, and everything their bytes depend on.
 
+    Two geometries are equal if their fingerprints are.
+
+    block_tokens: the tokens of a page. An engine block may hold fewer, see :class:`Group`.
     classes: attention first, then windows from the narrowest, then recurrent.
-    block_tokens: of a page; an engine's blocks may hold fewer, see :class:`Group`.
     identity: other things that the bytes depend on, such as model, revision, layout and backend.
+    fingerprint: a digest of all of that.
     """
 
     def __new__(
@@ -129,12 +137,18 @@ class Geometry:
     @staticmethod
     def from_json(text: str) -> Geometry: ...
     def suggest_slot_bytes(self) -> int:
-        """In each rank's plane, the largest power of two from 512 B to 2 MiB that wastes at most
-        1/64 by rounding; for all ranks together."""
+        """A good size of a slot, for all ranks together.
+
+        In each rank's plane it is the largest power of two from 512 B to 2 MiB that wastes at most
+        1/64 of the memory by rounding.
+        """
 
     def slots_per_entry(self, class_index: int, slot_bytes: int) -> int: ...
     def difference(self, other: Geometry) -> str | None:
-        """One line naming the first thing that differs, this side being the expected one."""
+        """The first difference in one line, with this geometry as the expected one.
+
+        None if the geometries are equal.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...

@@ -1,4 +1,4 @@
-"""Copies between an engine's memory and an arena, and the host engine."""
+"""Copy engines: copies between an engine's memory and an arena."""
 
 from collections.abc import Sequence
 from typing import final
@@ -11,12 +11,12 @@ from hybrid_pages._stubs.geometry import Geometry
 
 @final
 class LayerMap:
-    """Where one layer's blocks lie in the engine's memory [address, address + nbytes).
+    """The places of one layer's blocks in the engine's memory [address, address + nbytes).
 
-    Block b starts at address + b * block_stride; its bytes are the runs (offset, length), in
-    payload order. Layers that are adjacent in a block are copied in one go if their maps name
-    the same region. The memory must stay readable and writable until the engine is closed, and
-    nothing else may write a block while a transfer uses it.
+    Block b starts at address + b * block_stride. Its bytes are the runs (offset, length), in the
+    order of the payload. Layers that are adjacent in a block are copied together if their maps
+    have the same region. The memory must stay readable and writable until the copy engine is
+    closed, and nothing else may write a block while a transfer uses it.
     """
 
     def __new__(
@@ -44,11 +44,12 @@ class LayerMap:
 
 @final
 class Completion:
-    """How a transfer ended.
+    """The result of a transfer.
 
-    bytes: those that are whole where they were to go: all or, after a failure, none.
-    checksums: of a store that succeeded, :func:`checksum` of this rank's shard of each entry, in
-    order; empty from an engine that computes none.
+    ticket: the number that `store` or `load` has returned. ok: whether all bytes were copied.
+    error: why not. bytes: how many were copied; 0 after a failure. seconds: how long it took.
+    checksums: of a store that succeeded, the :func:`checksum` of this rank's shard of each entry,
+    in order; empty from an engine that computes none.
     """
 
     @property
@@ -66,30 +67,31 @@ class Completion:
 
 @disjoint_base
 class _Engine:
-    """The base class of all engines, no name of the module."""
+    """The base class of all copy engines. The module does not export it."""
 
     def poll(self) -> list[Completion]:
-        """The transfers that ended since the last poll, each once. Never waits for a copy."""
+        """The results of the transfers that have ended since the last poll. Does not wait."""
 
     def wait(self, ticket: int, timeout: float | None = None) -> bool:
-        """Wait until a transfer has ended and say whether it has."""
+        """Wait until a transfer has ended, at most `timeout` seconds. Returns whether it has."""
 
     @property
     def in_flight(self) -> int: ...
     def close(self) -> None:
-        """Wait for the transfers in flight and reject any more. The second call does nothing."""
+        """Wait for the transfers in flight, and reject later ones. The second call does nothing."""
 
 @final
 class HostEngine(_Engine):
-    """Copies between host memory and an arena by threads of its own.
+    """A copy engine between host memory and an arena, with threads of its own.
 
-    num_blocks: how many blocks the engine has, in all groups or in each.
-    checksums: whether stores compute them; loads compare what they are given in any case.
-    layers: one map for each layer of the geometry. owners: kept alive until the engine is
-    closed or dropped, both of which wait for the transfers in flight.
+    rank: whose plane is used. num_blocks: how many blocks the caches have, one number for all
+    groups or one for each. layers: one map for each layer of the geometry. threads: that copy.
+    checksums: whether stores compute them; loads compare the ones they are given in any case.
+    owners: kept alive until the copy engine is closed or dropped, which both wait for the
+    transfers in flight.
 
     Raises ForeignError if the arena belongs to another geometry; InvalidArgumentError and
-    GeometryError for arguments, and for layers that do not fit.
+    GeometryError for wrong arguments, and for layers that do not fit.
     """
 
     def __new__(
@@ -107,22 +109,23 @@ class HostEngine(_Engine):
     def store(
         self, entries: StoreEntries | Sequence[tuple[int, Sequence[int], Sequence[int]]]
     ) -> int:
-        """Copy entries (class, slots, blocks) to their slots; a ticket.
+        """Copy entries (class, slots, blocks) to their slots. Returns a ticket.
 
-        blocks: ids of the engine's blocks, `blocks_per_entry` of each group of the class, in order.
+        blocks: ids of engine blocks, `blocks_per_entry` of each group of the class, in order.
 
-        Checked whole before the first byte moves.
+        All arguments are checked before the first byte moves.
         """
 
     def load(
         self, entries: Sequence[tuple[int, Sequence[int], Sequence[int | None], int | None]]
     ) -> int:
-        """Copy entries (class, slots, blocks, checksum) back; a ticket.
+        """Copy entries (class, slots, blocks, checksum) back. Returns a ticket.
 
-        blocks: as for :meth:`store`; the bytes of one that is None are left out.
+        blocks: as for :meth:`store`; a block that is None is not copied. checksum: of this rank's
+        shard, to be compared; None for no comparison.
 
-        The checksums are of this rank's shard, None is not compared. Bytes are hashed while they
-        move: a load that fails, also by its checksums, leaves nothing of use in its blocks.
+        Bytes are hashed while they move. A load that fails, because of a checksum or otherwise,
+        leaves its blocks undefined.
         """
 
 def checksum(data: bytes) -> int:

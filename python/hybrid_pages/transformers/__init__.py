@@ -1,7 +1,7 @@
 """Prefix reuse for hybrid models that run with Hugging Face transformers, on a CPU or a GPU.
 
-- :class:`PrefixCache` is a model whose ``generate`` resumes from prefixes that it has seen;
-- :class:`CacheStore` snapshots a live cache and restores it into a fresh one;
+- :class:`PrefixCache` wraps a model, whose ``generate`` then resumes from known prefixes;
+- :class:`CacheStore` takes snapshots of live caches and restores them into fresh ones;
 - :func:`cache_bytes` measures a live cache, :func:`geometry_of` predicts it from a config.
 """
 

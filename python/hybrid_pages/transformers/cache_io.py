@@ -38,11 +38,12 @@ class Staging(staging.Staging[CacheTensor]):
 
 
 def fill(cache: Any, tensors: Mapping[CacheTensor, torch.Tensor], seen: int) -> None:
-    """Writes tensors into a fresh cache, and says so in its flags.
+    """Fills a fresh cache, which then has seen ``seen`` tokens.
 
-    seen: tokens. Keys and values are of the last of them, at least of those that a window sees.
+    tensors: recurrent states, and the keys and values of the last tokens: at least of those that a
+    window sees.
     """
-    # States first, as models do that have both in one layer.
+    # States first: models with both in one layer write in this order.
     for spec, tensor in tensors.items():
         if spec.is_state:
             layers.write_state(cache.layers[spec.layer], spec.kind, spec.index, tensor)
@@ -53,16 +54,20 @@ def fill(cache: Any, tensors: Mapping[CacheTensor, torch.Tensor], seen: int) -> 
 
 
 class Reader:
-    """Reads blocks and states out of a live cache.
+    """Reads blocks and states out of a live cache into staged memory.
 
-    packed: of how many blocks the prefix is, if it is packed.
+    Args:
+        layout: of the cache.
+        cache: of one row.
+        states: the recurrent states to read, which may be older than those in the cache.
+        packed: the number of blocks of the prefix, if it is packed.
     """
 
     def __init__(
         self, layout: Layout, cache: Any, states: States | None, packed: int | None = None
     ) -> None:
         self._size, self._cache, self._states = layout.block_tokens, cache, states or {}
-        # Asked once per layer: the count of a static one may lie on a device.
+        # Read once per layer: the counter of a static layer may be on a device.
         self._held: dict[int, layers.Tokens] = {}
         self._packed = packed
         self._parts = {} if packed is None else packed_tokens(layout, packed)
@@ -93,16 +98,19 @@ class Reader:
 
 
 class Writer:
-    """Collects the first blocks in tensors of its own; a cache sees them when they are whole.
+    """Collects the blocks of a prefix in tensors of its own, and fills a cache when all are there.
 
-    packed: whether there is another block behind them, that of a packed prefix.
+    Args:
+        layout: of the cache.
+        blocks: of the prefix.
+        packed: whether the prefix is packed, so that one more block is behind it.
     """
 
     def __init__(self, layout: Layout, blocks: int, *, packed: bool = False) -> None:
         self._size, self._blocks = layout.block_tokens, blocks
         self._parts = packed_tokens(layout, blocks) if packed else {}
         self._packed = packed
-        # The token that a tensor's first place is for.
+        # The first token of each tensor.
         self._first: dict[CacheTensor, int] = {}
         self._tensors: dict[CacheTensor, torch.Tensor] = {}
         for item in layout.geometry.classes:
@@ -135,5 +143,5 @@ class Writer:
             pages.copy_(staged[:count], non_blocking=cuda)
 
     def adopt(self, cache: Any) -> None:
-        """Writes the collected tensors into a fresh cache, and says so in its flags."""
+        """Fills a fresh cache with what was collected."""
         fill(cache, self._tensors, self._blocks * self._size)

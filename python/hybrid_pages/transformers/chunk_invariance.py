@@ -1,14 +1,14 @@
-"""Whether a token's result depends on the other tokens of its pass, beyond rounding.
+"""Checks that a model's results do not depend on where a prompt is cut into passes.
 
-A restored prompt is cut into passes elsewhere than a cold one. Quantisation that takes one scale
-from all activations of a pass, experts with a limited capacity or a norm over tokens make other
-texts of that. Two comparisons of logits tell, on tokens of the whole vocabulary:
+A restored prompt is cut elsewhere than one that is computed whole. Some models then give other
+texts: quantisation may take one scale from all activations of a pass, experts may have a limited
+capacity, or a norm may reach over tokens. Two comparisons of logits show it:
 
-- Passes of one length that differ behind some token: what stands before is computed by the same
-  kernels from the same numbers, so it is equal in every dtype. Only experts that get other numbers
-  of tokens may round otherwise: in half precision as much as between cuts.
-- One pass, and the same tokens in several: there kernels differ, and layers amplify what these
-  round. By how much is measured, by a pass whose embeddings are each off by one rounding.
+- Passes of equal length whose tokens differ only behind some place. Before that place the same
+  kernels compute the same numbers, so the logits are equal in every dtype. Only experts that get
+  other numbers of tokens may round differently, in half precision as much as between cuts.
+- One pass, and the same tokens in several passes. Kernels round differently there, and layers
+  amplify it. By how much is measured: by a pass whose embeddings are each off by one rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FEWEST = 6
 _MARGIN = 4.0
 # ... or by 1e-5 in float32, where rounding can look like nothing behind a quantised layer.
 _LEAST = 2e-5
-# A model that amplifies a rounding more is none that computes in this dtype.
+# A model that amplifies a rounding by more than this does not work in this dtype.
 _MOST = 1e4
 # Between endings, those differ by 0, or by 1e-5 if there are experts in float32. Quantised
 # activations that share a scale make it 5e-4 to 1, mostly above 1e-2.
@@ -47,12 +47,12 @@ _CUT = "texts depend on where a prompt is cut"
 def depends_on_pass(model: Any, *, continues: bool) -> str | None:
     """Why texts of a model depend on where a prompt is cut into passes, or None.
 
-    continues: whether it goes on from its states when it gets several tokens.
+    continues: whether the model goes on from a recurrent state when it is given several tokens.
     """
     for path, module in model.named_modules():
         threshold = getattr(getattr(module, "state", None), "threshold", 0)
         if type(module).__name__ == "Linear8bitLt" and threshold > 0:
-            # Which inputs are outliers depends on all tokens of the pass, also of a later one.
+            # Which inputs are outliers depends on all tokens of the pass, later ones included.
             return f"{_CUT}: {path} is a Linear8bitLt with an outlier threshold of {threshold:g}"
     count = short_length(model, _TOKENS)
     if count < _FEWEST:
@@ -94,7 +94,8 @@ def _has_experts(model: Any) -> bool:
 
 
 def _prompts(model: Any, count: int, first: int) -> list[torch.Tensor]:
-    """Prompts of one length and one beginning: one that repeats it, and others that go on."""
+    """Prompts with equal lengths and beginnings: one repeats its beginning, others have random
+    endings."""
     generator = torch.Generator().manual_seed(0)
     size = int(model.config.get_text_config(decoder=True).vocab_size)
     beginning = torch.randint(0, size, (first,), generator=generator)
@@ -107,7 +108,7 @@ def _prompts(model: Any, count: int, first: int) -> list[torch.Tensor]:
 
 
 def _run(model: Any, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
-    """The logits of each token, from passes that end at the cuts and at the end."""
+    """The logits of each token. The prompt is cut into passes at the given places."""
     cache = DynamicCache(config=model.config)
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     found = []
@@ -119,7 +120,10 @@ def _run(model: Any, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
 
 
 def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """How much logits differ, of what they vary by; a shift of all changes no text."""
+    """How much logits differ, relative to their variation.
+
+    A shift of all of them does not count.
+    """
     if torch.equal(found, expected):
         return 0.0
     found = found - found.mean(-1, keepdim=True)
@@ -131,12 +135,16 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @contextmanager
 def _rounded(model: Any, unit: float) -> Iterator[list[None]]:
-    """Embeddings are off by one rounding; notes that some were."""
+    """Makes the model's embeddings wrong by one rounding.
+
+    Yields:
+        A list that stays empty if no embeddings were changed.
+    """
     noted: list[None] = []
     thread = threading.get_ident()
 
     def change(module: Any, inputs: Any, output: Any) -> Any:
-        if threading.get_ident() != thread:  # somebody else uses the model meanwhile
+        if threading.get_ident() != thread:  # another thread uses the model meanwhile
             return output
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return output
@@ -147,7 +155,7 @@ def _rounded(model: Any, unit: float) -> Iterator[list[None]]:
 
     try:
         handle = model.get_input_embeddings().register_forward_hook(change)
-    except (AttributeError, NotImplementedError):  # it tells no embeddings
+    except (AttributeError, NotImplementedError):  # the model does not name its embeddings
         yield noted
         return
     try:

@@ -1,7 +1,7 @@
-"""A cache that is copied as a restore copies it: does the copy hold all that the first one does?
+"""Checks that a cache which is copied as a restore does it has everything that the first one has.
 
-What a newer transformers keeps beside keys, values and states would be missing after a restore, and
-no error would say so. It shows in a copy: some attribute of a layer has another value.
+A newer transformers may keep more than keys, values and states. That would be missing after a
+restore, without an error. In a copy it shows: some attribute of a layer has another value.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hybrid_pages.transformers.cache_io import fill
 from hybrid_pages.transformers.layout import KEYS, Layout
 from hybrid_pages.transformers.versions import UnknownError
 
-# They say where tensors are, which is compared with the tensors: a layer of both attention and
-# states has those of whichever was written first.
+# Attributes that are not compared: device and dtype are compared with each tensor. In a layer with
+# attention and states they are those of whichever was written first.
 _PLACES = {"device", "dtype"}
 
 
 def require_restorable(layout: Layout, cache: Any, fresh: Any) -> None:
-    """Fills a fresh cache with what a restore would bring, and compares it with the first one.
+    """Fills a fresh cache as a restore would, and compares it with the first one.
 
     Raises:
         UnknownError: names the first attribute that a restore would not bring back.

@@ -1,4 +1,4 @@
-"""The model, its config, its weights: the bytes of a cache depend on them besides their shapes."""
+"""The identity of a model: its class, config, weights and libraries."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _SAMPLES, _THREADS = 64, 8
 
 
 def model_identity(model: Any, weights: WeightsDigest) -> dict[str, str]:
-    """Everything that a model's cached bytes depend on, as the identity of a geometry.
+    """The identity of a geometry: everything that a model's cached bytes depend on.
 
-    weights: "sampled" digests 64 elements of every tensor, "full" every byte. Of a tensor that
-    consists of others, quantised weights and their scales, both digest each, and what stands
-    beside them.
+    weights: "sampled" digests 64 elements of every tensor, "full" every byte. If a tensor has
+    parts, such as quantised weights and their scales, each part is digested so.
     """
     import transformers
 
@@ -44,7 +43,7 @@ def model_identity(model: Any, weights: WeightsDigest) -> dict[str, str]:
 
 
 def disk_facts(model: Any) -> dict[str, str]:
-    """What else tells the bytes of one machine from another's."""
+    """What the bytes of entries that outlive the process depend on, besides the geometry."""
     return {"format": "1", "device": f"{model.device.type} {platform.machine()}"}
 
 
@@ -54,7 +53,7 @@ def has_peft_adapters(model: Any) -> bool:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """All that a model computes with: those that it lists, and those among attributes."""
+    """The tensors that a model computes with: parameters, buffers, and tensors in attributes."""
     listed = [*model.named_parameters(), *model.named_buffers()]
     yield from listed
     known = {id(part) for _, tensor in listed for part in (tensor, *plain(tensor))}
@@ -98,7 +97,7 @@ def _contents(tensor: torch.Tensor, weights: WeightsDigest) -> bytes:
 
 
 def _word(value: Any) -> str:
-    """A value in words. What has none has that of its class: states tell such values apart."""
+    """A text for a value. For other objects it is their class: model states compare them closer."""
     if isinstance(value, PLAIN):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:

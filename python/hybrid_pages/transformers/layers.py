@@ -1,8 +1,8 @@
-"""One layer of a Hugging Face cache, read and written: its tensors and the flags that go with them.
+"""Reads and writes one layer of a Hugging Face cache: its tensors and the flags beside them.
 
-The layers are those of ``transformers/cache_utils.py``. Tensors have a batch row in front, which is
-always the only one here. Tensors that exist are written with ``copy_``: a captured graph keeps its
-addresses.
+The kinds of layers are those of ``transformers/cache_utils.py``. Dimension 0 of a tensor is the
+batch, here of one row. Existing tensors are written with ``copy_``, so that captured CUDA graphs
+stay valid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hybrid_pages.transformers.versions import UnknownError, UnsupportedError
 
 
 def _kinds(*names: str) -> tuple[type[Any], ...]:
-    """Those kinds of layers that this version of transformers has."""
+    """The kinds of layers with these names that the installed transformers has."""
     found = (getattr(cache_utils, name, None) for name in names)
     return tuple(kind for kind in found if isinstance(kind, type))
 
@@ -29,7 +29,7 @@ _STATIC_WINDOW = _kinds("StaticSlidingWindowLayer")
 _ATTENTION = _kinds("DynamicLayer") + _STATIC
 _WINDOW = _DYNAMIC_WINDOW + _STATIC_WINDOW
 _STATES = _kinds("LinearAttentionLayer")
-# Exactly these: a subclass may keep more than this module would move.
+# Subclasses do not count: they may keep more than this module copies.
 _KNOWN = (
     *_ATTENTION,
     *_WINDOW,
@@ -47,9 +47,10 @@ CONV, RECURRENT = "conv", "recurrent"
 
 @dataclass(frozen=True)
 class Tokens:
-    """The keys and values that an attention layer holds: of the tokens [first, seen).
+    """The keys and values that an attention layer holds, of the tokens [first, seen).
 
-    keys, values: ``[rows, heads, seen - first, dim]``, views of the cache.
+    seen: how many tokens the layer has seen. keys, values: ``[rows, heads, seen - first, dim]``,
+    views of the cache.
     """
 
     seen: int
@@ -59,11 +60,13 @@ class Tokens:
 
 
 def require_known(index: int, layer: Any) -> None:
-    """Rejects a kind of layer, or a mode of it, that this module cannot move whole.
+    """Rejects a layer that this module cannot copy whole.
+
+    index: of the layer, for errors.
 
     Raises:
-        UnknownError: a kind that it does not know, and that keeps something.
-        UnsupportedError: names the layer and what was found.
+        UnknownError: an unknown kind of layer that keeps something.
+        UnsupportedError: a layer that records its past.
     """
     if type(layer) not in _KNOWN and not keeps_nothing(layer):
         raise UnknownError(
@@ -78,22 +81,22 @@ def require_known(index: int, layer: Any) -> None:
 
 
 def keeps_nothing(layer: Any) -> bool:
-    """Whether a layer is a place without a cache. It may be one that has not begun to keep any."""
+    """Whether a layer of an unknown kind keeps nothing, or nothing yet."""
     return type(layer) not in _KNOWN and has_only_flags(layer)
 
 
 def has_tokens(layer: Any) -> bool:
-    """Whether the layer keeps keys and values."""
+    """Whether a layer keeps keys and values."""
     return isinstance(layer, _ATTENTION)
 
 
 def is_window(layer: Any) -> bool:
-    """Whether it keeps them for a sliding window only."""
+    """Whether a layer keeps the keys and values of a sliding window only."""
     return isinstance(layer, _WINDOW)
 
 
 def has_states(layer: Any) -> bool:
-    """Whether the layer keeps recurrent states. It may stay without any: a layer of experts."""
+    """Whether a layer can keep recurrent states. A layer of experts never has any."""
     return isinstance(layer, _STATES)
 
 
@@ -115,7 +118,7 @@ def kept(layer: Any) -> int | None:
 
 
 def tokens(layer: Any) -> Tokens:
-    """The tokens that an attention layer holds; it has seen some."""
+    """The keys and values that an attention layer holds. It must have seen a token."""
     count = seen(layer)
     if isinstance(layer, _STATIC):
         held = min(count, layer.max_cache_len)
@@ -124,7 +127,7 @@ def tokens(layer: Any) -> Tokens:
 
 
 def states(layer: Any) -> dict[tuple[str, int], torch.Tensor]:
-    """The states that a layer holds, by kind and index, each with the batch row in front."""
+    """The recurrent states that a layer holds, by kind and index, each with the batch in front."""
     pairs = ((CONV, layer.conv_states), (RECURRENT, layer.recurrent_states))
     return {
         (kind, index): state
@@ -135,7 +138,7 @@ def states(layer: Any) -> dict[tuple[str, int], torch.Tensor]:
 
 
 def is_fresh(layer: Any) -> bool:
-    """Whether the layer has seen nothing, as after its construction or ``reset``."""
+    """Whether a layer has seen nothing, as after its construction or ``reset``."""
     return not (
         (has_tokens(layer) and seen(layer))
         or (has_states(layer) and any(layer.has_previous_state.values()))
@@ -143,9 +146,10 @@ def is_fresh(layer: Any) -> bool:
 
 
 def write_tokens(layer: Any, keys: torch.Tensor, values: torch.Tensor, count: int) -> None:
-    """Makes a fresh layer one that has seen ``count`` tokens.
+    """Fills a fresh layer, which then has seen ``count`` tokens.
 
-    keys, values: the last of them, ``[1, heads, at most count, dim]``, at least a window's.
+    keys, values: of the last tokens, ``[1, heads, tokens, dim]``: at least those that the layer's
+    window sees.
     """
     if not layer.is_initialized:
         layer.lazy_initialization(keys[:, :, :0], values[:, :, :0])
@@ -154,7 +158,7 @@ def write_tokens(layer: Any, keys: torch.Tensor, values: torch.Tensor, count: in
     held = min(wanted, keys.shape[-2])
     keys, values = keys[:, :, keys.shape[-2] - held :], values[:, :, values.shape[-2] - held :]
     if isinstance(layer, _STATIC):
-        # The oldest token of a full window is dropped before it is read: it may stay empty.
+        # The oldest place of a full window is dropped before it is read, and may stay empty.
         layer.keys[:, :, wanted - held : wanted].copy_(keys)
         layer.values[:, :, wanted - held : wanted].copy_(values)
         layer.cumulative_length.fill_(wanted)
@@ -167,7 +171,7 @@ def write_tokens(layer: Any, keys: torch.Tensor, values: torch.Tensor, count: in
 
 
 def write_state(layer: Any, kind: str, index: int, state: torch.Tensor) -> None:
-    """Sets one state of a fresh layer, and the flags that say so."""
+    """Sets one recurrent state of a fresh layer, and the flags for it."""
     if kind == CONV:
         if not layer.is_conv_states_initialized[index]:
             layer.lazy_initialization(

@@ -1,7 +1,7 @@
-"""A Hugging Face cache as this package's geometry: a ``CacheTensor`` for each of its tensors.
+"""The geometry of a Hugging Face cache, and checks of caches against it.
 
-That is one tensor of one layer: keys or values of one block, a conv or a recurrent state. It is
-one layer of the geometry with one segment, so that its bytes are dense and aligned anywhere.
+Each tensor of a cache layer is one layer of the geometry with one segment, so that its bytes are
+dense: the keys or the values of a block, a convolution's state or a recurrent state.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ KEYS, VALUES = "keys", "values"
 class CacheTensor:
     """One tensor of one cache layer.
 
-    kind: keys, values, conv or recurrent. shape: of one block or one state, without the batch row:
-    ``[heads, block_tokens, dim]`` for keys and values. window: tokens a sliding layer sees, the
-    present one included.
+    layer: index of the layer. kind: keys, values, conv or recurrent. index: among the layer's
+    tensors of that kind. shape: of one block or one state, without the batch:
+    ``[heads, block_tokens, dim]`` for keys and values. window: how many tokens a sliding-window
+    layer sees, the present one included; None for any other.
     """
 
     layer: int
@@ -74,10 +75,10 @@ class Layout(CacheLayout[CacheTensor]):
 
     @classmethod
     def of_cache(cls, cache: Any, *, block_tokens: int, identity: Mapping[str, str]) -> Layout:
-        """Reads a live ``DynamicCache`` of one row that has seen at least one token.
+        """The layout of a live ``DynamicCache`` of one row that has seen at least one token.
 
         Raises:
-            UnsupportedError: a kind of cache or layer that cannot be moved.
+            UnsupportedError: a kind of cache or layer that cannot be copied.
             InvalidArgumentError: a cache of another batch size.
         """
         require_cache(cache)
@@ -109,7 +110,7 @@ class Layout(CacheLayout[CacheTensor]):
         )
 
     def kept_tokens(self, cache: Any) -> int | None:
-        """How many of the last tokens every layer of a cache still has; None for all."""
+        """How many of the last tokens all window layers of a cache keep; None if there are none."""
         widths = [
             width
             for layer in cache.layers
@@ -126,12 +127,12 @@ class Layout(CacheLayout[CacheTensor]):
         )
 
     def require_match(self, cache: Any) -> None:
-        """Rejects a cache that is not of this layout.
+        """Rejects a cache of another layout.
 
         Raises:
-            ForeignError: layer, expected and found.
+            ForeignError: a cache of another model; names the layer, expected and found.
             InvalidArgumentError: a cache of another batch size.
-            UnsupportedError: a kind of cache or layer that cannot be moved.
+            UnsupportedError: a kind of cache or layer that cannot be copied.
         """
         require_cache(cache)
         if len(cache.layers) != self.cache_layers:
@@ -154,7 +155,7 @@ class Layout(CacheLayout[CacheTensor]):
         """Rejects a cache that has seen tokens.
 
         Raises:
-            InvalidArgumentError: with the first layer that has.
+            InvalidArgumentError: names the first layer that has seen tokens.
         """
         for index, layer in enumerate(cache.layers):
             if not layers.is_fresh(layer):
@@ -166,7 +167,7 @@ class Layout(CacheLayout[CacheTensor]):
         """How many tokens a cache has seen.
 
         Raises:
-            InvalidArgumentError: its attention layers disagree, or a state is missing.
+            InvalidArgumentError: the attention layers disagree, or a state is missing.
         """
         counts = {
             spec.layer: layers.seen(cache.layers[spec.layer])
@@ -193,7 +194,7 @@ class Layout(CacheLayout[CacheTensor]):
 
 
 def require_cache(cache: Any) -> None:
-    """Rejects caches with unknown layers, and caches that move on their own.
+    """Rejects caches of other kinds, with unknown layers, or offloaded to the host.
 
     Raises:
         UnsupportedError: names what was found.
@@ -211,7 +212,7 @@ def require_cache(cache: Any) -> None:
 
 
 def _tensors(layer: Any) -> dict[tuple[str, int], torch.Tensor]:
-    """The tensors that exist in a layer, whether it has seen tokens or not."""
+    """The tensors that exist in a layer, even if it has seen no token."""
     found: dict[tuple[str, int], torch.Tensor] = {}
     if layers.has_tokens(layer) and layer.is_initialized and layer.keys.dim() == 4:
         found |= {(KEYS, 0): layer.keys, (VALUES, 0): layer.values}

@@ -1,8 +1,8 @@
 """Detects that a model has changed, so that entries serve only the state they were computed in.
 
-Weights that were seen to change get an *epoch*: a number that nothing had before and nothing gets
-again, even if they are changed back. A look can miss an edit, and what it missed must not come back
-under an old name. Settings and modules are compared whole, so their earlier states are found again.
+Weights that were found changed get a new *epoch*, a number that is never used again, even if they
+are changed back: a look can miss an edit, so an old number could stand for other weights. Settings
+and modules are compared whole, so their earlier states are found again.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ModelWatch:
         except (*_UNREADABLE, MemoryError) as error:
             if is_out_of_memory(error):  # nothing was learnt: the next look compares as before
                 return ModelState(0, uncached="out of memory while looking at the weights")
-            # What it is now cannot be told, so nothing that it was is known to hold.
+            # The present weights are not known, so no earlier epoch may be used for them.
             self.set_epoch()
             kind = type(error).__name__
             return ModelState(0, uncached=f"weights that cannot be sampled: {kind}")

@@ -52,10 +52,11 @@ class PrefixCache(Closing):
     write what they read, memory that runs out, kinds of layers that are not known, and what a
     transformers newer than tested does differently.
 
-    Before each call the model is looked at. Tensors that were replaced, written to or changed in
-    one of some 64 sampled elements are noticed; what was stored before is never used again. See
-    :meth:`weights_changed` for the rest. Attributes, configs, autocast and torch's settings of
-    precision are told apart as well: entries serve only what they were made under.
+    Before each call the model is checked for changes: tensors that were replaced, written to, or
+    differ in one of 64 sampled elements. What was stored before a change is never used again. For
+    changes that a check can miss, see :meth:`weights_changed`. Attributes, configs, autocast and
+    torch's settings of precision are compared, too: entries are used only under those in which
+    they were made.
 
     Thread-safe: calls from several threads run one after the other, also those of several caches
     with one store.
@@ -66,20 +67,20 @@ class PrefixCache(Closing):
         block_tokens: tokens per block; prompts are restored in whole blocks. A sliding window has
             to be wider.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
-        weights: how weights enter the identity of what is stored, see :class:`CacheStore`.
+        weights: how weights enter the identity of entries, see :class:`CacheStore`.
         verify_on_load: compare checksums before restored bytes are used.
-        disk_path: a directory for what outlives the process, see :class:`CacheStore`. Found again
-            are prompts of the same model, by every byte of its weights, under the same settings
+        disk_path: a directory for entries that outlive the process, see :class:`CacheStore`. They
+            are found again by the same model (by every byte of its weights) under the same settings
             and with the same code.
-        disk_gb: its quota, in GiB.
-        disk_deadline_ms: a restore waits no longer for the disk, and a call to it that takes
+        disk_gb: quota of disk_path, in GiB.
+        disk_deadline_ms: how long a restore waits for the disk. A call to the disk that takes
             longer has failed.
-        remote_url: a store that machines share, see :class:`CacheStore`. The same prompts are
-            found as on a disk.
-        remote_deadline_ms: a read from it that takes longer has failed.
-        remote_admit: what is written to it.
-        store: one made for the same model, to share it. Its memory and settings are used then.
-            It is not closed with this object. Entries are shared with caches of the same model
+        remote_url: a store that machines share, see :class:`CacheStore`. Entries are found again as
+            on a disk.
+        remote_deadline_ms: how long a read from remote_url may take.
+        remote_admit: what is written to remote_url.
+        store: a store made for the same model, to share it. Its memory and settings are used, and
+            it is not closed with this object. Entries are shared with caches of the same model
             object, and of others whose weights, all of them compared, are equal when this cache is
             made; not with :meth:`CacheStore.snapshot`, which cannot tell what filled a cache.
 
@@ -181,11 +182,11 @@ class PrefixCache(Closing):
             _log.warning("%s: no later process finds what this one stores", found)
 
     def generate(self, inputs: Any = None, *, cache_salt: str = "", **kwargs: Any) -> Any:
-        """Returns what ``model.generate`` does for these arguments, sooner if a prefix is known.
+        """Returns what ``model.generate`` returns for these arguments, sooner if a prefix is known.
 
         Args:
-            inputs: ``input_ids`` of ``[1, tokens]``; may be named so, too.
-            cache_salt: requests of different salts share nothing.
+            inputs: the prompt, ``[1, tokens]``. It may also be given as ``input_ids``.
+            cache_salt: calls of different salts share nothing.
             **kwargs: the arguments of ``model.generate``.
 
         Raises:
@@ -198,24 +199,24 @@ class PrefixCache(Closing):
             found = self._plan(inputs, cache_salt, kwargs)
             result = found.generate(kwargs) if isinstance(found, GenerateCall) else found
             if isinstance(result, Uncached):
-                # Nobody else holds what was made for the cache: its memory is free by now.
+                # What was made for the cache is not referenced any more: its memory is free.
                 self._counts.uncached[result.reason] += 1
                 return self.model.generate(inputs, **kwargs)
             return result
 
     def weights_changed(self) -> None:
-        """Says that weights, or the code that uses them, changed in a way that a look can miss.
+        """Tells that weights, or the code that uses them, have changed in a way that may not show.
 
-        Needed after writes through ``.data`` or from outside torch that spare the elements that are
-        sampled, such as one row of a matrix, and after patches of functions. Nothing that any cache
-        of the store has stored until now is ever used again.
+        Needed after writes through ``.data`` or from outside torch that leave the sampled elements
+        as they are, such as those to one row of a matrix, and after patches of functions. Nothing
+        that any cache of the store has stored until now is used again.
         """
         with self._lock:
             if self.store is not None:
                 self.store.models.weights_changed()
 
     def stats(self) -> Stats:
-        """Counts since the start, and what is in host memory now."""
+        """Counts since the start, and the entries in host memory now."""
         with self._lock:
             if self.store is None:
                 return self._counts.stats({}, Moved(), None, None)

@@ -1,4 +1,4 @@
-"""A model run on a few tokens: the make-up of its caches, and whether it goes on from them."""
+"""Runs a model on a few tokens, to find the layout of its caches and how it goes on from them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from hybrid_pages.transformers.rope import left_alone
 from hybrid_pages.transformers.versions import UnknownError, UnsupportedError, untested
 
 _OTHER_STATE = 100.0
-# Trials of all stores, one at a time: modes and what torch compiles are the process's.
+# One trial at a time in the process: modules' modes and torch's compiler are shared by all.
 _TRIALS = threading.RLock()
 
 
 def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> Layout:
-    """Runs two tokens through a model and reads its cache, which a restore has to bring back whole.
+    """Runs two tokens through a model and reads the layout of its cache.
 
     Raises:
-        UnsupportedError: the model does not run with such a cache, or its cache has a kind of layer
-            that cannot be moved, or no attention.
+        UnknownError: a restore would not bring the cache back whole, or an untested library fails.
+        UnsupportedError: the model does not run with a DynamicCache, or the cache has a kind of
+            layer that cannot be copied, or no attention.
     """
     try:
         return _read_layout(model, block_tokens, identity)
@@ -38,7 +39,7 @@ def read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> L
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # What an untested transformers does may be new; what a tested one does is the model's.
+        # A failure under a tested transformers is the model's; an untested one may be the cause.
         said = (
             f"model: expected one that runs two tokens with a DynamicCache, found that "
             f"{type(model).__name__} fails with {type(error).__name__}: {error}: use its own "
@@ -66,9 +67,10 @@ def _read_layout(model: Any, block_tokens: int, identity: Mapping[str, str]) -> 
 def continues(model: Any, layout: Layout) -> bool:
     """Whether a model that is given several tokens starts from all the states in its cache.
 
-    Not all do: the selective scan of Jamba in transformers 5.19 starts from zero unless it is given
-    exactly one token (``mamba_selective_scan`` in ``models/jamba/modeling_jamba.py``). Told from
-    runs that differ in one state alone, the first of its kind: do their logits differ?
+    Some do not: the selective scan of Jamba in transformers 5.19 starts from zero unless it is
+    given exactly one token (``mamba_selective_scan`` in ``models/jamba/modeling_jamba.py``). For
+    the first state of each kind, two runs that differ in this state only must have different
+    logits.
     """
     firsts = {spec.kind: spec for spec in reversed(list(layout.arrays())) if spec.is_state}
     for spec in firsts.values():
@@ -85,17 +87,17 @@ def continues(model: Any, layout: Layout) -> bool:
 
 
 def forward(model: Any, cache: Any, tokens: int = 2) -> torch.Tensor:
-    """Runs some tokens through a model in evaluation mode and its cache; the logits of the last.
+    """Runs some tokens through a model with a cache; returns the logits of the last token.
 
-    Never under autocast, which calls that use the cache are not. Modes, and rotary frequencies that
-    a long text has left, are afterwards what they were.
+    The model runs in evaluation mode without autocast, as calls that use the cache do. Afterwards
+    modes and rotary frequencies are as before.
     """
     ids = torch.zeros((1, tokens), dtype=torch.int64, device=model.device)
     return logits(model, cache, ids)[:, -1]
 
 
 def logits(model: Any, cache: Any, ids: torch.Tensor, **optional: Any) -> torch.Tensor:
-    """As :func:`forward`, for these tokens; the logits of all.
+    """Runs token ids through a model as :func:`forward` does; returns the logits of all tokens.
 
     optional: arguments that the model gets if it takes them.
     """
@@ -107,7 +109,7 @@ def logits(model: Any, cache: Any, ids: torch.Tensor, **optional: Any) -> torch.
 
 @contextmanager
 def aside(model: Any) -> Iterator[None]:
-    """What :func:`forward` runs under."""
+    """The context in which a model is tried out, see :func:`forward`."""
     autocast = torch.autocast(model.device.type, enabled=False)
     with _TRIALS, _uncompiled(), _evaluating(model), left_alone(model), autocast, torch.no_grad():
         yield
@@ -115,8 +117,11 @@ def aside(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Runs what is compiled as it was written: the lengths of a trial would use up how often torch
-    compiles a function anew, after which it stays slow or, with ``fullgraph``, fails."""
+    """Runs compiled functions eagerly.
+
+    Each new length makes torch compile a function again. After some times it gives up, and the
+    function stays slow or, with ``fullgraph``, fails.
+    """
     if "torch._dynamo" not in sys.modules:  # nothing is compiled
         yield
         return
@@ -126,7 +131,7 @@ def _uncompiled() -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards each module is in the mode that it was in."""
+    """Puts all modules into evaluation mode, and afterwards back into their own modes."""
     modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:
         module.training = False

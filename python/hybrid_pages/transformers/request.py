@@ -1,4 +1,4 @@
-"""Which calls of ``generate`` can use the prefix cache. In doubt, a call runs uncached."""
+"""Decides which calls of ``generate`` can use the cache. In doubt, a call runs without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import generation
 
-# Arguments of `generate` that change neither what a token's state is nor which tokens are computed.
+# Arguments of `generate` that change neither the states of tokens nor which tokens are computed.
 _HARMLESS = {
     "generation_config",
     "logits_processor",
@@ -19,7 +19,7 @@ _HARMLESS = {
     "tokenizer",
 }
 _MODES = ("GREEDY_SEARCH", "SAMPLE")
-# What they make `generate` use: the deprecated names mean the static cache as well.
+# Values of `cache_implementation` for a static cache; two of them are deprecated.
 _STATIC = ("static", "sliding_window", "hybrid_chunked")
 _CACHES = (None, "dynamic", *_STATIC)
 
@@ -28,10 +28,10 @@ _CACHES = (None, "dynamic", *_STATIC)
 class Request:
     """A call that can use the cache.
 
-    ids: ``[1, tokens]``. static_tokens: how many tokens a static cache needs room for; None for a
-    dynamic one. names_cache: whether a kind of cache was asked for by name, which ``generate`` does
-    not take together with a cache. chunk: how many tokens of the prompt may be computed in one
-    pass; None for any number.
+    ids: the prompt, ``[1, tokens]``. static_tokens: how many tokens a static cache needs room for;
+    None for a dynamic cache. names_cache: whether the call names a kind of cache, which
+    ``generate`` does not accept together with a cache. chunk: how many tokens of the prompt may be
+    computed in one pass; None for any number.
     """
 
     ids: torch.Tensor
@@ -45,8 +45,8 @@ class Request:
 
 
 def read_request(model: Any, inputs: Any, arguments: Mapping[str, Any]) -> Request | str:
-    """The request that a call of ``generate`` makes, or why the cache must not be used for it."""
-    # None counts: it takes back what the model's own generation config says.
+    """The request of a call of ``generate``, or the reason why it must run without the cache."""
+    # Arguments that are None count: they override the model's generation config.
     given = dict(arguments)
     ids = given.pop("input_ids", None) if inputs is None else inputs
     if given.pop("input_ids", None) is not None:
@@ -98,7 +98,7 @@ def _is_size(chunk: Any) -> bool:
 
 
 def _uncached_padding(config: Any, ids: torch.Tensor, mask: Any) -> str | None:
-    """Padding that is there, or that transformers would read out of the ids."""
+    """Whether a prompt has padding, by its mask or because transformers would see it in the ids."""
     if mask is not None:
         whole = (
             isinstance(mask, torch.Tensor) and mask.shape == ids.shape and bool((mask == 1).all())
@@ -112,7 +112,7 @@ def _uncached_padding(config: Any, ids: torch.Tensor, mask: Any) -> str | None:
 
 
 def _request(model: Any, config: Any, ids: torch.Tensor, given: tuple[Any, Any]) -> Request | str:
-    """How long the sequence can get, as ``generate`` counts it, if the cache is static."""
+    """The request, with the room that a static cache needs, counted as ``generate`` does."""
     if ids.shape[1] == 0:
         return "empty prompt"
     named, chunk = config.cache_implementation is not None, config.prefill_chunk_size

@@ -1,7 +1,7 @@
-"""``generate`` on three tokens, two of them restored: the text has to be that of the model alone.
+"""Checks that ``generate`` gives the same text with a restored cache as without a cache.
 
-Tests do this for the versions that they know. Of a newer one a model shows it before the first
-restore: how ``generate`` takes a cache, and what a pass finds in it, may have changed.
+Tests show this for the versions that they run. With a newer transformers it is checked for each
+model before the first restore, since the way in which ``generate`` takes a cache may have changed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hybrid_pages.transformers.versions import UnknownError
 
 _RESTORED, _TOKENS, _NEW = 2, 3, 2
 ROOM = _TOKENS + _NEW
-"""What a static cache needs."""
+"""The room in tokens that a static cache needs for the check."""
 
 
 def require_same_text(model: Any, layout: Layout, fresh: Callable[[], Any]) -> None:
-    """Runs a call without a cache and one with a restored cache.
+    """Runs ``generate`` on three tokens, without a cache and with two of them restored.
 
-    fresh: makes a cache.
+    fresh: makes an empty cache.
 
     Raises:
         UnknownError: the texts differ, or a layer would not be restored whole.
-        Exception: whatever the model does.
+        Exception: whatever the model raises.
     """
     first, restored = fresh(), fresh()
     forward(model, first, _RESTORED)

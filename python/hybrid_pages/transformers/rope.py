@@ -1,8 +1,8 @@
 """Rotary embeddings whose frequencies depend on the length of the whole sequence.
 
-With "dynamic" and "longrope" (``dynamic_rope_update`` in ``modeling_rope_utils.py``) a forward
-pass takes its frequencies from the largest position that it sees: keys of the same tokens differ
-between a short and a long prompt. A *regime* is a range of lengths in which they do not.
+With "dynamic" and "longrope" scaling (``dynamic_rope_update`` in ``modeling_rope_utils.py``) a
+forward pass chooses its frequencies by the largest position that it sees. The keys of equal tokens
+then differ between a short and a long prompt. A *regime* is a range of lengths with equal keys.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 _DERIVED = ("inv_freq", "long_inv_freq", "max_seq_len_cached")
-"""Attributes that such a module writes in a forward pass, from its config and the length alone."""
+"""Attributes that such a module computes in a forward pass from its config and the length."""
 
 
 @dataclass(frozen=True)
 class Regime:
-    """Forward passes over more than ``floor`` and at most ``reach`` tokens give equal keys."""
+    """A range of lengths: passes over more than ``floor`` and at most ``reach`` tokens, without a
+    limit if that is None, give equal keys."""
 
     name: str = ""
     floor: int = 0
@@ -28,9 +29,9 @@ class Regime:
 
 
 def regime(model: Any, tokens: int) -> Regime | str:
-    """The regime of a prompt of so many tokens, or why its keys are its own."""
+    """The regime of a prompt of so many tokens, or why no other length gives equal keys."""
     dynamic, longrope = _limits(model)
-    # A length of exactly the limit does not reset what a longer text has left behind.
+    # A length of exactly the limit does not reset the frequencies that a longer text has left.
     if dynamic and tokens >= min(dynamic):
         return "dynamic rope: each length has keys of its own"
     if not longrope:
@@ -44,27 +45,29 @@ def regime(model: Any, tokens: int) -> Regime | str:
 
 
 def short_length(model: Any, most: int) -> int:
-    """How many tokens, at most so many, a text may have whose keys are those of short ones."""
+    """The longest text, up to ``most`` tokens, that has the keys of short texts."""
     dynamic, longrope = _limits(model)
     return min([most, *longrope, *(limit - 1 for limit in dynamic)])
 
 
 def derived(module: Any) -> frozenset[str]:
-    """Attributes of a module that follow from the length of its last forward pass."""
+    """The attributes of a module that depend on the length of its last forward pass."""
     types = _types(module)
     if not any(_depends(kind) for _, kind in types):
         return frozenset()
     prefixes = ["" if layer is None else f"{layer}_" for layer, _ in types]
     names = {f"{prefix}{name}" for prefix in prefixes for name in _DERIVED}
     if any(layer is not None for layer, _ in types):
-        # Written under this name, and read under those of the kinds of layers.
+        # It is written under this name, and read under names with the kinds of layers.
         names.add("attention_scaling")
     return frozenset(names | {"max_seq_len_cached"})
 
 
 def frequencies(module: Any) -> dict[str, torch.Tensor]:
-    """The frequencies that the next forward passes will use, by name, as far as they are kept: of a
-    short text, and of a long one, where it does not compute them anew."""
+    """The frequencies that the next forward passes will use, by name.
+
+    For a short text, and for a long one if the module keeps these instead of computing them anew.
+    """
     found: dict[str, torch.Tensor] = {}
     for layer, kind in _types(module):
         if _depends(kind):
@@ -79,8 +82,11 @@ def frequencies(module: Any) -> dict[str, torch.Tensor]:
 
 
 def _kept_for_long(module: Any, prefix: str) -> dict[str, torch.Tensor]:
-    """Those of long texts, if passes read them. Older transformers write them and compute them
-    anew: there the present frequencies are one of the two sets, and not a copy of it."""
+    """The kept frequencies for long texts, if passes read them.
+
+    Older versions of transformers keep them, but compute them anew. There the present frequencies
+    are one of the two kept tensors, and not a copy.
+    """
     name = f"{prefix}long_inv_freq"
     long = getattr(module, name, None)
     now = getattr(module, f"{prefix}inv_freq", None)
@@ -91,7 +97,7 @@ def _kept_for_long(module: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def left_alone(model: Any) -> Iterator[None]:
-    """Puts back what forward passes inside write: a later text may depend on it."""
+    """Restores the attributes that forward passes write: a later text may depend on them."""
     held = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules() if derived(m)]
     try:
         yield
@@ -114,7 +120,7 @@ def _depends(kind: str) -> bool:
 
 
 def _limits(model: Any) -> tuple[set[int], set[int]]:
-    """The lengths up to which keys are those of short texts: of dynamic modules, of longrope."""
+    """The lengths up to which texts have the keys of short ones, for "dynamic" and "longrope"."""
     dynamic: set[int] = set()
     longrope: set[int] = set()
     for module in model.modules():

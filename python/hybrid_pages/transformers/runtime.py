@@ -1,4 +1,4 @@
-"""A transformers model and its cache, as the session of one request uses them."""
+"""A transformers model and its cache, as the runtime of a session."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ModelRuntime(Runtime[States]):
     """A model, a fresh cache, and the prompt that it computes.
 
     Args:
-        model: as the store was made for.
+        model: for which the store was made.
         cache: dynamic or static, of one row.
         ids: the prompt, ``[1, tokens]``.
-        store: whose layout the cache has.
+        store: copies blocks and states.
         continues: whether a pass over several tokens starts from the states in the cache.
-        changed: whether the model is another one by now.
+        changed: tells whether the model has changed since the call began.
         chunk: how many tokens one pass may compute; None for any number.
     """
 

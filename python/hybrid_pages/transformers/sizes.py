@@ -1,4 +1,4 @@
-"""How large a cache is: measured on a live one, predicted from a config."""
+"""The size of a cache: measured on a live one, or predicted from a config."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ KINDS = ("attention", "window", "conv", "recurrent")
 
 
 def cache_bytes(cache: Any) -> dict[str, int]:
-    """Bytes of a live ``DynamicCache`` or ``StaticCache``, all its rows together.
+    """Measures a live ``DynamicCache`` or ``StaticCache``, all its rows together.
 
     Returns:
-        ``attention`` (keys and values of full attention), ``window`` (those of sliding layers),
-        ``conv`` and ``recurrent`` states. A dynamic layer counts the tokens that it holds, a static
-        one all those that it has room for.
+        Bytes by kind: ``attention`` (keys and values of full attention), ``window`` (those of
+        sliding windows), ``conv`` and ``recurrent`` states. For a dynamic layer of the tokens that
+        it holds, for a static one of all tokens that it has room for.
 
     Raises:
-        UnsupportedError: a kind of cache or layer that is not known.
+        UnsupportedError: an unknown kind of cache or layer.
     """
     require_cache(cache)
     total = dict.fromkeys(KINDS, 0)
@@ -48,19 +48,19 @@ def geometry_of(
     state_dtype: torch.dtype = torch.float32,
     identity: Mapping[str, str] | None = None,
 ) -> Geometry:
-    """The geometry of a model's cache, from its config alone, for one row.
+    """Predicts the geometry of a model's cache of one row from the config.
 
     Args:
         config: of a model whose layers are attention, sliding attention, Gated DeltaNet (Qwen3.5,
             Qwen3-Next), short convolutions (LFM2), Mamba (Jamba) or Mamba-2 (Bamba, Granite 4,
             Falcon-H1).
         block_tokens: tokens per block.
-        dtype: of keys, values and conv states; by default the config's, or torch's.
-        state_dtype: of recurrent states; transformers' own implementations keep float32.
-        identity: what the geometry's fingerprint holds besides sizes.
+        dtype: of keys, values and conv states; by default the config's, or torch's default.
+        state_dtype: of recurrent states; the implementations in transformers keep float32.
+        identity: of the geometry, for its fingerprint.
 
     Raises:
-        UnsupportedError: a recurrent layer of another kind; a live cache tells what it holds.
+        UnsupportedError: a recurrent layer of another kind. A live cache can be measured instead.
     """
     config = config.get_text_config(decoder=True)
     dtype = dtype or getattr(config, "dtype", None) or torch.get_default_dtype()
@@ -97,7 +97,7 @@ def _heads(config: Any, block_tokens: int) -> tuple[int, ...]:
 
 
 def _states(index: int, config: Any, layer_type: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Kinds and shapes of the states of one recurrent layer."""
+    """The kind and the shape of each state of a recurrent layer."""
     if layer_type in ("moe", "mlp"):
         return
     if hasattr(config, "linear_num_value_heads"):

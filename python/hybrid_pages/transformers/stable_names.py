@@ -1,9 +1,9 @@
-"""Names of a model's states that another process gives the same states.
+"""Names of a model's states that are equal in other processes.
 
-In one process objects are told apart by identity. Here they are named: plain values by what they
-are, code by where it was installed from and in which version, other objects by their class and
-fields. Code without a version, such as a notebook's or a repository's, may be another one tomorrow
-under the same name: it has none.
+Inside one process objects are compared by identity. A stable name consists of the contents of plain
+values, the package and version of code, and the class and fields of other objects. Code without a
+version, such as that of a notebook or a repository, has no name: tomorrow it may be different under
+the same name.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hybrid_pages.transformers.tensor_parts import PLAIN
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MOST_DEPTH = 8
 Path = tuple[int, ...]
-"""The functions and objects that hold what is being named, the outermost first: some decorators
-make functions that hold themselves."""
+"""The ids of the functions and objects around what is being named, the outermost first. Some
+decorators make functions that contain themselves."""
 
 
 class Unnamed(HybridPagesError):
-    """Something has no name that lasts; the message says what, and the remedy what to do."""
+    """Something has no stable name. The message says what, ``remedy`` what to do about it."""
 
     remedy = "another process could not tell whether it has the same: leave the setting out"
 
 
 class Unversioned(Unnamed):
-    """Code that may be another one tomorrow."""
+    """Code has no version, and may be different under the same name tomorrow."""
 
     remedy = (
         "another process may have other code under that name: install it as a package, or leave "
@@ -46,10 +46,10 @@ class Unversioned(Unnamed):
 
 
 def stable_name(parts: Sequence[Hashable]) -> str:
-    """The name of what consists of these parts, as 64 hexadecimal digits.
+    """The stable name of something with these parts, as 64 hexadecimal digits.
 
     Raises:
-        Unnamed: another process could not tell one of them.
+        Unnamed: a part has no stable name.
     """
     try:
         text = json.dumps([sys.version, [_name(part, ()) for part in parts]])
@@ -117,7 +117,7 @@ def _function(value: Any, path: Path) -> Any:
     if id(value) in path:
         return ["again", path.index(id(value))]
     path = (*path, id(value))
-    # Its globals say where it was written, whatever a decorator says.
+    # A function's globals tell where it was written, even if a decorator says otherwise.
     found = ["function", value.__qualname__, _name(value.__code__, path)]
     found += _place(value.__globals__.get("__name__", ""), value)
     found += [_name(value.__defaults__, path), _name(value.__kwdefaults__, path)]
@@ -160,7 +160,7 @@ def _place(module: str, value: Any) -> tuple[str, str]:
 
 @functools.cache
 def _version(module: str) -> str:
-    """The version of the package that a module was installed with."""
+    """The version of the package that a module belongs to."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "builtins":
         return "python"

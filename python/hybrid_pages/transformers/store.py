@@ -45,14 +45,14 @@ class CacheStore(EntryStore):
 
     The caches are ``DynamicCache`` or ``StaticCache`` objects of one row; entries of one kind serve
     the other. A row of a batch has to be taken out of it first. A store cannot see which model
-    filled a cache: it rejects one of other layers, shapes or dtypes, but the same model with other
-    weights has to be kept apart by the caller.
+    filled a cache. It rejects one of other layers, shapes or dtypes; a model with other weights has
+    to be kept apart by the caller.
 
     Not thread-safe: one call at a time.
 
     Args:
         model: a causal language model, on the device that its caches will be on. Two tokens are run
-            through it to see what its caches are made of.
+            through it to find the layout of its caches.
         host_gb: host memory for pages and checkpoints, in GiB; ``"auto"`` for half of what is free.
         block_tokens: tokens per block; prefixes are cut into blocks.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
@@ -64,10 +64,10 @@ class CacheStore(EntryStore):
             is not found after the end. Every byte of the weights is read once, whatever ``weights``
             says.
         disk_gb: quota of the files in it, in GiB; needed with disk_path.
-        disk_deadline_ms: a restore waits no longer for the disk.
+        disk_deadline_ms: how long a restore waits for the disk.
         remote_url: store that machines share, below the disk if there is one; see docs/remote.md.
             As with disk_path, every byte of the weights is read once.
-        remote_deadline_ms: a restore waits no longer for it.
+        remote_deadline_ms: how long a restore waits for the store.
         remote_admit: "auto" writes what a second call has used, "all" everything.
 
     Raises:
@@ -126,8 +126,9 @@ class CacheStore(EntryStore):
         self._staging = Staging(self.layout, self.arena)
 
     def snapshot(self, cache: Any, token_ids: Any, *, cache_salt: str = "") -> int:
-        """Stores the full blocks of a live cache, and its states if it stands on a boundary. Longer
-        than a sliding window, it can be resumed where it stands, if that is a boundary.
+        """Stores the full blocks of a live cache, and its states if it stands on a boundary.
+
+        A cache longer than a sliding window can be resumed only where it stands, on a boundary.
 
         Args:
             cache: of one row; it is read only.
@@ -255,7 +256,7 @@ class CacheStore(EntryStore):
         return super().using(salt, state or self.models.states.process)
 
     def states(self, cache: Any) -> dict[CacheTensor, torch.Tensor]:
-        """The recurrent states of a cache; views of it."""
+        """The recurrent states of a cache, as views of its tensors."""
         held = {
             index: layers.states(layer)
             for index, layer in enumerate(cache.layers)
@@ -276,11 +277,11 @@ class CacheStore(EntryStore):
     ) -> Checksums:
         """Copies pages of a cache, and states, into their slots.
 
-        packed: of how many blocks the prefix is, if it is packed.
+        packed: the number of blocks of the prefix, if it is packed.
 
         Raises:
             TransferError: a copy failed.
-            UnsupportedError: a layer keeps something by now that cannot be moved.
+            UnsupportedError: a layer has begun to keep something that cannot be copied.
         """
         for index, layer in enumerate(cache.layers):
             layers.require_known(index, layer)
@@ -289,8 +290,8 @@ class CacheStore(EntryStore):
     def copy_in(
         self, leases: Iterator[ReadLease], blocks: int, cache: Any, *, packed: bool = False
     ) -> None:
-        """Copies what leases cover, the first blocks, into a fresh cache of this layout, whole or
-        not at all.
+        """Copies the entries of leases, which cover the first blocks, into a fresh cache: all of
+        them, or none.
 
         Raises:
             TransferError: a copy failed; the cache is as it was.
@@ -306,7 +307,7 @@ class CacheStore(EntryStore):
 
 
 def require_model(model: Any) -> None:
-    """Rejects a model whose caches cannot be told or kept apart.
+    """Rejects a model that is not a causal language model with weights in memory.
 
     Raises:
         UnsupportedError: what was expected and found.

@@ -47,8 +47,8 @@ _IRRELEVANT = frozenset(
     }
 )
 _SKIPPED = _STANDARD | _IRRELEVANT
-# Hooks that change no output: those of transformers look at it, or let it require gradients, and
-# that of a trial in another thread leaves this one alone.
+# Modules whose hooks change no output. Those of transformers only look at it or let it require
+# gradients, and that of a trial acts in its own thread only.
 _OWN_HOOKS = (
     "transformers.utils.output_capturing",
     "transformers.modeling_utils",
@@ -61,7 +61,7 @@ VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 
 
 class ByIdentity:
-    """An object that equals itself alone. It is held, so that no other takes its place."""
+    """An object compared by identity. It is kept alive, so that no other gets its id."""
 
     __slots__ = ("held",)
 
@@ -76,21 +76,21 @@ class ByIdentity:
 
 
 class Described(ByIdentity):
-    """One whose fields are described beside it."""
+    """An object compared by identity whose fields are described beside it, too."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """In the place of a tensor's content, of which nothing can be read, and why."""
+    """Stands for the content of a tensor that cannot be read, and says why."""
 
     kind: str
     why: str
 
 
 class ModuleDescription(NamedTuple):
-    """One module: its class and that class's code, its own attributes, and its modules by name."""
+    """One module: its class, the code of its forward, its attributes, and its children by name."""
 
     kind: type
     code: tuple[ByIdentity, ByIdentity]
@@ -100,11 +100,11 @@ class ModuleDescription(NamedTuple):
 
 @dataclass
 class Structure:
-    """A model as it is now.
+    """The description of a model at one moment.
 
-    modules: each module's description by name. tensors: all that it computes with, by name, of
-    which replaced are made anew in forward passes. uncached: why no description can tell what it
-    computes.
+    modules: the description of each module, by name. tensors: those that the model computes with,
+    by name. replaced: names of tensors that forward passes make anew. uncached: why the description
+    does not tell what the model computes, or None.
     """
 
     modules: dict[str, ModuleDescription] = field(default_factory=dict)
@@ -160,14 +160,14 @@ def describe(model: Any, ignored: frozenset[str] = frozenset()) -> Structure:
 
 
 def _note_hooks(found: Structure, name: str, module: Any) -> None:
-    """A hook may do anything; those that transformers itself sets are known."""
+    """Notes hooks that may change outputs: all but those of known modules."""
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(getattr(hook, "__module__", None) not in _OWN_HOOKS for hook in hooks):
         found.uncached = f"forward hook on {name or 'the model'}"
 
 
 class _Describer:
-    """Values as something that can be compared later, and the tensors met on the way."""
+    """Describes attribute values so that they can be compared, and collects tensors in them."""
 
     def __init__(self, found: Structure, modules: dict[int, str]) -> None:
         self._found, self._modules = found, modules
@@ -199,7 +199,7 @@ class _Describer:
         return self._object(name, value)
 
     def tensor(self, name: str, tensor: torch.Tensor) -> Hashable:
-        """What a tensor consists of besides what can be sampled: its parts by path, and values."""
+        """The parts of a tensor besides the memory that is sampled: paths and other values."""
         known = self._objects.get(id(tensor))
         if known is not None:
             return ("tensor of", known)
@@ -211,14 +211,15 @@ class _Describer:
         return (tuple(found.tensors), *values, *unread)
 
     def _module(self, name: str, module: Any) -> Hashable:
-        """One of the model's own is described in its place; the weights of others are not seen."""
+        """The name of a module of the model. The weights of a module that it does not list are not
+        looked at, so the cache cannot be used."""
         known = self._modules.get(id(module))
         if known is None and self._found.uncached is None:
             self._found.uncached = f"{name} is a module that the model does not list"
         return ("module", known)
 
     def _object(self, name: str, value: Any) -> Hashable:
-        """An object of the model's own code may hold anything; a library's is what it is."""
+        """An object of a known library is compared by identity, any other by its fields, too."""
         library = type(value).__module__.partition(".")[0] in _LIBRARIES
         if library or isinstance(value, CODE) or not hasattr(value, "__dict__"):
             return ByIdentity(value)
@@ -233,7 +234,7 @@ class _Describer:
         return key if isinstance(key, PLAIN) else ByIdentity(key)
 
     def _config(self, name: str, config: Any) -> Hashable:
-        """The first place where a config is met describes it."""
+        """A config. It is described where it is met first."""
         known = self._configs.get(id(config))
         if known is not None:
             return ("config of", known)

@@ -1,8 +1,8 @@
-"""Whether anything flows from a tensor that forward passes write into what is stored or answered.
+"""Taint tracking: does what is stored or answered depend on a tensor that forward passes write?
 
-A counter or a statistic may be written in every pass and be read by nobody else. That is seen by
-following it: every operation of torch that reads it, or something computed from it, marks what it
-writes. If the marks reach the logits or the cache, or leave torch as a number, it matters.
+A counter or a statistic may be written in every pass without being used. To find out, the tensor is
+marked, and every operation of torch marks its results if an argument is marked. If a mark reaches
+the logits or the cache, or a marked number leaves torch, the tensor matters.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hybrid_pages.transformers import layers
 from hybrid_pages.transformers.probe import forward
 from hybrid_pages.transformers.tensor_parts import plain
 
-# Ways by which a tensor's content leaves torch unseen by operations.
+# Methods by which a tensor's content leaves torch without an operation.
 _LEAVES = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 _LENGTHS = (2, 3, 1, 1, 33)
 
 
 def reaches_outputs(model: Any, tensor: Callable[[], torch.Tensor]) -> bool:
-    """Whether what a model answers and caches depends on a tensor, on a few short passes.
+    """Whether a model's logits or caches depend on a tensor, in a few short passes.
 
-    tensor: the present one; a pass may put another in its place.
+    tensor: returns the present tensor, which a pass may replace.
     """
     marks = _Marks()
     cache = DynamicCache(config=model.config)
@@ -46,7 +46,7 @@ def reaches_outputs(model: Any, tensor: Callable[[], torch.Tensor]) -> bool:
 
 
 class _Marks:
-    """Storages that hold something computed from a tensor. They are held: none is used anew."""
+    """The storages that are marked. They are kept alive, so that their memory is not used anew."""
 
     def __init__(self) -> None:
         self.left = False
@@ -83,7 +83,7 @@ class _Flow(TorchDispatchMode):
                     written += _tensors(kwargs.get(argument.name))
             for tensor in [*_tensors(outputs), *written]:
                 self._marks.add(tensor)
-            # A number has left torch: Python may decide by it.
+            # A number has left torch, and Python may branch on it.
             if any(not isinstance(item, torch.Tensor) and item is not None for item in outputs):
                 self._marks.left = True
         return result

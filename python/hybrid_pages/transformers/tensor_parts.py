@@ -1,8 +1,8 @@
-"""What a tensor consists of: memory of its own, tensors inside it, and other values beside them.
+"""Finds the parts of a tensor: its own memory, tensors inside it, and other values.
 
-Quantised weights have scales. A subclass names its tensors by ``__tensor_flatten__``, or keeps them
-as attributes: its own, or those of objects that it has (``quant_state`` of bitsandbytes), in any
-depth.
+Quantised weights, for example, have scales. A subclass of torch.Tensor names its inner tensors by
+``__tensor_flatten__``, or keeps them in attributes: its own, or those of objects in them, such as
+``quant_state`` of bitsandbytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-"""Types of values that are what they look like."""
+"""The types of values that are compared by their contents."""
 CODE = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _WHOLE = (*PLAIN, *CODE, torch.nn.Module, np.ndarray, functools.partial)
-# Attributes that loading a model and compiling it leave on its tensors.
+# Attributes that loading and compiling a model leave on its tensors.
 _LEFT = ("_is_hf_initialized", "_dynamo_")
 _CONTEXT = "__tensor_flatten__"
 _RAW = {torch.quint8: torch.uint8, torch.qint8: torch.uint8, torch.qint32: torch.int32}
-# What torch's own kinds of tensors without strided memory consist of.
+# The inner tensors of torch's kinds of tensors without strided memory.
 _LAYOUTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -38,10 +38,10 @@ _LAYOUTS = {
 
 @dataclass
 class Parts:
-    """What a tensor consists of, each part by its path from there.
+    """The parts of a tensor by path.
 
-    tensors: those with memory that can be read. values: all else. unread: tensors of which nothing
-    can be read, with the error.
+    tensors: those whose memory can be read. values: everything else. unread: the errors of tensors
+    that cannot be read.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -50,20 +50,20 @@ class Parts:
 
 
 def parts(tensor: torch.Tensor) -> Parts:
-    """What a tensor consists of. Never fails: what cannot be read is noted."""
+    """The parts of a tensor. Never fails: errors of what cannot be read are in ``unread``."""
     if is_plain(tensor):
         return Parts({"": tensor})
     walk = _Walk()
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         try:
             walk.tensor("", tensor)
-        except Exception as error:  # code of any object ran
+        except Exception as error:  # code of a foreign class ran, which may raise anything
             walk.found.unread[""] = _said(error)
     return walk.found
 
 
 def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with memory of their own that a tensor consists of."""
+    """The tensors with memory of their own inside a tensor."""
     if is_plain(tensor):
         yield tensor
     else:
@@ -71,7 +71,7 @@ def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor consists of its own memory alone."""
+    """Whether a tensor has its own memory and no other parts."""
     return (
         type(tensor) in _TENSORS
         and tensor.layout is torch.strided
@@ -95,13 +95,13 @@ class _Walk:
             found.tensors |= {path + name: part for name, part in _memory(tensor)}
             if tensor.is_quantized:
                 self._scales(path, tensor)
-        except Exception as raised:  # a wrapper has no memory
+        except Exception as raised:  # a wrapper has no memory, and may raise anything
             error = _said(raised)
         if hasattr(tensor, _CONTEXT):
             try:
                 names, context = tensor.__tensor_flatten__()
                 inner = {name: getattr(tensor, name) for name in names}
-            except Exception as raised:
+            except Exception as raised:  # code of a foreign class, which may raise anything
                 error = _said(raised)
             else:
                 self._visit(f"{path}.{_CONTEXT}", context)

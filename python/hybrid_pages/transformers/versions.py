@@ -1,4 +1,4 @@
-"""Versions of transformers and torch that this package works with, and names that others share."""
+"""The versions of transformers and torch that this package works with, and errors of newer ones."""
 
 import functools
 import logging
@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 MINIMUM = (5, 19)
-"""The first transformers version that works; earlier ones go on wrongly from some states."""
+"""The first version of transformers that works. Earlier ones continue wrongly from some states."""
 
 TESTED = {"transformers": (MINIMUM, (5, 24)), "torch": ((2, 13), (2, 15))}
-"""The oldest and the newest version of each package that tests run. What is newer runs, too, with
-one warning; what is not understood of it runs without the cache."""
+"""The oldest and the newest version of each package that tests run. Newer ones work, too, after one
+warning. Calls in which something is not understood run without the cache."""
 
 EXTRA = "pip install 'hybrid-pages[transformers]'"
 
@@ -36,8 +36,10 @@ _warned: set[tuple[str, ...]] = set()
 
 
 class UnknownError(UnsupportedError):
-    """Something of transformers that this package does not know: a ``PrefixCache`` then runs its
-    model without the cache, and counts why."""
+    """Something in transformers is not known to this package.
+
+    A ``PrefixCache`` then runs its model without the cache, and counts the reason.
+    """
 
 
 def require_version(version: str) -> None:
@@ -51,14 +53,16 @@ def require_version(version: str) -> None:
 
 
 def untested() -> list[str]:
-    """The installed packages that are newer than what tests run, each with its version."""
+    """The installed packages that are newer than the tested versions, each with its version."""
     found = [(name, module.__version__) for name, module in _packages().items()]
     return [f"{name} {version}" for name, version in found if not _until(name).includes(version)]
 
 
 def is_unknown(error: Exception) -> bool:
-    """Whether an error tells of something that this package does not know, and no more than that: a
-    kind of layer, or whatever a version does that is newer than tested."""
+    """Whether an error means only that something is not known to this package.
+
+    That is an UnknownError, or any foreign error under a version that is newer than tested.
+    """
     from hybrid_pages.transformers.compat import is_out_of_memory
 
     if isinstance(error, HybridPagesError):
@@ -67,17 +71,17 @@ def is_unknown(error: Exception) -> bool:
 
 
 def may_be_new(error: Exception) -> bool:
-    """Whether an error in the middle of a call may come from something unknown."""
+    """Whether an error in the middle of a call may come from something not known here."""
     return isinstance(error, UnknownError) or bool(untested())
 
 
 def reason_of(error: Exception) -> str:
-    """An error as a reason to run without the cache."""
+    """The text of an error as a reason to run without the cache."""
     return str(error) if isinstance(error, UnknownError) else f"{type(error).__name__}: {error}"
 
 
 def warn_if_untested() -> None:
-    """Says once what is newer than tested, and what to do about it."""
+    """Logs once which packages are newer than tested, and what to do about it."""
     newer = tuple(untested())
     if newer and newer not in _warned:
         _warned.add(newer)
@@ -92,7 +96,7 @@ def warn_if_untested() -> None:
 
 @functools.cache
 def _packages() -> dict[str, Any]:
-    """Once, as they were imported: transformers may put another module object in its place."""
+    """The modules as they were first imported: transformers may replace its own in sys.modules."""
     import torch
     import transformers
 

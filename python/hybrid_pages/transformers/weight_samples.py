@@ -1,9 +1,9 @@
-"""Whether a model's tensors have changed, by their identities, addresses and some elements.
+"""Tells whether a model's tensors have changed, by identities, addresses and sampled elements.
 
-Three things tell, the cheapest first: another object or address, a version counter that torch
-raised, and the bytes of some 64 elements of every tensor, which see writes through ``.data``. The
-elements are picked by views, gathered by one ``cat`` per dtype and copied to the host once per
-device. What none of them sees is for :meth:`PrefixCache.weights_changed`.
+Three things show a change: another object or address, torch's version counter of the tensor, and
+the bytes of up to 64 elements of it, which show writes through ``.data``. The elements are picked
+by views, gathered by one ``cat`` per dtype and copied to the host once per device. After a change
+that shows in none of these, the user calls :meth:`PrefixCache.weights_changed`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import torch
 from hybrid_pages.transformers.tensor_parts import parts, plain
 
 SAMPLES = 64
-# Others are one byte wide, or pairs of these.
+# Dtypes that are gathered as they are. Others are one byte wide, or pairs of these.
 _GATHERED = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32}
 _GATHERED |= {torch.int16, torch.uint8}
 
 
 @dataclass(frozen=True)
 class WeightSample:
-    """Tensors as they were at one moment. It holds none of them, and not their memory.
+    """A description of tensors at one moment. It does not keep them or their memory alive.
 
-    marks: object, address, version and shape of each. samples: the bytes of each one's elements.
+    marks: object, address, version and shape of each tensor. samples: the bytes of its sampled
+    elements.
     """
 
     marks: Mapping[str, tuple[Any, ...]]
     samples: Mapping[str, bytes]
 
     def changed(self, later: WeightSample) -> list[str]:
-        """The names of what is not what it was, in the order of the later reading."""
+        """The names of the tensors that differ in a later sample."""
         names = [name for name in self.marks if name not in later.marks]
         for name, mark in later.marks.items():
             before = self.marks.get(name)
-            # References are compared as objects: equal tensors are not the same tensor.
+            # Weak references are compared by identity: == would compare the tensors.
             if (
                 before is None
                 or before[0] is not mark[0]
@@ -50,7 +51,7 @@ class WeightSample:
 
 
 class WeightSampler:
-    """Reads tensors again and again: what to pick out of each is worked out once."""
+    """Reads samples of tensors. The plan for picking elements of a tensor is made once."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -58,12 +59,13 @@ class WeightSampler:
     def read(
         self, tensors: Mapping[str, torch.Tensor], replaced: Collection[str] = ()
     ) -> WeightSample:
-        """The present marks and samples.
+        """The marks and samples of tensors now.
 
-        replaced: names of tensors that are made anew without a change: of them the samples count.
+        replaced: names of tensors that passes make anew without a change. Of these only the samples
+        are compared.
 
         Raises:
-            RuntimeError, NotImplementedError, TypeError: a kind of tensor that torch can't sample.
+            RuntimeError, NotImplementedError, TypeError: a kind of tensor that torch cannot sample.
         """
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             read = [(name, part) for name, tensor in tensors.items() for part in plain(tensor)]
@@ -101,7 +103,7 @@ class WeightSampler:
         return found
 
     def _pick(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Some elements of a tensor, in one dimension, without a copy where it is dense."""
+        """Some elements of a tensor, in one dimension. A view if the tensor is dense."""
         if tensor.dtype not in _GATHERED:
             tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor.view(torch.uint8)
         key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.device)
@@ -114,7 +116,8 @@ class WeightSampler:
 
 
 def _plan(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A view's size, stride and offset; or indices, for a tensor with gaps or overlaps."""
+    """How to pick elements: size, stride and offset of a view, or indices if the tensor is not
+    dense."""
     count = min(SAMPLES, tensor.numel())
     step = max(1, (tensor.numel() - 1) // max(count - 1, 1))
     if _is_dense(tensor):
@@ -124,7 +127,7 @@ def _plan(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie side by side in some order, each of them once."""
+    """Whether the elements fill their memory without gaps or overlaps, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -139,7 +142,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def same_weights(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two models' tensors are the same, every element compared."""
+    """Whether the tensors of two models are equal, by comparing every element."""
     if left.keys() != right.keys():
         return False
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
