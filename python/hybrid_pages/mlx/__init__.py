@@ -1,8 +1,8 @@
 """Prefix reuse for hybrid models that run with mlx-lm.
 
-- :class:`PrefixCache` is a model whose texts resume from prefixes that it has seen;
-- :class:`CacheStore` snapshots a live prompt cache and restores it into a fresh one;
-- :func:`read_layout` says what a prompt cache is made of;
+- :class:`PrefixCache` wraps a model, whose texts then resume from known prefixes;
+- :class:`CacheStore` takes snapshots of live prompt caches and restores them into fresh ones;
+- :func:`read_layout` describes the arrays of a prompt cache;
 - ``hybrid-pages mlx-server MODEL`` is mlx-lm's server with such a cache.
 """
 

@@ -1,9 +1,9 @@
-"""What is read out of a live prompt cache, and how a fresh one is filled.
+"""Copies blocks and states between live prompt caches and the arena, and fills fresh caches.
 
-A prefix that ends inside a block has a *tail*: the page of its last block holds ``tail`` tokens and
-is padded. A window's tail page has another use for its padding. A window reaches back from the end,
-so it sees up to ``block_tokens - tail`` tokens more in front of the window's blocks than it would
-from the block's end: those lie behind the tail.
+A prefix that ends inside a block has a *tail*: its last page holds ``tail`` tokens and is padded.
+The tail page of a sliding window uses the padding: from the end of the tail, the window sees up to
+``block_tokens - tail`` tokens more in front of its blocks than from the end of the block. These
+tokens lie behind the tail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ States = Mapping[CacheArray, mx.array]
 
 
 def end_of(layout: Layout, tokens: int) -> tuple[int, int]:
-    """The block that a prefix ends in, and how many tokens of it the prefix has: 0 for none."""
+    """The index of the block in which a prefix ends, and how many tokens of it the prefix has."""
     return divmod(tokens, layout.block_tokens)
 
 
@@ -41,7 +41,11 @@ class Staging(staging.Staging[CacheArray]):
 
 
 class Reader:
-    """Reads blocks and states out of a live cache that has seen ``tokens`` tokens."""
+    """Reads blocks and states out of a live cache into staged memory.
+
+    states: the recurrent states to read, which may be older than those in the cache. tokens: how
+    many the cache has seen, if the prefix may end inside a block.
+    """
 
     def __init__(
         self, layout: Layout, cache: Sequence[Any], states: States | None, tokens: int
@@ -49,12 +53,12 @@ class Reader:
         self._layout, self._states = layout, states
         self._parts = cache_parts.parts(cache)
         self._tail_block, self._tail = end_of(layout, tokens)
-        # Pages of a part, and the token that the first of them belongs to.
+        # The keys or values of a part, and the first token of them.
         self._held: dict[CacheArray, tuple[Any, int]] = {}
         self._read: dict[CacheArray, Any] = {}
 
     def first_held(self, class_index: int) -> int:
-        """The first token that all parts of a class still have."""
+        """The first token whose keys and values all parts of a class still have."""
         held = (
             cache_parts.tokens(self._parts[spec.part]).first
             for spec in self._layout.class_arrays(class_index)
@@ -109,9 +113,9 @@ class Reader:
 
 
 class Writer:
-    """Collects a prefix in arrays of its own; a cache sees them when they are whole.
+    """Collects a prefix in arrays of its own, and fills a cache when all of it is there.
 
-    tokens: of the prefix. blocks: its blocks, the one with its tail included.
+    tokens: of the prefix.
     """
 
     def __init__(self, layout: Layout, tokens: int) -> None:
@@ -119,7 +123,7 @@ class Writer:
         self._tail_block, self._tail = end_of(layout, tokens)
         self._arrays: dict[CacheArray, mx.array] = {}
         self._views: dict[CacheArray, Any] = {}
-        # The token that an array's first place is for.
+        # The first token of each array.
         self._first: dict[CacheArray, int] = {}
 
     def _target(self, spec: CacheArray) -> Any:
@@ -150,17 +154,17 @@ class Writer:
                 self._put(spec, start, page)
 
     def _put(self, spec: CacheArray, start: int, rows: Any) -> None:
-        """Writes the rows of the tokens from ``start`` on that there is a place for."""
+        """Writes the rows of the tokens from ``start`` on for which the array has a place."""
         first, skipped = self._first[spec], max(0, self._first[spec] - start)
         rows = rows[:, skipped:]
         begin = start + skipped - first
         self._views[spec][:, begin : begin + rows.shape[1]] = rows
 
     def adopt(self, cache: Sequence[Any]) -> None:
-        """Makes a fresh cache one that has seen the prefix.
+        """Fills a fresh cache, which then has seen the prefix.
 
         Raises:
-            TransferError: an array was never written; the cache is as fresh as before.
+            TransferError: an array was never written; the cache is unchanged.
         """
         lacking = [spec.name for spec in self._layout.arrays() if spec not in self._arrays]
         if lacking:
@@ -188,7 +192,7 @@ def _room(spec: CacheArray, tokens: int) -> int:
 
 
 def _before_window(layout: Layout, spec: CacheArray, block: int, tail: int) -> tuple[int, int]:
-    """The tokens [begin, end) in front of a window's blocks that its tail page may hold."""
+    """The tokens [begin, end) in front of a window's blocks that are stored in its tail page."""
     if spec.window is None:
         return 0, 0
     size = layout.block_tokens
@@ -202,10 +206,10 @@ def _before_window(layout: Layout, spec: CacheArray, block: int, tail: int) -> t
 
 
 def states_of(layout: Layout, cache: Sequence[Any]) -> States:
-    """The recurrent states of a cache, as they are now, whatever is computed next."""
+    """The present recurrent states of a cache. Later passes do not change them."""
     found = cache_parts.parts(cache)
     return {
-        # An array of its own over the same memory: writes in place copy that first.
+        # Another array over the same memory: mlx copies the memory before it writes there.
         spec: copy.copy(found[spec.part][spec.index])
         for spec in layout.arrays()
         if spec.is_state

@@ -1,7 +1,8 @@
-"""The parts of mlx-lm's prompt caches: what each holds, and how it is read and filled.
+"""Reads and fills the parts of mlx-lm's prompt caches.
 
-A prompt cache is a list with an object for each layer; a ``CacheList`` is several in one. The other
-objects are *parts*, and a part's path names it: ``3``, or ``3.1`` for the second of a list.
+A prompt cache is a list with a cache object for each layer. A ``CacheList`` contains several cache
+objects. All other objects are *parts*, and a path names each: ``3`` for that of layer 3, or ``3.1``
+for the second one of a list there.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from hybrid_pages import InvalidArgumentError
 from hybrid_pages.mlx.versions import UnsupportedError
 
 STEP = KVCache.step
-"""Tokens by which a ``KVCache`` grows."""
+"""The number of tokens by which a ``KVCache`` grows."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Keys and values ``[1, heads, tokens, dim]`` in the order of their tokens.
 
-    first: the token that the first of them belongs to.
+    first: the first of these tokens.
     """
 
     keys: mx.array
@@ -36,13 +37,13 @@ def parts(cache: Sequence[Any]) -> dict[str, Any]:
     """The parts of a prompt cache by path.
 
     Raises:
-        UnsupportedError: a kind of cache that cannot be moved, by name.
+        UnsupportedError: a kind of cache that cannot be copied.
     """
     return {path: part for at, each in enumerate(cache) for path, part in _flat(str(at), each)}
 
 
 def leaves(cache: Sequence[Any]) -> list[Any]:
-    """The objects in a prompt cache and its lists, of whatever kind."""
+    """The cache objects in a prompt cache and its lists, of any kind."""
     return [
         part
         for each in cache
@@ -74,7 +75,7 @@ def _flat(path: str, cache: Any) -> Iterator[tuple[str, Any]]:
 
 
 def kind(path: str, part: Any) -> str:
-    """What a part is, in words: also of one that has seen no token."""
+    """A description of a part, to be compared with that of another cache."""
     width = window(part) if has_tokens(part) else None
     size = f" of {len(part.cache)}" if not has_tokens(part) else f" of {width}" if width else ""
     return f"{path} {type(part).__name__}{size}"
@@ -86,12 +87,13 @@ def has_tokens(part: Any) -> bool:
 
 
 def window(part: Any) -> int | None:
-    """How many tokens a part with keys and values keeps, the present one included; None for all."""
+    """How many tokens a part with keys and values keeps, the present one included; None for all of
+    them."""
     return int(part.max_size) if type(part) is RotatingKVCache else None
 
 
 def tokens(part: Any) -> Tokens:
-    """What a part with keys and values holds."""
+    """The keys and values that a part holds."""
     if type(part) is KVCache:
         return Tokens(part.keys, part.values, 0)
     keys, values = part._temporal_order(part.keys), part._temporal_order(part.values)
@@ -106,7 +108,7 @@ def is_fresh(part: Any) -> bool:
 
 
 def fill(part: Any, keys: mx.array, values: mx.array, seen: int) -> None:
-    """Makes a part with keys and values one that has seen so many tokens.
+    """Fills a part with keys and values, which then has seen ``seen`` tokens.
 
     keys, values: ``[1, heads, room, dim]``, those of a window in the order of their tokens.
     """

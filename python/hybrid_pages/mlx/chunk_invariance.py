@@ -1,8 +1,9 @@
-"""Whether a token's result depends on the other tokens of its pass, beyond rounding.
+"""Checks that a model's results do not depend on where a prompt is cut into passes.
 
-Restored prompts are cut into passes elsewhere than cold ones. Two comparisons of logits tell:
-passes of one length that differ behind some token, where all that stands before is computed alike;
-and one pass beside the same tokens in several, where kernels round otherwise and layers amplify it.
+A restored prompt is cut elsewhere than one that is computed whole. Two comparisons of logits show
+whether that matters: passes of equal length whose tokens differ only behind some place, before
+which everything is computed alike; and one pass beside the same tokens in several passes, where
+kernels round differently and layers amplify it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from hybrid_pages.mlx.versions import UnsupportedError
 
 _TOKENS, _FIRST, _ENDINGS = 48, 8, 3
-# Differences are of the logits' own size. Healthy models of float32 differ by less than 1e-5; those
-# of half the width by up to 0.23 between cuts, if routes to experts flip, and by nothing between
-# endings. Activations that share a scale make 1e-2 of that, and more.
+# Differences are relative to the size of the logits. Healthy models in float32 differ by less than
+# 1e-5. In 16 bits they differ by up to 0.23 between cuts, if routes to experts flip, and by nothing
+# between endings. Activations that share a scale make a difference of 1e-2 and more.
 _MOST_OF_ENDINGS = {True: 2e-4, False: 2e-3}
 _MOST_OF_CUTS = {True: 1e-3, False: 0.3}
 
@@ -29,7 +30,7 @@ def require_even_passes(model: Any, vocabulary: int) -> None:
     """Rejects a model whose results depend on where a prompt is cut.
 
     Raises:
-        UnsupportedError: what was compared, and what was found.
+        UnsupportedError: names what was compared, and the difference.
     """
     prompts = _prompts(vocabulary)
     whole = _logits(model, prompts[1], [])
@@ -59,7 +60,8 @@ def _is_float(array: Any) -> bool:
 
 
 def _prompts(vocabulary: int) -> list[mx.array]:
-    """Prompts of one length and one beginning: one that repeats it, and others that go on."""
+    """Prompts with equal lengths and beginnings: one repeats its beginning, others have random
+    endings."""
     keys = mx.random.split(mx.random.key(0), _ENDINGS + 1)
     beginning = mx.random.randint(0, vocabulary, (_FIRST,), key=keys[0])
     found = [mx.concatenate([beginning] * (_TOKENS // _FIRST))]
@@ -70,7 +72,7 @@ def _prompts(vocabulary: int) -> list[mx.array]:
 
 
 def _logits(model: Any, ids: mx.array, cuts: Sequence[int]) -> mx.array:
-    """The logits of each token, from passes that end at the cuts and at the end."""
+    """The logits of each token. The prompt is cut into passes at the given places."""
     cache, found = make_prompt_cache(model), []
     for start, end in zip([0, *cuts], [*cuts, ids.size], strict=True):
         found.append(model(ids[None, start:end], cache=cache)[0].astype(mx.float32))
@@ -79,7 +81,7 @@ def _logits(model: Any, ids: mx.array, cuts: Sequence[int]) -> mx.array:
 
 
 def _apart(found: mx.array, expected: mx.array) -> float:
-    """How much logits differ, of what they vary by; a shift of all changes no text."""
+    """How much logits differ, relative to their variation. A shift of all does not count."""
     if mx.array_equal(found, expected).item():
         return 0.0
     found = found - found.mean(-1, keepdims=True)

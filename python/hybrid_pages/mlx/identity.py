@@ -1,4 +1,4 @@
-"""The model, its config, its weights, and the code that computes: what cached bytes depend on."""
+"""The identity of a model: its class, config, weights and libraries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _THREADS = 8
 
 
 def model_identity(model: Any, arrays: Mapping[str, mx.array] | None) -> dict[str, str]:
-    """The identity of a geometry.
+    """The identity of a geometry: everything that a model's cached bytes depend on.
 
-    arrays: the weights, by path: every byte is read. None: the identity has a random part in their
-    place, and no other process has the same.
+    arrays: the weights by path, of which every byte is read. None: a random text is used instead,
+    so that no other process has the same identity.
     """
     weights = f"process {os.urandom(16).hex()}" if arrays is None else weights_digest(arrays)
     return {
@@ -34,13 +34,16 @@ def model_identity(model: Any, arrays: Mapping[str, mx.array] | None) -> dict[st
 
 
 def disk_facts(conditions: str) -> dict[str, str]:
-    """What else tells the bytes of one machine from another's. conditions: of the model's parts."""
+    """What entries that outlive the process depend on, besides the geometry.
+
+    conditions: everything in the model but its arrays, as text.
+    """
     device = f"{mx.default_device()} {platform.machine()}"
     return {"format": "mlx 1", "device": device, "parts": _digest(conditions)}
 
 
 def weights_digest(arrays: Mapping[str, mx.array]) -> str:
-    """A digest of every byte of some arrays, their names, shapes and dtypes."""
+    """A digest of the names, shapes, dtypes and all bytes of some arrays."""
     digest = hashlib.blake2b(digest_size=16)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
         found = zip(

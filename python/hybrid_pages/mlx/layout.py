@@ -1,6 +1,7 @@
-"""A prompt cache of mlx-lm as this package's geometry: a ``CacheArray`` for each of its arrays.
+"""The geometry of mlx-lm's prompt caches, and checks of caches against it.
 
-An array is one layer of the geometry with one segment, so that its bytes are dense.
+Each array of a prompt cache is one layer of the geometry with one segment, so that its bytes are
+dense.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ KEYS, VALUES, STATE = "keys", "values", "state"
 class CacheArray:
     """One array of one part of a prompt cache.
 
-    part: its path. kind: keys, values or state. shape: of one block or one state, without the batch
-    row: ``[heads, block_tokens, dim]`` for keys and values. window: tokens that the part keeps.
+    part: path of the part. kind: keys, values or state. index: among the states of the part.
+    shape: of one block or one state, without the batch: ``[heads, block_tokens, dim]`` for keys and
+    values. window: how many tokens a sliding-window part keeps; None for any other.
     """
 
     part: str
@@ -42,7 +44,7 @@ class CacheArray:
 
     @property
     def is_empty(self) -> bool:
-        """Of no bytes, such as the values of multi-head latent attention."""
+        """Whether it has no bytes, as the values of multi-head latent attention do."""
         return 0 in self.shape
 
     @property
@@ -78,12 +80,12 @@ class Layout(CacheLayout[CacheArray]):
         return dataclasses.replace(self, geometry=geometry)
 
     def require_match(self, cache: Sequence[Any]) -> None:
-        """Rejects a cache that is not of this layout.
+        """Rejects a cache of another layout.
 
         Raises:
-            ForeignError: part, expected and found.
+            ForeignError: a cache of another model; names the part, expected and found.
             InvalidArgumentError: a cache of another batch size.
-            UnsupportedError: a kind of cache that cannot be moved.
+            UnsupportedError: a kind of cache that cannot be copied.
         """
         found = cache_parts.parts(cache)
         kinds = [cache_parts.kind(path, part) for path, part in found.items()]
@@ -103,7 +105,7 @@ class Layout(CacheLayout[CacheArray]):
         """Rejects a cache that has seen tokens.
 
         Raises:
-            InvalidArgumentError: with the first part that has.
+            InvalidArgumentError: names the first part that has seen tokens.
         """
         for path, part in cache_parts.parts(cache).items():
             if not cache_parts.is_fresh(part):
@@ -112,10 +114,10 @@ class Layout(CacheLayout[CacheArray]):
                 )
 
     def seen(self, cache: Sequence[Any]) -> int | None:
-        """How many tokens a cache has seen; None if it has no attention layers, which count them.
+        """How many tokens a cache has seen; None without attention layers, since only these count.
 
         Raises:
-            InvalidArgumentError: its attention layers disagree.
+            InvalidArgumentError: the attention layers disagree.
         """
         found = {
             path: int(part.offset)
@@ -131,15 +133,15 @@ class Layout(CacheLayout[CacheArray]):
 
 
 def read_layout(cache: Sequence[Any], *, block_tokens: int = 32) -> Layout:
-    """Reads a prompt cache of one row that has seen at least one token.
+    """The layout of a prompt cache of one row that has seen at least one token.
 
     Args:
-        cache: as ``make_prompt_cache`` makes it: KVCache, RotatingKVCache, ArraysCache, or
+        cache: made by ``make_prompt_cache``, of KVCache, RotatingKVCache, ArraysCache, or
             CacheLists of them.
         block_tokens: tokens per block.
 
     Raises:
-        UnsupportedError: another kind of cache, by name, or one that stores nothing.
+        UnsupportedError: another kind of cache, or one that stores nothing.
         InvalidArgumentError: a cache of another batch size, or one that has seen no token.
     """
     found = cache_parts.parts(cache)
@@ -157,7 +159,7 @@ def _specs(path: str, part: Any, block_tokens: int) -> Iterator[CacheArray]:
     """The arrays of a part that has seen tokens."""
     if cache_parts.has_tokens(part):
         if part.keys is None:
-            # A layer that shares the keys of another one has a cache that it never fills.
+            # A layer that shares the keys of another one never fills its own cache.
             if part.offset:
                 raise InvalidArgumentError(
                     f"cache {path}: expected keys of {part.offset} tokens, found none"
@@ -175,7 +177,7 @@ def _specs(path: str, part: Any, block_tokens: int) -> Iterator[CacheArray]:
 
 
 def _order(spec: CacheArray) -> tuple[int, int]:
-    """As arrays come out of a part."""
+    """A sort key: the order of arrays in a part."""
     return (KEYS, VALUES, STATE).index(spec.kind), spec.index
 
 

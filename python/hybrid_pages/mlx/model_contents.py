@@ -1,4 +1,4 @@
-"""What is in a model: its arrays, and all else that its results depend on."""
+"""Collects the arrays of a model, and everything else that its results depend on."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hybrid_pages.mlx.versions import UnsupportedError
 
 _PACKAGES = ("mlx", "mlx_lm", "builtins", "functools")
 
-# By type: what `mx.compile` returns for a module calls itself one, and has none of its parts.
+# Checked by type: what `mx.compile` returns for a module claims to be one, without its children.
 _HOLDERS = (nn.Module, dict, list, tuple)
 
 Conditions = list[tuple[str, Any]]
-"""All in a model that is no array, by path."""
+"""Everything in a model but arrays, with its path: types, values and functions."""
 
 
 class ModelContents:
-    """One walk through the modules of a model. Keeps every object that it found.
+    """The contents of a model at one moment, from a walk through its modules.
 
-    arrays, conditions: by path.
+    It keeps every object alive that it has found. arrays, conditions: by path.
     """
 
     def __init__(self, model: Any) -> None:
         self.arrays: dict[str, mx.array] = {}
         self.conditions: Conditions = []
-        # Of modules, dicts and lists: what they hold, now and later, names included.
+        # Live views of the names and values in modules, dicts and lists.
         self._modules: list[Any] = []
         self._views: list[Collection[Any]] = []
         self._walk(model)
-        # Kept, so that nothing else gets the id of one.
+        # Kept alive, so that no other object gets one of their ids.
         self._held = list(chain.from_iterable(self._views))
         self._marks = self._marked()
         self._calls = {kind: _call(kind) for kind in map(type, self._modules)}
@@ -43,9 +43,9 @@ class ModelContents:
         }
 
     def still_holds(self) -> bool:
-        """Whether the model has the same objects as then. Arrays may have been written to.
+        """Whether the model still has the objects that were found. Much faster than another walk.
 
-        Much faster than another walk.
+        Writes to arrays do not show here.
         """
         return (
             self._marked() == self._marks
@@ -92,7 +92,8 @@ class ModelContents:
 
 
 def _call(kind: type) -> Any:
-    """The function that a class is called by. Not what the metaclass has: that is new each time."""
+    """The ``__call__`` of a class, looked up without the metaclass, which returns a new object each
+    time."""
     return next((vars(each)["__call__"] for each in kind.__mro__ if "__call__" in vars(each)), None)
 
 
@@ -101,10 +102,11 @@ def _is_data(value: Any) -> bool:
 
 
 class ValueKeys:
-    """What tells a value from others: itself, its words, or, of an object, which one it is."""
+    """Keys by which values are compared: plain values by content, dataclasses by their text, other
+    objects by identity."""
 
     def __init__(self) -> None:
-        # Many modules have the same arguments.
+        # Many modules share the same arguments object.
         self._known: dict[int, tuple[str, Any]] = {}
 
     def __call__(self, value: Any) -> tuple[str, Any]:
@@ -116,10 +118,12 @@ class ValueKeys:
         return self._known[id(value)]
 
     def words(self, path: str, value: Any) -> str:
-        """The same in words that another process would use, too.
+        """A text for a value that is equal in other processes.
+
+        path: of the value, for the error.
 
         Raises:
-            UnsupportedError: there are none.
+            UnsupportedError: the value is code from outside mlx-lm, which has no such text.
         """
         kind, plain = self(value)
         if kind != "object":

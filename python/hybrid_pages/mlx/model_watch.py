@@ -1,9 +1,9 @@
-"""The state of a model: whether what it computes now is what it computed when pages were stored.
+"""Detects that a model has changed, so that entries serve only the state they were computed in.
 
-Arrays of mlx never change; a Python name of one may come to mean another, also by ``a[0] = 1``. An
-alias of the old array keeps its memory, so another array has another mark: address, shape, strides.
-Only who writes through a view that another library has of that memory is not seen so; some elements
-of each array are compared for that.
+Arrays of mlx never change: ``a[0] = 1`` gives the name ``a`` to another array. An alias keeps the
+memory of the old array, so that a new one has another address, shape or strides. Only writes
+through a view that another library has of the memory do not show in these. Therefore some elements
+of each array are compared, too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ _MOST_STATES = 256
 
 @dataclasses.dataclass(frozen=True)
 class ModelState:
-    """name: of the namespaces of what is computed in it. uncached: why the cache can't be used."""
+    """A state of a model. Entries of one state serve no other.
+
+    name: part of the namespaces of entries. uncached: why the cache cannot be used, or None.
+    """
 
     name: str
     uncached: str | None = None
 
 
 class ModelWatch:
-    """Looks at one model. What was stored in one state of it serves no other.
+    """Looks at one model before each use.
 
-    The model has run: some make parts of themselves when they run first.
+    changes: how often the model was found changed, by what: its weights, or its parts.
 
-    changes counts how often it was found changed, by what: weights, or its parts.
+    Args:
+        model: has run at least once, since some models make parts of themselves then.
     """
 
     def __init__(self, model: Any) -> None:
@@ -50,7 +54,7 @@ class ModelWatch:
         self._reading = ModelContents(model)
         self._remember()
         self._last = self._key(self._reading.conditions)
-        # Objects that conditions name by their ids must live as long.
+        # The conditions are kept, since keys contain the ids of objects in them.
         self._states = {self._last: ("", self._reading.conditions)}
 
     @property
@@ -59,7 +63,7 @@ class ModelWatch:
         return self._weights
 
     def look(self) -> ModelState:
-        """The present state. What was stored before weights changed is never used again."""
+        """The present state. A state from before a change of weights never comes back."""
         if getattr(self._model, "training", False):
             return ModelState("", "training mode")
         if not self._is_as_last(_SAMPLES):
@@ -73,9 +77,10 @@ class ModelWatch:
         return ModelState(self._states[self._last][0])
 
     def changed_since(self, state: ModelState, *, sampled: bool = True) -> bool:
-        """Whether the model is in another state than it was.
+        """Whether the model is in another state now.
 
-        sampled: compares elements of its arrays, too. Without, it is fast enough for every token.
+        sampled: whether elements of arrays are compared, too. Without that, it is fast enough for
+        every token.
         """
         if getattr(self._model, "training", False):
             return True
@@ -88,15 +93,15 @@ class ModelWatch:
         return found is None or found[0] != state.name
 
     def weights_changed(self) -> None:
-        """Nothing that was stored until now is used again."""
+        """Begins a new state: nothing that was stored until now is used again."""
         self._reading = ModelContents(self._model)
         self._renew()
 
     def lasting(self) -> str:
-        """The conditions in words that another process would use, too.
+        """Everything in the model but its arrays, as a text that is equal in other processes.
 
         Raises:
-            UnsupportedError: some have no such words.
+            UnsupportedError: something has no such text.
         """
         plain = ValueKeys()
         return "\n".join(
@@ -104,7 +109,7 @@ class ModelWatch:
         )
 
     def drop(self) -> None:
-        """Lets go of the model and its arrays."""
+        """Drops the references to the model and its arrays."""
         self._model = None
         self._reading = ModelContents(None)
         self._renew()
@@ -128,7 +133,7 @@ class ModelWatch:
             before, mark = self._weights[path], self._each[path]
             if array_marks([array], samples=_SAMPLES) == mark:
                 continue
-            # The first: somebody wrote into its memory.
+            # If the old array has another mark, somebody has written into its memory.
             if array_marks([before], samples=_SAMPLES) != mark or not are_equal(array, before):
                 return True
         return False
@@ -149,7 +154,7 @@ class ModelWatch:
         self._states = {self._last: (self._fresh(), self._reading.conditions)}
 
     def _remember(self) -> None:
-        # Those from before go first: there may be no room for both.
+        # The old arrays are freed first: there may be no room for both.
         self._weights: dict[str, mx.array] = {}
         arrays = self._reading.arrays
         self._weights = {path: copy.copy(array) for path, array in arrays.items()}

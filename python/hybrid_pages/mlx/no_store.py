@@ -1,4 +1,4 @@
-"""In the place of a store where a newer mlx-lm has caches that nobody here understands yet."""
+"""Stands in for a store where a newer mlx-lm has kinds of caches that are not known here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hybrid_pages.mlx.model_watch import ModelState
 
 
 class NoStore(Closing):
-    """A store, its watch and its index of a model that always runs without the cache.
+    """A store, its watch and its index in one, for a model that always runs without the cache.
 
-    reason: why, as :attr:`Stats.uncached` names it.
+    reason: why it does, for :attr:`Stats.uncached`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -23,21 +23,21 @@ class NoStore(Closing):
         self._state = ModelState("", reason)
 
     def look(self) -> ModelState:
-        """What a watch says of a model that cannot use the cache."""
+        """The state of a model that cannot use the cache."""
         return self._state
 
     def stats(self) -> Counter[str]:
-        """What an index has: nothing."""
+        """The counts of an empty index."""
         return Counter()
 
     def weights_changed(self) -> None:
-        """Nothing was stored."""
+        """Does nothing: nothing was stored."""
 
     def drop(self) -> None:
-        """It holds no model."""
+        """Does nothing: there is no reference to a model."""
 
     def clear(self) -> None:
-        """It holds no entries."""
+        """Does nothing: there are no entries."""
 
     def close(self) -> None:
-        """It holds no threads."""
+        """Does nothing: there are no threads."""

@@ -1,4 +1,4 @@
-"""The bytes of mlx arrays as numpy arrays, without a copy."""
+"""Views of mlx arrays as numpy arrays, without a copy."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-# numpy knows no bfloat16: arrays are moved as unsigned integers of the same size.
+# numpy has no bfloat16: arrays are copied as unsigned integers of the same size.
 _UINTS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 _NUMPY = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def numpy_dtype(dtype: Any) -> Any:
-    """The numpy dtype that arrays of an mlx dtype are moved as."""
+    """The numpy dtype in which arrays of an mlx dtype are copied."""
     return _NUMPY[dtype.size]
 
 
 def views(arrays: Sequence[mx.array]) -> list[Any]:
-    """The arrays as numpy arrays over the same memory, computed now; what is written is seen.
+    """The arrays, which are computed now, as numpy arrays over the same memory.
 
-    As long as a view lives, mlx copies the array's memory before it writes there in place.
+    Writes to a view change the array. As long as a view exists, mlx copies the array's memory
+    before it writes there.
     """
     raw = [array.view(_UINTS[array.dtype.size]) for array in arrays]
     mx.eval(raw)

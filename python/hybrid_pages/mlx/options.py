@@ -1,4 +1,4 @@
-"""The flags of ``hybrid-pages mlx-server``: what can't work ends it before a model is loaded."""
+"""The flags of ``hybrid-pages mlx-server``, which are checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOST_GB, _BLOCK_TOKENS = 4.0, 32
 _MOST = 1 << 31
 _UNITS = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 
-# What numbers mlx-lm's own flags can work with; it takes any.
+# The numbers with which mlx-lm's own flags work; mlx-lm itself does not check them.
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (1, 65535),
     "num_draft_tokens": (0, _MOST),
@@ -43,12 +43,12 @@ _CHOICES = {"kv_bits": (2, 3, 4, 5, 6, 8), "kv_group_size": (32, 64, 128)}
 
 
 def split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Our flags, and mlx-lm's.
+    """Splits a command line into the flags of this package and those of mlx-lm.
 
-    argv: the model, if the first word is no flag, and flags.
+    argv: flags, behind a model if the first word is not a flag.
 
     Raises:
-        SystemExit: a wrong command line, with usage.
+        SystemExit: a wrong command line; prints the usage.
     """
     words = list(argv)
     model = ["--model", words.pop(0)] if words and not words[0].startswith("-") else []
@@ -62,10 +62,10 @@ def split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def tiers(own: argparse.Namespace) -> TierSettings:
-    """What our flags say of the tiers, possible here.
+    """The tiers' settings by the flags, checked for this machine.
 
     Raises:
-        HybridPagesError: names the flag.
+        HybridPagesError: names the setting.
     """
     require_block_tokens(own.block_tokens)
     if own.disk_path == "":
@@ -91,7 +91,7 @@ def tiers(own: argparse.Namespace) -> TierSettings:
 
 
 def require_theirs(theirs: Any) -> None:
-    """Rejects numbers of mlx-lm's flags with which it starts and serves nothing.
+    """Rejects values of mlx-lm's flags with which its server would start but not work.
 
     Raises:
         SettingsError: names the flag.
@@ -119,10 +119,12 @@ def require_theirs(theirs: Any) -> None:
 
 
 def run_plain(argv: Sequence[str], error: Exception) -> int:
-    """Runs a newer mlx-lm's server without our prompt cache, which does not fit into it.
+    """Runs the server of a newer mlx-lm, into which the prompt cache does not fit, without it.
+
+    error: why it does not fit.
 
     Raises:
-        Exception: the error, if no newer one is here.
+        Exception: the error, if mlx-lm is not newer than tested.
     """
     own, words = split(argv)
     with tolerated("put a prompt cache into mlx-lm's server"):
@@ -138,7 +140,7 @@ def run_plain(argv: Sequence[str], error: Exception) -> int:
 
 
 def complain(error: HybridPagesError) -> int:
-    """Prints what is wrong, settings by the names of their flags; the exit status."""
+    """Prints an error, with flags in the place of settings' names. Returns the exit status."""
     text = re.sub(
         r"^(host_gb|disk_path|disk_gb|block_tokens)(?=[: ])", lambda it: _flag(it[1]), str(error)
     )
@@ -151,7 +153,7 @@ def _flag(name: str) -> str:
 
 
 def _bytes(text: str) -> int:
-    """A size as mlx-lm writes it: 8000000000, 500MB or 8G."""
+    """Reads a size as mlx-lm does: 8000000000, 500MB or 8G."""
     found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", text)
     if found is None or found[2].upper() not in _UNITS:
         raise argparse.ArgumentTypeError(

@@ -34,9 +34,9 @@ _STEP = 2048
 
 @dataclasses.dataclass(frozen=True)
 class _Begun:
-    """A prompt of which the first tokens are in a cache, and when that began.
+    """A prompt whose first tokens are in a cache.
 
-    given: the arguments for the rest.
+    given: arguments for generating the rest. at: when the request began.
     """
 
     ids: list[int]
@@ -52,28 +52,31 @@ class PrefixCache(Closing):
     :meth:`stream_generate` and :meth:`generate` take and return what mlx-lm's do. Calls that cannot
     use the cache run without it and are counted by reason: a draft model, a cache of the caller's,
     ``kv_bits`` and ``max_kv_size`` where they change the text, embeddings, arguments that are not
-    known, a model in training mode. With a newer mlx-lm or mlx than tests have run, so is all that
-    this package does not understand of it, after one warning.
+    known, a model in training mode. With an mlx-lm or mlx newer than the tested versions, calls in
+    which something is not understood run without the cache, too, after one warning.
 
-    Before each call, before each pass, and before anything is stored, the model is looked at:
-    weights that were replaced or written to, layers, adapters and settings that changed. What was
-    stored before is not used then. To see every write, the cache keeps the arrays of the weights:
-    when a model gets others, the memory of the former ones goes with the next call, :meth:`look` or
-    :meth:`close`. Some changes are not always seen: see :meth:`weights_changed`.
+    Before each call, before each pass, and before anything is stored, the model is checked for
+    changes: weights that were replaced or written to, and layers, LoRA adapters and settings. What
+    was stored before a change is not used after it. To see every write, the cache keeps references
+    to the weights. When a model gets new weights, the memory of the old ones is freed at the next
+    call, :meth:`look` or :meth:`close`. Some changes may not show: see :meth:`weights_changed`.
 
-    Texts may be generated in turns, and by several threads as far as mlx allows it.
+    Several texts may be generated in turns, and by several threads as far as mlx allows it.
 
     Args:
-        model: as ``mlx_lm.load`` returns it.
-        host_gb: this one and those below as for :class:`CacheStore`, which says what is raised.
+        model: from ``mlx_lm.load``.
+        host_gb: host memory for entries, in GiB; ``"auto"`` for half of what is free.
         block_tokens: tokens per block.
-        policy: which entries stay.
+        policy: which entries stay when the budget is full.
         verify_on_load: compare checksums before restored bytes are used.
-        disk_path: a directory for what outlives the process. Prompts are found again by a later
-            process with the same model, by every byte of its weights, under the same settings.
-        disk_gb: its quota, in GiB.
-        disk_deadline_ms: a restore waits no longer for the disk, and a call to it that takes
+        disk_path: a directory for entries that outlive the process. A later process finds them
+            with the same model, by every byte of its weights, under the same settings.
+        disk_gb: quota of disk_path, in GiB.
+        disk_deadline_ms: how long a restore waits for the disk. A call to the disk that takes
             longer has failed.
+
+    Raises:
+        HybridPagesError: as :class:`CacheStore`.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class PrefixCache(Closing):
         disk_deadline_ms: int = DEADLINE_MS,
     ) -> None:
         self.model = model
-        # Any: in the place of a store there may be a NoStore.
+        # A CacheStore, or a NoStore in its place.
         self.store: Any = NoStore(_newer())
         with tolerated("store the caches of this model", but=OF_THE_USER):
             self.store = CacheStore(
@@ -118,17 +121,18 @@ class PrefixCache(Closing):
         cache_salt: str = "",
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """Yields what ``mlx_lm.stream_generate`` does for these arguments, sooner if a prefix is
-        known.
+        """Yields what ``mlx_lm.stream_generate`` yields, sooner if a prefix is known.
+
+        All arguments but ``cache_salt`` are those of mlx-lm.
 
         Args:
-            tokenizer: this one and the others but ``cache_salt`` are those of mlx-lm.
-            prompt: a text, tokens or their array.
+            tokenizer: of the model.
+            prompt: a text, tokens or an array of tokens.
             max_tokens: to generate at most.
-            draft_model: with one the cache is not used.
+            draft_model: if there is one, the cache is not used.
             stream: where the model computes.
-            cache_salt: requests of different salts share nothing.
-            **kwargs: those of mlx-lm.
+            cache_salt: calls of different salts share nothing.
+            **kwargs: other arguments.
 
         Raises:
             InvalidArgumentError: the cache is closed. A copy that fails is a miss; what mlx-lm
@@ -163,13 +167,13 @@ class PrefixCache(Closing):
         )
 
     def generate(self, tokenizer: Any, prompt: Any, verbose: bool = False, **kwargs: Any) -> str:
-        """Returns what ``mlx_lm.generate`` does for these arguments, sooner if a prefix is known.
+        """Returns what ``mlx_lm.generate`` returns, sooner if a prefix is known.
 
         Args:
-            tokenizer: this one and the others are those of mlx-lm.
+            tokenizer: of the model.
             prompt: a text, tokens or their array.
             verbose: print the text while it is generated.
-            **kwargs: those of mlx-lm, and ``cache_salt``.
+            **kwargs: arguments of :meth:`stream_generate`.
 
         Raises:
             InvalidArgumentError: the cache is closed; see :meth:`stream_generate`.
@@ -196,23 +200,23 @@ class PrefixCache(Closing):
         return text
 
     def look(self) -> ModelState:
-        """Looks whether the model has changed, and lets go of weights that it no longer has."""
+        """Checks the model for changes, and frees weights that it no longer has."""
         with self._lock:
             return self._watch.look()
 
     def weights_changed(self) -> None:
-        """Says that weights, or the code that uses them, changed in a way that a look can miss.
+        """Tells that weights, or the code that uses them, have changed in a way that may not show.
 
         Needed after writes through a view that numpy or another library has of an array's memory,
-        if they spare the 16 elements that are compared, such as one row of a matrix, and after
-        patches of functions inside mlx or mlx-lm. Nothing that was stored until now is ever used
-        again.
+        if they leave the 16 compared elements as they are, such as those to one row of a matrix;
+        and after patches of functions inside mlx or mlx-lm. Nothing that was stored until now is
+        used again.
         """
         with self._lock:
             self._watch.weights_changed()
 
     def stats(self) -> Stats:
-        """Counts since the start, and what is in host memory now."""
+        """Counts since the start, and the entries in host memory now."""
         with self._lock:
             store = self.store
             return self._counts.stats(self._watch.changes, store.moved, store.index, store.arena)
@@ -222,7 +226,7 @@ class PrefixCache(Closing):
         self.store.clear()
 
     def close(self) -> None:
-        """Ends the copy threads, and lets go of the model. The second call does nothing."""
+        """Ends the copy threads, and drops the model. The second call does nothing."""
         self._closed = True
         with self._lock:
             self._watch.drop()
@@ -238,9 +242,9 @@ class PrefixCache(Closing):
         state: ModelState,
         kwargs: dict[str, Any],
     ) -> _Begun:
-        """Restores what is known of a prompt, and computes up to the last state to be stored."""
+        """Restores the longest known prefix, and computes up to the last state to be stored."""
         began, total = time.perf_counter(), len(ids)
-        # What is None says nothing, also `prompt_cache`; so do those that have no effect here.
+        # Arguments that are None, such as `prompt_cache`, have no effect. Nor have the two below.
         given = {name: value for name, value in kwargs.items() if value is not None}
         for name in ("max_kv_size", "kv_bits"):
             given.pop(name, None)
@@ -306,7 +310,7 @@ class PrefixCache(Closing):
                 begun.session.finish(sequence)
 
     def _changed(self, state: ModelState, sampled: bool) -> bool:
-        """Whether the model has changed since a text began; counted."""
+        """Whether the model has changed since a text began. Counts changes."""
         with self._lock:
             changed = self._watch.changed_since(state, sampled=sampled)
             if changed:
@@ -315,12 +319,12 @@ class PrefixCache(Closing):
 
 
 def _newer() -> str:
-    """Why a call runs without the cache where something is not understood."""
+    """The reason for calls that run without the cache because something is not understood."""
     return f"{newer()} is newer than tested"
 
 
 def whole(processor: Callable[[Any, Any], Any], before: list[int]) -> Callable[[Any, Any], Any]:
-    """A logits processor that gets the whole prompt, also the part that was not computed again."""
+    """A logits processor that also gets the restored tokens, which mlx-lm does not pass to it."""
     first = mx.array(before)
 
     def process(tokens: Any, logits: Any) -> Any:

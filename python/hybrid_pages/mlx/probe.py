@@ -1,4 +1,4 @@
-"""What a model's prompt caches are made of, found out with a few tokens; and that they are all."""
+"""Runs a model on a few tokens, to find the layout of its caches and check that a copy suffices."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hybrid_pages.mlx.layout import Layout, read_layout
 from hybrid_pages.mlx.numpy_views import numpy_dtype
 from hybrid_pages.mlx.versions import UnsupportedError
 
-# Of the largest logit: what a restored cache may differ by. Other kernels differ by far less.
+# How much logits of a copied cache may differ, relative to the largest one. Kernels differ by less.
 _TOLERANCE = 0.02
 _FIRST, _REST = 11, 3
 
 
-# Modules whose keys depend on where the pass ended that computed them.
+# The class of modules whose keys depend on where the pass that computed them ended.
 _BY_PASS = "DynamicNTKScalingRoPE"
 
 
 def try_model(model: Any, block_tokens: int) -> Layout:
     """The layout of a model's caches, without an identity.
 
-    A few tokens are run through it, once as usual and once from a copy of its cache: a model that
-    remembers something elsewhere is rejected. So is one whose results depend on where a prompt is
-    cut, since restored prompts are cut elsewhere.
+    A few tokens are run through the model, once with its cache and once with a copy of it. A model
+    that remembers something elsewhere is rejected, and so is one whose results depend on where a
+    prompt is cut.
 
     Raises:
-        UnsupportedError: a kind of cache that cannot be moved, or a model that cannot be resumed.
-        SettingsError: block_tokens is not less than a window.
+        UnsupportedError: a kind of cache that cannot be copied, or a model that cannot be resumed.
+        SettingsError: block_tokens is not less than a sliding window.
     """
     if not hasattr(model, "layers"):
         raise UnsupportedError(f"model: expected one of mlx-lm, found {type(model).__name__}")
@@ -49,7 +49,7 @@ def try_model(model: Any, block_tokens: int) -> Layout:
     layout = read_layout(cache, block_tokens=block_tokens)
     require_blocks_in_windows(layout.geometry)
     copied = _copied(model, layout, cache)
-    # A single token, as decoding has them, may run through code of its own.
+    # Single tokens, as in decoding, may run through other code.
     for tokens in (rest, rest[:, :1]):
         expected, found = (model(tokens, cache=each).astype(mx.float32) for each in (cache, copied))
         mx.eval(expected, found)
@@ -77,9 +77,9 @@ def _require_even_keys(model: Any) -> None:
 
 @contextmanager
 def _even_windows(model: Any, cache: Any) -> Iterator[None]:
-    """Rejects a model that sees more of a window in one pass than its cache keeps for the next.
+    """Rejects a model whose mask shows more of a window than its cache keeps for the next pass.
 
-    Such a mask is found with a prompt of any length: it is asked of the cache.
+    The model asks the cache for the mask, so this shows with prompts of any length.
     """
     asked: list[tuple[str, int, int]] = []
 
@@ -110,7 +110,7 @@ def _even_windows(model: Any, cache: Any) -> Iterator[None]:
 
 
 def _copied(model: Any, layout: Layout, cache: Any) -> Any:
-    """Another cache with what the first one has, moved as entries are."""
+    """A fresh cache that is filled from another one, as a restore does it."""
     import numpy as np
 
     reader = Reader(layout, cache, states_of(layout, cache), _FIRST)

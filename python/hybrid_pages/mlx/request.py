@@ -1,4 +1,7 @@
-"""Which calls of ``stream_generate`` can use the prefix cache. In doubt, a call runs without it."""
+"""Decides which calls of ``stream_generate`` can use the cache.
+
+In doubt, a call runs without it.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,25 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-# Arguments that change neither what a token's state is nor which tokens are computed.
+# Arguments that change neither the states of tokens nor which tokens are computed.
 _HARMLESS = {
     "logits_processors",
     "max_tokens",
     "prefill_step_size",
     "prompt_progress_callback",
     "sampler",
-    # Of drafts and of quantised caches: without those they say nothing.
+    # These have no effect without drafts or quantised caches.
     "kv_group_size",
     "num_draft_tokens",
     "quantized_kv_start",
 }
 
-# Where mlx-lm begins to quantise, unless the caller says so.
+# The default of `quantized_kv_start`: the token from which mlx-lm quantises a cache.
 _QUANTIZED_FROM = 5000
 
 
 def read_prompt(tokenizer: Any, prompt: Any) -> list[int] | str:
-    """The ids of a prompt as ``stream_generate`` finds them, or why they can't be told."""
+    """The token ids of a prompt as ``stream_generate`` gets them, or why they are not known."""
     if isinstance(prompt, str):
         if not isinstance(tokenizer, TokenizerWrapper):
             tokenizer = TokenizerWrapper(tokenizer)
@@ -48,9 +51,9 @@ def read_prompt(tokenizer: Any, prompt: Any) -> list[int] | str:
 
 
 def uncached_reason(model: Any, arguments: Mapping[str, Any], tokens: int | None) -> str | None:
-    """Why a call with these arguments has to run without the cache; None if it has not.
+    """Why a call with these arguments has to run without the cache; None if it can use it.
 
-    tokens: that the model sees at most, of prompt and text; None for any number.
+    tokens: the most that the model sees, of prompt and text; None for no limit.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, says_nothing in (("max_kv_size", _keeps_all), ("kv_bits", _quantises_nothing)):
@@ -61,12 +64,12 @@ def uncached_reason(model: Any, arguments: Mapping[str, Any], tokens: int | None
 
 
 def _keeps_all(model: Any, given: Mapping[str, Any], tokens: int | None) -> bool:
-    """Whether ``max_kv_size`` drops no token: models that make their own caches ignore it."""
+    """Whether ``max_kv_size`` has no effect: it is long enough, or the model ignores it."""
     return hasattr(model, "make_cache") or (tokens is not None and tokens <= given["max_kv_size"])
 
 
 def _quantises_nothing(model: Any, given: Mapping[str, Any], tokens: int | None) -> bool:
-    """Whether ``kv_bits`` comes to nothing: short texts, and caches that have no keys."""
+    """Whether ``kv_bits`` has no effect: the text is short, or no cache has keys."""
     if tokens is not None and tokens < given.get("quantized_kv_start", _QUANTIZED_FROM):
         return True
     return not quantises(model)

@@ -1,4 +1,4 @@
-"""A model of mlx-lm and its prompt cache, as the session of one request uses them."""
+"""A model of mlx-lm and its prompt cache, as the runtime of a session."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class ModelRuntime(Runtime[States]):
     """A model, a fresh prompt cache, and the prompt that it computes.
 
     Args:
-        model: as the store was made for.
-        cache: of ``make_prompt_cache``.
+        model: for which the store was made.
+        cache: made by ``make_prompt_cache``.
         ids: the prompt.
-        store: whose layout the cache has.
+        store: copies blocks and states.
         step: the most tokens of one pass.
         stream: of mlx, on which the model is computed.
-        progress: told how many tokens the cache has seen, after each pass.
-        changed: whether the model is in another state by now. Asked before each pass, and, with
-            True for a closer look, before anything is stored.
+        progress: called after each pass with the number of tokens that the cache has seen.
+        changed: tells whether the model has changed since the call began. Called with False before
+            each pass, and with True, for a closer look, before anything is stored.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class ModelRuntime(Runtime[States]):
         return self._note(sampled=True)
 
     def passing(self, tokens: int) -> None:
-        """A pass over so many tokens is about to be computed."""
+        """Called before a pass over so many tokens."""
         self._note(sampled=False)
         self.count += tokens
 
     def _note(self, *, sampled: bool) -> bool:
-        # Once is for good: the states have gone through it.
+        # A change is never taken back: the states depend on the changed model.
         self._has_changed = self._has_changed or self._changed(sampled)
         return self._has_changed
 
 
 class CountingModel(nn.Module):  # type: ignore[misc]
-    """A model that tells a runtime of each pass."""
+    """A model that announces each pass to a runtime."""
 
     def __init__(self, model: Any, runtime: ModelRuntime) -> None:
         super().__init__()

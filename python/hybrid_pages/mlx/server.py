@@ -44,16 +44,16 @@ BATCHED = (
     "qwen3_5_moe",
     "qwen3_next",
 )
-"""Hybrid models whose batches of rows of different lengths mlx-lm 0.32.2 computes rightly."""
+"""Hybrid models for which mlx-lm 0.32.2 computes batches of rows of different lengths correctly."""
 
-# A prompt that makes a model reason ends in so few tokens, as mlx-lm looks for them.
+# mlx-lm looks for the start of a model's reasoning in this many tokens at the end of a prompt.
 _TAIL = 11
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the server until it is interrupted. Exit status 2 for what cannot work.
+    """Runs the server until it is interrupted. Returns 2 for settings that cannot work.
 
-    argv: the model, if the first word is no flag, and flags.
+    argv: flags, behind a model if the first word is not a flag.
     """
     own, words = options.split(argv)
     status = 0
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     except HybridPagesError as error:
         status = options.complain(error)
     if Responses.ran:
-        # mlx aborts a process that ends by itself after the server's thread has used it.
+        # If the process ended normally after the server's thread has used mlx, mlx would abort it.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(status)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _replaced(own: Any, words: list[str]) -> Iterator[None]:
-    """mlx-lm's server with our parts in place of its own, and these words as its arguments."""
+    """Replaces parts of mlx-lm's server, and the process's arguments, in a ``with`` block."""
 
     def provider(theirs: Any) -> Provider:
         options.require_theirs(theirs)
@@ -102,10 +102,10 @@ def _replaced(own: Any, words: list[str]) -> Iterator[None]:
 
 
 def run(host: str, port: int, provider: Provider) -> None:
-    """Serves until interrupted, once the model of the command line is there.
+    """Waits for the model of the command line, and serves until interrupted.
 
     Raises:
-        HybridPagesError: that model, or what is to be stored of it, cannot work.
+        HybridPagesError: the model cannot be loaded, or its caches cannot be stored.
     """
     responses = Responses(provider, provider.prompts)
     try:
@@ -120,12 +120,12 @@ def run(host: str, port: int, provider: Provider) -> None:
 
 
 class Provider(server.ModelProvider):
-    """Loads models, each with a store of its own, and knows which can be batched."""
+    """Loads models, makes a store for each, and decides which ones are batched."""
 
     is_batchable: bool
 
     def __init__(self, cli_args: Any, prompts: ServerPromptCache) -> None:
-        # `reset` is called before there is anything.
+        # The base class calls `reset` while it is made.
         self.prompts = prompts
         if mx.distributed.init().size() > 1:
             raise UnsupportedError(
@@ -140,7 +140,7 @@ class Provider(server.ModelProvider):
         super().reset()
 
     def load_default(self) -> None:
-        """Loads the model of the command line: who started the server reads what is wrong."""
+        """Loads the model of the command line. Errors are kept for :meth:`wait`."""
         try:
             super().load_default()
             self._refused = self.prompts.refused
@@ -157,10 +157,10 @@ class Provider(server.ModelProvider):
             self._started.set()
 
     def wait(self, responses: Responses) -> None:
-        """Waits until the model of the command line is there.
+        """Waits until the model of the command line is loaded.
 
         Raises:
-            HybridPagesError: it cannot be served as the command line says.
+            HybridPagesError: the model cannot be served with these settings.
         """
         # A newer mlx-lm may load it another way.
         while responses.generation_available() and not (newer() or self._started.wait(0.1)):
@@ -180,7 +180,7 @@ class Provider(server.ModelProvider):
             why_not = "a draft model (--draft-model)"
         elif self.cli_args.kv_bits is not None and quantises(self.model):
             why_not = "quantised caches (--kv-bits)"
-        # First: a model that batches wrongly must not be served so, whatever fails after this.
+        # Before anything that may fail: a model that batches wrongly must never be batched.
         if self.is_batchable and not batches_rightly(self.model):
             self.is_batchable = False
             _log.warning(
@@ -196,14 +196,14 @@ def _first_line(error: Exception) -> str:
 
 
 def batches_rightly(model: Any) -> bool:
-    """Whether batches of a model are known to give the texts of its rows alone."""
+    """Whether batches of a model are known to give the same texts as single rows."""
     found = cache_parts.leaves(make_prompt_cache(model))
     hybrid = any(isinstance(part, ArraysCache) for part in found)
     return not hybrid or type(model).__module__.rpartition(".")[2] in BATCHED
 
 
 class Responses(server.ResponseGenerator):
-    """Ends passes where a state is to be stored."""
+    """Answers requests as mlx-lm does, and ends passes where a state is to be stored."""
 
     ran = False
 
@@ -231,7 +231,7 @@ class Responses(server.ResponseGenerator):
         if vision is None:
             ends = list(itertools.accumulate(map(len, segments)))
             if tokenizer.has_thinking:
-                # Later turns come without the reasoning that begins here.
+                # Later turns leave out the reasoning that begins here.
                 ends.append(tokenizer.rfind_think_start(prompt, start=len(prompt) - _TAIL))
             stops = self.prompt_cache.plan(list(prompt), ends)
             segments, kinds = _cut(segments, kinds, stops)
@@ -239,7 +239,8 @@ class Responses(server.ResponseGenerator):
 
 
 class Batches(server.BatchGenerator):
-    """Says which request's prompt it was that a finished row began with."""
+    """Batches rows as mlx-lm does, and attaches to a finished row's cache the prompt of its
+    request."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -271,7 +272,7 @@ class Batches(server.BatchGenerator):
 def _cut(
     segments: list[list[int]], kinds: list[str], stops: list[int]
 ) -> tuple[list[list[int]], list[str]]:
-    """Segments that also end at the stops; their kinds."""
+    """Cuts segments at the stops, too. Returns the segments and their kinds."""
     cut: list[list[int]] = []
     named: list[str] = []
     begin = 0
@@ -285,7 +286,10 @@ def _cut(
 
 
 def stream_generate(**kwargs: Any) -> Iterator[Any]:
-    """mlx-lm's, which here stores states on its way: requests that are not batched come so."""
+    """Generates text as mlx-lm does, and stores states on the way.
+
+    Used where nothing is batched.
+    """
     cache = kwargs["prompt_cache"]
     if not isinstance(cache, PlannedCache) or kwargs.get("input_embeddings") is not None:
         yield from _upstream(**kwargs)

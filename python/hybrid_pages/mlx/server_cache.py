@@ -1,4 +1,4 @@
-"""The prompt cache of mlx-lm's server, over a :class:`CacheStore`: pages shared, bytes bounded."""
+"""The prompt cache of mlx-lm's server, over a :class:`CacheStore`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestCache(list[Any]):
-    """A prompt cache that knows the prompt of the request that it is of."""
+    """A prompt cache with the prompt of its request."""
 
     def __init__(self, cache: Sequence[Any], prompt: list[int]) -> None:
         super().__init__(cache)
@@ -31,9 +31,9 @@ class RequestCache(list[Any]):
 
 
 class PlannedCache(RequestCache):
-    """A prompt cache that has seen ``seen`` tokens of ``prompt``.
+    """A prompt cache that has seen the first ``seen`` tokens of its prompt.
 
-    stops: at how many tokens it is to be stored. store: stores it at one of them.
+    stops: after how many tokens it is to be stored. store: called at each of them to store it.
     """
 
     def __init__(
@@ -49,12 +49,18 @@ class PlannedCache(RequestCache):
 
 
 class ServerPromptCache:
-    """What ``mlx_lm.server`` asks of its prompt cache. For one model at a time.
+    """The prompt cache that ``mlx_lm.server`` uses, for one model at a time.
 
-    Where a store cannot serve, mlx-lm's own cache does, within the same budget of bytes; the log
-    says why. Nothing here raises: what fails is a miss, logged and counted in ``failures``. Prompts
-    with images are not cached, and counted there, too. ``refused`` is what is wrong with the
-    settings for the present model, if anything: who asked for that model says it.
+    Where a store cannot be used, mlx-lm's own cache takes its place, within the same budget of
+    bytes; the log says why. Methods do not raise: a failure is a miss, logged and counted in
+    ``failures``. Prompts with images are not cached, and are counted there, too.
+
+    refused: the error in the settings for the present model, or None.
+
+    Args:
+        tiers: settings of the store.
+        block_tokens: tokens per block.
+        sequences: how many prompts mlx-lm's own cache keeps.
     """
 
     def __init__(self, tiers: TierSettings, block_tokens: int, sequences: int) -> None:
@@ -63,7 +69,7 @@ class ServerPromptCache:
         self._store: CacheStore | None = None
         self._admissions: Admissions | None = None
         self._plain = self._make_plain()
-        # The prompt that was announced last, and its stops: it is fetched next.
+        # The prompt that was announced last, and its stops. The server fetches it next.
         self._plan: tuple[list[int], list[int]] = ([], [])
         self.failures: Counter[str] = Counter()
         self.refused: HybridPagesError | None = None
@@ -73,8 +79,8 @@ class ServerPromptCache:
     def use(self, model: Any, why_not: str | None, *, quietly: bool = False) -> None:
         """Makes a store for a model.
 
-        why_not: a reason to leave that to mlx-lm's own cache. quietly: what is refused is said by
-        somebody else.
+        why_not: a reason to use mlx-lm's own cache instead. quietly: whether the caller reports
+        errors in the settings, so that they are not logged here.
         """
         self.drop()
         self._model = model
@@ -93,7 +99,7 @@ class ServerPromptCache:
                 disk_gb=self._tiers.disk_gb,
             )
             self._admissions = Admissions(self._store.index, self._block_tokens)
-        except Exception as error:  # also what a model raises when it is tried
+        except Exception as error:  # code of the model ran: any failure means mlx-lm's own cache
             if self._store is not None:
                 self._store.close()
             self._store = self._admissions = None
@@ -104,7 +110,7 @@ class ServerPromptCache:
                 _log.warning("prompts are cached by mlx-lm's own cache: %s", error, exc_info=trace)
 
     def drop(self) -> None:
-        """Lets go of the model and of all that is stored for it."""
+        """Drops the model and everything that is stored for it."""
         if self._store is not None:
             self._store.close()
         self._model = self._store = self._admissions = self.refused = None
@@ -117,9 +123,9 @@ class ServerPromptCache:
     # ---- requests
 
     def plan(self, prompt: list[int], ends: Sequence[int]) -> list[int]:
-        """Announces a prompt: at which tokens a pass should end, so that a state is stored.
+        """Announces a prompt. Returns after which tokens a pass should end to store a state.
 
-        ends: of its messages. A state there serves whoever goes on with another one.
+        ends: of the prompt's messages. A state there serves prompts that go on with another one.
         """
         if self._store is None or self._admissions is None or _has_images(prompt):
             return []
@@ -139,10 +145,10 @@ class ServerPromptCache:
     def fetch_nearest_cache(
         self, model_key: Any, tokens: list[int]
     ) -> tuple[list[Any] | None, list[int]]:
-        """A cache that has seen a prefix of the tokens, and the rest: at least one of them."""
+        """A cache that has seen a prefix of the tokens, and the rest: at least one token."""
         if self._store is None:
             cache, rest = self._plain.fetch_nearest_cache(model_key, tokens)
-            # mlx-lm's server ends when a prompt has no rest.
+            # mlx-lm's server would end if a prompt had no rest.
             return (cache, rest) if rest else (None, tokens)
         if _has_images(tokens):
             if not self.failures["images"]:
@@ -154,7 +160,7 @@ class ServerPromptCache:
         with self._guard("restore"), self._store.using("") as namespace:
             seen = self._store.get(namespace, fresh, tokens)
         if not seen:
-            fresh = make_prompt_cache(self._model)  # nothing of a restore that failed half way
+            fresh = make_prompt_cache(self._model)  # a restore may have failed half way
         prompt, stops = self._plan
         _log.info("restored %d of %d prompt tokens", seen, len(tokens))
         planned = PlannedCache(
@@ -169,9 +175,9 @@ class ServerPromptCache:
     def insert_cache(
         self, model_key: Any, tokens: list[int], cache: list[Any], *, cache_type: str = "assistant"
     ) -> None:
-        """Stores what a cache holds that has seen the tokens.
+        """Stores a cache that has seen the tokens.
 
-        cache: an :class:`Own` one at the end of its request: the policy is told of the output.
+        cache: a :class:`RequestCache` at the end of its request, which is announced to the policy.
         """
         if self._store is None:
             self._plain.insert_cache(model_key, tokens, cache, cache_type=cache_type)
@@ -190,24 +196,24 @@ class ServerPromptCache:
                 self._finish(namespace, tokens, len(cache.prompt))
 
     def _finish(self, namespace: int, tokens: list[int], prompt: int) -> None:
-        """Tells the policy of a request that has ended: its prompt, of so many, and its output."""
+        """Announces the end of a request to the policy. prompt: how many of the tokens it has."""
         keys = Prefix(tokens, self._block_tokens).keys
         assert self._admissions is not None
         self._admissions.finish(namespace, keys, prompt, len(tokens) - prompt)
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:
-        """What fails inside is a miss: the server goes on."""
+        """Counts and logs errors inside a ``with`` block, and goes on."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # the server must go on without the cache, whatever failed
             self.failures[doing] += 1
             _log.warning("could not %s a prompt: %s", doing, error)
 
     # ---- sizes
 
     def __len__(self) -> int:
-        """Boundaries that can be resumed from."""
+        """The number of boundaries that can be resumed from."""
         if self._store is None:
             return len(self._plain)
         now = self._store.index.stats()
@@ -215,19 +221,19 @@ class ServerPromptCache:
 
     @property
     def nbytes(self) -> int:
-        """What is stored, with all rounding."""
+        """The size of what is stored, rounded up to whole slots."""
         if self._store is None:
             return int(self._plain.nbytes)
         now = self._store.index.stats()
         return now["page_bytes"] + now["window_bytes"] + now["checkpoint_bytes"]
 
     def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> None:
-        """Of mlx-lm's own cache; a store never exceeds its budget."""
+        """Trims mlx-lm's own cache. A store never exceeds its budget."""
         if self._store is None:
             self._plain.trim_to(n_sequences=n_sequences, n_bytes=n_bytes)
 
     def stats_by_type(self) -> dict[str, dict[str, int]]:
-        """Entries and their bytes by kind."""
+        """The number and the bytes of entries, by kind."""
         if self._store is None:
             found: dict[str, dict[str, int]] = self._plain.stats_by_type()
             return found
@@ -239,5 +245,5 @@ class ServerPromptCache:
 
 
 def _has_images(tokens: Sequence[int]) -> bool:
-    """mlx-lm's server writes images as negative ids, which must not be cut in two."""
+    """Whether a prompt has images. mlx-lm's server represents them by negative ids."""
     return any(token < 0 for token in tokens)

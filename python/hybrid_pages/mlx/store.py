@@ -28,26 +28,26 @@ _log = logging.getLogger(__name__)
 class CacheStore(EntryStore):
     """Pages and checkpoints of one model's prompt caches, in memory of the host.
 
-    A store cannot see which model filled a cache: it rejects one of other layers, shapes or dtypes,
-    but the same model with other weights has to be kept apart by the caller.
+    A store cannot see which model filled a cache. It rejects one of other layers, shapes or dtypes;
+    a model with other weights has to be kept apart by the caller.
 
     Thread-safe.
 
     Args:
-        model: of mlx-lm, as ``mlx_lm.load`` returns it. A few tokens are run through it to see what
-            its caches are made of, and that nothing else is remembered.
+        model: from ``mlx_lm.load``. A few tokens are run through it to find the layout of its
+            caches, and to check that it remembers nothing elsewhere.
         host_gb: host memory for pages and checkpoints, in GiB; ``"auto"`` for half of what is free.
-        block_tokens: tokens per block, less than a sliding window.
+        block_tokens: tokens per block, fewer than a sliding window has.
         policy: which entries stay when the budget is full, and which boundaries get a checkpoint.
         verify_on_load: compare checksums before restored bytes are used.
-        disk_path: directory for what outlives the process, which :class:`PrefixCache` finds again
-            for the same model: every byte of its weights is read once for that.
+        disk_path: directory for entries that outlive the process, which :class:`PrefixCache` finds
+            again for the same model. Every byte of the weights is read once for that.
         disk_gb: quota of the files in it, in GiB; needed with disk_path.
-        disk_deadline_ms: a restore waits no longer for the disk.
+        disk_deadline_ms: how long a restore waits for the disk.
 
     Raises:
         UnsupportedError: the model or its cache is of a kind that cannot be stored, or, with
-            disk_path, it has parts that another process cannot name.
+            disk_path, it has parts of which another process cannot tell whether they are the same.
         SettingsError: a setting that makes no sense; block_tokens is not less than a window.
         BudgetError: host_gb or disk_gb cannot hold one entry of each kind, or is more than there
             is.
@@ -76,7 +76,7 @@ class CacheStore(EntryStore):
         require_policy(policy)
         require_block_tokens(block_tokens)
         tiers.require_here()
-        # First: a model may make parts of itself when it runs for the first time.
+        # Before the watch: a model may make parts of itself when it runs for the first time.
         layout = try_model(model, block_tokens)
         self.watch = ModelWatch(model)
         weights = self.watch.weights if tiers.lasting else None
@@ -91,7 +91,7 @@ class CacheStore(EntryStore):
             private=True,
             log=_log,
         )
-        # What fills the caches that are given to `snapshot` has no name in another process.
+        # Snapshots are found again in this process only: the model that filled them is not known.
         self._here = f"snapshot {os.urandom(16).hex()}"
         self._tails = PartialBlocks(block_tokens)
         self._tails_lock = threading.Lock()
@@ -99,7 +99,7 @@ class CacheStore(EntryStore):
         self._staging = Staging(self.layout, self.arena)
 
     def snapshot(self, cache: Sequence[Any], token_ids: Any, *, cache_salt: str = "") -> int:
-        """Stores what a live prompt cache holds: its pages, and its states where it stands.
+        """Stores the pages of a live prompt cache, and its states where it stands.
 
         Args:
             cache: of one row; it is read only.
@@ -112,8 +112,8 @@ class CacheStore(EntryStore):
 
         Raises:
             InvalidArgumentError: a batch, or a cache that has not seen exactly these tokens.
-            ForeignError: a cache of another model: part, expected and found.
-            UnsupportedError: a kind of cache that cannot be moved.
+            ForeignError: a cache of another model; names the part, expected and found.
+            UnsupportedError: a kind of cache that cannot be copied.
             TransferError: the copy failed; nothing was stored.
         """
         self.layout.require_match(cache)
@@ -143,8 +143,8 @@ class CacheStore(EntryStore):
 
         Raises:
             InvalidArgumentError: a batch, or a cache that is not fresh.
-            ForeignError: a cache of another model: part, expected and found.
-            UnsupportedError: a kind of cache that cannot be moved.
+            ForeignError: a cache of another model; names the part, expected and found.
+            UnsupportedError: a kind of cache that cannot be copied.
         """
         self.layout.require_match(cache)
         self.layout.require_fresh(cache)
@@ -166,7 +166,7 @@ class CacheStore(EntryStore):
     # ---- for PrefixCache and the server
 
     def put(self, namespace: int, cache: Sequence[Any], ids: list[int]) -> int:
-        """Stores a cache that has seen ``ids``; how many of them can be resumed from."""
+        """Stores a cache that has seen ``ids``. Returns how many of them can be resumed from."""
         prefix = Prefix(ids, self.layout.block_tokens)
         keys, full = list(prefix.keys), len(prefix.keys) * self.layout.block_tokens
         before = keys[-1] if keys else b""
@@ -191,7 +191,7 @@ class CacheStore(EntryStore):
         return len(ids)
 
     def get(self, namespace: int, cache: Sequence[Any], ids: Sequence[int]) -> int:
-        """Restores the longest prefix of ``ids[:-1]`` into a fresh cache; tokens restored."""
+        """Restores the longest known prefix of ``ids[:-1]`` into a fresh cache; its length."""
         keys = Prefix(ids, self.layout.block_tokens).keys
         limit = last_boundary(len(ids), self.layout.block_tokens)
         tokens, keys = self._deepest(namespace, keys, ids, limit)
@@ -201,7 +201,7 @@ class CacheStore(EntryStore):
     def _deepest(
         self, namespace: int, keys: list[bytes], ids: Sequence[int], limit: int
     ) -> tuple[int, list[bytes]]:
-        """The deepest prefix: how many tokens it has, and the keys that it is known by."""
+        """The longest known prefix: how many tokens it has, and the keys of its blocks."""
         blocks = self.index.lookup(namespace, keys, limit=limit).blocks
         with self._tails_lock:
             found = list(self._tails.candidates(namespace, keys, ids, first=blocks))
@@ -228,10 +228,12 @@ class CacheStore(EntryStore):
         return self._staging.store(entries, Reader(self.layout, cache, states, seen))
 
     def copy_in(self, leases: Iterator[ReadLease], tokens: int, cache: Sequence[Any]) -> None:
-        """Copies what leases cover, so many tokens, into a fresh cache, whole or not at all.
+        """Copies the entries of leases into a fresh cache: all of them, or none.
+
+        tokens: of the prefix that they cover.
 
         Raises:
-            TransferError: a copy failed; the cache is as it was.
+            TransferError: a copy failed; the cache is unchanged.
         """
         writer = Writer(self.layout, tokens)
         for lease in leases:
@@ -239,12 +241,12 @@ class CacheStore(EntryStore):
         writer.adopt(cache)
 
     def first_held(self, class_index: int, cache: Sequence[Any]) -> int:
-        """The first token that all parts of a class still have."""
+        """The first token whose keys and values all parts of a class still have."""
         return Reader(self.layout, cache, None, 0).first_held(class_index)
 
 
 def row(token_ids: Any) -> list[int]:
-    """Token ids ``[tokens]`` or ``[1, tokens]``, of any kind, as a list."""
+    """Token ids as a list, from an array or a sequence ``[tokens]`` or ``[1, tokens]``."""
     ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
     if len(ids) == 1 and isinstance(ids[0], (list, tuple)):
         ids = list(ids[0])

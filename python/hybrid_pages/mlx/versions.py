@@ -1,4 +1,4 @@
-"""Versions of mlx-lm and mlx that this package works with, and names that other modules share."""
+"""The versions of mlx-lm and mlx that this package works with, and errors of newer ones."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _log = logging.getLogger(__name__)
 _told: set[str] = set()
 
 OF_THE_USER = (SettingsError, BudgetError, DiskError, ForeignError)
-"""Errors of a store's settings, whatever the model and mlx-lm."""
+"""Errors in a store's settings, which are the user's and not a newer library's."""
 
 EXTRA = "pip install 'hybrid-pages[mlx]'"
 _USER = "hybrid_pages.mlx"
 
 MLX_LM = Supported(_USER, "mlx-lm", first=(0, 32, 2), end=None, remedy=EXTRA, tested=("0.32.2",))
-"""Its caches and its server have no stable interface: what is newer may run uncached."""
+"""mlx-lm's caches and server have no stable interface: newer versions may run uncached."""
 
 MLX = Supported(_USER, "mlx", first=(0, 32), end=None, remedy=EXTRA, tested=("0.32.4",))
 
 
 def require_versions(mlx_lm: str, mlx: str) -> None:
-    """Rejects versions older than those that tests run, and says once that one is newer.
+    """Rejects versions older than the tested ones, and logs once that one is newer.
 
     Raises:
         VersionError: names what was expected, what was found and what to install.
@@ -50,7 +50,7 @@ def require_versions(mlx_lm: str, mlx: str) -> None:
 
 
 def newer() -> str | None:
-    """What is installed that is newer than tested: ``mlx-lm 0.40.0``; None if nothing is."""
+    """The package that is newer than tested, such as ``mlx-lm 0.40.0``; None if none is."""
     import mlx.core
     import mlx_lm
 
@@ -62,10 +62,10 @@ def newer() -> str | None:
 
 @contextmanager
 def require_names() -> Iterator[None]:
-    """For imports: what a newer mlx-lm no longer has is named.
+    """A context for imports from mlx-lm, whose newer versions may lack names.
 
     Raises:
-        VersionError: what is missing, and what to install.
+        VersionError: names what is missing, and what to install.
     """
     try:
         yield
@@ -80,16 +80,22 @@ def require_names() -> Iterator[None]:
 
 @contextmanager
 def tolerated(doing: str, but: tuple[type[Exception], ...] = ()) -> Iterator[list[Exception]]:
-    """What fails inside on libraries newer than tested is said once, and goes on without the cache.
-    On tested ones it is a fault, and is raised; so is what is in ``but``, such as errors of users.
+    """A context in which errors are tolerated if a library is newer than tested.
+
+    Such an error is logged once, and the call goes on without the cache. With tested libraries it
+    is a fault, and raised.
+
+    Args:
+        doing: what is done inside, for the log.
+        but: errors that are always raised, such as those of users.
 
     Yields:
-        A list that gets the error.
+        A list, empty unless there was an error.
     """
     failed: list[Exception] = []
     try:
         yield failed
-    except Exception as error:
+    except Exception as error:  # a newer library may fail in any way
         found = newer()
         if found is None or isinstance(error, but):
             raise
