@@ -56,7 +56,7 @@ impl Tier {
         let mut options = DiskOptions::new(path, 64 << 30);
         options.threads = threads;
         options.deadline = LIMIT;
-        let shape = policy::Shape {
+        let shape = policy::EntrySizes {
             page: (shard / slot) as u32,
             window: 0,
             checkpoint: 0,

@@ -83,7 +83,7 @@ impl Bench {
         let mut options = MooncakeOptions::new("localhost:1".into(), command);
         options.weighs = false;
         options.deadline = LIMIT;
-        let shape = policy::Shape {
+        let shape = policy::EntrySizes {
             page: 1,
             window: 0,
             checkpoint: 0,

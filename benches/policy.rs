@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hybrid_pages::ids::{EntryId, TenantId};
-use hybrid_pages::policy::{self, EntryKind, Hints, NewEntry, Policy, Request, Shape};
+use hybrid_pages::policy::{self, EntryKind, EntrySizes, Hints, NewEntry, NewRequest, Policy};
 use hybrid_pages_lab::policies as names;
 
 const RATIO: u32 = 3;
-const SHAPE: Shape = Shape {
+const SHAPE: EntrySizes = EntrySizes {
     page: 1,
     window: 0,
     checkpoint: RATIO,
@@ -136,7 +136,7 @@ impl Host {
             .checkpoint
             .filter(|&held| whole && self.is_there(held));
         let mut admitted = Vec::new();
-        let request = Request {
+        let request = NewRequest {
             now: self.now,
             tokens: names.len() as u64 * 512 + 100,
             boundaries: &names,

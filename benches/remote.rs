@@ -86,7 +86,7 @@ impl Tier {
         options.admit = Admit::All;
         options.deadline = LIMIT;
         options.queue_bytes = 2 * TOTAL as u64;
-        let shape = policy::Shape {
+        let shape = policy::EntrySizes {
             page: slots as u32,
             window: 0,
             checkpoint: 0,

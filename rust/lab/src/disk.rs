@@ -1,7 +1,7 @@
 //! The disk of the lab: written at publication, with a policy of its own, within its budget at every moment.
 
 use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{EntryKind, Request};
+use hybrid_pages::policy::{EntryKind, NewRequest};
 
 use crate::level::{Cell, Level, NONE};
 
@@ -20,12 +20,12 @@ impl<'a> Disk<'a> {
     }
 
     /// The policy learns of a request.
-    pub(crate) fn hear(&mut self, request: &Request<'_>) {
+    pub(crate) fn hear(&mut self, request: &NewRequest<'_>) {
         let free = self.level.free();
         self.admitted.clear();
         self.level
             .policy
-            .admit(&Request { free, ..*request }, &mut self.admitted);
+            .admit(&NewRequest { free, ..*request }, &mut self.admitted);
     }
 
     /// Offers a path that the host has: its pages, the checkpoint that was resumed from and the new ones. What

@@ -5,7 +5,7 @@
 //! ones included. A cache can't do that, since it has no room beyond its slots; nor does the disk here.
 
 use hybrid_pages::ids::EntryId;
-use hybrid_pages::policy::{EntryKind, Hints, Policy, Request};
+use hybrid_pages::policy::{EntryKind, Hints, NewRequest, Policy};
 
 use crate::disk::Disk;
 use crate::level::{Cell, Level, NONE};
@@ -126,7 +126,7 @@ impl<'a> Lab<'a> {
         let name = |&at: &u32| trace.boundaries[at as usize].name;
         self.names.extend(path.iter().map(name));
         self.admitted.clear();
-        let request = Request {
+        let request = NewRequest {
             now: visit.now,
             tokens: visit.tokens,
             boundaries: &self.names,

@@ -13,7 +13,7 @@ use hybrid_pages::cache::{
 };
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{EntryId, EntryKey, NamespaceId, SlotId, TenantId};
-use hybrid_pages::policy::{self, Hints, NewEntry, Policy, Request};
+use hybrid_pages::policy::{self, Hints, NewEntry, NewRequest, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 use tiers_support::cache_support::{keys, whole};
 use tiers_support::{RANKS, SLOT_BYTES, hybrid};
@@ -44,7 +44,7 @@ impl Fuse {
 struct Fragile(Box<dyn Policy>, Fuse);
 
 impl Policy for Fragile {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         self.1.burn();
         self.0.admit(request, admitted);
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use hybrid_pages::ids::{EntryId, EntryKey, SlotId, TenantId};
-use hybrid_pages::policy::{self, EntryKind, Hints, NewEntry, Policy, Request, Shape};
+use hybrid_pages::policy::{self, EntryKind, EntrySizes, Hints, NewEntry, NewRequest, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
 
 /// What a test says of a tier, and learns of it.
@@ -66,7 +66,7 @@ impl Plain {
         seen: &Handle,
         slots: u64,
         policy: &str,
-        shape: Shape,
+        shape: EntrySizes,
         protects: bool,
     ) -> Box<dyn Below> {
         let policy = Watched {
@@ -169,7 +169,7 @@ struct Watched {
 }
 
 impl Policy for Watched {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         self.policy.admit(request, admitted);
     }
 
@@ -227,7 +227,7 @@ impl Policy for Watched {
     }
 }
 
-pub const SHAPE: Shape = Shape {
+pub const SHAPE: EntrySizes = EntrySizes {
     page: 1,
     window: 1,
     checkpoint: 3,

@@ -10,7 +10,7 @@ use std::time::Instant;
 use door::BadDoor;
 use hybrid_pages::cache::Arrival;
 use hybrid_pages::ids::{EntryId, TenantId};
-use hybrid_pages::policy::{self, Hints, NewEntry, Policy, Request};
+use hybrid_pages::policy::{self, Hints, NewEntry, NewRequest, Policy};
 use hybrid_pages_disk::Reason;
 use redb::{Database, ReadableDatabase, TableDefinition};
 use support::cache_support::keys;
@@ -185,7 +185,7 @@ fn a_policy_that_learns_nothing_keeps_nothing_and_leaves_what_others_kept() {
 struct Witness(Arc<Mutex<Vec<Option<u64>>>>, Box<dyn Policy>);
 
 impl Policy for Witness {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         self.1.admit(request, admitted);
     }
 

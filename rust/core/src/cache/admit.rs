@@ -5,7 +5,7 @@ use super::offer::Unoffered;
 use super::state::CacheState;
 use crate::error::{Error, Result};
 use crate::ids::{EntryId, NamespaceId, PrefixKey};
-use crate::policy::{Hints, Request};
+use crate::policy::{Hints, NewRequest};
 use crate::prefix::{IndexCell, boundary_name};
 use crate::tier::Tier;
 
@@ -48,7 +48,7 @@ impl CacheState {
         };
         let seen = seen.max(pages);
         let unoffered = self.prove(namespace, keys, &boundaries[..seen]);
-        let request = Request {
+        let request = NewRequest {
             now: arrival.now,
             tokens: arrival.tokens,
             boundaries: &boundaries,

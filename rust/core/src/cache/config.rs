@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::ids::ClassKind;
-use crate::policy::{Hints, Shape};
+use crate::policy::{EntrySizes, Hints};
 use crate::prefix::Roles;
 
 /// One class of entries.
@@ -77,7 +77,7 @@ impl CacheConfig {
     /// The room that entries take, in slots, as [`crate::policy::by_name`] wants it: for the policy of a tier
     /// below.
     #[must_use]
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> EntrySizes {
         let size = |kind: ClassKind| {
             let of_kind = self.classes.iter().filter(|class| class.kind == kind);
             let sum = of_kind.fold(0_usize, |sum, class| {
@@ -85,7 +85,7 @@ impl CacheConfig {
             });
             u32::try_from(sum).unwrap_or(u32::MAX)
         };
-        Shape {
+        EntrySizes {
             page: size(ClassKind::Attention),
             window: size(ClassKind::Window),
             checkpoint: size(ClassKind::Recurrent),

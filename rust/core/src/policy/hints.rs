@@ -1,42 +1,42 @@
-//! What an application says of a request.
+//! Hints of an application about a request.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What an application says of a request; [`NONE`](Self::NONE) if it says nothing. Hints change which
-/// entries are made and which leave first, never what a hit returns.
+/// Hints of an application about a request; [`NONE`](Self::NONE) if it gives none. Hints change which
+/// entries are made and which are evicted first, never what a hit returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hints {
-    /// Name of the session that it belongs to: its requests are turns of one conversation, which may return.
+    /// Name of the session that the request belongs to: requests of one session are turns of one conversation.
     pub session: Option<u64>,
-    /// Within [`PRIORITIES`](Self::PRIORITIES): each step doubles what a checkpoint is worth.
+    /// Priority, within [`PRIORITIES`](Self::PRIORITIES): each step doubles the value of the request's checkpoints.
     pub priority: i8,
-    /// Milliseconds, [`MOST_RETAIN`](Self::MOST_RETAIN) at most: what it stores or uses leaves after everything that
-    /// is not retained.
+    /// Milliseconds, [`MOST_RETAIN`](Self::MOST_RETAIN) at most, for which entries that the request stores or uses are
+    /// evicted only after everything that is not retained.
     pub retain: u64,
-    /// Whether anything of it is stored. What it uses counts as used either way.
+    /// Whether anything of the request is stored. Entries that it uses count as used either way.
     pub store: bool,
 }
 
 impl Hints {
-    /// Nothing was said.
+    /// No hints.
     pub const NONE: Self = Self {
         session: None,
         priority: 0,
         retain: 0,
         store: true,
     };
-    /// Priorities that make sense.
+    /// The range of priorities.
     pub const PRIORITIES: std::ops::RangeInclusive<i8> = -10..=10;
-    /// A day, in milliseconds.
+    /// The longest time to retain entries: a day, in milliseconds.
     pub const MOST_RETAIN: u64 = 24 * 60 * 60 * 1000;
 
-    /// The name of a session by its id.
+    /// The name of a session with this id.
     #[must_use]
     pub fn name(session: &[u8]) -> u64 {
         xxh3_64(session)
     }
 
-    /// Whether they say how entries are kept.
+    /// Whether the hints say how long or how firmly entries are kept.
     #[must_use]
     pub const fn keep(&self) -> bool {
         self.retain > 0 || self.priority != 0

@@ -1,23 +1,23 @@
 //! Least recently used, with three ways to admit checkpoints.
 
-use super::leaves::Leaves;
-use super::{NewEntry, Policy, Request};
+use super::recency::RecencyOrder;
+use super::{NewEntry, NewRequest, Policy};
 use crate::ids::{EntryId, TenantId};
 
-/// Where a request's checkpoints go.
+/// Boundaries of a request that get a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// All that it computes.
+    /// All boundaries that the request computes.
     Every,
-    /// The last.
+    /// The last boundary.
     End,
-    /// The last, and the one at which it leaves the pages that are known.
+    /// The last boundary, and the one where the request leaves pages that are in the cache.
     Fork,
 }
 
 impl Placement {
     /// Adds the boundaries of a request that get a checkpoint.
-    pub fn admit(self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    pub fn admit(self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         if !request.hints.store {
             return;
         }
@@ -34,21 +34,21 @@ impl Placement {
     }
 }
 
-/// Evicts what was used longest ago.
+/// The policy that evicts what was used longest ago.
 #[derive(Debug)]
 pub struct Lru {
-    leaves: Leaves,
+    recency: RecencyOrder,
     placement: Placement,
     refreshes_path: bool,
 }
 
 impl Lru {
-    /// An empty list. With `refreshes_path`, a host should count every checkpoint that a request
+    /// The policy of an empty cache. With `refreshes_path`, a host should count every checkpoint that a request
     /// passes as used: see [`Policy::refreshes_path`].
     #[must_use]
     pub fn new(placement: Placement, refreshes_path: bool) -> Self {
         Self {
-            leaves: Leaves::new(),
+            recency: RecencyOrder::new(),
             placement,
             refreshes_path,
         }
@@ -56,7 +56,7 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         self.placement.admit(request, admitted);
     }
 
@@ -65,38 +65,38 @@ impl Policy for Lru {
     }
 
     fn enter(&mut self, entry: &NewEntry) {
-        self.leaves.enter(entry);
+        self.recency.enter(entry);
     }
 
     fn release(&mut self, id: EntryId) {
-        self.leaves.release(id);
+        self.recency.release(id);
     }
 
     fn hold(&mut self, id: EntryId) {
-        self.leaves.hold(id);
+        self.recency.hold(id);
     }
 
     fn protects(&self, page: EntryId) -> bool {
-        self.leaves.knows(page)
+        self.recency.knows(page)
     }
 
     fn is_stood_on(&self, id: EntryId) -> bool {
-        self.leaves.is_stood_on(id)
+        self.recency.is_stood_on(id)
     }
 
     fn leave(&mut self, id: EntryId) {
-        self.leaves.leave(id);
+        self.recency.leave(id);
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        self.leaves.first()
+        self.recency.first()
     }
 
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
-        self.leaves.first_of(tenant)
+        self.recency.first_of(tenant)
     }
 
     fn bytes(&self) -> usize {
-        self.leaves.bytes()
+        self.recency.bytes()
     }
 }

@@ -1,104 +1,104 @@
-//! Which checkpoints are made and which entries stay. A policy sees ids, sizes and times, never
-//! payloads or locks.
+//! Admission and eviction: which checkpoints are made and which entries stay. A policy sees ids, sizes and times,
+//! never payloads or locks.
 //!
 //! | name | checkpoints it admits | what goes first |
 //! |---|---|---|
 //! | `lru` | every boundary | what no request passed for longest, checkpoints like pages |
 //! | `reuse` | as many as pay: see [`Reuse`] | least expected saving per room and time |
 //!
-//! Other crates [`add`] policies by name. They may be made of [`Lru`] or of [`Lists`], [`Table`] and [`ByTenant`].
+//! Other crates [`add`] policies by name. They may be made of [`Lru`] or of [`Lists`], [`ChunkTable`] and [`ByTenant`].
 
+mod chunk_table;
 mod hints;
-mod leaves;
-mod list;
+mod lists;
 mod lru;
 mod named;
+mod recency;
 mod retain;
 mod reuse;
 mod seen;
-mod table;
 mod tenants;
 
+pub use chunk_table::ChunkTable;
 pub use hints::Hints;
-pub use list::Lists;
+pub use lists::Lists;
 pub use lru::{Lru, Placement};
 pub use named::{Make, NAMES, add, by_name, retaining};
 pub use reuse::Reuse;
 pub use seen::Seen;
-pub use table::Table;
 pub use tenants::ByTenant;
 
 use crate::ids::{EntryId, TenantId};
 
 /// A request as a policy sees it when it arrives.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct NewRequest<'a> {
     /// Milliseconds on a clock that never goes back.
     pub now: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// Names of the boundaries of its full blocks: 64 bits of each chained prefix key.
+    /// Names of the boundaries of the prompt's full blocks: 64 bits of each chained prefix key.
     pub boundaries: &'a [u64],
-    /// Deepest boundary, in blocks, from which it could resume: at least one token is computed.
+    /// Deepest boundary, in blocks, that the request could resume from: at least one token is computed.
     pub limit: usize,
-    /// Boundary that it resumes from, in blocks.
+    /// Boundary that the request resumes from, in blocks; 0 if it computes everything.
     pub resumed: usize,
-    /// Leading blocks whose pages are there.
+    /// Number of leading blocks whose pages are in the cache.
     pub pages: usize,
-    /// Leading blocks that an earlier request had too, whether their pages are still there or not;
+    /// Number of leading blocks that an earlier request had too, whether their pages are still in the cache or not;
     /// at least `pages`.
     pub seen: usize,
-    /// Room that nothing takes, as a size.
+    /// Free room, in the unit of sizes.
     pub free: u64,
-    /// What the application says of it.
+    /// Hints of the application about the request.
     pub hints: Hints,
 }
 
-impl Request<'_> {
-    /// Full blocks of the prompt.
+impl NewRequest<'_> {
+    /// Number of full blocks of the prompt.
     #[must_use]
     pub const fn blocks(&self) -> usize {
         self.boundaries.len()
     }
 }
 
-/// The part that an entry plays for a policy.
+/// The kinds of entries that a policy tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// Needed by every checkpoint at or below it.
+    /// An attention page: needed by every checkpoint at or below it.
     Page,
-    /// Needed by requests that resume there, and only by them.
+    /// Recurrent states at one boundary: needed only by requests that resume there.
     Checkpoint,
-    /// Of sliding-window attention: needed by checkpoints of the next blocks.
+    /// A page of sliding-window attention: needed by checkpoints of the next blocks.
     Window,
 }
 
 /// An entry that was just made.
 #[derive(Debug, Clone, Copy)]
 pub struct NewEntry {
-    /// A small number, used again after the entry has left.
+    /// The entry's number, which is given to another one after the entry has left.
     pub id: EntryId,
-    /// Who needs it.
+    /// The kind of the entry: who needs it.
     pub kind: EntryKind,
-    /// The page that it can't be reached without: of the block before for a page, its own block's
-    /// for the others.
+    /// The page that the entry is of no use without: that of the block before for a page, that of the entry's own
+    /// block for the others.
     pub parent: Option<EntryId>,
-    /// Boundary at its end, in blocks.
+    /// Boundary at the entry's end, in blocks.
     pub depth: u32,
-    /// Room that it takes: slots in a cache, pages in the lab.
+    /// Size of the entry: slots in a cache, pages in the lab.
     pub size: u32,
-    /// Name of its boundary, as in [`Request::boundaries`].
+    /// Name of the boundary, as in [`NewRequest::boundaries`].
     pub boundary: u64,
-    /// Whose share it counts against.
+    /// Tenant whose share the entry counts against.
     pub tenant: TenantId,
-    /// Of an entry that an earlier process made: milliseconds since its last use, to a minute.
+    /// Milliseconds since the last use, to a minute, if an earlier process made the entry; else `None`.
     pub unused: Option<u64>,
-    /// Whether a later request than the one that stored it has passed its boundary, or its own asked to retain
+    /// Whether a later request than the one that stored the entry has passed its boundary, or that one asked to retain
     /// it. Followed only where a tier waits for that, and false elsewhere.
     pub proven: bool,
 }
 
-/// Admission and eviction.
+/// A policy of admission and eviction.
 ///
 /// The host calls [`admit`](Policy::admit) when a request arrives, [`enter`](Policy::enter) for each
 /// entry that it makes, parents first, and [`release`](Policy::release) when nobody holds an entry
@@ -108,14 +108,14 @@ pub struct NewEntry {
 pub trait Policy: Send {
     /// Adds to `admitted` the boundaries, in blocks and deeper than `resumed`, that deserve a
     /// checkpoint: none if nothing of the request is stored.
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>);
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>);
 
-    /// Whether a request uses every checkpoint that it passes, not only the one it resumes from.
+    /// Whether a request counts as a use of every checkpoint that it passes, not only of the one it resumes from.
     fn refreshes_path(&self) -> bool {
         false
     }
 
-    /// A request ended that had these boundaries, `end` of them in its prompt, and produced so many tokens.
+    /// Learns that a request has ended: its boundaries, `end` of them in its prompt, and the tokens of its answer.
     fn finish(&mut self, boundaries: &[u64], end: usize, output_tokens: u64) {
         let _ = (boundaries, end, output_tokens);
     }
@@ -132,15 +132,16 @@ pub trait Policy: Send {
         let _ = entry;
     }
 
-    /// A request with such hints stores or uses the entry, which is held, and all that it stands on.
+    /// Learns that a request with these hints stores or uses an entry, which is held, and all that the entry stands on.
     fn keep(&mut self, id: EntryId, tenant: TenantId, hints: &Hints) {
         let _ = (id, tenant, hints);
     }
 
-    /// Nobody holds the entry: it may be evicted. A resident one was used.
+    /// Learns that nobody holds the entry any more, so that it may be evicted; if it was evictable before, that it was
+    /// used.
     fn release(&mut self, id: EntryId);
 
-    /// The entry may not be evicted until its release.
+    /// Learns that the entry is held: it may not be evicted until its release.
     fn hold(&mut self, id: EntryId);
 
     /// Whether whatever a page stands on stays as long as the page does, so that holding the page holds all of it.
@@ -155,23 +156,24 @@ pub trait Policy: Send {
         false
     }
 
-    /// The entry is gone; one that the policy doesn't know is ignored.
+    /// Learns that the entry is gone. An entry that the policy doesn't know is ignored.
     fn leave(&mut self, id: EntryId);
 
-    /// The entry to go next; it stays until it leaves.
+    /// The entry to evict next. It stays in the policy's books until [`leave`](Policy::leave) names it.
     fn victim(&mut self) -> Option<EntryId>;
 
-    /// The entry of a tenant to go next, in the policy's order among its own as nearly as is cheap.
+    /// The entry of a tenant to evict next, by the policy's order among the tenant's entries, as nearly as is cheap.
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId>;
 
-    /// What it has learned, as bytes that another policy of that name can [`recall`](Policy::recall): empty if it
-    /// learns nothing, [`MOST_LEARNT`] at most. Entries and clocks are not among it.
+    /// The state that the policy has learned, as bytes that another policy of the same name can
+    /// [`recall`](Policy::recall): empty if it learns nothing, [`MOST_LEARNT`] at most. Entries and clocks are not
+    /// among it.
     fn learnt(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Goes on from what another policy has learned. False, and nothing changes, if it can make nothing of these
-    /// bytes.
+    /// Takes over what another policy has [learned](Policy::learnt). False, and nothing changes, if these bytes mean
+    /// nothing to this policy.
     fn recall(&mut self, learnt: &[u8]) -> bool {
         let _ = learnt;
         true
@@ -181,16 +183,16 @@ pub trait Policy: Send {
     fn bytes(&self) -> usize;
 }
 
-/// Most bytes of what a policy has learned.
+/// Most bytes of a policy's [learned](Policy::learnt) state.
 pub const MOST_LEARNT: usize = 1 << 16;
 
-/// Size of one entry of each kind; 0 where there is no such kind.
+/// Size of one entry of each kind, in slots or in pages; 0 where there is no such kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Of an attention page.
+pub struct EntrySizes {
+    /// Size of an attention page.
     pub page: u32,
-    /// Of the window pages of one block.
+    /// Size of the window pages of one block together.
     pub window: u32,
-    /// Of a checkpoint.
+    /// Size of a checkpoint.
     pub checkpoint: u32,
 }

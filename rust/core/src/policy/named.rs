@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::lru::{Lru, Placement};
 use super::retain::Retaining;
 use super::reuse::Reuse;
-use super::{Policy, Shape};
+use super::{EntrySizes, Policy};
 use crate::error::{Error, Result};
 use crate::guarded::lock;
 
@@ -13,7 +13,7 @@ use crate::guarded::lock;
 pub const NAMES: &[&str] = &["lru", "reuse"];
 
 /// Makes the policy of an empty cache whose entries have these sizes.
-pub type Make = fn(Shape) -> Box<dyn Policy>;
+pub type Make = fn(EntrySizes) -> Box<dyn Policy>;
 
 /// Policies that other crates have added.
 static ADDED: Mutex<Vec<(&str, Make)>> = Mutex::new(Vec::new());
@@ -40,7 +40,7 @@ pub fn retaining(policy: impl Policy + 'static) -> Box<dyn Policy> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a name that is neither in [`NAMES`] nor [added](add).
-pub fn by_name(name: &str, shape: Shape) -> Result<Box<dyn Policy>> {
+pub fn by_name(name: &str, shape: EntrySizes) -> Result<Box<dyn Policy>> {
     match name {
         "lru" => return Ok(retaining(Lru::new(Placement::Every, true))),
         "reuse" if shape.checkpoint > 0 && (shape.page > 0 || shape.window == 0) => {

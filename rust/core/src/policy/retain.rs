@@ -1,4 +1,4 @@
-//! Entries that requests asked to retain, around any policy.
+//! A wrapper around any policy that keeps entries which requests asked to retain.
 //!
 //! For the policy within, a retained entry is held until its time is over. So it leaves after everything
 //! that is not retained, and the retained leave by priority, then by remaining time: a cache never waits
@@ -9,42 +9,42 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use super::{Hints, NewEntry, Policy, Request};
+use super::{Hints, NewEntry, NewRequest, Policy};
 use crate::ids::{EntryId, TenantId};
 
-/// Entries whose time is over that one request frees at most: after an idle hour there may be very many.
+/// The most entries whose time is over that one request frees: after an idle hour there may be very many.
 const EXPIRIES: usize = 4096;
 
-/// A retained entry.
+/// What is known of a retained entry.
 #[derive(Debug, Clone, Copy)]
-struct Kept {
+struct Retained {
     until: u64,
     priority: i8,
     tenant: TenantId,
-    /// When it was released, counted in releases from 1; 0 while it is held.
+    /// Number of its release, counted from 1; 0 while the entry is held.
     turn: u64,
 }
 
-/// What leaves first: the least priority, the least time left, what was released first.
+/// The order in which retained entries leave: by priority, time left, number of release, and id.
 type Rank = (i8, u64, u64, u32);
 
-impl Kept {
+impl Retained {
     const fn rank(&self, id: EntryId) -> Rank {
         (self.priority, self.until, self.turn, id.0)
     }
 }
 
-/// A policy, and the entries that it may not give up yet.
+/// A policy, and the entries that it does not give up before their time is over.
 pub(super) struct Retaining<P> {
     policy: P,
     now: u64,
     releases: u64,
-    kept: HashMap<EntryId, Kept>,
-    /// Those that nobody holds, as they leave.
+    kept: HashMap<EntryId, Retained>,
+    /// Retained entries that nobody holds, in the order in which they leave.
     order: BTreeSet<Rank>,
-    /// The same by tenant, as far as they have one.
+    /// Retained entries of tenants that nobody holds, by tenant.
     of_tenants: BTreeSet<(TenantId, Rank)>,
-    /// The same by the end of their time.
+    /// Retained entries that nobody holds, by the end of their time.
     ends: BTreeSet<(u64, u64, EntryId)>,
 }
 
@@ -62,7 +62,7 @@ impl<P: Policy> Retaining<P> {
     }
 
     /// Takes an entry out of the orders, if it is there.
-    fn unlist(&mut self, id: EntryId, kept: &Kept) {
+    fn unlist(&mut self, id: EntryId, kept: &Retained) {
         if kept.turn > 0 {
             self.order.remove(&kept.rank(id));
             self.of_tenants.remove(&(kept.tenant, kept.rank(id)));
@@ -88,7 +88,7 @@ impl<P: Policy> Retaining<P> {
     }
 
     #[cold]
-    fn release_kept(&mut self, id: EntryId, kept: Kept) {
+    fn release_kept(&mut self, id: EntryId, kept: Retained) {
         self.unlist(id, &kept);
         if kept.until <= self.now {
             self.kept.remove(&id);
@@ -97,7 +97,7 @@ impl<P: Policy> Retaining<P> {
         }
         self.releases += 1;
         let turn = self.releases;
-        let kept = Kept { turn, ..kept };
+        let kept = Retained { turn, ..kept };
         self.kept.insert(id, kept);
         self.order.insert(kept.rank(id));
         if kept.tenant != TenantId::NONE {
@@ -108,7 +108,7 @@ impl<P: Policy> Retaining<P> {
 }
 
 impl<P: Policy> Policy for Retaining<P> {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         self.now = self.now.max(request.now);
         self.expire();
         self.policy.admit(request, admitted);
@@ -138,7 +138,7 @@ impl<P: Policy> Policy for Retaining<P> {
         let until = self
             .now
             .saturating_add(hints.retain.min(Hints::MOST_RETAIN));
-        let kept = self.kept.entry(id).or_insert(Kept {
+        let kept = self.kept.entry(id).or_insert(Retained {
             until,
             priority: hints.priority,
             tenant,
@@ -161,7 +161,7 @@ impl<P: Policy> Policy for Retaining<P> {
             return;
         };
         self.unlist(id, &kept);
-        self.kept.insert(id, Kept { turn: 0, ..kept });
+        self.kept.insert(id, Retained { turn: 0, ..kept });
     }
 
     fn protects(&self, page: EntryId) -> bool {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn at(policy: &mut Retaining<Lru>, now: u64) {
-        let request = Request {
+        let request = NewRequest {
             now,
             tokens: 0,
             boundaries: &[],

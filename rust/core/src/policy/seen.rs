@@ -1,8 +1,8 @@
-//! Where prompts fork: boundaries of recent prompts, whether anything of them is resident or not.
+//! Boundaries of recent prompts, whether anything of them is in the cache or not: they show where prompts fork.
 
 use hashbrown::HashSet;
 
-/// Names of boundaries in two generations; the older one is forgotten when the younger is full.
+/// The boundaries of recent prompts, by name, in two generations: the older one is forgotten when the younger is full.
 #[derive(Debug)]
 pub struct Seen {
     young: HashSet<u64>,
@@ -11,7 +11,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// An empty memory of at least `room` boundaries, which never grows.
+    /// An empty memory for at least `room` boundaries, which never grows.
     #[must_use]
     pub fn new(room: usize) -> Self {
         Self {
@@ -21,14 +21,14 @@ impl Seen {
         }
     }
 
-    /// How many leading boundaries an earlier prompt had too.
+    /// The number of leading boundaries that an earlier prompt had too.
     #[must_use]
     pub fn look(&self, boundaries: &[u64]) -> usize {
         let known = |name: &u64| self.young.contains(name) || self.old.contains(name);
         boundaries.iter().take_while(|name| known(name)).count()
     }
 
-    /// The same, and remembers all of them.
+    /// The number of leading boundaries that an earlier prompt had too. All boundaries are remembered.
     pub fn visit(&mut self, boundaries: &[u64]) -> usize {
         let seen = self.look(boundaries);
         for &name in boundaries {

@@ -1,8 +1,8 @@
-//! Evictable entries by tenant, each tenant's by rank: what leaves first when a tenant has its share.
+//! Evictable entries by tenant and rank: which of a tenant's entries leaves first when its share is full.
 
 use super::NewEntry;
-use super::list::Lists;
-use super::table::Table;
+use super::chunk_table::ChunkTable;
+use super::lists::Lists;
 use crate::ids::{EntryId, TenantId};
 
 /// Evictable entries of each tenant by rank, in the order in which they were put there. A policy says what a rank
@@ -12,7 +12,7 @@ pub struct ByTenant {
     ranks: usize,
     /// One list for each tenant and rank.
     lists: Lists,
-    owners: Table<TenantId>,
+    owners: ChunkTable<TenantId>,
 }
 
 impl ByTenant {
@@ -21,7 +21,7 @@ impl ByTenant {
         Self {
             ranks,
             lists: Lists::new(0),
-            owners: Table::new(TenantId::NONE),
+            owners: ChunkTable::new(TenantId::NONE),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The room of a tier: which entries take it, and which leaves next.
 
 use crate::ids::{EntryId, TenantId};
-use crate::policy::{Hints, NewEntry, Policy, Request};
+use crate::policy::{Hints, NewEntry, NewRequest, Policy};
 
 /// Bounded room and the policy that decides who leaves it. Sizes are in slots of the host.
 ///
@@ -167,11 +167,11 @@ impl Room {
     }
 
     /// Shows the policy a request, and gives the boundaries that it would make checkpoints at.
-    pub(crate) fn admit(&mut self, request: &Request<'_>) -> Vec<usize> {
+    pub(crate) fn admit(&mut self, request: &NewRequest<'_>) -> Vec<usize> {
         let mut admitted = Vec::new();
         let free = self.free;
         self.policy
-            .admit(&Request { free, ..*request }, &mut admitted);
+            .admit(&NewRequest { free, ..*request }, &mut admitted);
         admitted
     }
 

@@ -16,7 +16,9 @@
 //!    best score that a request gave it.
 
 use hybrid_pages::ids::{EntryId, TenantId};
-use hybrid_pages::policy::{ByTenant, Lists, NewEntry, Placement, Policy, Request, Shape, Table};
+use hybrid_pages::policy::{
+    ByTenant, ChunkTable, EntrySizes, Lists, NewEntry, NewRequest, Placement, Policy,
+};
 
 /// Weight of efficiency against recency.
 const ALPHA: f64 = 0.05;
@@ -33,12 +35,12 @@ struct Score {
 /// Recency and efficiency, mended: see the head of the module's source.
 #[derive(Debug)]
 pub struct Marconi {
-    scores: Table<Score>,
+    scores: ChunkTable<Score>,
     lists: Lists,
     tenants: ByTenant,
     /// Uses so far: the clock of recency.
     clock: u64,
-    shape: Shape,
+    shape: EntrySizes,
     mean_efficiency: f64,
     mean_stay: f64,
     /// Step of the request that is being stored.
@@ -48,9 +50,9 @@ pub struct Marconi {
 impl Marconi {
     /// An empty cache's policy.
     #[must_use]
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(shape: EntrySizes) -> Self {
         Self {
-            scores: Table::new(Score::default()),
+            scores: ChunkTable::new(Score::default()),
             lists: Lists::new(CLASSES),
             tenants: ByTenant::new(CLASSES),
             clock: 0,
@@ -85,9 +87,9 @@ impl Marconi {
 }
 
 impl Policy for Marconi {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         let saved = (request.blocks() - request.resumed.min(request.blocks())) as f64;
-        let Shape {
+        let EntrySizes {
             page, checkpoint, ..
         } = self.shape;
         let room = saved * f64::from(page) + f64::from(checkpoint);

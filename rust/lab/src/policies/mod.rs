@@ -11,7 +11,7 @@
 
 mod marconi;
 
-use hybrid_pages::policy::{self, Lru, Make, Placement, Policy, Shape, retaining};
+use hybrid_pages::policy::{self, EntrySizes, Lru, Make, Placement, Policy, retaining};
 use marconi::Marconi;
 
 use crate::error::Result;
@@ -42,7 +42,7 @@ pub fn policies() -> &'static [&'static str] {
 /// The policy of an empty cache in which a page has size 1 and a checkpoint the ratio.
 pub(crate) fn by_name(name: &str, ratio: u32) -> Result<Box<dyn Policy>> {
     policies();
-    let sizes = Shape {
+    let sizes = EntrySizes {
         page: 1,
         window: 0,
         checkpoint: ratio,

@@ -13,7 +13,7 @@ use crate::book::minute;
 use crate::door::Door;
 use crate::lock;
 use hybrid_pages::ids::{EntryId, TenantId};
-use hybrid_pages::policy::{Hints, NewEntry, Policy, Request};
+use hybrid_pages::policy::{Hints, NewEntry, NewRequest, Policy};
 use hybrid_pages_tiers::Name;
 
 /// An entry that is in the room.
@@ -158,9 +158,10 @@ impl Noting {
 }
 
 impl Policy for Noting {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         let now = request.now.saturating_add(BEFORE);
-        self.policy().admit(&Request { now, ..*request }, admitted);
+        self.policy()
+            .admit(&NewRequest { now, ..*request }, admitted);
     }
 
     fn refreshes_path(&self) -> bool {

@@ -1,20 +1,20 @@
-//! Which boundaries of a request get a checkpoint, and what the request tells about those before it.
+//! Admission: which boundaries of a request get a checkpoint, and what the request shows about earlier checkpoints.
 
 use super::Reuse;
 use super::eviction::scale;
-use super::hazard::{Features, Kind, Origin};
+use super::hazard::{CheckpointKind, Features, Origin};
 use super::record::CLIMB;
-use crate::policy::Request;
+use crate::policy::NewRequest;
 
-/// One request in so many tells about boundaries that get no checkpoint.
+/// One request in so many makes records of boundaries that get no checkpoint.
 const SAMPLE: u64 = 8;
-/// Blocks before the end where a checkpoint is considered.
+/// Distances from the end of a prompt, in blocks, at which a checkpoint is considered.
 const OFFSETS: [usize; 4] = [1, 3, 8, 21];
 
 impl Reuse {
-    /// The end of a prompt, the fork and the boundary before the end; more of those before
-    /// as their learned worth exceeds that of what is being evicted.
-    pub(super) fn choose(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    /// Chooses the boundaries of a request that get a checkpoint: the end of the prompt, the fork and the boundary
+    /// before the end; further ones before that while their learned worth is at least the threshold.
+    pub(super) fn choose(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         let mut origin = self.observe(request);
         if !request.hints.store {
             return;
@@ -31,10 +31,10 @@ impl Reuse {
             admitted.extend((depth > from).then_some(depth));
         };
         if end > 0 {
-            add(self, end, Kind::End);
+            add(self, end, CheckpointKind::End);
         }
         if fork > from && fork < end {
-            add(self, fork, Kind::Fork);
+            add(self, fork, CheckpointKind::Fork);
         }
         // A sample is remembered of what gets no checkpoint: what is never tried is never learned.
         let sample = self.requests.is_multiple_of(SAMPLE);
@@ -43,7 +43,7 @@ impl Reuse {
             if end <= from + offset || end - offset == fork {
                 break;
             }
-            let kind = Kind::Before(offset as u32);
+            let kind = CheckpointKind::Before(offset as u32);
             if step > 0 && pays {
                 let index = self.hazards.index(&Features::new(kind, 0, &origin), 0);
                 let blocks = (end - offset - from) as f32;
@@ -62,9 +62,9 @@ impl Reuse {
         self.link(request);
     }
 
-    /// Finds what a request would have used, and what it tells about the ways there. Returns the
-    /// origin of what it will make.
-    fn observe(&mut self, request: &Request<'_>) -> Origin {
+    /// Finds the record of the checkpoint that a request would have used, and learns from those that it passed. Returns
+    /// the origin of the checkpoints that it will make.
+    fn observe(&mut self, request: &NewRequest<'_>) -> Origin {
         let mut known = std::mem::take(&mut self.known);
         known.clear();
         let places = request.boundaries.iter().zip(1..);
@@ -90,18 +90,29 @@ impl Reuse {
             let past = &mut self.records.past[at];
             past.hits = past.hits.saturating_add(1);
             let (kind, from) = (past.kind, past.origin);
-            if kind != Kind::Fork && (kind != Kind::Continued || from.turn > 0) {
+            if kind != CheckpointKind::Fork && (kind != CheckpointKind::Continued || from.turn > 0)
+            {
                 origin.turn = from.turn.saturating_add(1);
                 origin.gap = (self.now - self.records[at].since).clamp(1, u32::MAX.into()) as u32;
             }
             self.records[at].priority = request.hints.priority;
             let goes_on = request.blocks() > depth;
-            self.begin(at, if goes_on { Kind::Continued } else { kind }, from);
+            self.begin(
+                at,
+                if goes_on {
+                    CheckpointKind::Continued
+                } else {
+                    kind
+                },
+                from,
+            );
         }
         known.retain(|&(depth, at)| {
             let past = &self.records.past[at];
-            let fresh =
-                matches!(past.kind, Kind::End | Kind::Left | Kind::Before(_)) && past.hits == 0;
+            let fresh = matches!(
+                past.kind,
+                CheckpointKind::End | CheckpointKind::Left | CheckpointKind::Before(_)
+            ) && past.hits == 0;
             if fresh && depth <= reached && Some((depth, at)) != wanted {
                 let from = past.origin;
                 self.conclude(at, false);
@@ -110,7 +121,7 @@ impl Reuse {
                     self.forget(at);
                     return false;
                 }
-                self.begin(at, Kind::Passed, from);
+                self.begin(at, CheckpointKind::Passed, from);
             }
             true
         });
@@ -119,7 +130,14 @@ impl Reuse {
     }
 
     /// Notes that a boundary gets a checkpoint of a kind.
-    fn plan(&mut self, boundary: u64, depth: usize, kind: Kind, origin: Origin, priority: i8) {
+    fn plan(
+        &mut self,
+        boundary: u64,
+        depth: usize,
+        kind: CheckpointKind,
+        origin: Origin,
+        priority: i8,
+    ) {
         let Some(at) = self.records.find(boundary) else {
             let at = self.records.add(boundary, depth as u32);
             self.known.push((depth, at));
@@ -128,25 +146,35 @@ impl Reuse {
             return;
         };
         let past = &self.records.past[at];
-        if self.records[at].since == self.now && past.kind == Kind::Continued {
+        if self.records[at].since == self.now && past.kind == CheckpointKind::Continued {
             return;
         }
         let better = matches!(
             (past.kind, kind),
-            (Kind::Passed, _)
-                | (Kind::End | Kind::Left, Kind::End)
-                | (Kind::Before(_), Kind::End | Kind::Fork)
+            (CheckpointKind::Passed, _)
+                | (
+                    CheckpointKind::End | CheckpointKind::Left,
+                    CheckpointKind::End
+                )
+                | (
+                    CheckpointKind::Before(_),
+                    CheckpointKind::End | CheckpointKind::Fork
+                )
         );
         if better {
-            let kind = if past.hits > 0 { Kind::Continued } else { kind };
+            let kind = if past.hits > 0 {
+                CheckpointKind::Continued
+            } else {
+                kind
+            };
             self.conclude(at, false);
             self.records[at].priority = priority;
             self.begin(at, kind, origin);
         }
     }
 
-    /// Tells the records of a prompt which one is above them, and that a request is on its way.
-    fn link(&mut self, request: &Request<'_>) {
+    /// Notes in the records of a prompt which one is above each, and that a running request passes them.
+    fn link(&mut self, request: &NewRequest<'_>) {
         let mut known = std::mem::take(&mut self.known);
         known.sort_unstable();
         for pair in known.windows(2) {
@@ -159,7 +187,7 @@ impl Reuse {
         self.known = known;
     }
 
-    /// The request that ended at a boundary produced so many tokens.
+    /// Learns that the request whose prompt ended at a boundary has produced so many tokens.
     pub(super) fn end(&mut self, boundary: u64, output_tokens: u64) {
         let Some(at) = self.records.find(boundary) else {
             return;
@@ -173,7 +201,7 @@ impl Reuse {
             self.records.past[upper].running = 0;
         }
         let past = &mut self.records.past[at];
-        if !matches!(past.kind, Kind::End | Kind::Left) {
+        if !matches!(past.kind, CheckpointKind::End | CheckpointKind::Left) {
             return;
         }
         past.origin.output_tokens = output_tokens.min(u32::MAX.into()) as u32;

@@ -1,35 +1,36 @@
-//! Lives of records by age bin. A life lasts from when a checkpoint was made or used until it is used again or
-//! forgotten. All of them are visited at the end of every bin, so what a visit needs lies side by side in memory.
+//! The lives of records, by the bin of their age. A *life* lasts from when a checkpoint was made or used until it is
+//! used again or forgotten. Every life is visited at the end of each bin, so the bytes that a visit needs lie side by
+//! side in memory.
 
 use std::collections::VecDeque;
 
 use super::hazard::{BINS, Features};
-use crate::policy::table::Table;
+use crate::policy::chunk_table::ChunkTable;
 
-/// Lives a chunk.
+/// Number of lives in a chunk.
 const CHUNK: usize = 64;
 
-/// A life that waits for the end of its bin. As many bytes as half a line of the processor's cache.
+/// A life that waits for the end of its bin. It takes half a line of the processor's cache.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Life {
     pub(super) since: u64,
     pub(super) features: Features,
     pub(super) record: u32,
-    /// Lives that its record has had.
+    /// Number of this life among those of its record.
     number: u32,
-    /// Last bin at which its index is good enough.
+    /// Last bin for which the record's Gittins index need not be renewed.
     fresh_until: u8,
-    /// Whether it is learned from.
+    /// Whether hazards are learned from this life.
     pub(super) teaches: bool,
 }
 
 impl Life {
-    /// Whether its index is good enough at a bin.
+    /// Whether the record's Gittins index need not be renewed for a bin.
     pub(super) fn is_fresh(&self, bin: usize) -> bool {
         bin <= self.fresh_until.into()
     }
 
-    /// The index of a record is good enough up to a bin.
+    /// Notes that the record's Gittins index need not be renewed up to a bin.
     pub(super) fn keep_until(&mut self, bin: usize) {
         self.fresh_until = bin as u8;
     }
@@ -37,22 +38,22 @@ impl Life {
 
 const _: () = assert!(size_of::<Life>() == 32);
 
-/// The life that a record leads.
+/// The present life of a record.
 #[derive(Debug, Clone, Copy)]
 struct Present {
     number: u32,
     watched: bool,
 }
 
-/// First in, first out, a chunk of memory at a time.
+/// Lives, first in, first out, in chunks of memory.
 #[derive(Debug, Default)]
-struct Queue {
+struct LifeQueue {
     chunks: VecDeque<Vec<Life>>,
-    /// Of the first chunk.
+    /// Number of lives taken from the first chunk.
     taken: usize,
 }
 
-impl Queue {
+impl LifeQueue {
     fn push(&mut self, life: Life, spare: &mut Vec<Vec<Life>>) {
         match self.chunks.back_mut() {
             Some(chunk) if chunk.len() < CHUNK => chunk.push(life),
@@ -69,7 +70,7 @@ impl Queue {
         self.chunks.front()?.get(self.taken)
     }
 
-    /// The first one goes.
+    /// Removes the first life.
     fn shift(&mut self, spare: &mut Vec<Vec<Life>>) {
         self.taken += 1;
         if self.taken == CHUNK {
@@ -82,31 +83,31 @@ impl Queue {
     }
 }
 
-/// The lives of all records.
+/// The lives of all records, by bin.
 #[derive(Debug)]
 pub(super) struct Ages {
-    queues: [Queue; BINS],
-    /// Empty chunks.
+    queues: [LifeQueue; BINS],
+    /// Empty chunks, to be used again.
     spare: Vec<Vec<Life>>,
-    /// Before when nothing leaves a bin.
+    /// Time before which no life leaves each bin.
     due: [u64; BINS],
-    present: Table<Present>,
+    present: ChunkTable<Present>,
 }
 
 impl Ages {
     pub(super) fn new() -> Self {
         Self {
-            queues: std::array::from_fn(|_| Queue::default()),
+            queues: std::array::from_fn(|_| LifeQueue::default()),
             spare: Vec::new(),
             due: [0; BINS],
-            present: Table::new(Present {
+            present: ChunkTable::new(Present {
                 number: 0,
                 watched: false,
             }),
         }
     }
 
-    /// Begins a record's next life, watched.
+    /// Begins the next life of a record, which is watched.
     pub(super) fn begin(&mut self, record: u32, since: u64, features: Features, teaches: bool) {
         let present = self.present.reach(record);
         present.number = present.number.wrapping_add(1);
@@ -136,7 +137,7 @@ impl Ages {
         self.present[record].watched = watched;
     }
 
-    /// A life enters a bin. From the last one nothing ever leaves.
+    /// Puts a life into a bin. Nothing ever leaves the last bin.
     pub(super) fn push(&mut self, bin: usize, life: Life) {
         if bin < BINS - 1 {
             self.queues[bin].push(life, &mut self.spare);
@@ -159,7 +160,7 @@ impl Ages {
         Some(life)
     }
 
-    /// Whether it is watched, or nothing if it has ended.
+    /// Whether a life is watched; `None` if it has ended.
     pub(super) fn goes_on(&self, life: &Life) -> Option<bool> {
         let present = self.present[life.record];
         (present.number == life.number).then_some(present.watched)

@@ -1,30 +1,34 @@
-//! Ages, worth, and what goes next.
+//! Ages brought up to date, the worth of checkpoints, and which one is evicted next.
+//!
+//! The *worth* of a checkpoint is its Gittins index, its own or an inherited one, times its density (blocks that it
+//! saves over the size that its eviction frees) and the scale of its priority: the expected saving per size and time.
 
 use super::Reuse;
 use super::ages::Life;
-use super::hazard::{BINS, Features, Kind, Origin};
+use super::hazard::{BINS, CheckpointKind, Features, Origin};
 use super::order::{OCTAVES, Order};
 use super::record::CLIMB;
 use crate::ids::{EntryId, TenantId};
 
-/// Ages that one request brings up to date at most.
+/// The most ages that one request brings up to date.
 const UPDATES: usize = 1024;
-/// Rescorings that one eviction does at most.
+/// The most checkpoints that one eviction weighs anew.
 const RESCORES: usize = 64;
-/// Of so many bins that pass, one weighs a checkpoint anew.
+/// Number of bins after which a checkpoint is weighed anew.
 const WEIGHING: usize = 8;
-/// A checkpoint of so many times the worth of what is being evicted may have an index that is one bin old.
+/// How many times the threshold a checkpoint's worth must be for its Gittins index to be renewed one bin late.
 const SAFE: f32 = 8.0;
-/// Of so many times: three bins, and need not be weighed.
+/// How many times the threshold a checkpoint's worth must be for its index to be renewed three bins late, and for it
+/// not to be weighed.
 const FAR: f32 = 64.0;
 
-/// What leaves first of a tenant's: pages that are worth nothing, checkpoints by octaves of worth, pages
-/// that wait for their checkpoint.
+// Ranks of a tenant's entries, by which they leave: pages that are worth nothing, checkpoints by octaves of worth,
+// pages that wait for their checkpoint.
 pub(super) const SURPLUS: usize = 0;
 pub(super) const WAITING: usize = 1 + OCTAVES;
 pub(super) const RANKS: usize = WAITING + 1;
 
-/// Worth by priority, from the least one on: a step doubles it.
+/// Factors of worth by priority, from the least priority on: a step doubles it.
 const SCALES: [f32; 21] = {
     let mut scales = [1.0; 21];
     let mut step = 1;
@@ -36,14 +40,14 @@ const SCALES: [f32; 21] = {
     scales
 };
 
-/// How much a priority multiplies worth by.
+/// The factor by which a priority multiplies worth.
 pub(super) fn scale(priority: i8) -> f32 {
     SCALES[(i16::from(priority) + 10).clamp(0, 20) as usize]
 }
 
 impl Reuse {
-    /// Brings ages up to date: every bin that has passed is learned from and changes the index. From the
-    /// oldest bin to the youngest, so that each stays in order.
+    /// Brings ages up to date: every bin that has passed is learned from and changes Gittins indexes. It goes from
+    /// the oldest bin to the youngest, so that each bin stays in order.
     pub(super) fn grow_older(&mut self) {
         let mut left = UPDATES;
         for bin in (0..BINS - 1).rev() {
@@ -57,7 +61,8 @@ impl Reuse {
         }
     }
 
-    /// A life leaves a bin. Returns how many it has passed since it came there.
+    /// Moves a life out of a bin whose end it has reached. Returns the number of bins that it has passed since it was
+    /// put there.
     fn visit(&mut self, mut life: Life, bin: usize) -> usize {
         let Some(watched) = self.records.ages.goes_on(&life) else {
             return 1;
@@ -81,7 +86,7 @@ impl Reuse {
         next - bin
     }
 
-    /// The index of a record is that of its age, and is renewed with it from now on.
+    /// Brings the Gittins index of a record up to date, and renews it with the record's age from now on.
     pub(super) fn watch(&mut self, at: u32) {
         let record = &mut self.records[at];
         let bin = self.hazards.bin(self.now.saturating_sub(record.since));
@@ -89,7 +94,8 @@ impl Reuse {
         self.records.ages.watch(at, true);
     }
 
-    /// Brings the index of a record up to date that has grown older. Returns for how many bins more it is good enough.
+    /// Renews the Gittins index of a record that has grown older. Returns the number of further bins for which that is
+    /// not needed again.
     fn renew(&mut self, at: u32, bin: usize, weigh: bool) -> usize {
         let leads = self.leads(at);
         let record = &mut self.records[at];
@@ -109,12 +115,12 @@ impl Reuse {
         usize::from(self.exceeds(at, SAFE)) + 2 * usize::from(self.exceeds(at, FAR))
     }
 
-    /// Whether a record is worth so many times what is being evicted.
+    /// Whether the worth of a record is at least so many times the threshold.
     fn exceeds(&self, at: u32, times: f32) -> bool {
         self.threshold > 0.0 && self.worth(at) >= times * self.threshold
     }
 
-    /// Learns from what a record has lived through since its last bin.
+    /// Learns from the part of the present bin that a record has lived through, which ends with a use or without.
     pub(super) fn conclude(&mut self, at: u32, used: bool) {
         if self.records.past[at].resumed {
             return;
@@ -127,19 +133,19 @@ impl Reuse {
     }
 
     /// Begins a new life of a record.
-    pub(super) fn begin(&mut self, at: u32, kind: Kind, origin: Origin) {
+    pub(super) fn begin(&mut self, at: u32, kind: CheckpointKind, origin: Origin) {
         self.records.past[at].resumed = false;
         self.live(at, kind, origin, 0);
     }
 
-    /// Goes on with a life of which only its age is known. It teaches nothing: of those like it only the ones that
-    /// are used are ever met again.
+    /// Begins the life of a record that an earlier process made and of which only the age is known. Nothing is learned
+    /// from it: of such entries, only those that are used are ever met again.
     pub(super) fn resume(&mut self, at: u32, age: u64) {
         self.records.past[at].resumed = true;
-        self.live(at, Kind::End, Origin::UNKNOWN, age);
+        self.live(at, CheckpointKind::End, Origin::UNKNOWN, age);
     }
 
-    fn live(&mut self, at: u32, kind: Kind, origin: Origin, age: u64) {
+    fn live(&mut self, at: u32, kind: CheckpointKind, origin: Origin, age: u64) {
         let past = &mut self.records.past[at];
         past.kind = kind;
         past.origin = origin;
@@ -156,13 +162,13 @@ impl Reuse {
         self.place(at);
     }
 
-    /// Expected saving per room and time.
+    /// The worth of a record: expected saving per size and time.
     fn worth(&self, at: u32) -> f32 {
         let record = &self.records[at];
         record.index.max(record.inherited) * record.density * scale(record.priority)
     }
 
-    /// Looks at what the eviction of a resident record's checkpoint would free and cost.
+    /// Renews the density of a resident record from what the eviction of its checkpoint would free and cost.
     fn weigh(&mut self, at: u32) {
         let mut weight = self.tree.weigh(EntryId(self.records[at].entry));
         if let Some(above) = self.passed(at) {
@@ -172,7 +178,7 @@ impl Reuse {
         self.records[at].density = weight.blocks as f32 / weight.size.max(1) as f32;
     }
 
-    /// Of a checkpoint that needs no page: the nearest resident one above.
+    /// The record of the nearest resident checkpoint above one that needs no page.
     pub(super) fn passed(&self, at: u32) -> Option<u32> {
         if !self
             .tree
@@ -191,7 +197,7 @@ impl Reuse {
         None
     }
 
-    /// A resident record's checkpoint may be evicted from now on.
+    /// Makes the checkpoint of a resident record evictable.
     pub(super) fn offer(&mut self, at: u32) {
         if self.records[at].density == 0.0 {
             self.weigh(at);
@@ -206,14 +212,14 @@ impl Reuse {
         self.tenants.put(entry, 1 + Order::octave(bucket));
     }
 
-    /// Puts a record where it belongs in the order, if it is there at all.
+    /// Moves an evictable record to where its worth belongs in the order.
     pub(super) fn place(&mut self, at: u32) {
         if self.order.has(at) {
             self.list(at, Order::bucket(self.worth(at)));
         }
     }
 
-    /// Weighs a resident record and puts it where it belongs.
+    /// Weighs a resident record and moves it to where its worth belongs in the order.
     pub(super) fn score(&mut self, at: u32) {
         self.weigh(at);
         self.place(at);

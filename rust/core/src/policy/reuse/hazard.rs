@@ -1,21 +1,22 @@
-//! When is a checkpoint used next? Hazards by age, learned online, and the index that follows.
+//! When a checkpoint is likely to be used next: hazards by age, learned online, and Gittins indexes from them.
 //!
-//! Ages fall in bins spaced by the square root of two, below a second by two. How often a checkpoint that was not used before a
-//! bin is expected to be used within it (a Poisson rate) is a product of factors, one a feature; each factor is one number of a
-//! small table. A factor moves by the surprise (outcome less prediction) over what it has been exposed to so
-//! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. The start,
-//! the same in every bin, is the scale-free law under which least recently used is right; what two
-//! requests have wanted, and the ends of named sessions, start higher.
+//! A *bin* is an interval of a checkpoint's age; bins are spaced by the square root of two, below a second by two. A
+//! *hazard* is the number of uses expected within a bin (a Poisson rate) of a checkpoint that was not used before. It
+//! is a product of factors, one for each feature of the checkpoint; each factor is one number of a small table. After
+//! a bin has passed, a factor moves by the surprise (outcome less prediction) over the uses that were expected of it so
+//! far: the diagonal of Newton's method, with no rate to tune and a prior that fades. At the start hazards are equal in
+//! every bin: the scale-free law under which least recently used is right. Checkpoints that two requests have wanted,
+//! and the ends of named sessions, start higher.
 
 use super::sessions::Standing;
 
-/// Age bins: from milliseconds to a month, as entries on disks live long.
+/// Number of bins: from milliseconds to a month, as entries on disks live long.
 pub(super) const BINS: usize = EARLY + 44;
-/// Bins below a second, each an octave; the others are half an octave.
+/// Number of bins below a second, each an octave; the others are half an octave.
 pub(super) const EARLY: usize = 6;
-/// Factors of a checkpoint.
+/// Number of features, and so of factors, of a checkpoint.
 const FEATURES: usize = 7;
-/// Places in the table of each factor.
+/// Number of places in the table of each factor.
 const SIZES: [u16; FEATURES] = [16 * BINS as u16, 300, 128, 64, 64, 64, 256];
 /// Where the table of each factor begins.
 const OFFSETS: [u16; FEATURES] = {
@@ -27,27 +28,28 @@ const OFFSETS: [u16; FEATURES] = {
     }
     offsets
 };
-/// Places that are used.
+/// Number of places in all tables together.
 pub(super) const LEARNT: usize = (OFFSETS[FEATURES - 1] + SIZES[FEATURES - 1]) as usize;
-/// Places of all tables: a power of two, so that a mask keeps an index within and nothing has to check it.
+/// Length of the arrays of all tables: a power of two, so that a mask keeps an index within and nothing has to check
+/// it.
 const PLACES: usize = 2048;
 const _: () = assert!(LEARNT <= PLACES);
-/// Places of the first factor, in runs of one a bin: which run is whose.
+// Runs of the first factor's table, which has a place for each bin in each run: the run of each kind of checkpoint.
 const END: u16 = 0;
 const FORK: u16 = 1;
 const BEFORE: u16 = 2;
 const PASSED: u16 = 8;
 const CONTINUED: u16 = 9;
 const NAMED: u16 = 15;
-/// After the standings of requests: of an end whose session went on elsewhere.
+/// Standing, after those of requests, of an end whose session went on elsewhere.
 const GONE_ON: u16 = 4;
-/// Expected uses in half an octave before anything was learned.
+/// Hazard of half an octave before anything was learned.
 const PRIOR: f32 = 0.05;
 /// How much likelier it is, at the start, that a checkpoint that was wanted before is wanted again.
 const AGAIN: f32 = 2.0;
-/// Expected uses that the prior weighs.
+/// Weight of the prior, in expected uses.
 const WEIGHT: f32 = 5.0;
-/// Expected uses in one bin never exceed this.
+/// The highest hazard of a bin.
 const MOST: f32 = 4.5;
 /// A factor stays between this and its inverse.
 pub(super) const MOST_FACTOR: f32 = 1e6;
@@ -66,35 +68,37 @@ const HALF_OCTAVES: [i32; BINS] = {
     ends
 };
 
-/// The kind of a checkpoint, and what has become of it.
+/// The kind of a checkpoint: why it was made, and what has become of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// At the end of a prompt.
+pub(super) enum CheckpointKind {
+    /// Made at the end of a prompt.
     End,
-    /// Where a prompt left known pages.
+    /// Made where a prompt left known pages.
     Fork,
-    /// So many blocks before an end.
+    /// Made so many blocks before the end of a prompt.
     Before(u32),
     /// Never used, and a request resumed deeper.
     Passed,
-    /// Used; and the requests went on.
+    /// Used by requests that went on from it.
     Continued,
     /// At the end of a prompt, never used, and its session went on elsewhere.
     Left,
 }
 
-/// Known when a checkpoint is made or used: facts about the request that made it.
+/// Facts about the request that made or last used a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin {
-    /// Requests before it in its conversation.
+    /// Number of requests before this one in its conversation.
     pub(super) turn: u32,
-    /// Blocks that it added to what was known.
+    /// Blocks that the request added to what was known.
     pub(super) added: u32,
+    /// Tokens of the prompt.
     pub(super) tokens: u32,
+    /// Tokens of the answer, once the request has ended.
     pub(super) output_tokens: u32,
     /// Milliseconds since the turn before; 0 for a first turn.
     pub(super) gap: u32,
-    /// In its session.
+    /// Standing of the request in its session.
     pub(super) standing: Standing,
 }
 
@@ -109,7 +113,7 @@ impl Origin {
     };
 }
 
-/// Which number of each factor applies: its place among all, at age 0.
+/// The features of a checkpoint: for each factor, the place of its number at age 0 in the arrays of all tables.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Features([u16; FEATURES]);
 
@@ -130,25 +134,25 @@ fn quarter_octave(value: u32) -> u16 {
 impl Features {
     pub(super) const NONE: Self = Self([0; FEATURES]);
 
-    /// Of a checkpoint that was used so many times.
-    pub(super) fn new(kind: Kind, hits: u16, origin: &Origin) -> Self {
+    /// The features of a checkpoint of a kind and origin that was used so many times.
+    pub(super) fn new(kind: CheckpointKind, hits: u16, origin: &Origin) -> Self {
         // The run of the first factor, and the group by which the others are told apart.
         let (run, group) = match kind {
-            Kind::End if origin.standing == Standing::Unnamed => (END, 0),
-            Kind::End | Kind::Left => (NAMED, 0),
-            Kind::Fork => (FORK, 1),
-            Kind::Before(blocks) => (
+            CheckpointKind::End if origin.standing == Standing::Unnamed => (END, 0),
+            CheckpointKind::End | CheckpointKind::Left => (NAMED, 0),
+            CheckpointKind::Fork => (FORK, 1),
+            CheckpointKind::Before(blocks) => (
                 BEFORE + ((u32::BITS - (blocks - 1).leading_zeros()).min(5) as u16),
                 2,
             ),
-            Kind::Passed => (PASSED, 3),
-            Kind::Continued => (
+            CheckpointKind::Passed => (PASSED, 3),
+            CheckpointKind::Continued => (
                 CONTINUED + (u16::BITS - hits.saturating_sub(1).leading_zeros()).min(5) as u16,
                 4,
             ),
         };
         let first = u16::from(origin.turn > 0);
-        let standing = if kind == Kind::Left {
+        let standing = if kind == CheckpointKind::Left {
             GONE_ON
         } else {
             origin.standing as u16
@@ -180,7 +184,7 @@ impl Features {
         }))
     }
 
-    /// Places of the features at an age.
+    /// The places of the features' numbers in a bin.
     fn at(&self, bin: usize) -> [usize; FEATURES] {
         let mut places = self.0.map(usize::from);
         places[0] += bin;
@@ -190,7 +194,8 @@ impl Features {
         places.map(|place| place & (PLACES - 1))
     }
 
-    /// Of an end: age as a multiple of the output's length and of the gap before.
+    /// The two features of an end of a prompt that depend on its age: as a multiple of the output's length and of the
+    /// gap before.
     fn paces(&self) -> Option<[Pace; 2]> {
         (self.0[3] > OFFSETS[3]).then(|| {
             [3, 4].map(|feature| Pace {
@@ -201,7 +206,8 @@ impl Features {
     }
 }
 
-/// One scale for all: by how many half octaves an age is beyond a value. Standing 0 is for what has no value.
+/// A feature that compares an age with a value: by how many half octaves the age is beyond it. Place 0 is for
+/// checkpoints that have no such value.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     offset: i32,
@@ -219,11 +225,11 @@ impl Pace {
     }
 }
 
-/// Learned hazards.
+/// The learned hazards of all checkpoints.
 #[derive(Debug)]
 pub(super) struct Hazards {
     factors: Box<[f32; PLACES]>,
-    /// Expected uses that each factor was exposed to.
+    /// Uses that were expected of each factor so far.
     exposed: Box<[f32; PLACES]>,
     /// Ends and lengths of the bins in milliseconds.
     ends: [u64; BINS],
@@ -260,13 +266,13 @@ impl Hazards {
         self.ends.partition_point(|&end| end <= age).min(BINS - 1)
     }
 
-    /// How much of a bin has passed at an age.
+    /// The share of a bin that has passed at an age.
     pub(super) fn share(&self, bin: usize, age: u64) -> f32 {
         let span = self.spans[bin];
         (1.0 - (self.ends[bin] as f64 - age as f64) as f32 / span).clamp(0.0, 1.0)
     }
 
-    /// Learns from a share of a bin that ended with a use or without.
+    /// Learns from a share of a bin in which a checkpoint was used at the end, or was not used.
     pub(super) fn learn(&mut self, features: &Features, bin: usize, share: f32, used: bool) {
         let places = features.at(bin);
         let [a, b, c, d, e, f, g] = places.map(|place| self.factors[place]);
@@ -287,7 +293,8 @@ impl Hazards {
         }
     }
 
-    /// The Gittins index at the start of a bin: the most uses a millisecond held, over all horizons.
+    /// The Gittins index at the start of a bin: expected uses per millisecond held, for the horizon that makes this the
+    /// most.
     pub(super) fn index(&self, features: &Features, bin: usize) -> f32 {
         let factor = |place: usize| self.factors[place & (PLACES - 1)];
         let places = features.0.map(usize::from);
@@ -330,12 +337,12 @@ impl Hazards {
         bins.map(rate).sum()
     }
 
-    /// Factors, and the expected uses that each was exposed to.
+    /// The factors, and the uses that were expected of each.
     pub(super) fn learnt(&self) -> [&[f32]; 2] {
         [&self.factors[..LEARNT], &self.exposed[..LEARNT]]
     }
 
-    /// Takes over what others learned.
+    /// Takes over factors that another instance has learned, and the uses expected of each.
     pub(super) fn recall(&mut self, factors: &[f32], exposed: &[f32]) {
         self.factors[..LEARNT].copy_from_slice(factors);
         self.exposed[..LEARNT].copy_from_slice(exposed);

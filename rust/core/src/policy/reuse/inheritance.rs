@@ -1,19 +1,19 @@
-//! Requests that would have resumed at an evicted checkpoint now resume at the nearest one above, which counts
-//! for as much until the evicted one's time has passed.
+//! Inheritance of Gittins indexes. Requests that would have resumed at an evicted checkpoint now resume at the nearest
+//! one above, its *heir*. The heir counts for as much as the evicted one until that one's time has passed.
 
 use super::Reuse;
-use super::record::{NONE, Record};
+use super::record::{CheckpointRecord, NONE};
 
 impl Reuse {
-    /// Whether a ghost's index counts for the checkpoint above it.
+    /// Whether a ghost's Gittins index is the one that its heir has inherited.
     pub(super) fn leads(&self, at: u32) -> bool {
         let heir = self.records[at].heir;
         heir != NONE && self.records[heir].source == at
     }
 
-    /// Hands the index of an evicted record to its heir.
+    /// Hands the Gittins index of a ghost to its heir.
     pub(super) fn bequeath(&mut self, at: u32) {
-        let Record { index, heir, .. } = self.records[at];
+        let CheckpointRecord { index, heir, .. } = self.records[at];
         if heir == NONE {
             return;
         }
@@ -27,7 +27,7 @@ impl Reuse {
         }
     }
 
-    /// Takes back what a record's heir has from it.
+    /// Takes the Gittins index of a record back from its heir.
     pub(super) fn disinherit(&mut self, at: u32) {
         let heir = std::mem::replace(&mut self.records[at].heir, NONE);
         if heir != NONE && self.records[heir].source == at {

@@ -1,9 +1,9 @@
-//! What was learned, as bytes for another instance: `docs/disk-format.md` has them one by one.
+//! Learned factors as bytes, for another instance of the policy: `docs/disk-format.md` lists them.
 
 use super::Reuse;
 use super::hazard::{BINS, LEARNT, MOST_FACTOR};
 
-/// Goes up with every change of what a number stands for.
+/// Version of the bytes: goes up with every change of what a number stands for.
 const VERSION: u32 = 1;
 const HEAD: usize = 16;
 const BYTES: usize = HEAD + 8 * LEARNT;
@@ -23,7 +23,7 @@ impl Reuse {
         bytes
     }
 
-    /// Takes all of it, or nothing if a part makes no sense.
+    /// Takes over all numbers, or none if one makes no sense.
     pub(super) fn decode(&mut self, bytes: &[u8]) -> Option<()> {
         if bytes.len() != BYTES {
             return None;
@@ -60,10 +60,10 @@ mod tests {
 
     use super::*;
     use crate::ids::{EntryId, TenantId};
-    use crate::policy::reuse::hazard::{Features, Kind, Origin};
-    use crate::policy::{EntryKind, Hints, NewEntry, Policy, Request, Shape};
+    use crate::policy::reuse::hazard::{CheckpointKind, Features, Origin};
+    use crate::policy::{EntryKind, EntrySizes, Hints, NewEntry, NewRequest, Policy};
 
-    const SHAPE: Shape = Shape {
+    const SHAPE: EntrySizes = EntrySizes {
         page: 1,
         window: 0,
         checkpoint: 3,
@@ -71,7 +71,7 @@ mod tests {
 
     fn taught() -> Reuse {
         let mut policy = Reuse::new(SHAPE);
-        let features = Features::new(Kind::End, 0, &Origin::UNKNOWN);
+        let features = Features::new(CheckpointKind::End, 0, &Origin::UNKNOWN);
         for bin in 0..BINS {
             policy.hazards.learn(&features, bin, 1.0, bin % 3 == 0);
         }
@@ -88,7 +88,7 @@ mod tests {
         assert_ne!(new.learnt(), bytes);
         assert!(new.recall(&bytes));
         assert_eq!(new.learnt(), bytes);
-        let features = Features::new(Kind::End, 0, &Origin::UNKNOWN);
+        let features = Features::new(CheckpointKind::End, 0, &Origin::UNKNOWN);
         for bin in 0..BINS {
             let index = |policy: &Reuse| policy.hazards.index(&features, bin);
             assert_eq!(index(&new), index(&old));
@@ -120,8 +120,8 @@ mod tests {
         }
     }
 
-    fn request<'a>(now: u64, boundaries: &'a [u64]) -> Request<'a> {
-        Request {
+    fn request<'a>(now: u64, boundaries: &'a [u64]) -> NewRequest<'a> {
+        NewRequest {
             now,
             tokens: 100,
             boundaries,

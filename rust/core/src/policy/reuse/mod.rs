@@ -1,76 +1,87 @@
-//! Keeps the checkpoints that are expected to save most for the room and time that they take.
+//! The policy `reuse`: keeps the checkpoints that are expected to save most computing for the room and time they take.
+//!
+//! Words of this module, each explained at its type:
+//!
+//! - *record*: what is known about one checkpoint ([`record::CheckpointRecord`]); a *ghost* is the record of a
+//!   checkpoint that is not in the cache, kept to learn from;
+//! - *bin*: an interval of a checkpoint's age, and *hazard*: the expected uses in one bin ([`hazard`]);
+//! - *Gittins index*: the most expected uses per time held, over all horizons ([`hazard::Hazards::index`]);
+//! - *density*: blocks that a checkpoint saves, over the size that its eviction frees; *worth*: Gittins index times
+//!   density, the score by which checkpoints are evicted ([`eviction`]);
+//! - *heir*: the nearest checkpoint above an evicted one, which inherits its Gittins index ([`inheritance`]).
 
 mod admission;
 mod ages;
-mod bare;
 mod eviction;
 mod hazard;
 mod inheritance;
 mod learnt;
-mod names;
+mod name_index;
 mod order;
 mod record;
 mod selection;
 mod sessions;
 mod tree;
+mod unneeded;
 
 use super::tenants::ByTenant;
-use super::{EntryKind, Hints, NewEntry, Policy, Request, Shape};
+use super::{EntryKind, EntrySizes, Hints, NewEntry, NewRequest, Policy};
 use crate::ids::{EntryId, TenantId};
-use bare::Bare;
 use eviction::{RANKS, SURPLUS, WAITING};
-use hazard::{Hazards, Kind, Origin};
+use hazard::{CheckpointKind, Hazards, Origin};
 use order::Order;
-use record::{NONE, Records};
+use record::{CheckpointRecords, NONE};
 use selection::Selection;
 use sessions::Sessions;
 use tree::Tree;
+use unneeded::UnneededPages;
 
-/// See the module: hazards of reuse learned by class and age, and the room that each checkpoint owns.
+/// The policy `reuse`. Hazards of reuse are learned by kind of checkpoint and age, and each checkpoint is weighed with
+/// the pages that only it needs.
 ///
-/// - *States own pages*: a page goes as soon as no checkpoint at or below it is left.
+/// - *Pages*: a page is evicted as soon as no checkpoint at or below it is left.
 /// - *Admission*: the end of a prompt, the fork and the boundary before the end; more of those
 ///   before as their learned worth exceeds that of what is being evicted, and all of them while there
-///   is room for nothing better.
-/// - *Eviction*: least index x (blocks from the nearest checkpoint above) / (its size + that of the pages
-///   that only it needs). The index is Gittins': the most expected uses an expected time held.
-/// - *Inheritance*: what would have resumed at an evicted checkpoint now resumes at the nearest one
-///   above, which counts for as much until the evicted one's time has passed.
-/// - *Sessions*: where applications name them, the hazards of first turns, next turns and what a session left
-///   behind are learned apart.
+///   is free room.
+/// - *Eviction*: the checkpoint of least worth goes first: its Gittins index x (blocks from the nearest checkpoint
+///   above) / (the size of the checkpoint and of the pages that only it needs).
+/// - *Inheritance*: requests that would have resumed at an evicted checkpoint now resume at the nearest one
+///   above, its heir, which counts for as much until the evicted one's time has passed.
+/// - *Sessions*: where applications name them, the hazards of first turns, of next turns and of ends that a session
+///   has left behind are learned apart.
 pub struct Reuse {
-    shape: Shape,
+    shape: EntrySizes,
     hazards: Hazards,
-    records: Records,
+    records: CheckpointRecords,
     tree: Tree,
-    /// Evictable checkpoints by worth.
+    /// Evictable checkpoints, by worth.
     order: Order,
-    /// Evictable pages that nothing needs.
-    bare: Bare,
-    /// All of these, by tenant.
+    /// Evictable pages that no checkpoint needs.
+    unneeded: UnneededPages,
+    /// Evictable checkpoints and pages of tenants, by tenant.
     tenants: ByTenant,
     sessions: Sessions,
     now: u64,
     requests: u64,
-    /// Running mean of the worth of what is evicted.
+    /// Threshold: the running mean of the worth of evicted checkpoints, which a further one must reach.
     threshold: f32,
-    /// Depths and records that the request at hand passes.
+    /// Depths and records of the checkpoints that the request at hand passes.
     known: Vec<(usize, u32)>,
-    /// If it is asked what it wants.
+    /// What is worth writing to a full tier; made when [`Policy::wants`] is first called.
     selection: Option<Selection>,
 }
 
 impl Reuse {
     /// The policy of an empty cache.
     #[must_use]
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(shape: EntrySizes) -> Self {
         Self {
             shape,
             hazards: Hazards::new(),
-            records: Records::new(),
+            records: CheckpointRecords::new(),
             tree: Tree::new(),
             order: Order::new(),
-            bare: Bare::new(),
+            unneeded: UnneededPages::new(),
             tenants: ByTenant::new(RANKS),
             sessions: Sessions::default(),
             now: 0,
@@ -81,14 +92,14 @@ impl Reuse {
         }
     }
 
-    /// The record of a checkpoint that was just made.
+    /// Wakes or makes the record of a checkpoint that has just entered.
     fn wake(&mut self, entry: &NewEntry) -> u32 {
         let known = self.records.find(entry.boundary);
         let at = known.filter(|&at| !self.records[at].is_resident());
         let at = at.unwrap_or_else(|| {
             let at = self.records.add(entry.boundary, entry.depth);
             match entry.unused {
-                None => self.begin(at, Kind::End, Origin::UNKNOWN),
+                None => self.begin(at, CheckpointKind::End, Origin::UNKNOWN),
                 Some(age) => self.resume(at, age),
             }
             at
@@ -118,7 +129,7 @@ impl Reuse {
 }
 
 impl Policy for Reuse {
-    fn admit(&mut self, request: &Request<'_>, admitted: &mut Vec<usize>) {
+    fn admit(&mut self, request: &NewRequest<'_>, admitted: &mut Vec<usize>) {
         self.now = self.now.max(request.now);
         self.requests += 1;
         self.grow_older();
@@ -131,7 +142,7 @@ impl Policy for Reuse {
         if let Some(&last) = boundaries[..end].last() {
             self.end(last, output_tokens);
         }
-        self.bare.give_up(boundaries, &mut self.tenants);
+        self.unneeded.give_up(boundaries, &mut self.tenants);
     }
 
     fn wants(&mut self, entry: &NewEntry) -> bool {
@@ -142,13 +153,13 @@ impl Policy for Reuse {
         let record = (entry.kind == EntryKind::Checkpoint).then(|| self.wake(entry));
         let Self {
             tree,
-            bare,
+            unneeded,
             tenants,
             ..
         } = self;
         tenants.enter(entry);
         tree.add(entry, record, |page| {
-            bare.remove(page, tenants);
+            unneeded.remove(page, tenants);
         });
     }
 
@@ -165,14 +176,16 @@ impl Policy for Reuse {
         self.tree.hold(id, false);
         let node = *self.tree.get(id);
         match node.kind {
-            // It goes with its page.
+            // A window page leaves with its page.
             EntryKind::Window => {}
             EntryKind::Checkpoint if self.order.has(node.record()) => {}
             EntryKind::Checkpoint => self.offer(node.record()),
             EntryKind::Page if node.is_needed() => {}
             EntryKind::Page => {
-                let Self { bare, tenants, .. } = self;
-                bare.wait(id, node.boundary(), self.requests, tenants);
+                let Self {
+                    unneeded, tenants, ..
+                } = self;
+                unneeded.wait(id, node.boundary(), self.requests, tenants);
             }
         }
     }
@@ -187,7 +200,7 @@ impl Policy for Reuse {
                 self.tenants.take(id);
             }
             EntryKind::Page if node.is_needed() => {}
-            EntryKind::Page => self.bare.remove(id, &mut self.tenants),
+            EntryKind::Page => self.unneeded.remove(id, &mut self.tenants),
         }
     }
 
@@ -203,7 +216,7 @@ impl Policy for Reuse {
         if !self.tree.known(id) {
             return;
         }
-        self.bare.remove(id, &mut self.tenants);
+        self.unneeded.remove(id, &mut self.tenants);
         let node = *self.tree.get(id);
         let gone = (node.kind == EntryKind::Checkpoint).then(|| {
             let at = node.record();
@@ -214,17 +227,17 @@ impl Policy for Reuse {
             gone.is_some_and(|(at, _)| self.records.past[at].awaits_more(self.requests));
         let Self {
             tree,
-            bare,
+            unneeded,
             tenants,
             requests,
             ..
         } = self;
         let above = tree.remove(id, |page| {
             if std::mem::take(&mut goes_on) {
-                bare.wait(page, node.boundary(), *requests, tenants);
+                unneeded.wait(page, node.boundary(), *requests, tenants);
                 return false;
             }
-            bare.leave(page, tenants);
+            unneeded.leave(page, tenants);
             true
         });
         tenants.leave(id);
@@ -247,18 +260,18 @@ impl Policy for Reuse {
     }
 
     fn victim(&mut self) -> Option<EntryId> {
-        if let Some(page) = self.bare.surplus(self.requests) {
+        if let Some(page) = self.unneeded.surplus(self.requests) {
             return Some(page);
         }
         match self.least() {
             Some(at) => Some(EntryId(self.records[at].entry)),
-            None => self.bare.oldest(),
+            None => self.unneeded.oldest(),
         }
     }
 
     fn victim_of(&mut self, tenant: TenantId) -> Option<EntryId> {
         let waits = self.tenants.first(tenant, WAITING);
-        if let Some(page) = waits.filter(|&page| self.bare.is_late(page, self.requests)) {
+        if let Some(page) = waits.filter(|&page| self.unneeded.is_late(page, self.requests)) {
             let surplus = self.tenants.first(tenant, SURPLUS);
             return Some(surplus.unwrap_or(page));
         }
@@ -279,7 +292,7 @@ impl Policy for Reuse {
             + self.records.bytes()
             + self.tree.bytes()
             + self.order.bytes()
-            + self.bare.bytes()
+            + self.unneeded.bytes()
             + self.tenants.bytes()
             + self.sessions.bytes()
             + self.known.capacity() * size_of::<(usize, u32)>()

@@ -1,19 +1,21 @@
-//! Numbers by score, in buckets of a sixteenth of an octave: insertion, removal and the least, O(1).
+//! A priority queue of numbers by score, in buckets of a sixteenth of an octave, in which every step takes constant
+//! time.
 
-use crate::policy::list::Lists;
+use crate::policy::lists::Lists;
 
-/// Buckets an octave.
+/// Number of buckets in an octave.
 const STEPS: f32 = 16.0;
-/// Octaves covered, from 2^-64 to 2^32.
+/// Binary logarithm of the lowest score that is told from lower ones; the highest is 2^32.
 const LOWEST: f32 = -64.0;
+/// Number of octaves of scores that are told apart.
 pub(super) const OCTAVES: usize = 96;
 const BUCKETS: usize = OCTAVES * STEPS as usize;
 
-/// A priority queue that forgets differences below a bucket; within one, first in is first out.
+/// A priority queue of numbers by score. Scores in one bucket are not told apart: there, first in is first out.
 #[derive(Debug)]
 pub(super) struct Order {
     lists: Lists,
-    /// A bit a bucket: whether its list has anything.
+    /// A bit for each bucket: whether its list has any number.
     filled: [u64; BUCKETS / 64],
 }
 
@@ -54,7 +56,7 @@ impl Order {
         self.lists.has(item)
     }
 
-    /// The least, with its bucket.
+    /// The number of the least score, with its bucket.
     pub(super) fn least(&self) -> Option<(u32, usize)> {
         let word = self.filled.iter().position(|&word| word != 0)?;
         let bucket = word * 64 + self.filled[word].trailing_zeros() as usize;

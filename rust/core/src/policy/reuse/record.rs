@@ -1,59 +1,61 @@
-//! Records of checkpoints: of those that are in the cache, and of ghosts, which were in it or might come.
+//! Records of checkpoints: of those that are in the cache (*resident*), and *ghosts* of those that were or might be.
 
 use super::ages::Ages;
-use super::bare::PATIENCE;
-use super::hazard::{Features, Kind, Origin};
-use super::names::Names;
-use crate::policy::list::Lists;
-use crate::policy::table::Table;
+use super::hazard::{CheckpointKind, Features, Origin};
+use super::name_index::NameIndex;
+use super::unneeded::PATIENCE;
+use crate::policy::chunk_table::ChunkTable;
+use crate::policy::lists::Lists;
 
-/// The number that stands for no record, or for no entry.
+/// No record, no entry.
 pub(super) const NONE: u32 = u32::MAX;
-/// Records kept of checkpoints that are not resident.
+/// The most ghosts that are kept.
 const GHOSTS: usize = 16_384;
 
 /// The most records that are followed up a prompt.
 pub(super) const CLIMB: usize = 32;
 
-/// One checkpoint, as its eviction is judged: its age, its expected uses and what it saves.
+/// What the policy knows of one checkpoint: how valuable it is at its age. The record of a checkpoint that is not in
+/// the cache is a *ghost*: it is kept to learn from and to find forks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Record {
-    /// When the checkpoint was made or last used.
+pub(super) struct CheckpointRecord {
+    /// Time when the checkpoint was made or last used.
     pub(super) since: u64,
     pub(super) features: Features,
-    /// The checkpoint's entry, if it is resident.
+    /// The checkpoint's entry; [`NONE`] for a ghost.
     pub(super) entry: u32,
-    /// Gittins index: the most expected uses per time held, over all horizons.
+    /// Gittins index at the present age.
     pub(super) index: f32,
-    /// Blocks that the checkpoint saves over the room that its eviction frees, when this was last computed; 0 before.
+    /// Density when the checkpoint was last weighed: blocks that it saves over the size that its eviction would free;
+    /// 0 before that.
     pub(super) density: f32,
-    /// The largest index among evicted checkpoints whose requests would now resume here.
+    /// The largest Gittins index among evicted checkpoints whose requests would now resume at this one.
     pub(super) inherited: f32,
-    /// Number of the record that the inherited index comes from.
+    /// The record that `inherited` is from.
     pub(super) source: u32,
-    /// If the checkpoint is evicted: the number of the record that inherited its index.
+    /// Of a ghost, its heir: the record of the nearest checkpoint above, which inherits its Gittins index.
     pub(super) heir: u32,
     /// Priority of the request that stored or last used the checkpoint.
     pub(super) priority: i8,
 }
 
-/// The history of one checkpoint, as requests told it.
+/// The history of one checkpoint, as requests have shown it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Past {
-    /// Boundary of the next record up the prompt of the last request that passed.
+    /// Boundary of the next record above, in the prompt of the last request that passed.
     pub(super) above: u64,
-    /// Number, counted from 1, of the last request that passes here on its way to a deeper checkpoint; 0 when that
-    /// request has ended.
+    /// Number of the last running request that passes this boundary on its way to a deeper checkpoint, counted from 1;
+    /// 0 when it has ended.
     pub(super) running: u64,
     pub(super) origin: Origin,
-    pub(super) kind: Kind,
+    pub(super) kind: CheckpointKind,
     pub(super) depth: u32,
     pub(super) hits: u16,
-    /// Whether the checkpoint was made before this process began.
+    /// Whether the present life began in an earlier process.
     pub(super) resumed: bool,
 }
 
-const BLANK: Record = Record {
+const BLANK: CheckpointRecord = CheckpointRecord {
     since: 0,
     features: Features::NONE,
     entry: NONE,
@@ -69,46 +71,46 @@ const NO_PAST: Past = Past {
     above: 0,
     running: 0,
     origin: Origin::UNKNOWN,
-    kind: Kind::End,
+    kind: CheckpointKind::End,
     depth: 0,
     hits: 0,
     resumed: false,
 };
 
-impl Record {
+impl CheckpointRecord {
     pub(super) const fn is_resident(&self) -> bool {
         self.entry != NONE
     }
 }
 
 impl Past {
-    /// Whether a request may still store pages below.
+    /// Whether a running request may still store pages below the checkpoint.
     pub(super) const fn awaits_more(&self, requests: u64) -> bool {
         self.running > 0 && self.running + PATIENCE >= requests
     }
 }
 
 /// All records by number, by boundary and by age.
-pub(super) struct Records {
-    table: Table<Record>,
-    pub(super) past: Table<Past>,
+pub(super) struct CheckpointRecords {
+    table: ChunkTable<CheckpointRecord>,
+    pub(super) past: ChunkTable<Past>,
     span: u32,
     vacant: Lists,
-    names: Names,
+    names: NameIndex,
     pub(super) ages: Ages,
-    /// Records of ghosts, oldest first.
+    /// Ghosts, oldest first.
     ghosts: Lists,
     ghost_count: usize,
 }
 
-impl Records {
+impl CheckpointRecords {
     pub(super) fn new() -> Self {
         Self {
-            table: Table::new(BLANK),
-            past: Table::new(NO_PAST),
+            table: ChunkTable::new(BLANK),
+            past: ChunkTable::new(NO_PAST),
             span: 0,
             vacant: Lists::new(1),
-            names: Names::new(),
+            names: NameIndex::new(),
             ages: Ages::new(),
             ghosts: Lists::new(1),
             ghost_count: 0,
@@ -119,14 +121,14 @@ impl Records {
         self.names.find(boundary)
     }
 
-    /// The next record up the prompt of the last request that passed, if it is still known.
+    /// The next record above, in the prompt of the last request that passed, if it is still known.
     pub(super) fn above(&self, at: u32) -> Option<u32> {
         let past = &self.past[at];
         let above = self.names.find(past.above)?;
         (self.past[above].depth < past.depth).then_some(above)
     }
 
-    /// Adds a record of a boundary, as a ghost.
+    /// Adds a ghost for a boundary.
     pub(super) fn add(&mut self, boundary: u64, depth: u32) -> u32 {
         let at = self.vacant.first(0).unwrap_or(self.span);
         self.vacant.remove(at);
@@ -139,28 +141,28 @@ impl Records {
         at
     }
 
-    /// The checkpoint of a record is in the cache now.
+    /// Makes a ghost a resident record: its checkpoint has entered the cache.
     pub(super) fn wake(&mut self, at: u32, entry: u32) {
         self.table[at].entry = entry;
         self.ghosts.remove(at);
         self.ghost_count -= 1;
     }
 
-    /// The checkpoint of a record left the cache.
+    /// Makes a record a ghost: its checkpoint has left the cache.
     pub(super) fn sleep(&mut self, at: u32) {
         self.table[at].entry = NONE;
         self.ghosts.push(0, at);
         self.ghost_count += 1;
     }
 
-    /// A record is of use: a ghost is the last to be forgotten now.
+    /// Makes a ghost that was of use the last to be forgotten.
     pub(super) fn touch(&mut self, at: u32) {
         if !self.table[at].is_resident() {
             self.ghosts.push(0, at);
         }
     }
 
-    /// The ghost to be forgotten, when there are too many.
+    /// The oldest ghost, if there are too many.
     pub(super) fn excess(&self) -> Option<u32> {
         let oldest = self.ghosts.first(0)?;
         (self.ghost_count > GHOSTS).then_some(oldest)
@@ -185,16 +187,16 @@ impl Records {
     }
 }
 
-impl std::ops::Index<u32> for Records {
-    type Output = Record;
+impl std::ops::Index<u32> for CheckpointRecords {
+    type Output = CheckpointRecord;
 
-    fn index(&self, at: u32) -> &Record {
+    fn index(&self, at: u32) -> &CheckpointRecord {
         &self.table[at]
     }
 }
 
-impl std::ops::IndexMut<u32> for Records {
-    fn index_mut(&mut self, at: u32) -> &mut Record {
+impl std::ops::IndexMut<u32> for CheckpointRecords {
+    fn index_mut(&mut self, at: u32) -> &mut CheckpointRecord {
         &mut self.table[at]
     }
 }

@@ -1,4 +1,4 @@
-//! What is worth writing to a tier that is full.
+//! Selection of entries that are worth writing to a tier that is full.
 
 use std::collections::VecDeque;
 
@@ -7,19 +7,19 @@ use hashbrown::HashMap;
 use super::Reuse;
 use super::eviction::scale;
 use super::hazard::BINS;
-use crate::policy::{EntryKind, NewEntry, Request};
+use crate::policy::{EntryKind, NewEntry, NewRequest};
 
-/// Blocks that a write is expected to save for each size of one that it takes: a write wears the medium.
+/// Blocks of computing that a write must be expected to save for each page that it takes: a write wears the medium.
 const PRICE: f32 = 0.1;
-/// Boundaries that are remembered as not wanted.
+/// The most boundaries that are remembered as not wanted.
 const MOST: usize = 1 << 16;
 
-/// What is not wanted at a boundary.
+/// The entries of a boundary that are not wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unwanted {
-    /// Its checkpoint; a deeper one needs its page.
+    /// The checkpoint alone: a deeper one needs the page.
     Checkpoint,
-    /// Both.
+    /// Page and checkpoint.
     All,
 }
 
@@ -27,7 +27,7 @@ enum Unwanted {
 #[derive(Debug, Default)]
 pub(super) struct Selection {
     unwanted: HashMap<u64, Unwanted>,
-    /// Their names, oldest first, some of them no longer unwanted.
+    /// Names of unwanted boundaries, oldest first; some may be wanted again by now.
     order: VecDeque<u64>,
 }
 
@@ -57,9 +57,9 @@ impl Selection {
 }
 
 impl Reuse {
-    /// Judges the checkpoints that a request will make, each with the pages that it needs beyond what is here.
-    /// What was passed over is judged again with every request that passes.
-    pub(super) fn select(&mut self, request: &Request<'_>) {
+    /// Judges the checkpoints that a request will make, each with the pages that it needs beyond resident ones.
+    /// A boundary that was not wanted is judged again with every request that passes it.
+    pub(super) fn select(&mut self, request: &NewRequest<'_>) {
         let Some(mut selection) = self.selection.take() else {
             return;
         };

@@ -1,32 +1,32 @@
-//! Sessions, as applications name them: which request is a next turn, and what it leaves behind.
+//! Sessions that applications name: which request is the next turn of one, and which ends it has left behind.
 
 use hashbrown::HashMap;
 
 use super::Reuse;
-use super::hazard::{Features, Kind, Origin};
-use crate::policy::Request;
+use super::hazard::{CheckpointKind, Features, Origin};
+use crate::policy::NewRequest;
 
-/// Sessions in a generation; the older of two is forgotten when the younger is full.
+/// The most sessions in a generation; the older of two generations is forgotten when the younger is full.
 const MOST: usize = 8_192;
 
-/// What a request is in its session. Each standing learns its hazards apart, so that a wrong name costs no
-/// more than learning them anew.
+/// The standing of a request in its session. Hazards are learned apart for each standing, so that wrong session names
+/// cost no more than learning them anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It names no session.
+    /// The request names no session.
     Unnamed,
-    /// The first that names it.
+    /// The first request of its session.
     First,
-    /// It goes on from the last prompt of its session.
+    /// The request goes on from the last prompt of its session.
     Next,
-    /// Its prompt has left that of the turn before.
+    /// The request's prompt differs from that of the turn before within that one.
     Apart,
 }
 
 /// The last turn of a session.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
-    /// Last boundary of its prompt.
+struct SessionTurn {
+    /// Last boundary of the turn's prompt.
     end: u64,
     depth: usize,
     number: u32,
@@ -36,17 +36,17 @@ struct Turn {
 /// The last turns of recent sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    young: HashMap<u64, Turn>,
-    old: HashMap<u64, Turn>,
+    young: HashMap<u64, SessionTurn>,
+    old: HashMap<u64, SessionTurn>,
 }
 
 impl Sessions {
-    fn turn(&self, session: u64) -> Option<Turn> {
+    fn turn(&self, session: u64) -> Option<SessionTurn> {
         let young = self.young.get(&session);
         young.or_else(|| self.old.get(&session)).copied()
     }
 
-    fn note(&mut self, session: u64, turn: Turn) {
+    fn note(&mut self, session: u64, turn: SessionTurn) {
         if self.young.len() >= MOST && !self.young.contains_key(&session) {
             std::mem::swap(&mut self.young, &mut self.old);
             self.young.clear();
@@ -61,7 +61,7 @@ impl Sessions {
 
 impl Reuse {
     /// Adds to a request's origin what its session tells, and notes the request as its last turn.
-    pub(super) fn follow(&mut self, request: &Request<'_>, origin: &mut Origin) {
+    pub(super) fn follow(&mut self, request: &NewRequest<'_>, origin: &mut Origin) {
         let (Some(session), Some(&end)) = (request.hints.session, request.boundaries.last()) else {
             return;
         };
@@ -77,7 +77,7 @@ impl Reuse {
                 Standing::Apart
             }
         };
-        let turn = Turn {
+        let turn = SessionTurn {
             end,
             depth: request.blocks(),
             number: origin.turn,
@@ -86,15 +86,15 @@ impl Reuse {
         self.sessions.note(session, turn);
     }
 
-    /// The session of an end that was never used goes on elsewhere.
+    /// Notes that the session of a prompt's end has gone on elsewhere, so that the end is less likely to be used.
     fn leave_behind(&mut self, end: u64) {
         let Some(at) = self.records.find(end) else {
             return;
         };
         let past = &mut self.records.past[at];
-        if past.kind == Kind::End && past.hits == 0 {
-            past.kind = Kind::Left;
-            self.records[at].features = Features::new(Kind::Left, 0, &past.origin);
+        if past.kind == CheckpointKind::End && past.hits == 0 {
+            past.kind = CheckpointKind::Left;
+            self.records[at].features = Features::new(CheckpointKind::Left, 0, &past.origin);
             self.watch(at);
             self.place(at);
         }

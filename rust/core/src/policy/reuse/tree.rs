@@ -1,33 +1,33 @@
-//! Entries and what hangs from them: what a checkpoint saves and what room its eviction frees.
+//! The tree of resident entries: blocks that a checkpoint saves, and the size that its eviction frees.
 
 use crate::ids::EntryId;
-use crate::policy::table::Table;
+use crate::policy::chunk_table::ChunkTable;
 use crate::policy::{EntryKind, NewEntry};
 
 const NONE: u32 = u32::MAX;
 
-/// An entry. None of them lies across two lines of the processor's cache.
+/// A resident entry and its place in the tree. It never lies across two lines of the processor's cache.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(32))]
-pub(super) struct Node {
+pub(super) struct TreeEntry {
     pub(super) kind: EntryKind,
     pub(super) held: bool,
-    /// Of a page: whether it counts among what needs its parent.
+    /// Of a page, whether it counts in `needed_by` of its parent.
     counts: bool,
     present: bool,
-    /// The page that it hangs from.
+    /// The page that the entry hangs from.
     parent: u32,
-    /// Of a page: the pages that hang from it, and its own checkpoint.
+    /// Of a page, the number of counting pages that hang from it, and of its own checkpoint.
     needed_by: u32,
-    /// Of a checkpoint: its record. Of a page: the record of its own checkpoint.
+    /// Record of a checkpoint, or of the checkpoint at a page's end.
     record: u32,
     depth: u32,
-    /// Of a page: with its window pages.
+    /// Size of the entry; of a page, with its window pages.
     size: u32,
     boundary: u64,
 }
 
-const ABSENT: Node = Node {
+const ABSENT: TreeEntry = TreeEntry {
     kind: EntryKind::Page,
     held: false,
     counts: true,
@@ -40,29 +40,29 @@ const ABSENT: Node = Node {
     boundary: 0,
 };
 
-/// Room that the eviction of a checkpoint would free, and blocks that it would cost.
+/// The size that the eviction of a checkpoint would free, and the blocks that it would cost.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
-    /// Of the checkpoint and the pages that only it needs.
+    /// Size of the checkpoint and of the pages that only it needs.
     pub(super) size: u32,
-    /// Blocks down from the nearest checkpoint above.
+    /// Blocks from the nearest checkpoint above down to this one.
     pub(super) blocks: u32,
 }
 
 /// All resident entries by number.
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: Table<Node>,
+    nodes: ChunkTable<TreeEntry>,
 }
 
 impl Tree {
     pub(super) const fn new() -> Self {
         Self {
-            nodes: Table::new(ABSENT),
+            nodes: ChunkTable::new(ABSENT),
         }
     }
 
-    pub(super) fn get(&self, id: EntryId) -> &Node {
+    pub(super) fn get(&self, id: EntryId) -> &TreeEntry {
         &self.nodes[id.0]
     }
 
@@ -81,7 +81,7 @@ impl Tree {
         record: Option<u32>,
         revived: impl FnMut(EntryId),
     ) {
-        *self.nodes.reach(entry.id.0) = Node {
+        *self.nodes.reach(entry.id.0) = TreeEntry {
             kind: entry.kind,
             held: true,
             present: true,
@@ -170,7 +170,7 @@ impl Tree {
         }
     }
 
-    /// Of a checkpoint.
+    /// The weight of a checkpoint.
     pub(super) fn weigh(&self, checkpoint: EntryId) -> Weight {
         let own = self.nodes[checkpoint.0];
         let (mut size, mut alone, mut at) = (own.size, true, own.parent);
@@ -197,12 +197,12 @@ impl Tree {
     }
 }
 
-impl Node {
+impl TreeEntry {
     pub(super) const fn is_needed(&self) -> bool {
         self.needed_by > 0
     }
 
-    /// Of a page: whether it counts among what needs its parent, as then does each page that it stands on.
+    /// Whether a page counts among those that need its parent. If so, each page that it stands on does, too.
     pub(super) const fn needs_parent(&self) -> bool {
         self.counts
     }
@@ -211,12 +211,12 @@ impl Node {
         self.boundary
     }
 
-    /// Of a checkpoint.
+    /// The record of a checkpoint.
     pub(super) const fn record(&self) -> u32 {
         self.record
     }
 
-    /// Whether it needs no page.
+    /// Whether the entry needs no page.
     pub(super) const fn stands_alone(&self) -> bool {
         self.parent == NONE
     }

@@ -1,45 +1,46 @@
-//! Evictable pages that no checkpoint needs.
+//! Evictable pages that no checkpoint needs, or none yet.
 
 use super::eviction::{SURPLUS, WAITING as WAITING_RANK};
-use super::names::Names;
+use super::name_index::NameIndex;
 use crate::ids::EntryId;
-use crate::policy::list::Lists;
-use crate::policy::table::Table;
+use crate::policy::chunk_table::ChunkTable;
+use crate::policy::lists::Lists;
 use crate::policy::tenants::ByTenant;
 
 /// Requests that may arrive while a page waits for its first checkpoint.
 pub(super) const PATIENCE: u64 = 256;
-/// Those that lost their last checkpoint, or will not get one.
+/// The list of pages that lost their last checkpoint, or will not get one.
 const LEFT: usize = 0;
-/// The last pages of prompts that are being computed: their checkpoint is still to come. By when they
-/// were released.
+/// The list of last pages of prompts that are being computed, whose checkpoint is still to come, in the order of
+/// their release.
 const WAITING: usize = 1;
 
-pub(super) struct Bare {
+/// Evictable pages without a checkpoint at or below them: those that are worth nothing, and those that wait for one.
+pub(super) struct UnneededPages {
     lists: Lists,
-    /// Boundaries of those that wait.
-    names: Names,
-    /// Request at which each of them was released.
-    since: Table<u64>,
+    /// The pages that wait, by the names of their boundaries.
+    names: NameIndex,
+    /// Number of the request at which each waiting page was released.
+    since: ChunkTable<u64>,
 }
 
-impl Bare {
+impl UnneededPages {
     pub(super) fn new() -> Self {
         Self {
             lists: Lists::new(2),
-            names: Names::new(),
-            since: Table::new(0),
+            names: NameIndex::new(),
+            since: ChunkTable::new(0),
         }
     }
 
-    /// A page is worth nothing.
+    /// Notes that a page is worth nothing any more.
     pub(super) fn leave(&mut self, page: EntryId, tenants: &mut ByTenant) {
         self.remove(page, tenants);
         self.lists.push(LEFT, page.0);
         tenants.put(page, SURPLUS);
     }
 
-    /// A page was released before its checkpoint was made.
+    /// Notes that a page was released before its checkpoint was made.
     pub(super) fn wait(
         &mut self,
         page: EntryId,
@@ -54,7 +55,7 @@ impl Bare {
         *self.since.reach(page.0) = request;
     }
 
-    /// A page is needed, held or gone.
+    /// Removes a page that is needed, held or gone.
     pub(super) fn remove(&mut self, page: EntryId, tenants: &mut ByTenant) {
         let Some(list) = self.lists.remove(page.0) else {
             return;
@@ -65,7 +66,7 @@ impl Bare {
         tenants.take(page);
     }
 
-    /// A request with these boundaries has ended: what still waits in it waits in vain.
+    /// Notes that a request with these boundaries has ended: its pages that still wait are worth nothing.
     pub(super) fn give_up(&mut self, boundaries: &[u64], tenants: &mut ByTenant) {
         for &name in boundaries.iter().rev() {
             if self.lists.first(WAITING).is_none() {

@@ -1,4 +1,4 @@
-//! A vector that gets its memory a chunk at a time, where it is used: nothing that is in it ever moves.
+//! A sparse vector that allocates memory in chunks, where it is used: no value ever moves.
 
 use std::ops::{Index, IndexMut};
 
@@ -7,13 +7,13 @@ const CHUNK: usize = 1024;
 
 /// Values by small number, in chunks of memory that are allocated where a number is first used.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct ChunkTable<T> {
     chunks: Vec<Option<Box<[T; CHUNK]>>>,
     filled: usize,
     blank: T,
 }
 
-impl<T: Copy> Table<T> {
+impl<T: Copy> ChunkTable<T> {
     /// An empty table; what was never set is `blank`.
     pub const fn new(blank: T) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl<T: Copy> Table<T> {
 /// Why a chunk must be there.
 const PLACE: &str = "the number was reached before";
 
-impl<T> Index<u32> for Table<T> {
+impl<T> Index<u32> for ChunkTable<T> {
     type Output = T;
 
     #[inline]
@@ -67,7 +67,7 @@ impl<T> Index<u32> for Table<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Table<T> {
+impl<T> IndexMut<u32> for ChunkTable<T> {
     #[inline]
     fn index_mut(&mut self, at: u32) -> &mut T {
         let chunk = self.chunks[at as usize / CHUNK].as_mut();

@@ -1,6 +1,6 @@
 //! Doubly linked lists threaded through one table: a number is in at most one list, every step O(1).
 
-use super::table::Table;
+use super::chunk_table::ChunkTable;
 
 /// End of a list.
 const END: u32 = u32::MAX;
@@ -8,13 +8,13 @@ const END: u32 = u32::MAX;
 const ABSENT: u32 = u32::MAX - 1;
 
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Neighbours {
     before: u32,
     after: u32,
     list: u32,
 }
 
-const UNLINKED: Link = Link {
+const UNLINKED: Neighbours = Neighbours {
     before: ABSENT,
     after: ABSENT,
     list: 0,
@@ -30,7 +30,7 @@ struct Ends {
 /// Doubly linked lists of small numbers. A number is in at most one list, and every step takes constant time.
 #[derive(Debug)]
 pub struct Lists {
-    links: Table<Link>,
+    links: ChunkTable<Neighbours>,
     ends: Vec<Ends>,
 }
 
@@ -42,7 +42,7 @@ impl Lists {
             last: END,
         };
         Self {
-            links: Table::new(UNLINKED),
+            links: ChunkTable::new(UNLINKED),
             ends: vec![empty; count],
         }
     }
@@ -82,7 +82,7 @@ impl Lists {
             END => ends.first = item,
             at => self.links[at].after = item,
         }
-        self.links[item] = Link {
+        self.links[item] = Neighbours {
             before,
             after: END,
             list: list as u32,
@@ -91,7 +91,7 @@ impl Lists {
 
     /// Takes a number out of its list, and says which list that was.
     pub fn remove(&mut self, item: u32) -> Option<usize> {
-        let &Link {
+        let &Neighbours {
             before,
             after,
             list,

@@ -1,4 +1,5 @@
-//! The order of last use of entries that stand on each other.
+//! The order of last use of entries that stand on each other: a checkpoint on its page, a page on that of the block
+//! before.
 //!
 //! Whoever uses an entry uses all that it stands on, a moment later: nothing is older than what stands on it. So only
 //! what nothing stands on is in the order, and a use costs as much for a long prefix as for a short one: a page
@@ -7,25 +8,25 @@
 use std::collections::BTreeSet;
 
 use super::NewEntry;
-use super::table::Table;
+use super::chunk_table::ChunkTable;
 use crate::ids::{EntryId, TenantId};
 
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
-struct Node {
-    /// The page that it stands on.
+struct UsedEntry {
+    /// The page that the entry stands on, or [`NONE`].
     parent: u32,
-    /// Entries that stand on it.
+    /// Number of entries that stand on this one.
     children: u32,
-    /// Its last use, or that of what stood on it and left.
+    /// Time of the last use of the entry, or of one that stood on it and has left.
     used: u64,
     tenant: TenantId,
     present: bool,
     evictable: bool,
 }
 
-const ABSENT: Node = Node {
+const ABSENT: UsedEntry = UsedEntry {
     parent: NONE,
     children: 0,
     used: 0,
@@ -34,28 +35,28 @@ const ABSENT: Node = Node {
     evictable: false,
 };
 
-impl Node {
+impl UsedEntry {
     const fn is_listed(&self) -> bool {
         self.evictable && self.children == 0
     }
 }
 
-/// Entries by last use, those first that were not used for longest.
+/// Entries in the order of their last use, the one first that was not used for longest.
 #[derive(Debug)]
-pub(super) struct Leaves {
-    nodes: Table<Node>,
-    /// Uses so far: the clock.
+pub(super) struct RecencyOrder {
+    nodes: ChunkTable<UsedEntry>,
+    /// Number of uses so far, which is the clock.
     uses: u64,
-    /// What may leave.
+    /// Entries that may be evicted.
     order: BTreeSet<(u64, u32)>,
-    /// The same by tenant, as far as it has one.
+    /// Entries of tenants that may be evicted, by tenant.
     of_tenants: BTreeSet<(TenantId, u64, u32)>,
 }
 
-impl Leaves {
+impl RecencyOrder {
     pub(super) const fn new() -> Self {
         Self {
-            nodes: Table::new(ABSENT),
+            nodes: ChunkTable::new(ABSENT),
             uses: 0,
             order: BTreeSet::new(),
             of_tenants: BTreeSet::new(),
@@ -90,10 +91,10 @@ impl Leaves {
         }
     }
 
-    /// A new entry, which is held.
+    /// Adds a new entry, which is held.
     pub(super) fn enter(&mut self, entry: &NewEntry) {
         let parent = entry.parent.filter(|&parent| self.knows(parent));
-        *self.nodes.reach(entry.id.0) = Node {
+        *self.nodes.reach(entry.id.0) = UsedEntry {
             parent: parent.map_or(NONE, |parent| parent.0),
             tenant: entry.tenant,
             present: true,
@@ -105,7 +106,7 @@ impl Leaves {
         }
     }
 
-    /// An entry was used, and nobody holds it.
+    /// Notes that an entry was used and that nobody holds it.
     pub(super) fn release(&mut self, id: EntryId) {
         if !self.knows(id) {
             return;
@@ -118,7 +119,7 @@ impl Leaves {
         self.list(id.0);
     }
 
-    /// An entry may not leave.
+    /// Notes that an entry is held and may not be evicted.
     pub(super) fn hold(&mut self, id: EntryId) {
         if self.knows(id) {
             self.unlist(id.0);
@@ -126,7 +127,7 @@ impl Leaves {
         }
     }
 
-    /// An entry is gone.
+    /// Removes an entry that is gone.
     pub(super) fn leave(&mut self, id: EntryId) {
         if !self.knows(id) {
             return;
@@ -144,12 +145,12 @@ impl Leaves {
         self.list(parent.0);
     }
 
-    /// What goes first.
+    /// The entry to evict first.
     pub(super) fn first(&self) -> Option<EntryId> {
         self.order.first().map(|&(_, id)| EntryId(id))
     }
 
-    /// What goes first of a tenant's.
+    /// The entry of a tenant to evict first.
     pub(super) fn first_of(&self, tenant: TenantId) -> Option<EntryId> {
         let mut of_it = self.of_tenants.range((tenant, 0, 0)..);
         let &(of, _, id) = of_it.next()?;

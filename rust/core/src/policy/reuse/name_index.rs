@@ -1,33 +1,33 @@
-//! Numbers by name: linear hashing, which splits one bucket at a time where other tables move all.
+//! A hash table of numbers by name, with linear hashing: it grows by one bucket at a time and never moves everything.
 
-use crate::policy::table::Table;
+use crate::policy::chunk_table::ChunkTable;
 
 const NONE: u32 = u32::MAX;
 /// Buckets of an empty table.
 const FIRST: u32 = 1024;
 
 #[derive(Debug, Clone, Copy)]
-struct Link {
+struct Chained {
     name: u64,
     after: u32,
 }
 
-/// Numbers in chains, with two buckets a number at least.
+/// Small numbers by name, in chains of a hash table with at least two buckets for each number.
 #[derive(Debug)]
-pub(super) struct Names {
-    heads: Table<u32>,
-    links: Table<Link>,
+pub(super) struct NameIndex {
+    heads: ChunkTable<u32>,
+    links: ChunkTable<Chained>,
     buckets: u32,
     len: u32,
 }
 
-impl Names {
+impl NameIndex {
     pub(super) fn new() -> Self {
-        let mut heads = Table::new(NONE);
+        let mut heads = ChunkTable::new(NONE);
         heads.reach(FIRST - 1);
         Self {
             heads,
-            links: Table::new(Link {
+            links: ChunkTable::new(Chained {
                 name: 0,
                 after: NONE,
             }),
@@ -52,7 +52,7 @@ impl Names {
         self.links[item].after = std::mem::replace(&mut self.heads[bucket], item);
     }
 
-    /// Adds a number. Of several with one name, the last is found.
+    /// Adds a number. Of several numbers with one name, the last one is found.
     pub(super) fn insert(&mut self, name: u64, item: u32) {
         self.links.reach(item).name = name;
         self.link(item);
@@ -62,7 +62,7 @@ impl Names {
         }
     }
 
-    /// Adds a bucket, and deals out the one whose numbers may belong there.
+    /// Adds a bucket, and moves to it the numbers of an older bucket that belong there.
     fn split(&mut self) {
         let from = self.buckets - self.buckets.next_power_of_two() / 2;
         let from = if self.buckets.is_power_of_two() {
@@ -92,9 +92,9 @@ impl Names {
         None
     }
 
-    /// Removes a number that is in it.
+    /// Removes a number that is in the table.
     pub(super) fn remove(&mut self, item: u32) {
-        let Link { name, after } = self.links[item];
+        let Chained { name, after } = self.links[item];
         let bucket = self.bucket(name);
         let mut at = self.heads[bucket];
         if at == item {
