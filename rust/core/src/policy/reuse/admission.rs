@@ -1,15 +1,21 @@
 //! Admission: which boundaries of a request get a checkpoint, and what the request shows about earlier checkpoints.
 
-use super::Reuse;
 use super::eviction::scale;
-use super::hazard::{CheckpointKind, Features, Origin};
+use super::hazard::{BINS, Features};
+use super::origin::{CheckpointKind, Origin, Standing};
 use super::record::CLIMB;
+use super::selection::Unwanted;
+use super::sessions::SessionTurn;
+use super::state::Reuse;
 use crate::policy::NewRequest;
 
 /// One request in so many makes records of boundaries that get no checkpoint.
 const SAMPLE: u64 = 8;
 /// Distances from the end of a prompt, in blocks, at which a checkpoint is considered.
 const OFFSETS: [usize; 4] = [1, 3, 8, 21];
+
+/// Blocks of computing that a write must be expected to save for each page that it takes: a write wears the medium.
+const PRICE: f32 = 0.1;
 
 impl Reuse {
     /// Chooses the boundaries of a request that get a checkpoint: the end of the prompt, the fork and the boundary
@@ -208,5 +214,78 @@ impl Reuse {
         self.records[at].features = Features::new(past.kind, past.hits, &past.origin);
         self.watch(at);
         self.place(at);
+    }
+
+    /// Adds to a request's origin what its session tells, and notes the request as its last turn.
+    pub(super) fn follow(&mut self, request: &NewRequest<'_>, origin: &mut Origin) {
+        let (Some(session), Some(&end)) = (request.hints.session, request.boundaries.last()) else {
+            return;
+        };
+        origin.standing = match self.sessions.turn(session) {
+            None => Standing::First,
+            Some(turn) if request.boundaries.get(turn.depth - 1) == Some(&turn.end) => {
+                origin.turn = origin.turn.max(turn.number.saturating_add(1));
+                origin.gap = (self.now - turn.since).clamp(1, u32::MAX.into()) as u32;
+                Standing::Next
+            }
+            Some(turn) => {
+                self.leave_behind(turn.end);
+                Standing::Apart
+            }
+        };
+        let turn = SessionTurn {
+            end,
+            depth: request.blocks(),
+            number: origin.turn,
+            since: self.now,
+        };
+        self.sessions.note(session, turn);
+    }
+
+    /// Notes that the session of a prompt's end has gone on elsewhere, so that the end is less likely to be used.
+    fn leave_behind(&mut self, end: u64) {
+        let Some(at) = self.records.find(end) else {
+            return;
+        };
+        let past = &mut self.records.past[at];
+        if past.kind == CheckpointKind::End && past.hits == 0 {
+            past.kind = CheckpointKind::Left;
+            self.records[at].features = Features::new(CheckpointKind::Left, 0, &past.origin);
+            self.watch(at);
+            self.place(at);
+        }
+    }
+
+    /// Judges the checkpoints that a request will make, each with the pages that it needs beyond resident ones.
+    /// A boundary that was not wanted is judged again with every request that passes it.
+    pub(super) fn select(&mut self, request: &NewRequest<'_>) {
+        let Some(mut selection) = self.selection.take() else {
+            return;
+        };
+        let resident = |&&(_, at): &&(usize, u32)| self.records[at].is_resident();
+        let base = self.known.iter().filter(resident).map(|&(depth, _)| depth);
+        let base = base.max().unwrap_or(0);
+        let mut wanted = Vec::new();
+        for &(depth, at) in self.known.iter().filter(|&&(depth, _)| depth > base) {
+            let record = &self.records[at];
+            let blocks = (depth - base) as f32;
+            let size = self.shape.checkpoint as f32 + blocks * self.shape.page as f32;
+            let uses = self.hazards.uses(&record.features, 0..BINS);
+            let chance = 1.0 - (-uses).exp();
+            if chance * blocks * scale(record.priority) >= PRICE * size {
+                wanted.push(depth);
+            }
+        }
+        let reach = wanted.iter().copied().max().unwrap_or(base);
+        for (depth, &boundary) in (1..).zip(request.boundaries).skip(base) {
+            if depth > reach {
+                selection.decline(boundary, Unwanted::All);
+            } else if wanted.contains(&depth) {
+                selection.accept(boundary);
+            } else {
+                selection.decline(boundary, Unwanted::Checkpoint);
+            }
+        }
+        self.selection = Some(selection);
     }
 }

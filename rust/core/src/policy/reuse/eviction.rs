@@ -3,11 +3,12 @@
 //! The *worth* of a checkpoint is its Gittins index, its own or an inherited one, times its density (blocks that it
 //! saves over the size that its eviction frees) and the scale of its priority: the expected saving per size and time.
 
-use super::Reuse;
 use super::ages::Life;
-use super::hazard::{BINS, CheckpointKind, Features, Origin};
-use super::order::{OCTAVES, Order};
+use super::hazard::{BINS, Features};
+use super::order::{Order, SURPLUS, WAITING};
+use super::origin::{CheckpointKind, Origin};
 use super::record::CLIMB;
+use super::state::Reuse;
 use crate::ids::{EntryId, TenantId};
 
 /// The most ages that one request brings up to date.
@@ -21,12 +22,6 @@ const SAFE: f32 = 8.0;
 /// How many times the threshold a checkpoint's worth must be for its index to be renewed three bins late, and for it
 /// not to be weighed.
 const FAR: f32 = 64.0;
-
-// Ranks of a tenant's entries, by which they leave: pages that are worth nothing, checkpoints by octaves of worth,
-// pages that wait for their checkpoint.
-pub(super) const SURPLUS: usize = 0;
-pub(super) const WAITING: usize = 1 + OCTAVES;
-pub(super) const RANKS: usize = WAITING + 1;
 
 /// Factors of worth by priority, from the least priority on: a step doubles it.
 const SCALES: [f32; 21] = {

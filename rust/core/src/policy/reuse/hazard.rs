@@ -8,7 +8,7 @@
 //! every bin: the scale-free law under which least recently used is right. Checkpoints that two requests have wanted,
 //! and the ends of named sessions, start higher.
 
-use super::sessions::Standing;
+use super::origin::{CheckpointKind, Origin, Standing};
 
 /// Number of bins: from milliseconds to a month, as entries on disks live long.
 pub(super) const BINS: usize = EARLY + 44;
@@ -67,51 +67,6 @@ const HALF_OCTAVES: [i32; BINS] = {
     }
     ends
 };
-
-/// The kind of a checkpoint: why it was made, and what has become of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CheckpointKind {
-    /// Made at the end of a prompt.
-    End,
-    /// Made where a prompt left known pages.
-    Fork,
-    /// Made so many blocks before the end of a prompt.
-    Before(u32),
-    /// Never used, and a request resumed deeper.
-    Passed,
-    /// Used by requests that went on from it.
-    Continued,
-    /// At the end of a prompt, never used, and its session went on elsewhere.
-    Left,
-}
-
-/// Facts about the request that made or last used a checkpoint.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Origin {
-    /// Number of requests before this one in its conversation.
-    pub(super) turn: u32,
-    /// Blocks that the request added to what was known.
-    pub(super) added: u32,
-    /// Tokens of the prompt.
-    pub(super) tokens: u32,
-    /// Tokens of the answer, once the request has ended.
-    pub(super) output_tokens: u32,
-    /// Milliseconds since the turn before; 0 for a first turn.
-    pub(super) gap: u32,
-    /// Standing of the request in its session.
-    pub(super) standing: Standing,
-}
-
-impl Origin {
-    pub(super) const UNKNOWN: Self = Self {
-        turn: 0,
-        added: 0,
-        tokens: 0,
-        output_tokens: 0,
-        gap: 0,
-        standing: Standing::Unnamed,
-    };
-}
 
 /// The features of a checkpoint: for each factor, the place of its number at age 0 in the arrays of all tables.
 #[derive(Debug, Clone, Copy)]

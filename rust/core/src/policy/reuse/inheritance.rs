@@ -1,8 +1,8 @@
 //! Inheritance of Gittins indexes. Requests that would have resumed at an evicted checkpoint now resume at the nearest
 //! one above, its *heir*. The heir counts for as much as the evicted one until that one's time has passed.
 
-use super::Reuse;
 use super::record::{CheckpointRecord, NONE};
+use super::state::Reuse;
 
 impl Reuse {
     /// Whether a ghost's Gittins index is the one that its heir has inherited.

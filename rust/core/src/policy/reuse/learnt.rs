@@ -1,7 +1,7 @@
 //! Learned factors as bytes, for another instance of the policy: `docs/disk-format.md` lists them.
 
-use super::Reuse;
 use super::hazard::{BINS, LEARNT, MOST_FACTOR};
+use super::state::Reuse;
 
 /// Version of the bytes: goes up with every change of what a number stands for.
 const VERSION: u32 = 1;
@@ -60,7 +60,8 @@ mod tests {
 
     use super::*;
     use crate::ids::{EntryId, TenantId};
-    use crate::policy::reuse::hazard::{CheckpointKind, Features, Origin};
+    use crate::policy::reuse::hazard::Features;
+    use crate::policy::reuse::origin::{CheckpointKind, Origin};
     use crate::policy::{EntryKind, EntrySizes, Hints, NewEntry, NewRequest, Policy};
 
     const SHAPE: EntrySizes = EntrySizes {

@@ -11,6 +11,12 @@ const LOWEST: f32 = -64.0;
 pub(super) const OCTAVES: usize = 96;
 const BUCKETS: usize = OCTAVES * STEPS as usize;
 
+// Ranks of a tenant's entries, by which they leave: pages that are worth nothing, checkpoints by octaves of worth,
+// pages that wait for their checkpoint.
+pub(super) const SURPLUS: usize = 0;
+pub(super) const WAITING: usize = 1 + OCTAVES;
+pub(super) const RANKS: usize = WAITING + 1;
+
 /// A priority queue of numbers by score. Scores in one bucket are not told apart: there, first in is first out.
 #[derive(Debug)]
 pub(super) struct Order {

@@ -1,8 +1,9 @@
 //! Records of checkpoints: of those that are in the cache (*resident*), and *ghosts* of those that were or might be.
 
 use super::ages::Ages;
-use super::hazard::{CheckpointKind, Features, Origin};
+use super::hazard::Features;
 use super::name_index::NameIndex;
+use super::origin::{CheckpointKind, Origin};
 use super::unneeded::PATIENCE;
 use crate::policy::chunk_table::ChunkTable;
 use crate::policy::lists::Lists;

@@ -1,7 +1,7 @@
 //! Evictable pages that no checkpoint needs, or none yet.
 
-use super::eviction::{SURPLUS, WAITING as WAITING_RANK};
 use super::name_index::NameIndex;
+use super::order::{SURPLUS, WAITING as WAITING_RANK};
 use crate::ids::EntryId;
 use crate::policy::chunk_table::ChunkTable;
 use crate::policy::lists::Lists;
