@@ -1,5 +1,5 @@
-// Moves tiles of the line between the engine's memory and the slots, through shared memory, where
-// they are also hashed. See paging.h for the line.
+// Moves tiles of the payload between the engine's memory and the slots, through shared memory,
+// where they are also hashed. See paging.h for the payload.
 //
 // Every thread of a block walks the same pieces, so that all branches around __syncthreads are
 // uniform. A word of a tile is moved by the same thread whatever piece it lies in: neighbouring

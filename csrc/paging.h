@@ -1,7 +1,7 @@
-// What the kernels are told. Twin of rust/cuda/src/kernels/abi.rs.
+// The kernels' parameters. Twin of rust/cuda/src/kernels/abi.rs.
 //
-// The payload of several entries lies on one line of bytes: each entry begins at a multiple of
-// TILE. Two lists, each sorted by position and disjoint, say where bytes of the line lie in memory.
+// The payload of a launch is the bytes of several entries one after another, each beginning at a
+// multiple of TILE. Two lists, each sorted by position and disjoint, say where they lie in memory.
 // They need not cut at the same positions. Bytes that the list read from does not cover count as
 // zero; bytes that the list written to does not cover are not written.
 #pragma once
@@ -20,11 +20,11 @@ constexpr u32 TILE = 16384;
 // What the engine launches a thread block with. The kernels are right for any number.
 constexpr u32 THREADS = 512;
 
-// Runs of adjacent bytes at equal distances: the engine's side of the line.
+// Runs of adjacent bytes at equal distances: where the engine has a part of the payload.
 //
-// Run r holds the line from position + r * run on, and begins at address + r * stride.
+// Run r holds the payload from position + r * run on, and begins at address + r * stride.
 struct Strided {
-    u64 position;  // on the line, in bytes
+    u64 position;  // in the payload, in bytes
     u64 address;   // of the first run
     u64 bytes;     // of all runs: a multiple of run
     i64 stride;    // in bytes
@@ -32,9 +32,9 @@ struct Strided {
     u32 reserved;  // 0
 };
 
-// Adjacent bytes: the slots' side of the line.
+// Adjacent bytes: where the slots have a part of the payload.
 struct Packed {
-    u64 position;  // on the line, in bytes
+    u64 position;  // in the payload, in bytes
     u64 address;   // where they lie
     u64 bytes;     // how many
 };
@@ -45,7 +45,7 @@ struct Paging {
     const Packed* packed;
     u32 strided_count;
     u32 packed_count;
-    u64 first_tile;  // the first tile of the line that this launch takes
+    u64 first_tile;  // the first tile of the payload that this launch takes
     u64 tile_count;  // how many it takes
     u64* digests;    // one for each of its tiles, or null
 };

@@ -5,11 +5,11 @@ use std::error::Error as _;
 use hybrid_pages::error::{Cause, Error};
 use thiserror::Error as ThisError;
 
-/// Why something could not be done on a device.
+/// An error of a CUDA device or of its driver.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is nothing to work with: no driver, no device, no function of that name.
+    /// There is no driver, no such device, or no function of that name in the driver.
     #[error("CUDA is not available: {0}")]
     Unavailable(String),
     /// A driver function failed, or reported an earlier failure.
@@ -35,10 +35,8 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether the device's context is of no use any more: every later call fails, too.
-    ///
-    /// The results that leave the process in an inconsistent state, by the driver API's reference
-    /// of `CUresult`.
+    /// Whether every later call on the device will fail, too: the error is one of those that leave a process
+    /// in an inconsistent state, by the driver API's reference of `CUresult`.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
         const STICKY: [i32; 15] = [
@@ -57,7 +55,7 @@ impl From<CudaError> for Error {
     }
 }
 
-/// The system's reason why a library can't be loaded.
+/// Why a library can't be loaded, as the system says.
 pub(crate) fn told(error: &libloading::Error) -> String {
     let system = error.source().map(ToString::to_string);
     system.unwrap_or_else(|| error.to_string())

@@ -9,7 +9,7 @@ pub mod driver;
 pub mod engine;
 mod error;
 pub mod kernels;
-mod line;
+mod payload;
 mod pinning;
 
 pub use engine::CudaEngine;

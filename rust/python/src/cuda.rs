@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hybrid_pages::transfer::{Direction, EntryCopy};
 use hybrid_pages_cuda::driver::{Description, Device, Driver, numa_node};
-use hybrid_pages_cuda::engine::{CudaEngine, Facts, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, CudaFacts, CudaOptions};
 use hybrid_pages_cuda::{Pinning, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -160,8 +160,8 @@ impl PyCudaEngine {
         let memory = arena.inner.memory(rank.0).map_err(to_py);
         let layout = layout(geometry, rank, num_blocks, &layers)?;
         let memory = memory?;
-        let usual = Options::default();
-        let options = Options {
+        let usual = CudaOptions::default();
+        let options = CudaOptions {
             device,
             share: share.unwrap_or(usual.share),
             kernel_below: kernel_below.map_or(usual.kernel_below, |bytes| bytes.0),
@@ -224,7 +224,7 @@ impl PyCudaEngine {
 }
 
 impl PyCudaEngine {
-    fn facts(&self) -> &Facts {
+    fn facts(&self) -> &CudaFacts {
         self.engine.facts()
     }
 

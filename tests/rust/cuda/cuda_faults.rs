@@ -158,7 +158,7 @@ fn all_that_wait_fail_when_the_device_breaks() {
         let hold = stream.hold();
         let calls = ["cuLaunchKernel", "cuMemcpyBatchAsync"].map(|name| mock.calls(name));
         let calls = calls[usize::from(way == Way::Copies)];
-        // In one flight: a second one might be given to the held stream after the failure is set.
+        // In one batch: a second one might be given to the held stream after the failure is set.
         let stores = (0..4).map(|number| Plain::entry(number, number)).collect();
         let mut tickets = vec![plain.submit(Store, stores, &stream).unwrap()];
         let function = match way {

@@ -10,7 +10,7 @@ use cuda_support::{Load, Plain, Store, Way, options};
 use hybrid_pages::ids::ClassKind;
 use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run, Ticket, checksum};
-use hybrid_pages_cuda::engine::{CudaEngine, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use mock_cuda::Mock;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -381,7 +381,7 @@ fn kernels_take_no_more_of_the_device_than_they_may() {
     for (share, most) in [(1.0, 40), (0.25, 10), (0.001, 1)] {
         mock.reset();
         mock.set("MULTIPROCESSORS", 40);
-        let few = Options {
+        let few = CudaOptions {
             share,
             ..options(Way::Kernel)
         };

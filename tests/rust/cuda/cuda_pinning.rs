@@ -12,7 +12,7 @@ use cuda_support::{Bench, Plain, Store, WAYS, Way, options, until};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::transfer::{Region, SlotMemory};
-use hybrid_pages_cuda::engine::{CudaEngine, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use hybrid_pages_cuda::{Pinning, driver};
 use mock_cuda::{Mock, Mode};
 use transfer_support::entry;
@@ -23,8 +23,8 @@ fn pinning(bench: &Bench, piece_bytes: usize) -> Arc<Pinning> {
     Arc::new(Pinning::new(bench.arena.memory(0).unwrap(), 0, piece_bytes).unwrap())
 }
 
-fn over(pinning: &Arc<Pinning>, way: Way) -> Options {
-    Options {
+fn over(pinning: &Arc<Pinning>, way: Way) -> CudaOptions {
+    CudaOptions {
         pinning: Some(Arc::clone(pinning)),
         ..options(way)
     }

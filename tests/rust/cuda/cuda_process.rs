@@ -13,7 +13,7 @@ use cuda_support::{Bench, Load, Plain, Store, WAYS, Way, options};
 use hybrid_pages::error::Error;
 use hybrid_pages::transfer::Engine;
 use hybrid_pages_cuda::CudaError;
-use hybrid_pages_cuda::engine::{CudaEngine, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use mock_cuda::{Mock, Mode};
 use transfer_support::{Memory, expecting};
 
@@ -24,8 +24,8 @@ fn argument_error<T>(result: hybrid_pages_cuda::Result<T>) -> String {
     }
 }
 
-fn of_device(device: usize, way: Way) -> Options {
-    Options {
+fn of_device(device: usize, way: Way) -> CudaOptions {
+    CudaOptions {
         device,
         ..options(way)
     }
@@ -113,7 +113,7 @@ fn impossible_options_are_refused() {
     let mock = Mock::new();
     let bench = Bench::new(&mock);
     for share in [0.0, -1.0, 1.5, f64::NAN] {
-        let why = argument_error(bench.engine(&Options {
+        let why = argument_error(bench.engine(&CudaOptions {
             share,
             ..options(Way::Usual)
         }));

@@ -10,7 +10,7 @@ use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Run, Ticket, checksum,
 };
-use hybrid_pages_cuda::engine::{CudaEngine, Options};
+use hybrid_pages_cuda::engine::{CudaEngine, CudaOptions};
 use hybrid_pages_cuda::{CudaError, Result};
 
 use super::mock_cuda::{Mock, Stream};
@@ -35,9 +35,9 @@ pub enum Way {
 pub const WAYS: [Way; 2] = [Way::Copies, Way::Kernel];
 
 /// Everything goes one way.
-pub fn options(way: Way) -> Options {
-    let usual = Options::default();
-    Options {
+pub fn options(way: Way) -> CudaOptions {
+    let usual = CudaOptions::default();
+    CudaOptions {
         kernel_below: match way {
             Way::Usual => usual.kernel_below,
             Way::Copies => 0,
@@ -75,7 +75,7 @@ impl Bench {
         }
     }
 
-    pub fn engine(&self, options: &Options) -> Result<Plain> {
+    pub fn engine(&self, options: &CudaOptions) -> Result<Plain> {
         let layout = Plain::layout(&self.geometry, &self.memory);
         Ok(Plain {
             engine: CudaEngine::new(layout, self.arena.memory(0).unwrap(), options)?,
@@ -106,7 +106,7 @@ impl Plain {
     const STRIDE: usize = Self::BYTES + 64;
     const FIRST: usize = 20_000;
 
-    pub fn new(mock: &Mock, options: &Options) -> Result<Self> {
+    pub fn new(mock: &Mock, options: &CudaOptions) -> Result<Self> {
         Bench::new(mock).engine(options)
     }
 

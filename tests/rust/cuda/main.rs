@@ -1,6 +1,6 @@
 //! The tests of the CUDA engine, in one binary. What needs a process of its own has a binary of its own.
 
-mod cuda_flights;
+mod cuda_batches;
 mod cuda_model;
 mod cuda_order;
 mod cuda_pinning;

@@ -14,23 +14,23 @@ const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 const CAPTURE_RELAXED: c_int = 2;
 
-/// The facts about a device.
+/// What the driver says about a device.
 #[derive(Debug, Clone)]
 pub struct Description {
-    /// Number in the order of `CUDA_VISIBLE_DEVICES`.
+    /// The device's number in the order of `CUDA_VISIBLE_DEVICES`.
     pub ordinal: usize,
-    /// Name that the driver gives.
+    /// The device's name.
     pub name: String,
-    /// Identity, in hexadecimal digits.
+    /// The device's UUID, in hexadecimal digits.
     pub uuid: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// How many multiprocessors the device has.
     pub multiprocessors: u32,
 }
 
 impl Description {
-    /// Of a device by its number; makes no context.
+    /// Describes the device with this number. Makes no context.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] if there is no such device, [`CudaError::Driver`].
@@ -74,7 +74,7 @@ pub(super) fn find(driver: &Driver, ordinal: usize) -> Result<c_int> {
     Ok(id)
 }
 
-/// One device, its primary context held.
+/// An open device: its primary context is retained.
 pub struct Device {
     driver: Arc<Driver>,
     id: c_int,
@@ -89,7 +89,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// How many there are.
+    /// How many devices there are.
     ///
     /// # Errors
     /// [`CudaError::Driver`].
@@ -100,7 +100,7 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Opens one by its number.
+    /// Opens the device with this number.
     ///
     /// # Errors
     /// As for [`Description::of`].
@@ -118,20 +118,20 @@ impl Device {
         }))
     }
 
-    /// The facts about it.
+    /// What the driver says about the device.
     #[must_use]
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The driver that opened it.
+    /// The driver that the device was opened with.
     #[must_use]
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
     }
 
-    /// Makes its context current on this thread, and calls of this thread harmless to a graph
-    /// capture elsewhere, until the guard is dropped.
+    /// Makes the device's context current on this thread until the guard is dropped. Calls of this thread
+    /// do not disturb graph captures of other threads meanwhile.
     ///
     /// # Errors
     /// [`CudaError::Driver`].
@@ -163,7 +163,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// While it lives, its device's context is current on this thread.
+/// A guard: while it lives, the device's context is current on this thread.
 pub struct Entered<'a> {
     device: &'a Device,
     mode: c_int,

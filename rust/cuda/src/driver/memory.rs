@@ -1,4 +1,4 @@
-//! Memory of our own: on the device, and on the host for the device.
+//! Memory that the engine allocates: on the device, and pinned on the host.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -14,7 +14,7 @@ const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 const MEMORY_TYPE_DEVICE: u32 = 2;
 
-/// Bytes on the device.
+/// Memory on the device, freed when dropped.
 pub(crate) struct DeviceMemory {
     device: Arc<Device>,
     address: DevicePointer,
@@ -50,7 +50,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Pinned bytes on the host, all zero at first, that the device sees.
+/// Pinned memory on the host, mapped for the device and zero at first; freed when dropped.
 pub(crate) struct HostMemory {
     device: Arc<Device>,
     host: NonNull<u8>,
@@ -88,7 +88,7 @@ impl HostMemory {
         self.host
     }
 
-    /// Where the device sees it.
+    /// The device's address of this memory.
     pub(crate) fn mapped(&self) -> DevicePointer {
         self.mapped
     }

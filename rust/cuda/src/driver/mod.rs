@@ -1,4 +1,4 @@
-//! The CUDA driver: its functions, and what it owns for us, freed when dropped.
+//! The CUDA driver: its functions, and devices, streams and memory that are freed when dropped.
 
 mod device;
 mod memory;

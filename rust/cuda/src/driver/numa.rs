@@ -1,4 +1,4 @@
-//! The memory that a device is nearest to.
+//! The NUMA node that a device is nearest to.
 
 use std::ffi::c_int;
 use std::path::Path;

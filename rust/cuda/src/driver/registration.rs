@@ -1,4 +1,4 @@
-//! Host memory made known to the driver, so that devices reach it without a detour.
+//! Host memory that is pinned: registered with the driver, so that devices copy from and to it directly.
 //!
 //! A range can be registered once per process, while several engines and devices may share it.
 
@@ -13,13 +13,13 @@ use super::table::{DevicePointer, HOST_MEMORY_ALREADY_REGISTERED, Handle};
 
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
-/// Pinned host memory, until the last holder drops it.
+/// A range of pinned host memory, unpinned when the last registration of it is dropped.
 pub struct Registration {
     device: Arc<Device>,
     address: NonNull<u8>,
     nbytes: usize,
     mapped: DevicePointer,
-    /// Registered by this package, not by someone else in the process.
+    /// Whether this crate registered it, and not another library of the process.
     ours: bool,
 }
 
@@ -29,7 +29,7 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Pins a range for all devices.
+    /// Pins a range of memory for all devices.
     ///
     /// # Safety
     /// The range stays mapped until the last registration of it is dropped.
@@ -71,7 +71,7 @@ impl Registration {
         Ok(registration)
     }
 
-    /// Where the device sees its first byte.
+    /// The device's address of the first byte.
     pub(crate) fn mapped(&self) -> DevicePointer {
         self.mapped
     }

@@ -1,4 +1,4 @@
-//! Streams of our own, and events between streams.
+//! CUDA streams that the engine owns, and events between streams.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,7 +12,7 @@ use super::table::{DevicePointer, Handle, NOT_READY, STREAM_CAPTURE_IMPLICIT};
 const STREAM_NON_BLOCKING: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
 
-/// Who goes first where the device has too much to do.
+/// The priority of a stream's work where the device has too much to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Priority {
     Least,
@@ -129,7 +129,7 @@ impl Event {
         })
     }
 
-    /// Stands from now on for all that the stream has been given until now. The context is entered.
+    /// Records what the stream has been given until now. The context is entered.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both are live and of one context.
         unsafe {
@@ -139,7 +139,7 @@ impl Event {
         }
     }
 
-    /// As [`Event::record`], on a stream of the engine's.
+    /// Records what a stream of the caller has been given until now.
     ///
     /// # Safety
     /// The handle is a live stream of this device, or 0 for its default stream.
@@ -159,7 +159,7 @@ impl Event {
         unsafe { driver.event_record(self.handle, stream) }
     }
 
-    /// Whether all that it stands for has ended.
+    /// Whether all that was recorded has ended.
     pub(crate) fn query(&self) -> Result<bool> {
         // SAFETY: the event is live.
         match unsafe { self.device.driver().event_query(self.handle) } {

@@ -15,7 +15,7 @@ use libloading::Library;
 
 use crate::error::{CudaError, Result, told};
 
-/// Names another library than `libcuda.so.1`: a driver in an unusual place.
+/// The environment variable that names a driver library to load instead of `libcuda.so.1`.
 pub const LIBRARY_VARIABLE: &str = "HYBRID_PAGES_LIBCUDA";
 const LIBRARY: &str = "libcuda.so.1";
 
@@ -150,7 +150,7 @@ functions! {
     );
 }
 
-/// The driver: one for each library, for as long as the process lives.
+/// The CUDA driver, loaded once for each library name and kept until the process ends.
 pub struct Driver {
     functions: Functions,
     error_name: Option<Describe>,
@@ -162,7 +162,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The driver of this machine: `libcuda.so.1`, or what [`LIBRARY_VARIABLE`] names.
+    /// Loads the driver of this machine: `libcuda.so.1`, or the library that [`LIBRARY_VARIABLE`] names.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without a driver or with one that lacks a function;
@@ -225,13 +225,13 @@ impl Driver {
         Ok(driver)
     }
 
-    /// 1000 times the major plus 10 times the minor version of CUDA that it serves.
+    /// The CUDA version of the driver: 1000 times the major plus 10 times the minor version.
     #[must_use]
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// Whether it takes many copies in one call (from 12.8 on).
+    /// Whether the driver takes many copies in one call (CUDA 12.8 and later).
     #[must_use]
     pub fn has_copy_batch(&self) -> bool {
         self.copy_batch.is_some()
@@ -242,7 +242,7 @@ impl Driver {
         lock(&self.pinned)
     }
 
-    /// Copies in one call, where the driver can.
+    /// Makes many copies in one call, if the driver has a function for it.
     ///
     /// # Safety
     /// As for `cuMemcpyBatchAsync`: addresses and sizes of live memory, equally many.

@@ -1,5 +1,8 @@
-//! Memory that flights use besides the bytes that move, all taken when an engine starts: lists on the
-//! device, digests and words on the host.
+//! Memory that batches use besides the bytes that move, all taken when an engine starts: lists of
+//! pieces on the device, digests of tiles and completion words on the host.
+//!
+//! A *completion word* is 64 bits of host memory, where the device writes a batch's number when the
+//! batch has ended.
 
 use std::mem::size_of_val;
 use std::sync::Arc;
@@ -9,23 +12,23 @@ use crate::driver::{Device, DeviceMemory, DevicePointer, HostMemory, Stream};
 use crate::error::Result;
 use crate::kernels::abi::{Packed, Strided};
 
-/// Most flights of a direction.
-pub(super) const FLIGHTS: usize = 4;
-/// Of a word: whatever else the processor or the device writes is in other lines.
+/// How many batches of one direction are under way at most: each has buffers of its own.
+pub(super) const MOST_IN_FLIGHT: usize = 4;
+/// Bytes from one completion word to the next: a cache line, so that nothing else is written to it.
 const WORD: usize = 64;
 
-/// What a flight may need, in bytes.
+/// How large the buffers of one batch are, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct BufferSizes {
     pub(super) lists: usize,
     pub(super) digests: usize,
 }
 
-impl Room {
-    /// Enough for many flights: 64 KiB of lists, digests of 128 MiB.
+impl BufferSizes {
+    /// Enough for most batches: 64 KiB of lists, and digests of 128 MiB.
     const LEAST: usize = 64 << 10;
 
-    /// At least room for an entry of so many pieces and tiles.
+    /// Sizes that hold at least one entry of so many pieces and tiles.
     pub(super) fn new(strided: usize, packed: usize, tiles: usize) -> Self {
         let lists = strided * size_of::<Strided>() + packed * size_of::<Packed>();
         Self {
@@ -37,71 +40,71 @@ impl Room {
     }
 }
 
-/// The memory of one direction's flights, by their places.
+/// The buffers of one direction: one set for each batch that is under way, by index.
 pub(super) struct Buffers {
-    room: Room,
+    sizes: BufferSizes,
     host: HostMemory,
     lists: Option<DeviceMemory>,
 }
 
 impl Buffers {
-    /// `kernels`: whether any will be launched.
-    pub(super) fn new(device: &Arc<Device>, room: Room, kernels: bool) -> Result<Self> {
+    /// Takes the memory. `kernels`: whether kernels will be launched, which need lists and digests.
+    pub(super) fn new(device: &Arc<Device>, sizes: BufferSizes, kernels: bool) -> Result<Self> {
         let each = WORD
             + if kernels {
-                room.lists + room.digests
+                sizes.lists + sizes.digests
             } else {
                 0
             };
-        let lists = kernels.then(|| DeviceMemory::new(device, FLIGHTS * room.lists));
+        let lists = kernels.then(|| DeviceMemory::new(device, MOST_IN_FLIGHT * sizes.lists));
         Ok(Self {
-            room,
-            host: HostMemory::new(device, FLIGHTS * each)?,
+            sizes,
+            host: HostMemory::new(device, MOST_IN_FLIGHT * each)?,
             lists: lists.transpose()?,
         })
     }
 
-    pub(super) fn room(&self) -> Room {
-        self.room
+    pub(super) fn sizes(&self) -> BufferSizes {
+        self.sizes
     }
 
-    /// Where the device writes when a flight has ended.
-    pub(super) fn word_address(&self, place: usize) -> DevicePointer {
-        self.host.mapped() + (place * WORD) as u64
+    /// Where the device sees the completion word of a batch.
+    pub(super) fn word_address(&self, index: usize) -> DevicePointer {
+        self.host.mapped() + (index * WORD) as u64
     }
 
-    /// The last word that the device has written there.
-    pub(super) fn word(&self, place: usize) -> u64 {
-        debug_assert!(place < FLIGHTS);
-        let word = self.host.host().as_ptr().wrapping_add(place * WORD).cast();
+    /// What the device has last written to the completion word.
+    pub(super) fn word(&self, index: usize) -> u64 {
+        debug_assert!(index < MOST_IN_FLIGHT);
+        let word = self.host.host().as_ptr().wrapping_add(index * WORD).cast();
         // SAFETY: aligned, inside the memory, and written in one go by the device alone.
         unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Acquire)
     }
 
-    fn lists_at(&self, place: usize) -> usize {
-        FLIGHTS * WORD + place * self.room.lists
+    fn lists_at(&self, index: usize) -> usize {
+        MOST_IN_FLIGHT * WORD + index * self.sizes.lists
     }
 
-    fn digests_at(&self, place: usize) -> usize {
-        self.lists_at(FLIGHTS) + place * self.room.digests
+    fn digests_at(&self, index: usize) -> usize {
+        self.lists_at(MOST_IN_FLIGHT) + index * self.sizes.digests
     }
 
-    /// Gives the lists to the device; where the strided and where the packed ones lie there.
+    /// Copies both lists to the device; returns their addresses there.
     pub(super) fn upload(
         &self,
         device: &Device,
-        place: usize,
+        index: usize,
         strided: &[Strided],
         packed: &[Packed],
         stream: &Stream,
     ) -> Result<(DevicePointer, DevicePointer)> {
         let (first, second) = (size_of_val(strided), size_of_val(packed));
         let memory = self.lists.as_ref().expect("made where kernels are");
-        let target = memory.address() + (place * self.room.lists) as u64;
-        debug_assert!(first + second <= self.room.lists);
-        let host = self.host.host().as_ptr().wrapping_add(self.lists_at(place));
-        // SAFETY: both lists fit; no copy from here is under way, since the place's last flight has
-        // ended; the stream is live and the memory stays until the engine ends.
+        let target = memory.address() + (index * self.sizes.lists) as u64;
+        debug_assert!(first + second <= self.sizes.lists);
+        let host = self.host.host().as_ptr().wrapping_add(self.lists_at(index));
+        // SAFETY: both lists fit; no copy from here is under way, since the last batch with this
+        // index has ended; the stream is live and the memory stays until the engine ends.
         unsafe {
             host.copy_from_nonoverlapping(strided.as_ptr().cast(), first);
             host.add(first)
@@ -112,20 +115,20 @@ impl Buffers {
         Ok((target, target + first as u64))
     }
 
-    /// Where the device writes digests.
-    pub(super) fn digests_address(&self, place: usize) -> DevicePointer {
-        self.host.mapped() + self.digests_at(place) as u64
+    /// Where the device sees the digests of a batch.
+    pub(super) fn digests_address(&self, index: usize) -> DevicePointer {
+        self.host.mapped() + self.digests_at(index) as u64
     }
 
-    /// The digests of that many tiles, which the device has written.
-    pub(super) fn digests(&self, place: usize, tiles: usize) -> &[u64] {
-        debug_assert!(tiles * size_of::<u64>() <= self.room.digests);
+    /// The digests of the first tiles, which the device has written.
+    pub(super) fn digests(&self, index: usize, tiles: usize) -> &[u64] {
+        debug_assert!(tiles * size_of::<u64>() <= self.sizes.digests);
         let first = self
             .host
             .host()
             .as_ptr()
-            .wrapping_add(self.digests_at(place));
-        // SAFETY: aligned to a word's line, as long as its room, and no launch writes any more.
+            .wrapping_add(self.digests_at(index));
+        // SAFETY: aligned to a cache line, inside the buffer, and no launch writes to it any more.
         unsafe { std::slice::from_raw_parts(first.cast(), tiles) }
     }
 }

@@ -1,4 +1,4 @@
-//! Which image of the kernels a device gets.
+//! Loads the kernels that fit a device.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::driver::Device;
 use crate::error::{CudaError, Result};
 use crate::kernels::{Module, image};
 
-/// The first image that the device takes. Without one there is a warning, and copies go on without
+/// Loads the first image that the device accepts. If it accepts none, a warning is added and there are no
 /// kernels.
 pub(super) fn load(
     device: &Arc<Device>,

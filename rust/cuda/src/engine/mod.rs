@@ -3,19 +3,18 @@
 //! A thread of its own gives transfers to streams and looks which have ended, so that neither
 //! submitting nor polling waits for a device. Stores read what the compute stream has finished;
 //! loads write after the last [`CudaEngine::fence`], so that they need not wait for a forward pass that
-//! was launched since. What waits goes along in the next flight: their number is bounded, and so is
-//! the memory that they use, which an engine takes when it starts.
+//! was launched since. Transfers that wait go along in the next batch. The number of batches that are
+//! under way is bounded, and so is their memory, which an engine takes when it starts.
 
+mod batch;
 mod buffers;
-mod cargo;
+mod device_streams;
 mod digests;
-mod host;
-mod job;
+mod event_pool;
 mod kernels;
-mod lane;
-mod lanes;
-mod marks;
 mod options;
+mod stream_pair;
+mod transfer;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,46 +31,46 @@ use hybrid_pages::transfer::{
 
 use crate::driver::{Device, Driver, memory_kind};
 use crate::error::{CudaError, Result};
-use crate::line::Patterns;
+use crate::payload::Patterns;
 use crate::pinning::{Pinned, Pinning};
 
-use buffers::Room;
-use job::Request;
-use lanes::Lanes;
-use marks::{Mark, Marks};
-pub use options::Options;
-use worker::{Message, Shared};
+use buffers::BufferSizes;
+use device_streams::DeviceStreams;
+use event_pool::{EventPool, RecordedEvent};
+pub use options::CudaOptions;
+use transfer::SubmittedTransfer;
+use worker::{Command, EngineState};
 
 /// Copies between the memory of one device and an arena. Dropping it waits for the transfers in
 /// flight. A load that fails leaves its blocks undefined.
 pub struct CudaEngine {
-    shared: Arc<Shared>,
-    queue: Sender<Message>,
+    shared: Arc<EngineState>,
+    queue: Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     fence: Mutex<Option<Fence>>,
     fences: AtomicU64,
-    marks: Arc<Marks>,
+    events: Arc<EventPool>,
     pinning: Arc<Pinning>,
-    /// Whether nobody else has made it.
+    /// Whether the engine made the pinning itself.
     pins: bool,
     device: Arc<Device>,
-    facts: Facts,
+    facts: CudaFacts,
 }
 
 #[derive(Clone)]
 struct Fence {
     number: u64,
-    mark: Arc<Mark>,
+    event: Arc<RecordedEvent>,
 }
 
-/// What an engine found when it was made.
+/// What an engine can do on this machine, found when it was made.
 #[derive(Debug, Clone)]
-pub struct Facts {
-    /// Whether devices reach the arena, or what is usable of it, without a detour.
+pub struct CudaFacts {
+    /// Whether the slots are pinned, so that the device reaches them without copies through other memory.
     pub pinned: bool,
-    /// Whether pieces that are small can move by kernels, and digests are the device's.
+    /// Whether kernels are loaded: they move small pieces, and compute checksums on the device.
     pub kernels: bool,
-    /// Things that are not as they should be, and their cost.
+    /// What is slower than it could be on this machine, and why.
     pub warnings: Vec<String>,
 }
 
@@ -84,7 +83,7 @@ impl CudaEngine {
     /// [`Error::Foreign`] if the arena belongs to another geometry, [`Error::InvalidArgument`] on
     /// impossible options, layers that are not in this device's memory, or a pinning of other slots;
     /// [`CudaError::Driver`].
-    pub fn new(layout: Layout, memory: SlotMemory, options: &Options) -> Result<Self> {
+    pub fn new(layout: Layout, memory: SlotMemory, options: &CudaOptions) -> Result<Self> {
         let transfers = Transfers::new(layout, memory, "a device cannot be used there")?;
         if !(options.share > 0.0 && options.share <= 1.0) {
             return reject(format!(
@@ -104,23 +103,23 @@ impl CudaEngine {
         let slots = pinning.join(transfers.memory())?;
         let pinned = !slots.is_pageable();
         let patterns = Patterns::new(transfers.layout());
-        let room = room(&transfers, &patterns, &slots);
-        let lanes = Lanes::new(&device, slots, options.share, room, &mut warnings)?;
-        let facts = Facts {
+        let sizes = buffer_sizes(&transfers, &patterns, &slots);
+        let streams = DeviceStreams::new(&device, slots, options.share, sizes, &mut warnings)?;
+        let facts = CudaFacts {
             pinned,
-            kernels: lanes.has_kernels(),
+            kernels: streams.has_kernels(),
             warnings,
         };
-        let marks = Marks::new(&device)?;
-        let shared = Arc::new(Shared::new(transfers));
-        let (queue, messages) = crossbeam_channel::unbounded();
+        let events = EventPool::new(&device)?;
+        let shared = Arc::new(EngineState::new(transfers));
+        let (queue, commands) = crossbeam_channel::unbounded();
         let thread = worker::spawn(
             Arc::clone(&shared),
             Arc::clone(&device),
-            lanes,
+            streams,
             patterns,
             options.kernel_below,
-            messages,
+            commands,
         )?;
         Ok(Self {
             shared,
@@ -128,7 +127,7 @@ impl CudaEngine {
             thread: Mutex::new(Some(thread)),
             fence: Mutex::new(None),
             fences: AtomicU64::new(0),
-            marks,
+            events,
             pinning,
             pins: options.pinning.is_none(),
             device,
@@ -136,25 +135,25 @@ impl CudaEngine {
         })
     }
 
-    /// The device it works with.
+    /// The device whose memory the engine copies from and to.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Who pins its slots.
+    /// The pinning of the slots that the engine copies from and to.
     #[must_use]
     pub fn pinning(&self) -> &Arc<Pinning> {
         &self.pinning
     }
 
-    /// What the engine found when it was made.
+    /// What the engine can do on this machine.
     #[must_use]
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &CudaFacts {
         &self.facts
     }
 
-    /// Loads that are submitted from now on wait for what the stream has been given until now, and for
+    /// Sets the point that later loads wait for: everything that the stream has been given until now, and
     /// nothing that it is given later.
     ///
     /// # Safety
@@ -165,9 +164,9 @@ impl CudaEngine {
     pub unsafe fn fence(&self, stream: usize) -> Result<()> {
         self.check_usable()?;
         // SAFETY: the caller's.
-        let mark = Arc::new(unsafe { self.marks.mark(stream)? });
+        let event = Arc::new(unsafe { self.events.record(stream)? });
         let number = self.fences.fetch_add(1, Ordering::Relaxed);
-        *self.last_fence() = Some(Fence { number, mark });
+        *self.last_fence() = Some(Fence { number, event });
         Ok(())
     }
 
@@ -195,20 +194,20 @@ impl CudaEngine {
             Direction::Store => None,
         };
         let (fence, after) = match fence {
-            Some(fence) => (Some(fence.number), fence.mark),
+            Some(fence) => (Some(fence.number), fence.event),
             // SAFETY: the caller's.
-            None => (None, Arc::new(unsafe { self.marks.mark(stream)? })),
+            None => (None, Arc::new(unsafe { self.events.record(stream)? })),
         };
         let ticket = self.shared.transfers.start()?;
         let started = Instant::now();
-        let request = Box::new(Request {
+        let request = Box::new(SubmittedTransfer {
             ticket,
             plan,
             after,
             fence,
             started,
         });
-        if self.queue.send(Message::Transfer(request)).is_err() {
+        if self.queue.send(Command::Transfer(request)).is_err() {
             // The thread only leaves when no transfer runs: this one was not begun.
             let why = "the engine's thread has ended".into();
             let failed = Completion::failed(ticket, started, why);
@@ -217,7 +216,7 @@ impl CudaEngine {
         Ok(ticket)
     }
 
-    /// Slots that are not pinned yet are not to be used yet.
+    /// Rejects slots that are not pinned yet.
     fn check_slots(&self, entries: &[EntryCopy]) -> Result<()> {
         if self.pins {
             return Ok(());
@@ -252,7 +251,7 @@ impl Engine for CudaEngine {
         &self.shared.transfers
     }
 
-    /// As [`CudaEngine::submit_on`], on the default stream.
+    /// Submits a transfer on the default stream, see [`CudaEngine::submit_on`].
     fn submit(
         &self,
         direction: Direction,
@@ -266,12 +265,12 @@ impl Engine for CudaEngine {
         self.transfers().close(|| {
             let mut thread = lock(&self.thread);
             if let Some(thread) = thread.take() {
-                let told = self.queue.send(Message::Stop);
+                let told = self.queue.send(Command::Stop);
                 debug_assert!(told.is_ok(), "the thread leaves when it is told");
                 let left = thread.join();
                 debug_assert!(left.is_ok(), "the thread catches its panics");
                 self.last_fence().take();
-                self.marks.clear();
+                self.events.clear();
                 if self.pins {
                     let released = self.pinning.close();
                     debug_assert!(released.is_ok(), "no other engine has it");
@@ -287,7 +286,7 @@ impl Drop for CudaEngine {
         if self.shared.transfers.is_inherited() {
             // The driver does not work in a fork: nothing of it may be freed there.
             std::mem::forget(self.last_fence().take());
-            std::mem::forget(Arc::clone(&self.marks));
+            std::mem::forget(Arc::clone(&self.events));
             std::mem::forget(Arc::clone(&self.pinning));
             std::mem::forget(Arc::clone(&self.device));
             // The thread may have held the queue's lock at the fork: closing the queue would wait for it.
@@ -300,8 +299,8 @@ fn reject<T>(what: String) -> Result<T> {
     Err(CudaError::Core(Error::InvalidArgument(what)))
 }
 
-/// Room for the largest entry of the layout, and mostly for many.
-fn room(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> Room {
+/// Sizes that hold the largest entry of the layout, and mostly many entries.
+fn buffer_sizes(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> BufferSizes {
     let (layout, memory) = (transfers.layout(), transfers.memory());
     let parts = slots.cuts().most_parts(memory.slot_bytes() as u64);
     let bytes = layout
@@ -311,10 +310,10 @@ fn room(transfers: &Transfers, patterns: &Patterns, slots: &Pinned) -> Room {
         .map(|class| class.rank_bytes);
     let most = bytes.max().unwrap_or(0);
     let packed = (most.div_ceil(memory.slot_bytes()) + 1) * parts;
-    Room::new(patterns.most(), packed, most.div_ceil(TILE_BYTES))
+    BufferSizes::new(patterns.most(), packed, most.div_ceil(TILE_BYTES))
 }
 
-/// Layers of host memory, or of another device, would be read as garbage or not at all.
+/// Rejects layers in memory of the host or of another device.
 fn check_memory(layout: &Layout, device: &Device) -> Result<()> {
     for class in 0..layout.geometry().classes().len() {
         for span in layout.spans(class) {

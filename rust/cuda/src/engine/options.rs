@@ -1,29 +1,29 @@
-//! How an engine is told to work.
+//! Settings of an engine.
 
 use std::sync::Arc;
 
 use crate::pinning::Pinning;
 
-/// How an engine works; the defaults are right unless something was measured.
+/// Settings of an engine. The defaults suit every machine that was measured.
 #[derive(Clone)]
-pub struct Options {
+pub struct CudaOptions {
     /// The device's number.
     pub device: usize,
-    /// Share of the multiprocessors that kernels may take, above 0, at most 1.
+    /// The share of the multiprocessors that kernels may take: more than 0, at most 1.
     pub share: f64,
-    /// Transfers whose pieces are shorter than this, in bytes and on average, move by a kernel; others
-    /// by the copy engine.
+    /// Batches whose pieces are on average shorter than so many bytes move by a kernel, others by the
+    /// device's copy engines.
     pub kernel_below: usize,
-    /// Who pins the slots; `None` for the engine itself, which then waits for it.
+    /// What pins the slots; without one, the engine pins them itself and waits for it.
     pub pinning: Option<Arc<Pinning>>,
 }
 
-impl Options {
-    /// From here on the copy engine was measured to be faster (H100).
+impl CudaOptions {
+    /// The length of pieces from which on the copy engines were measured to be faster, on an H100.
     pub const KERNEL_BELOW: usize = 28 << 10;
 }
 
-impl Default for Options {
+impl Default for CudaOptions {
     fn default() -> Self {
         Self {
             device: 0,

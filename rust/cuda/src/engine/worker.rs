@@ -1,4 +1,4 @@
-//! The engine's thread: gives flights to the lanes and ends them.
+//! The engine's thread: gives batches to streams, and reports transfers that have ended.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,35 +12,35 @@ use hybrid_pages::transfer::{Completion, Direction, Ticket, Transfers, panic_mes
 
 use crate::driver::Device;
 use crate::error::{CudaError, Result};
-use crate::line::Patterns;
+use crate::payload::Patterns;
 
-use super::buffers::FLIGHTS;
-use super::cargo::{Cargo, Jobs, Loader, Part};
+use super::batch::{Batch, BatchBuilder, BatchPart, RunningTransfers};
+use super::buffers::MOST_IN_FLIGHT;
+use super::device_streams::{DeviceStreams, SubmitError};
 use super::digests::{check_entry, checksum};
-use super::job::{Job, Request};
-use super::lane::{Given, Way};
-use super::lanes::{Failed, Lanes};
+use super::stream_pair::{CopyMethod, Submission};
+use super::transfer::{RunningTransfer, SubmittedTransfer};
 
-/// How often the thread looks for the end of flights. It reads memory, and asks the driver nothing.
+/// How often the thread looks whether batches have ended. It reads memory, and asks the driver nothing.
 const LOOK: Duration = Duration::from_micros(20);
-/// For so long after a flight was begun it looks all the time: small ones end within.
+/// How long the thread looks all the time after a batch was begun: small ones end within.
 const EAGER: Duration = Duration::from_micros(200);
 /// How late the system may wake the thread, in nanoseconds; by default, longer than it sleeps.
 #[cfg(target_os = "linux")]
 const TIMER_SLACK: u64 = 1_000;
-/// How often it asks whether the device still works: what is broken writes no words.
+/// How often the thread asks whether the device still works: a broken one writes no completion words.
 const CHECK: Duration = Duration::from_millis(20);
-/// Stores wait for loads, but not for more flights of them than this.
+/// Stores wait for loads, but for no more than so many batches of them.
 const PATIENCE: usize = 16;
 
-/// The things that the engine and its thread both use.
-pub(super) struct Shared {
+/// What an engine shares with its thread.
+pub(super) struct EngineState {
     pub(super) transfers: Transfers,
     /// The error that broke the device; nothing works after it.
     pub(super) broken: OnceLock<CudaError>,
 }
 
-impl Shared {
+impl EngineState {
     pub(super) fn new(transfers: Transfers) -> Self {
         Self {
             transfers,
@@ -49,54 +49,56 @@ impl Shared {
     }
 }
 
-/// An order to the thread.
-pub(super) enum Message {
-    Transfer(Box<Request>),
+/// What an engine tells its thread.
+pub(super) enum Command {
+    Transfer(Box<SubmittedTransfer>),
     Stop,
 }
 
-/// Cargo that the streams work on.
-struct Flight {
-    cargo: Cargo,
+/// A batch that the streams work on.
+struct InFlight {
+    batch: Batch,
     number: u64,
-    place: usize,
+    /// The index of its buffers.
+    index: usize,
 }
 
 struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     device: Arc<Device>,
-    lanes: Lanes,
+    streams: DeviceStreams,
     kernel_below: u64,
     patterns: Patterns,
-    jobs: Jobs,
+    running: RunningTransfers,
     /// By direction, each in the order in which they were begun.
-    flights: [VecDeque<Flight>; 2],
-    /// By direction, requests of which something is not begun yet.
+    in_flight: [VecDeque<InFlight>; 2],
+    /// By direction, transfers with entries that are in no batch yet.
     waiting: [VecDeque<Ticket>; 2],
-    /// Flights that were begun, and of each direction without an error.
+    /// Batches that were made, which numbers them.
     numbers: u64,
+    /// Batches of each direction that the streams took.
     begun: [usize; 2],
-    /// Flights of loads that went before stores that waited.
+    /// Batches of loads since stores wait.
     passed: usize,
     checked: Instant,
 }
 
 pub(super) fn spawn(
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     device: Arc<Device>,
-    lanes: Lanes,
+    streams: DeviceStreams,
     patterns: Patterns,
     kernel_below: usize,
-    messages: Receiver<Message>,
+    commands: Receiver<Command>,
 ) -> Result<JoinHandle<()>> {
     let worker = Worker {
         shared,
         device,
-        lanes,
+        streams,
         kernel_below: kernel_below as u64,
         patterns,
-        jobs: Jobs::new(),
-        flights: [VecDeque::new(), VecDeque::new()],
+        running: RunningTransfers::new(),
+        in_flight: [VecDeque::new(), VecDeque::new()],
         waiting: [VecDeque::new(), VecDeque::new()],
         numbers: 0,
         begun: [0; 2],
@@ -105,7 +107,7 @@ pub(super) fn spawn(
     };
     Builder::new()
         .name("hybrid-pages-cuda".into())
-        .spawn(move || worker.run(&messages))
+        .spawn(move || worker.run(&commands))
         .map_err(|error| {
             let text = format!("the engine's thread cannot start: {error}");
             CudaError::Core(Error::transfer(Cause::new(text, error)))
@@ -113,33 +115,33 @@ pub(super) fn spawn(
 }
 
 impl Worker {
-    fn run(mut self, messages: &Receiver<Message>) {
+    fn run(mut self, commands: &Receiver<Command>) {
         // Without it the thread looks less often, which costs time alone.
         #[cfg(target_os = "linux")]
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(TIMER_SLACK));
         let mut stopping = false;
         let mut begun = (0, Instant::now());
-        while !(stopping && self.jobs.is_empty()) {
+        while !(stopping && self.running.is_empty()) {
             if self.numbers > begun.0 {
                 begun = (self.numbers, Instant::now());
             }
-            let message = if self.jobs.is_empty() {
-                messages.recv().map_err(RecvTimeoutError::from)
+            let command = if self.running.is_empty() {
+                commands.recv().map_err(RecvTimeoutError::from)
             } else if begun.1.elapsed() < EAGER {
                 std::thread::yield_now();
-                messages.recv_timeout(Duration::ZERO)
+                commands.recv_timeout(Duration::ZERO)
             } else {
-                messages.recv_timeout(LOOK)
+                commands.recv_timeout(LOOK)
             };
-            let mut next = Some(message);
-            while let Some(message) = next {
-                match message {
-                    Ok(Message::Transfer(request)) => self.accept(*request),
-                    Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
+            let mut next = Some(command);
+            while let Some(command) = next {
+                match command {
+                    Ok(Command::Transfer(submitted)) => self.accept(*submitted),
+                    Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => stopping = true,
                     Err(RecvTimeoutError::Timeout) => {}
                 }
                 // All that wait may go together.
-                next = messages.try_recv().ok().map(Ok);
+                next = commands.try_recv().ok().map(Ok);
             }
             if let Err(error) = self.advance() {
                 self.break_down(&error);
@@ -147,42 +149,44 @@ impl Worker {
         }
     }
 
-    fn accept(&mut self, request: Request) {
-        let (ticket, direction) = (request.ticket, request.plan.direction());
-        let job = Job::new(request);
+    fn accept(&mut self, submitted: SubmittedTransfer) {
+        let (ticket, direction) = (submitted.ticket, submitted.plan.direction());
+        let transfer = RunningTransfer::new(submitted);
         if let Some(error) = self.shared.broken.get() {
-            let Request {
+            let SubmittedTransfer {
                 ticket, started, ..
-            } = job.request;
+            } = transfer.submitted;
             let failed = Completion::failed(ticket, started, error.to_string());
             self.shared.transfers.finish(failed);
-        } else if job.has_ended() {
-            self.shared.transfers.finish(job.completion());
+        } else if transfer.has_ended() {
+            self.shared.transfers.finish(transfer.completion());
         } else {
-            if self.jobs.is_empty() {
+            if self.running.is_empty() {
                 self.checked = Instant::now();
             }
-            self.jobs.insert(ticket, job);
+            self.running.insert(ticket, transfer);
             self.waiting[direction as usize].push_back(ticket);
         }
     }
 
-    /// Ends what the device has ended, and begins what may begin.
+    /// Finishes batches that have ended, and begins those that may begin.
     fn advance(&mut self) -> Result<()> {
         for direction in [Direction::Load, Direction::Store] {
-            while let Some(flight) = self.flights[direction as usize].front()
+            while let Some(first) = self.in_flight[direction as usize].front()
                 && self
-                    .lanes
+                    .streams
                     .of(direction)
-                    .has_ended(flight.number, flight.place)?
+                    .has_ended(first.number, first.index)?
             {
-                if let Some(flight) = self.flights[direction as usize].pop_front() {
-                    self.finish(direction, flight);
+                if let Some(ended) = self.in_flight[direction as usize].pop_front() {
+                    self.finish(direction, ended);
                 }
             }
         }
-        if self.flights.iter().any(|lane| !lane.is_empty()) && self.checked.elapsed() >= CHECK {
-            self.lanes.check()?;
+        if self.in_flight.iter().any(|batches| !batches.is_empty())
+            && self.checked.elapsed() >= CHECK
+        {
+            self.streams.check()?;
             self.checked = Instant::now();
         }
         while self.may_begin(Direction::Load)? {
@@ -197,73 +201,73 @@ impl Worker {
     }
 
     fn may_begin(&self, direction: Direction) -> Result<bool> {
-        let lane = direction as usize;
-        let Some(next) = self.waiting[lane].front() else {
+        let side = direction as usize;
+        let Some(next) = self.waiting[side].front() else {
             return Ok(false);
         };
-        if self.flights[lane].len() == FLIGHTS {
+        if self.in_flight[side].len() == MOST_IN_FLIGHT {
             return Ok(false);
         }
-        if self.lanes.slots().is_pageable() {
-            // A copy of pageable memory may keep this thread until the device comes to it: it is begun
-            // when it need not wait for the engine any more, so that others go on meanwhile.
+        if self.streams.slots().is_pageable() {
+            // A copy of pageable memory may block this thread until the device gets to it. So it begins
+            // only when the compute stream is done, and others go on meanwhile.
             let _entered = self.device.enter()?;
-            return self.jobs[next].request.after.event().query();
+            return self.running[next].submitted.after.event().query();
         }
         let load = Direction::Load as usize;
-        let loads = !self.flights[load].is_empty() || !self.waiting[load].is_empty();
+        let loads = !self.in_flight[load].is_empty() || !self.waiting[load].is_empty();
         let paused = direction == Direction::Store && loads && self.passed < PATIENCE;
         Ok(!paused)
     }
 
-    /// Whatever happens to a flight, even a panic, its requests end.
+    /// Makes a batch and gives it to the streams. Whatever happens to it, even a panic, its transfers end.
     fn begin(&mut self, direction: Direction) {
-        let loader = Loader {
+        let builder = BatchBuilder {
             transfers: &self.shared.transfers,
             patterns: &self.patterns,
-            slots: self.lanes.slots(),
-            room: self.lanes.of(direction).buffers().room(),
-            kernels: self.lanes.has_kernels(),
-            batches: self.device.driver().has_copy_batch(),
+            slots: self.streams.slots(),
+            sizes: self.streams.of(direction).buffers().sizes(),
+            kernels: self.streams.has_kernels(),
+            batched_copies: self.device.driver().has_copy_batch(),
         };
         let queue = &mut self.waiting[direction as usize];
         let front = queue.front().copied();
-        let cargo = match caught(|| loader.load(direction, queue, &mut self.jobs)) {
-            Ok(cargo) => cargo,
+        let batch = match caught(|| builder.next(direction, queue, &mut self.running)) {
+            Ok(batch) => batch,
             Err(why) => {
-                // Nothing of it has begun.
+                // Nothing of the batch has begun.
                 queue.retain(|ticket| Some(*ticket) != front);
-                if let Some(job) = front.and_then(|ticket| self.jobs.get_mut(&ticket)) {
-                    job.fail(why);
+                if let Some(transfer) = front.and_then(|ticket| self.running.get_mut(&ticket)) {
+                    transfer.fail(why);
                 }
                 let given = front.into_iter().collect();
-                Cargo {
+                Batch {
                     given,
-                    ..Cargo::default()
+                    ..Batch::default()
                 }
             }
         };
-        let given = cargo.given.clone();
-        if !cargo.parts.is_empty() {
+        let given = batch.given.clone();
+        if !batch.parts.is_empty() {
             self.numbers += 1;
-            let lane = direction as usize;
-            let (number, place) = (self.numbers, self.begun[lane] % FLIGHTS);
-            match caught(|| self.try_begin(direction, &cargo, number, place)) {
+            let side = direction as usize;
+            let (number, index) = (self.numbers, self.begun[side] % MOST_IN_FLIGHT);
+            match caught(|| self.try_begin(direction, &batch, number, index)) {
                 Ok(Ok(())) => {
-                    self.begun[lane] += 1;
-                    self.flights[lane].push_back(Flight {
-                        cargo,
+                    self.begun[side] += 1;
+                    self.in_flight[side].push_back(InFlight {
+                        batch,
                         number,
-                        place,
+                        index,
                     });
                 }
-                Ok(Err(Failed::This(error))) => self.fail(&cargo.parts, &error.to_string()),
-                Ok(Err(Failed::Device(error))) => {
-                    self.fail(&cargo.parts, &error.to_string());
+                Ok(Err(SubmitError::This(error))) => self.fail(&batch.parts, &error.to_string()),
+                Ok(Err(SubmitError::Device(error))) => {
+                    self.fail(&batch.parts, &error.to_string());
                     self.break_down(&error);
                 }
                 Err(why) => {
-                    self.fail(&cargo.parts, &why);
+                    self.fail(&batch.parts, &why);
                     self.break_down(&CudaError::Core(Error::transfer(why)));
                 }
             }
@@ -274,64 +278,64 @@ impl Worker {
     fn try_begin(
         &self,
         direction: Direction,
-        cargo: &Cargo,
+        batch: &Batch,
         number: u64,
-        place: usize,
-    ) -> std::result::Result<(), Failed> {
-        let (line, slots) = (&cargo.line, self.lanes.slots());
-        let small = line.bytes < self.kernel_below.saturating_mul(line.pieces());
-        let way = if small && self.lanes.has_kernels() && !slots.is_pageable() {
-            Way::Kernel
+        index: usize,
+    ) -> std::result::Result<(), SubmitError> {
+        let (payload, slots) = (&batch.payload, self.streams.slots());
+        let small = payload.bytes < self.kernel_below.saturating_mul(payload.pieces());
+        let method = if small && self.streams.has_kernels() && !slots.is_pageable() {
+            CopyMethod::Kernel
         } else {
-            Way::Copies(line.copies(slots.cuts()))
+            CopyMethod::Copies(payload.copies(slots.cuts()))
         };
-        let requests = cargo
+        let transfers = batch
             .parts
             .iter()
-            .map(|part| &self.jobs[&part.ticket].request);
+            .map(|part| &self.running[&part.ticket].submitted);
         let mut fence = None;
-        let after = requests.filter(|request| {
-            let known = request.fence.is_some() && fence == request.fence;
-            fence = request.fence;
+        let after = transfers.filter(|submitted| {
+            let known = submitted.fence.is_some() && fence == submitted.fence;
+            fence = submitted.fence;
             !known
         });
-        let given = Given {
+        let submission = Submission {
             number,
-            place,
-            line,
-            way,
-            digests: cargo.digests,
-            after: after.map(|request| request.after.event()).collect(),
+            index,
+            payload,
+            method,
+            digests: batch.digests,
+            after: after.map(|submitted| submitted.after.event()).collect(),
         };
-        // SAFETY: the plan keeps every piece inside blocks and slots, which belong to the transfer; the
-        // place's last flight has ended.
-        unsafe { self.lanes.enqueue(direction, &given) }
+        // SAFETY: the plan keeps every piece inside blocks and slots, which belong to the transfer; the last
+        // batch with these buffers has ended.
+        unsafe { self.streams.enqueue(direction, &submission) }
     }
 
-    fn finish(&mut self, direction: Direction, flight: Flight) {
-        let Flight { cargo, place, .. } = flight;
-        let tiles = cargo.line.tiles as usize;
-        let buffers = self.lanes.of(direction).buffers();
-        let digests = cargo.digests.then(|| buffers.digests(place, tiles));
+    fn finish(&mut self, direction: Direction, ended: InFlight) {
+        let InFlight { batch, index, .. } = ended;
+        let tiles = batch.payload.tiles as usize;
+        let buffers = self.streams.of(direction).buffers();
+        let digests = batch.digests.then(|| buffers.digests(index, tiles));
         let mut next = 0;
-        for Part { ticket, entries } in &cargo.parts {
-            let job = self.jobs.get_mut(ticket).expect("a part of it is open");
-            let places = next..next + entries.len();
-            next = places.end;
-            job.open -= entries.len();
-            let bytes = cargo.line.entries[places.clone()]
+        for BatchPart { ticket, entries } in &batch.parts {
+            let transfer = self.running.get_mut(ticket).expect("a part of it is open");
+            let ours = next..next + entries.len();
+            next = ours.end;
+            transfer.open -= entries.len();
+            let bytes = batch.payload.entries[ours.clone()]
                 .iter()
                 .map(|entry| entry.moved);
-            let plan = &job.request.plan;
+            let plan = &transfer.submitted.plan;
             let outcome = caught(|| match direction {
-                Direction::Store => Ok(places
-                    .map(|place| checksum(&cargo.line, place, digests))
+                Direction::Store => Ok(ours
+                    .map(|index| checksum(&batch.payload, index, digests))
                     .collect()),
                 Direction::Load if digests.is_some() => {
-                    let mut pairs = places.zip(entries.clone());
-                    let whole = |place: usize| !cargo.line.entries[place].is_partial();
-                    let checked = pairs.try_for_each(|(place, entry)| match whole(place) {
-                        true => check_entry(plan, entry, &cargo.line, place, digests),
+                    let mut pairs = ours.zip(entries.clone());
+                    let whole = |index: usize| !batch.payload.entries[index].is_partial();
+                    let checked = pairs.try_for_each(|(index, entry)| match whole(index) {
+                        true => check_entry(plan, entry, &batch.payload, index, digests),
                         false => Ok(()),
                     });
                     checked.map(|()| Vec::new())
@@ -339,51 +343,54 @@ impl Worker {
                 Direction::Load => Ok(Vec::new()),
             });
             match outcome.flatten() {
-                Ok(checksums) => job.add(bytes.sum(), checksums),
-                Err(why) => job.fail(why),
+                Ok(checksums) => transfer.add(bytes.sum(), checksums),
+                Err(why) => transfer.fail(why),
             }
         }
-        self.report_all(cargo.parts.iter().map(|part| part.ticket));
+        self.report_all(batch.parts.iter().map(|part| part.ticket));
     }
 
-    /// Fails the requests of a flight that was not begun.
-    fn fail(&mut self, parts: &[Part], why: &str) {
+    /// Fails the transfers of a batch that was not begun.
+    fn fail(&mut self, parts: &[BatchPart], why: &str) {
         for part in parts {
-            if let Some(job) = self.jobs.get_mut(&part.ticket) {
-                job.open -= part.entries.len();
-                job.fail(why.to_owned());
+            if let Some(transfer) = self.running.get_mut(&part.ticket) {
+                transfer.open -= part.entries.len();
+                transfer.fail(why.to_owned());
             }
         }
         self.report_all(parts.iter().map(|part| part.ticket));
     }
 
-    /// Tells of those requests that have ended.
+    /// Reports those of the transfers that have ended.
     fn report_all(&mut self, tickets: impl IntoIterator<Item = Ticket>) {
         for ticket in tickets {
-            if self.jobs.get(&ticket).is_some_and(Job::has_ended)
-                && let Some(job) = self.jobs.remove(&ticket)
+            if self
+                .running
+                .get(&ticket)
+                .is_some_and(RunningTransfer::has_ended)
+                && let Some(transfer) = self.running.remove(&ticket)
             {
                 for queue in &mut self.waiting {
                     queue.retain(|waiting| *waiting != ticket);
                 }
-                self.shared.transfers.finish(job.completion());
+                self.shared.transfers.finish(transfer.completion());
             }
         }
     }
 
-    /// Nothing works on the device any more: what is in flight fails, and so does what comes.
+    /// The device is broken: all transfers fail, now and later.
     fn break_down(&mut self, error: &CudaError) {
         let first = self.shared.broken.get_or_init(|| error.clone()).to_string();
-        // A device that still runs must not write when its blocks are given to others. One that
-        // does not has stopped already: its error is the one that is told.
-        let _ = self.lanes.drain();
-        self.flights.iter_mut().for_each(VecDeque::clear);
+        // A device that still runs must not write once the blocks are given to others. If it does not
+        // run any more, draining fails, and the first error is the one to report.
+        let _ = self.streams.drain();
+        self.in_flight.iter_mut().for_each(VecDeque::clear);
         self.waiting.iter_mut().for_each(VecDeque::clear);
-        let mut all: Vec<_> = self.jobs.drain().map(|(_, job)| job).collect();
-        all.sort_by_key(|job| job.request.ticket);
-        for mut job in all {
-            job.fail(first.clone());
-            self.shared.transfers.finish(job.completion());
+        let mut all: Vec<_> = self.running.drain().map(|(_, transfer)| transfer).collect();
+        all.sort_by_key(|transfer| transfer.submitted.ticket);
+        for mut transfer in all {
+            transfer.fail(first.clone());
+            self.shared.transfers.finish(transfer.completion());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The parameters of the kernels. Twin of `csrc/paging.h`.
 //!
-//! The payload of several entries lies on one *line*: each entry begins at a multiple of
-//! [`TILE_BYTES`]. Two lists, each sorted by position and disjoint, say where bytes of the line lie
+//! The *payload* of a launch is the bytes of several entries one after another, each beginning at a
+//! multiple of [`TILE_BYTES`]. Two lists, each sorted by position and disjoint, say where bytes of the payload lie
 //! in memory. They need not cut at the same positions, and bytes that neither covers are padding.
 
 pub use hybrid_pages::transfer::TILE_BYTES;
@@ -9,28 +9,28 @@ pub use hybrid_pages::transfer::TILE_BYTES;
 /// Most bytes of a run: within it, kernels count in 32 bits.
 pub const MOST_RUN: u32 = 1 << 30;
 
-/// Runs of adjacent bytes at equal distances: the engine's side of the line.
+/// Runs of adjacent bytes at equal distances: where the engine has a part of the payload.
 ///
-/// Run `r` holds the line from `position + r * run` on, and begins at `address + r * stride`.
+/// Run `r` holds the payload from `position + r * run` on, and begins at `address + r * stride`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strided {
-    /// On the line, in bytes.
+    /// Where the piece begins in the payload, in bytes.
     pub position: u64,
-    /// Of the first run.
+    /// Address of the first run.
     pub address: u64,
-    /// Of all runs: a multiple of `run`.
+    /// Bytes of all runs together: a multiple of `run`.
     pub bytes: u64,
-    /// In bytes.
+    /// From one run to the next, in bytes.
     pub stride: i64,
-    /// Bytes that are adjacent, 1 to [`MOST_RUN`].
+    /// Bytes of one run, 1 to [`MOST_RUN`].
     pub run: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
 impl Strided {
-    /// One run.
+    /// A piece of one run.
     #[must_use]
     pub fn once(position: u64, address: u64, run: u32) -> Self {
         Self {
@@ -43,42 +43,42 @@ impl Strided {
         }
     }
 
-    /// How many runs.
+    /// How many runs the piece has.
     #[must_use]
     pub fn runs(&self) -> u64 {
         self.bytes / u64::from(self.run)
     }
 }
 
-/// Adjacent bytes: the slots' side of the line.
+/// Adjacent bytes: where the slots have a part of the payload.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packed {
-    /// On the line, in bytes.
+    /// Where the piece begins in the payload, in bytes.
     pub position: u64,
-    /// Where they lie.
+    /// Address of the first byte.
     pub address: u64,
-    /// How many, at least 1.
+    /// How many bytes, at least 1.
     pub bytes: u64,
 }
 
-/// One launch: its only parameter, by value. Addresses are the device's.
+/// The parameter of a kernel launch, passed by value. Addresses are the device's.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paging {
-    /// Address of `strided_count` [`Strided`].
+    /// Address of the list of [`Strided`] pieces.
     pub strided: u64,
-    /// Address of `packed_count` [`Packed`].
+    /// Address of the list of [`Packed`] pieces.
     pub packed: u64,
-    /// Strided pieces.
+    /// How many strided pieces there are.
     pub strided_count: u32,
-    /// Packed pieces.
+    /// How many packed pieces there are.
     pub packed_count: u32,
-    /// The first tile of the line that this launch takes.
+    /// The first tile of the payload that this launch takes.
     pub first_tile: u64,
-    /// How many it takes.
+    /// How many tiles this launch takes.
     pub tile_count: u64,
-    /// Address of a `u64` for each of its tiles, or 0 for no digests.
+    /// Address of a `u64` for each of these tiles, or 0 if no digests are wanted.
     pub digests: u64,
 }
 

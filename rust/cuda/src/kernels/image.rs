@@ -1,12 +1,12 @@
-//! The kernels as they are shipped: compiled from `csrc/` by `make kernels`.
+//! Compiled kernels, as they are shipped: `make kernels` makes them from `csrc/`.
 
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ImageKind {
     /// Machine code: for GPUs of the same major version and at least the same minor one.
     Cubin,
-    /// For a driver to translate: for GPUs of at least this version, and drivers of at least the
-    /// compiler's.
+    /// Intermediate code that the driver compiles: for GPUs of at least this version, and drivers no older
+    /// than the compiler.
     Ptx,
 }
 
@@ -16,7 +16,7 @@ pub struct Image {
     /// Compute capability, major and minor.
     pub arch: (u32, u32),
     /// Machine code or PTX.
-    pub kind: Kind,
+    pub kind: ImageKind,
     /// As `cuModuleLoadData` takes them: PTX ends with a zero.
     pub bytes: &'static [u8],
 }
@@ -25,7 +25,7 @@ macro_rules! cubin {
     ($major:literal, $minor:literal) => {
         Image {
             arch: ($major, $minor),
-            kind: Kind::Cubin,
+            kind: ImageKind::Cubin,
             bytes: include_bytes!(concat!(
                 "../../../../csrc/images/sm_",
                 $major,
@@ -43,23 +43,23 @@ static IMAGES: [Image; 5] = [
     cubin!(8, 0),
     Image {
         arch: (8, 0),
-        kind: Kind::Ptx,
+        kind: ImageKind::Ptx,
         bytes: concat!(include_str!("../../../../csrc/images/compute_80.ptx"), "\0").as_bytes(),
     },
 ];
 
-/// All of them: cubins, newest first, then PTX.
+/// All images: cubins, newest first, then PTX.
 #[must_use]
 pub fn images() -> &'static [Image] {
     &IMAGES
 }
 
-/// Those that a GPU of that compute capability may run, best first. A driver may still reject one
+/// The images that a GPU of that compute capability may run, best first. A driver may still reject one
 /// that is newer than itself.
 pub fn candidates(major: u32, minor: u32) -> impl Iterator<Item = &'static Image> {
     images().iter().filter(move |image| match image.kind {
-        Kind::Cubin => image.arch.0 == major && image.arch.1 <= minor,
-        Kind::Ptx => image.arch <= (major, minor),
+        ImageKind::Cubin => image.arch.0 == major && image.arch.1 <= minor,
+        ImageKind::Ptx => image.arch <= (major, minor),
     })
 }
 
@@ -67,7 +67,7 @@ pub fn candidates(major: u32, minor: u32) -> impl Iterator<Item = &'static Image
 mod tests {
     use super::*;
 
-    fn chosen(major: u32, minor: u32) -> Vec<(Kind, (u32, u32))> {
+    fn chosen(major: u32, minor: u32) -> Vec<(ImageKind, (u32, u32))> {
         candidates(major, minor)
             .map(|image| (image.kind, image.arch))
             .collect()
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_gpu_gets_machine_code_of_its_major_version_and_then_ptx() {
-        let ptx = (Kind::Ptx, (8, 0));
+        let ptx = (ImageKind::Ptx, (8, 0));
         for (gpu, cubin) in [
             ((8, 0), (8, 0)),
             ((8, 9), (8, 0)),
@@ -83,7 +83,7 @@ mod tests {
             ((10, 3), (10, 0)),
             ((12, 1), (12, 0)),
         ] {
-            assert_eq!(chosen(gpu.0, gpu.1), [(Kind::Cubin, cubin), ptx]);
+            assert_eq!(chosen(gpu.0, gpu.1), [(ImageKind::Cubin, cubin), ptx]);
         }
         assert_eq!(chosen(11, 0), [ptx]);
         assert_eq!(chosen(7, 5), []);
@@ -93,8 +93,8 @@ mod tests {
     fn every_image_is_of_its_kind_and_has_every_kernel() {
         for image in images() {
             match image.kind {
-                Kind::Cubin => assert_eq!(&image.bytes[..4], b"\x7fELF"),
-                Kind::Ptx => assert_eq!(image.bytes.iter().position(|byte| *byte == 0), {
+                ImageKind::Cubin => assert_eq!(&image.bytes[..4], b"\x7fELF"),
+                ImageKind::Ptx => assert_eq!(image.bytes.iter().position(|byte| *byte == 0), {
                     Some(image.bytes.len() - 1)
                 }),
             }

@@ -1,4 +1,4 @@
-//! The kernels on a device: loaded and launched.
+//! Kernels that are loaded on a device, and their launches.
 
 use std::ffi::CStr;
 use std::ptr;

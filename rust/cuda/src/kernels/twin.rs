@@ -89,7 +89,7 @@ pub fn check(strided: &[Strided], packed: &[Packed]) -> Result<()> {
     check_list(packed)
 }
 
-/// Whether every piece is well formed, and the list is sorted by position and disjoint on the line.
+/// Whether every piece is well formed, and the list is sorted by position and disjoint.
 /// Where the addresses lead is the caller's affair.
 ///
 /// # Errors
@@ -120,15 +120,15 @@ pub fn check_list<P: Piece>(list: &[P]) -> Result<()> {
     Ok(())
 }
 
-/// A piece of either side of the line.
+/// A piece of the payload, strided or packed.
 pub trait Piece {
     /// Which side.
     const SIDE: &str;
 
-    /// Where it begins on the line.
+    /// Where it begins in the payload.
     fn position(&self) -> u64;
 
-    /// How many bytes of the line it holds.
+    /// How many bytes of the payload it holds.
     fn bytes(&self) -> u64;
 
     /// Where byte `offset` of the piece lies, and how many are adjacent from there on.

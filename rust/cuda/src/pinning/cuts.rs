@@ -1,14 +1,14 @@
-//! Where the memory of slots is cut into pieces that are registered one by one.
+//! How the memory of slots is cut into pieces that are pinned one by one.
 
 const PAGE: u64 = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// Pieces of equal length, but for the last one.
+/// How memory is cut: into pieces of equal length, but for the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cuts {
     start: u64,
     nbytes: u64,
-    /// Of a piece.
+    /// Bytes of a piece.
     step: u64,
 }
 

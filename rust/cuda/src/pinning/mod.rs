@@ -1,6 +1,6 @@
-//! Slots made known to the driver, piece by piece, by a thread of their own.
+//! Pins slots piece by piece, in a thread.
 //!
-//! Engines come and go over one pinning: it outlives the sleep of the engine that it serves.
+//! A pinning outlives the copy engines that use it, such as those that a sleeping vLLM closes.
 
 mod cuts;
 
@@ -19,33 +19,33 @@ use crate::error::{CudaError, Result};
 
 pub(crate) use cuts::Cuts;
 
-/// Threads that take memory from the system.
+/// Threads that touch memory before it is pinned.
 const THREADS: usize = 4;
 
-/// What becomes of the pieces before one that cannot be registered.
+/// What happens to the pieces before one that cannot be pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failure {
+enum OnFailure {
     /// They stay pinned, and the slots after them are not used.
     Keeps,
     /// They are given back, and all slots are used as pageable memory.
     GivesBack,
 }
 
-/// The slots of an arena that devices reach without a detour: more and more of them, from slot 0 on.
+/// Pins the slots of an arena in the background, from slot 0 on.
 ///
-/// If not even the first piece can be registered, all slots are used as pageable memory.
+/// If not even the first piece can be pinned, all slots are used as pageable memory.
 pub struct Pinning {
-    state: Arc<State>,
+    state: Arc<PinningState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: u32,
 }
 
-struct State {
+struct PinningState {
     device: Arc<Device>,
     memory: SlotMemory,
     cuts: Cuts,
-    failure: Failure,
-    /// Of the machine's memory: the device's.
+    failure: OnFailure,
+    /// The NUMA node that the device is nearest to.
     node: Option<u32>,
     /// What to add to a host address for the device's, for each piece that is pinned.
     mapped: Vec<AtomicU64>,
@@ -54,12 +54,12 @@ struct State {
     pageable: AtomicBool,
     stop: AtomicBool,
     engines: AtomicUsize,
-    progress: Mutex<Progress>,
+    progress: Mutex<PinningProgress>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Progress {
+struct PinningProgress {
     registrations: Vec<Registration>,
     error: Option<String>,
     seconds: f64,
@@ -68,17 +68,17 @@ struct Progress {
 }
 
 impl Pinning {
-    /// Most bytes of a piece, unless told otherwise: what every system registers in one call.
+    /// The default size of a piece in bytes, which every system pins in one call.
     pub const PIECE_BYTES: usize = 2 << 30;
 
-    /// Begins to pin slots for a device, in pieces of at most that many bytes.
+    /// Starts to pin slots for a device, in pieces of at most so many bytes.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without driver or device; [`CudaError::Core`] with
     /// [`Error::InvalidArgument`] on pieces below a page; [`CudaError::Driver`].
     pub fn new(memory: SlotMemory, device: usize, piece_bytes: usize) -> Result<Self> {
         let device = Device::open(&Driver::get()?, device)?;
-        Self::begin(memory, device, piece_bytes, Failure::Keeps)
+        Self::begin(memory, device, piece_bytes, OnFailure::Keeps)
     }
 
     /// Pins all slots or none, and waits for it.
@@ -88,7 +88,7 @@ impl Pinning {
     /// for them.
     pub(crate) fn whole(memory: SlotMemory, device: &Arc<Device>) -> Result<Self> {
         let device = Arc::clone(device);
-        let pinning = Self::begin(memory, device, Self::PIECE_BYTES, Failure::GivesBack)?;
+        let pinning = Self::begin(memory, device, Self::PIECE_BYTES, OnFailure::GivesBack)?;
         pinning.wait(None);
         match pinning.error() {
             Some(why) if pinning.usable_slots() == 0 => Err(CudaError::Core(Error::arena(why))),
@@ -100,7 +100,7 @@ impl Pinning {
         memory: SlotMemory,
         device: Arc<Device>,
         piece_bytes: usize,
-        failure: Failure,
+        failure: OnFailure,
     ) -> Result<Self> {
         const LEAST: usize = 4096;
         if piece_bytes < LEAST {
@@ -118,7 +118,7 @@ impl Pinning {
             piece_bytes as u64,
         );
         let node = numa_node(device.driver(), device.description().ordinal)?;
-        let state = Arc::new(State {
+        let state = Arc::new(PinningState {
             device,
             node: node.and_then(|node| u32::try_from(node).ok()),
             memory,
@@ -148,37 +148,38 @@ impl Pinning {
         })
     }
 
-    /// Slots from 0 on that are pinned: more as time goes by, none again after [`close`](Self::close).
+    /// How many slots are pinned, from slot 0 on. The number grows, and is 0 after [`close`](Self::close).
     #[must_use]
     pub fn pinned_slots(&self) -> usize {
         self.state.pinned.load(Ordering::Acquire)
     }
 
-    /// Slots from 0 on that engines take: those that are pinned or, where nothing can be, all.
+    /// How many slots engines may use, from slot 0 on: those that are pinned or, if nothing can be pinned,
+    /// all.
     #[must_use]
     pub fn usable_slots(&self) -> usize {
         self.state.usable.load(Ordering::Acquire)
     }
 
-    /// All slots.
+    /// How many slots the arena has.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.state.memory.slots()
     }
 
-    /// Why some slots will not be pinned, and what that costs.
+    /// Why some slots will not be pinned, and what that costs, if it is so.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.state.progress().error.clone()
     }
 
-    /// For how long it pinned, until now or until it ended.
+    /// Seconds that pinning has taken so far.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.state.progress().seconds
     }
 
-    /// Waits until nothing more will be pinned; whether that came in time.
+    /// Waits until all is pinned or pinning has failed. Returns whether that happened in time.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut progress = self.state.progress();
@@ -198,7 +199,7 @@ impl Pinning {
         true
     }
 
-    /// Stops, and gives back what was pinned.
+    /// Stops pinning, and unpins all slots.
     ///
     /// # Errors
     /// [`CudaError::Core`] with [`Error::InvalidArgument`] while an engine uses it.
@@ -232,7 +233,7 @@ impl Pinning {
         progress.registrations.clear();
     }
 
-    /// For an engine on these slots.
+    /// Registers an engine that uses these slots.
     ///
     /// # Errors
     /// [`CudaError::Core`] with [`Error::InvalidArgument`] if they are other slots, or given back.
@@ -264,8 +265,8 @@ impl Drop for Pinning {
     }
 }
 
-impl State {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+impl PinningState {
+    fn progress(&self) -> MutexGuard<'_, PinningProgress> {
         lock(&self.progress)
     }
 
@@ -287,7 +288,7 @@ impl State {
                     progress.registrations.push(registration);
                     progress.seconds = begin.elapsed().as_secs_f64();
                     drop(progress);
-                    if self.failure == Failure::Keeps {
+                    if self.failure == OnFailure::Keeps {
                         self.publish(index + 1);
                     }
                 }
@@ -297,7 +298,7 @@ impl State {
                 }
             }
         }
-        if failed.is_none() && self.failure == Failure::GivesBack {
+        if failed.is_none() && self.failure == OnFailure::GivesBack {
             self.publish(self.cuts.count());
         }
         let mut progress = self.progress();
@@ -338,7 +339,7 @@ impl State {
 
     /// What to say where the system has no memory for a piece. Its slots may not be touched at all.
     fn without_memory(&self, index: usize, error: &CudaError) -> String {
-        if self.failure == Failure::GivesBack {
+        if self.failure == OnFailure::GivesBack {
             self.progress().registrations.clear();
         }
         format!(
@@ -354,7 +355,7 @@ impl State {
     fn give_up(&self, index: usize, error: &CudaError) -> String {
         let bytes = self.cuts.piece(index).1;
         let mut what = format!("pinning {bytes} bytes of the arena's slots failed: {error}. ");
-        if index > 0 && self.failure == Failure::Keeps {
+        if index > 0 && self.failure == OnFailure::Keeps {
             what += &format!(
                 "{} of {} slots are used: give the process more memory to pin, or the arena less",
                 self.pinned.load(Ordering::Acquire),
@@ -370,7 +371,7 @@ impl State {
     }
 }
 
-/// An engine's use of a pinning.
+/// The use of a pinning by one engine; the pinning cannot be closed meanwhile.
 pub(crate) struct Pinned(Arc<Pinning>);
 
 impl Pinned {
@@ -378,12 +379,12 @@ impl Pinned {
         self.0.state.cuts
     }
 
-    /// Whether nothing can be pinned, so that copies take a detour.
+    /// Whether nothing could be pinned, so that all slots are pageable memory.
     pub(crate) fn is_pageable(&self) -> bool {
         self.0.state.pageable.load(Ordering::Acquire)
     }
 
-    /// Where the device sees an address of a usable slot.
+    /// The device's address for a host address in a usable slot.
     pub(crate) fn mapped(&self, address: u64) -> u64 {
         let state = &self.0.state;
         let (piece, _) = state.cuts.at(address);

@@ -1,4 +1,4 @@
-//! Flights: how many there are, what goes with what, who goes first, and that none stalls the device.
+//! Batches: how many there are, what goes together, what goes first, and that none stalls the device.
 #![cfg(target_os = "linux")]
 
 use crate::cuda_support;
@@ -14,8 +14,8 @@ use mock_cuda::{Mock, Mode};
 use std::sync::Arc;
 use transfer_support::{Dice, entry, expecting, geometry};
 
-/// Flights of a direction, at most.
-const FLIGHTS: usize = 4;
+/// Most batches of a direction that are under way.
+const BATCHES: usize = 4;
 
 /// Times that something was given to the device to move bytes.
 fn moves(mock: &Mock, way: Way) -> usize {
@@ -36,7 +36,7 @@ fn while_it_serves_nothing_is_allocated_freed_waited_for_or_asked() {
             plain.round_trip(&stream).unwrap();
             plain.fence(&stream).unwrap();
         }
-        // More at once than there are flights: the stores of a hundred steps.
+        // More at once than there are batches: the stores of a hundred steps.
         let hold = stream.hold();
         let tickets: Vec<_> = (0..100)
             .map(|number| {
@@ -58,7 +58,7 @@ fn while_it_serves_nothing_is_allocated_freed_waited_for_or_asked() {
 }
 
 #[test]
-fn ten_stores_are_five_flights_at_most_and_each_has_its_own_checksum() {
+fn ten_stores_are_five_batches_at_most_and_each_has_its_own_checksum() {
     let mock = Mock::new();
     for way in WAYS {
         let stream = mock.stream();
@@ -69,7 +69,7 @@ fn ten_stores_are_five_flights_at_most_and_each_has_its_own_checksum() {
             let entry = vec![Plain::entry(number % Plain::BLOCKS, number % Plain::BLOCKS)];
             plain.submit(Store, entry, &stream).unwrap()
         };
-        let first = (0..FLIGHTS).map(|number| {
+        let first = (0..BATCHES).map(|number| {
             let ticket = store(number);
             until("it is given to a stream", || {
                 moves(&mock, way) - before == number + 1
@@ -79,7 +79,7 @@ fn ten_stores_are_five_flights_at_most_and_each_has_its_own_checksum() {
         let first: Vec<_> = first.collect();
         let tickets: Vec<_> = first
             .into_iter()
-            .chain((0..6).map(|n| store(n + FLIGHTS)))
+            .chain((0..6).map(|n| store(n + BATCHES)))
             .collect();
         drop(hold);
         let mut ended = plain.finish_all(&tickets);
@@ -95,10 +95,10 @@ fn ten_stores_are_five_flights_at_most_and_each_has_its_own_checksum() {
             assert!(plain.stored(number % Plain::BLOCKS) == payload);
         }
         // The six that waited went together, or nearly so.
-        let flights = moves(&mock, way) - before;
+        let batches = moves(&mock, way) - before;
         assert!(
-            (FLIGHTS + 1..=FLIGHTS + 3).contains(&flights),
-            "{way:?}: {flights}"
+            (BATCHES + 1..=BATCHES + 3).contains(&batches),
+            "{way:?}: {batches}"
         );
     }
     assert_eq!(mock.count("violations"), 0);
@@ -187,7 +187,7 @@ fn a_load_that_is_waited_for_does_not_wait_behind_a_full_pass() {
 }
 
 #[test]
-fn a_flight_that_cannot_begin_fails_its_requests_alone() {
+fn a_batch_that_cannot_begin_fails_its_transfers_alone() {
     let mock = Mock::new();
     for way in WAYS {
         let stream = mock.stream();
@@ -201,10 +201,10 @@ fn a_flight_that_cannot_begin_fails_its_requests_alone() {
 }
 
 #[test]
-fn a_transfer_longer_than_a_flight_comes_back_whole() {
+fn a_transfer_longer_than_a_batch_comes_back_whole() {
     let mock = Mock::new();
     let stream = mock.stream();
-    // So many tiny pieces that the lists of one flight do not hold them.
+    // So many tiny pieces that the lists of one batch do not hold them.
     const BLOCKS: usize = 40;
     let bytes = 64 * 32;
     let geometry = geometry(&[(ClassKind::Attention, &[bytes])], 1);
@@ -240,7 +240,7 @@ fn a_transfer_longer_than_a_flight_comes_back_whole() {
         };
         let stored = transfer_support::run(&engine, Store, all().collect());
         assert_eq!((stored.error, stored.bytes), (None, BLOCKS * bytes));
-        assert!(moves(&mock, way) > 1, "{way:?}: more than a flight");
+        assert!(moves(&mock, way) > 1, "{way:?}: more than a batch");
         let load = all()
             .zip(stored.checksums)
             .map(|(entry, sum)| expecting(entry, sum));

@@ -1,6 +1,6 @@
-//! One direction: its streams, and how a flight is given to them.
+//! The two streams of one direction, and how a batch is given to them.
 //!
-//! Everything is enqueued at once; events order the streams, and the host waits for nothing.
+//! A batch is enqueued as a whole; events order the streams, and the host never waits.
 
 use std::ptr;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::driver::{CopyAttributes, Device, DevicePointer, Event, Location, Prio
 use crate::error::{CudaError, Result};
 use crate::kernels::abi::{Packed, Paging};
 use crate::kernels::{Kernel, Module};
-use crate::line::{Copy, Line};
+use crate::payload::{CopyRange, Payload};
 use crate::pinning::Pinned;
 
-use super::buffers::{Buffers, FLIGHTS, Room};
+use super::buffers::{BufferSizes, Buffers, MOST_IN_FLIGHT};
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: what copies from a device need.
 const ORDER_STREAM: i32 = 1;
@@ -26,74 +26,77 @@ const MOST_OVERLAPPED: u64 = 128 << 10;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: i32 = 801;
 
-/// How the bytes of a flight move.
-pub(super) enum Way {
+/// How the bytes of a batch move.
+pub(super) enum CopyMethod {
     /// A kernel that reaches pinned slots over the bus itself.
     Kernel,
-    /// The copy engine, one copy for what is adjacent on both sides.
-    Copies(Vec<Copy>),
+    /// The device's copy engines: one copy for each range that is adjacent on both sides.
+    Copies(Vec<CopyRange>),
 }
 
-/// A flight as a lane gets it.
-pub(super) struct Given<'a> {
-    /// Counts up.
+/// A batch as the streams get it.
+pub(super) struct Submission<'a> {
+    /// The batch's number, higher than those of all before.
     pub(super) number: u64,
-    /// Of its word, lists and digests: no other flight's meanwhile.
-    pub(super) place: usize,
-    pub(super) line: &'a Line,
-    pub(super) way: Way,
+    /// The index of its buffers, which no other batch uses meanwhile.
+    pub(super) index: usize,
+    pub(super) payload: &'a Payload,
+    pub(super) method: CopyMethod,
     /// Whether the device computes digests.
     pub(super) digests: bool,
-    /// The engine's memory is touched after these.
+    /// Points in other streams after which the engine's memory may be touched.
     pub(super) after: Vec<&'a Event>,
 }
 
-pub(super) struct Lane {
+/// The streams of one direction, with the buffers of its batches.
+pub(super) struct StreamPair {
     device: Arc<Device>,
     direction: Direction,
-    /// Kernels run here,
+    /// The stream of kernels.
     work: Stream,
-    /// copies here.
+    /// The stream of copies.
     bus: Stream,
+    /// Orders the two streams.
     joined: Event,
     buffers: Buffers,
-    /// Recorded at a flight's end, where the driver writes no words.
+    /// One event for each set of buffers, recorded at a batch's end; empty if the driver writes completion words.
     ends: Vec<Event>,
 }
 
-impl Lane {
-    /// Loads, which somebody waits for, go before what else the device is to do; stores after it.
+impl StreamPair {
+    /// Makes the streams. Loads go before all other work of the device, since requests wait for them; stores
+    /// go after it.
     pub(super) fn new(
         device: &Arc<Device>,
         direction: Direction,
-        room: Room,
+        sizes: BufferSizes,
         kernels: bool,
     ) -> Result<Self> {
         let priority = match direction {
             Direction::Load => Priority::Greatest,
             Direction::Store => Priority::Least,
         };
-        let mut lane = Self {
+        let mut pair = Self {
             device: Arc::clone(device),
             direction,
             work: Stream::new(device, priority)?,
             bus: Stream::new(device, priority)?,
             joined: Event::new(device)?,
-            buffers: Buffers::new(device, room, kernels)?,
+            buffers: Buffers::new(device, sizes, kernels)?,
             ends: Vec::new(),
         };
-        if !lane.writes_words()? {
-            let events = (0..FLIGHTS).map(|_| Event::new(device));
-            lane.ends = events.collect::<Result<_>>()?;
+        if !pair.writes_words()? {
+            let events = (0..MOST_IN_FLIGHT).map(|_| Event::new(device));
+            pair.ends = events.collect::<Result<_>>()?;
         }
-        Ok(lane)
+        Ok(pair)
     }
 
-    /// Whether words that the device writes are seen here. It waits for one.
+    /// Whether the device can write completion words. Waits until it has written one.
     fn writes_words(&self) -> Result<bool> {
         const TRIED: u64 = u64::MAX;
         let _entered = self.device.enter()?;
-        // SAFETY: the lane's own word.
+        // SAFETY: no batch uses the word yet.
         let told = unsafe { self.bus.write(self.buffers.word_address(0), TRIED) };
         match told.and_then(|()| self.bus.synchronize()) {
             Ok(()) => Ok(self.buffers.word(0) == TRIED),
@@ -106,18 +109,18 @@ impl Lane {
         &self.buffers
     }
 
-    /// Whether the driver has to be asked which flights have ended.
+    /// Whether the driver has to be asked which batches have ended.
     pub(super) fn asks_driver(&self) -> bool {
         !self.ends.is_empty()
     }
 
-    /// Whether a flight has ended. Flights of a lane end in any order.
-    pub(super) fn has_ended(&self, number: u64, place: usize) -> Result<bool> {
-        if let Some(end) = self.ends.get(place) {
+    /// Whether a batch has ended. Batches of one direction may end in any order.
+    pub(super) fn has_ended(&self, number: u64, index: usize) -> Result<bool> {
+        if let Some(end) = self.ends.get(index) {
             let _entered = self.device.enter()?;
             return end.query();
         }
-        Ok(self.buffers.word(place) == number)
+        Ok(self.buffers.word(index) == number)
     }
 
     /// Whether the device still works.
@@ -127,42 +130,43 @@ impl Lane {
         self.bus.check()
     }
 
-    /// Waits on the host for all that the lane was given.
+    /// Waits on the host until all batches have ended.
     pub(super) fn drain(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         let first = self.work.synchronize();
         self.bus.synchronize().and(first)
     }
 
-    /// Gives a flight to the streams. After an error some of it may be under way: drain.
+    /// Gives a batch to the streams. After an error a part of it may be under way: call
+    /// [`drain`](Self::drain).
     ///
     /// # Safety
-    /// Lists and copies name live memory that belongs to the flight until it has ended; so does its
-    /// place in the buffers.
+    /// Lists and copies name live memory that belongs to the batch until it has ended, and so do the buffers
+    /// with its index.
     pub(super) unsafe fn enqueue(
         &self,
-        given: &Given<'_>,
+        batch: &Submission<'_>,
         module: Option<&Module>,
         slots: &Pinned,
     ) -> Result<()> {
         let _entered = self.device.enter()?;
-        let by_kernel = matches!(given.way, Way::Kernel);
-        let module = module.filter(|_| given.digests || by_kernel);
-        let last = match (&given.way, module) {
-            (Way::Copies(copies), None) => {
-                self.after(given, &self.bus)?;
+        let by_kernel = matches!(batch.method, CopyMethod::Kernel);
+        let module = module.filter(|_| batch.digests || by_kernel);
+        let last = match (&batch.method, module) {
+            (CopyMethod::Copies(copies), None) => {
+                self.after(batch, &self.bus)?;
                 // SAFETY: the caller's.
                 unsafe { self.copy_all(copies, slots)? };
                 &self.bus
             }
-            (Way::Copies(copies), Some(module)) => {
-                let paging = self.paging(given, &[])?;
+            (CopyMethod::Copies(copies), Some(module)) => {
+                let paging = self.paging(batch, &[])?;
                 // SAFETY: the caller's.
-                unsafe { self.copy_and_digest(given, copies, module, paging, slots)? }
+                unsafe { self.copy_and_digest(batch, copies, module, paging, slots)? }
             }
-            (Way::Kernel, Some(module)) => {
-                let packed: Vec<Packed> = given
-                    .line
+            (CopyMethod::Kernel, Some(module)) => {
+                let packed: Vec<Packed> = batch
+                    .payload
                     .packed
                     .iter()
                     .map(|piece| Packed {
@@ -170,8 +174,8 @@ impl Lane {
                         ..*piece
                     })
                     .collect();
-                let paging = self.paging(given, &packed)?;
-                self.after(given, &self.work)?;
+                let paging = self.paging(batch, &packed)?;
+                self.after(batch, &self.work)?;
                 let kernel = match self.direction {
                     Direction::Store => Kernel::Gather,
                     Direction::Load => Kernel::Scatter,
@@ -180,65 +184,66 @@ impl Lane {
                 unsafe { module.launch(kernel, paging, &self.work)? };
                 &self.work
             }
-            (Way::Kernel, None) => {
+            (CopyMethod::Kernel, None) => {
                 return Err(CudaError::Unavailable(
                     "expected a kernel, found none".into(),
                 ));
             }
         };
-        match self.ends.get(given.place) {
+        match self.ends.get(batch.index) {
             Some(end) => end.record(last),
             None => {
-                let word = self.buffers.word_address(given.place);
-                // SAFETY: the place is the flight's until its word is read.
-                unsafe { last.write(word, given.number) }
+                let word = self.buffers.word_address(batch.index);
+                // SAFETY: the word belongs to the batch until it is read.
+                unsafe { last.write(word, batch.number) }
             }
         }
     }
 
-    fn after(&self, given: &Given<'_>, stream: &Stream) -> Result<()> {
-        given.after.iter().try_for_each(|event| stream.wait(event))
+    fn after(&self, batch: &Submission<'_>, stream: &Stream) -> Result<()> {
+        batch.after.iter().try_for_each(|event| stream.wait(event))
     }
 
-    /// What a launch is told: lists that are uploaded before it.
-    fn paging(&self, given: &Given<'_>, packed: &[Packed]) -> Result<Paging> {
-        let (place, strided) = (given.place, &given.line.strided);
+    /// Uploads the lists; returns the parameter of the launch.
+    fn paging(&self, batch: &Submission<'_>, packed: &[Packed]) -> Result<Paging> {
+        let (index, strided) = (batch.index, &batch.payload.strided);
         let (strided_at, packed_at) =
             self.buffers
-                .upload(&self.device, place, strided, packed, &self.work)?;
+                .upload(&self.device, index, strided, packed, &self.work)?;
         Ok(Paging {
             strided: strided_at,
             packed: packed_at,
             strided_count: count(strided.len()),
             packed_count: count(packed.len()),
             first_tile: 0,
-            tile_count: given.line.tiles,
-            digests: if given.digests {
-                self.buffers.digests_address(place)
+            tile_count: batch.payload.tiles,
+            digests: if batch.digests {
+                self.buffers.digests_address(index)
             } else {
                 0
             },
         })
     }
 
-    /// The stream on which it ends.
+    /// Gives copies and a kernel that computes digests to the streams; returns the stream on which the batch
+    /// ends.
     ///
     /// # Safety
-    /// As for [`Lane::enqueue`].
+    /// See [`StreamPair::enqueue`].
     unsafe fn copy_and_digest(
         &self,
-        given: &Given<'_>,
-        copies: &[Copy],
+        batch: &Submission<'_>,
+        copies: &[CopyRange],
         module: &Module,
         paging: Paging,
         slots: &Pinned,
     ) -> Result<&Stream> {
-        self.after(given, &self.bus)?;
+        self.after(batch, &self.bus)?;
         // SAFETY: the caller's. A store reads the same bytes twice; a load hashes what has arrived.
         unsafe {
             match self.direction {
                 Direction::Store => {
-                    self.after(given, &self.work)?;
+                    self.after(batch, &self.work)?;
                     module.launch(Kernel::Digest, paging, &self.work)?;
                     self.copy_all(copies, slots)?;
                     self.joined.record(&self.work)?;
@@ -256,11 +261,12 @@ impl Lane {
         }
     }
 
-    /// Gives copies to the bus, in one call where the driver has one for many pinned places.
+    /// Gives copies to their stream, in one call if the driver has one for many copies and all memory is
+    /// pinned.
     ///
     /// # Safety
-    /// Addresses of live memory that belongs to the flight until they have ended.
-    unsafe fn copy_all(&self, copies: &[Copy], slots: &Pinned) -> Result<()> {
+    /// The addresses are of live memory that belongs to the batch until the copies have ended.
+    unsafe fn copy_all(&self, copies: &[CopyRange], slots: &Pinned) -> Result<()> {
         let driver = self.device.driver();
         let pinned = !slots.is_pageable();
         if copies.len() > 1 && pinned && driver.has_copy_batch() {
@@ -285,8 +291,8 @@ impl Lane {
     }
 
     /// # Safety
-    /// As for [`Lane::copy_all`].
-    unsafe fn copy_batch(&self, copies: &[Copy]) -> Result<()> {
+    /// See [`StreamPair::copy_all`].
+    unsafe fn copy_batch(&self, copies: &[CopyRange]) -> Result<()> {
         let (mut engine, mut arena): (Vec<DevicePointer>, Vec<DevicePointer>) =
             copies.iter().map(|copy| (copy.engine, copy.arena)).unzip();
         let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.bytes as usize).collect();

@@ -1,4 +1,5 @@
-//! Points in the streams of others. Their events are used again: making one is a call that may wait.
+//! Points in streams that callers own, kept as CUDA events. Events are used again, since making one is
+//! a call of the driver that may wait.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -8,15 +9,15 @@ use hybrid_pages::guarded::lock;
 use crate::driver::{Device, Event};
 use crate::error::Result;
 
-/// Events that stand for nothing now.
-pub(super) struct Marks {
+/// Events that no [`RecordedEvent`] holds.
+pub(super) struct EventPool {
     free: Mutex<Vec<Event>>,
     device: Arc<Device>,
 }
 
-impl Marks {
-    /// Transfers hardly wait in greater numbers: a step gives one store, and stores let sixteen flights of
-    /// loads pass at most.
+impl EventPool {
+    /// Events that are made in advance. Transfers hardly wait in greater numbers: a step gives one store,
+    /// and stores let sixteen batches of loads pass at most.
     const READY: usize = 256;
 
     pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>> {
@@ -27,52 +28,53 @@ impl Marks {
         }))
     }
 
-    /// Marks what a stream has been given until now.
+    /// Records what a stream has been given until now.
     ///
     /// # Safety
     /// The handle is a live stream of this device, or 0 for its default stream.
-    pub(super) unsafe fn mark(self: &Arc<Self>, stream: usize) -> Result<Mark> {
+    pub(super) unsafe fn record(self: &Arc<Self>, stream: usize) -> Result<RecordedEvent> {
         let free = lock(&self.free).pop();
         let event = match free {
             Some(event) => event,
             None => Event::new(&self.device)?,
         };
-        let mark = Mark {
+        let recorded = RecordedEvent {
             event: Some(event),
-            marks: Arc::clone(self),
+            pool: Arc::clone(self),
         };
         // SAFETY: the caller's.
-        unsafe { mark.event().record_foreign(stream)? };
-        Ok(mark)
+        unsafe { recorded.event().record_foreign(stream)? };
+        Ok(recorded)
     }
 
-    /// Gives up all events that no mark holds.
+    /// Frees all events of the pool.
     pub(super) fn clear(&self) {
         lock(&self.free).clear();
     }
 }
 
-/// A point in a stream. Streams that were told to wait for it do so after it is dropped, too.
-pub(super) struct Mark {
+/// A point in a stream, whose event goes back to the pool when this is dropped. Streams that were told
+/// to wait for it still do so then.
+pub(super) struct RecordedEvent {
     event: Option<Event>,
-    marks: Arc<Marks>,
+    pool: Arc<EventPool>,
 }
 
-impl Mark {
+impl RecordedEvent {
     pub(super) fn event(&self) -> &Event {
         self.event.as_ref().expect("taken when it is dropped")
     }
 }
 
-impl Drop for Mark {
+impl Drop for RecordedEvent {
     fn drop(&mut self) {
-        let mut free = lock(&self.marks.free);
+        let mut free = lock(&self.pool.free);
         free.extend(self.event.take());
     }
 }
 
-impl fmt::Debug for Mark {
+impl fmt::Debug for RecordedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mark").finish_non_exhaustive()
+        f.debug_struct("RecordedEvent").finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
-//! The entries of a transfer on one line, and where its bytes lie on both sides.
+//! The payload of a batch: the bytes of its entries one after another, and where they lie in memory.
 //!
-//! Entries begin on tiles. The engine's side is folded: neighbouring runs at equal distances are one
-//! piece, so that a page of many layers is often one or a few pieces.
+//! Entries begin on tiles. On the engine's side, neighbouring runs at equal distances are one piece, so
+//! that a page of many layers is often one or a few pieces.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ use crate::pinning::Cuts;
 
 const TILE: u64 = TILE_BYTES as u64;
 
-/// Adjacent bytes that are copied in one go. Addresses are the host's for the arena.
+/// Bytes that are adjacent on both sides, and are copied in one go. The arena's address is the host's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Copy {
+pub(crate) struct CopyRange {
     pub(crate) engine: u64,
     pub(crate) arena: u64,
     pub(crate) bytes: u64,
 }
 
-/// Runs of one of an entry's blocks, as if that were the engine's block 0, folded.
+/// Runs of bytes at equal distances in one of an entry's blocks, as they lie in the engine's block 0.
 #[derive(Debug, Clone, Copy)]
 struct Pattern {
     /// Which of an entry's block ids applies.
@@ -30,7 +30,7 @@ struct Pattern {
     piece: Strided,
 }
 
-/// The folded runs of an entry, for each class of a layout.
+/// The patterns of an entry, for each class of a layout.
 #[derive(Debug)]
 pub(crate) struct Patterns {
     classes: Vec<Vec<Pattern>>,
@@ -44,42 +44,41 @@ impl Patterns {
         }
     }
 
-    /// Most strided pieces of an entry.
+    /// How many strided pieces an entry has at most.
     pub(crate) fn most(&self) -> usize {
         self.classes.iter().map(Vec::len).max().unwrap_or(0)
     }
 }
 
-/// Entries of one direction on a line.
+/// The bytes of several entries one after another.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct Payload {
+    /// Pieces in the engine's memory.
     pub(crate) strided: Vec<Strided>,
-    /// Addresses are the host's.
+    /// Pieces in slots. Addresses are the host's.
     pub(crate) packed: Vec<Packed>,
-    pub(crate) entries: Vec<Placed>,
+    pub(crate) entries: Vec<PlacedEntry>,
     pub(crate) tiles: u64,
-    /// Those that move.
+    /// Bytes that move.
     pub(crate) bytes: u64,
 }
 
-/// An entry on its line.
+/// Where an entry lies in a payload, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Placed {
-    /// Where it begins.
+pub(crate) struct PlacedEntry {
     pub(crate) start: u64,
-    /// Of its payload.
     pub(crate) bytes: u64,
-    /// Of them, those that move: the others are left out on the engine's side.
+    /// Bytes that move: the engine may have no block for the others.
     pub(crate) moved: u64,
 }
 
-impl Placed {
+impl PlacedEntry {
     pub(crate) fn is_partial(&self) -> bool {
         self.moved < self.bytes
     }
 }
 
-impl Line {
+impl Payload {
     /// Appends an entry of a plan.
     pub(crate) fn push(
         &mut self,
@@ -110,7 +109,7 @@ impl Line {
                 position += bytes;
             }
         }
-        self.entries.push(Placed {
+        self.entries.push(PlacedEntry {
             start,
             bytes: bytes as u64,
             moved,
@@ -119,9 +118,9 @@ impl Line {
         self.bytes += moved;
     }
 
-    /// Takes back the last entry.
+    /// Removes the last entry.
     pub(crate) fn pop(&mut self) {
-        if let Some(Placed { start, moved, .. }) = self.entries.pop() {
+        if let Some(PlacedEntry { start, moved, .. }) = self.entries.pop() {
             self.strided
                 .truncate(self.strided.partition_point(|piece| piece.position < start));
             self.packed
@@ -131,23 +130,23 @@ impl Line {
         }
     }
 
-    /// Adjacent pieces on the side that has more of them: as many copies at least.
+    /// Pieces of adjacent bytes on the side that has more of them: at least so many copies are needed.
     pub(crate) fn pieces(&self) -> u64 {
         let runs: u64 = self.strided.iter().map(Strided::runs).sum();
         runs.max(self.packed.len() as u64)
     }
 
-    /// The tiles of an entry.
+    /// The tiles of an entry, by its index.
     pub(crate) fn tiles_of(&self, entry: usize) -> Range<usize> {
-        let Placed { start, bytes, .. } = self.entries[entry];
+        let PlacedEntry { start, bytes, .. } = self.entries[entry];
         let first = (start / TILE) as usize;
         first..first + bytes.div_ceil(TILE) as usize
     }
 
-    /// Piece by piece from one side to the other; what is adjacent on both is one copy, but none lies
-    /// in two registrations.
-    pub(crate) fn copies(&self, cuts: Cuts) -> Vec<Copy> {
-        let mut copies: Vec<Copy> = Vec::new();
+    /// The copies that move the payload: one for what is adjacent on both sides, but none of memory that
+    /// was registered in two pieces.
+    pub(crate) fn copies(&self, cuts: Cuts) -> Vec<CopyRange> {
+        let mut copies: Vec<CopyRange> = Vec::new();
         let mut packed = self.packed.iter().copied().peekable();
         for piece in &self.strided {
             let run = u64::from(piece.run);
@@ -178,7 +177,7 @@ impl Line {
     }
 }
 
-fn push(copies: &mut Vec<Copy>, engine: u64, arena: u64, bytes: u64, cuts: Cuts) {
+fn push(copies: &mut Vec<CopyRange>, engine: u64, arena: u64, bytes: u64, cuts: Cuts) {
     match copies.last_mut() {
         Some(last)
             if last.engine + last.bytes == engine
@@ -187,7 +186,7 @@ fn push(copies: &mut Vec<Copy>, engine: u64, arena: u64, bytes: u64, cuts: Cuts)
         {
             last.bytes += bytes;
         }
-        _ => copies.push(Copy {
+        _ => copies.push(CopyRange {
             engine,
             arena,
             bytes,
@@ -195,7 +194,7 @@ fn push(copies: &mut Vec<Copy>, engine: u64, arena: u64, bytes: u64, cuts: Cuts)
     }
 }
 
-/// The parts of sorted packed pieces that lie in a stretch of the line.
+/// The parts of sorted packed pieces that lie in a range of the payload.
 pub(crate) fn within(packed: &[Packed], range: Range<u64>) -> impl Iterator<Item = Packed> + '_ {
     let first = packed.partition_point(|piece| piece.position + piece.bytes <= range.start);
     let end = range.end;
@@ -235,7 +234,7 @@ impl Pattern {
         })
     }
 
-    /// Whether another run is the same but for where it lies.
+    /// Whether another run differs only in where it lies.
     fn repeats(&self, other: &Self) -> bool {
         let (a, b) = (&self.piece, &other.piece);
         (self.block, self.block_stride, a.run) == (other.block, other.block_stride, b.run)
@@ -250,7 +249,7 @@ impl Pattern {
     }
 }
 
-/// Puts neighbours that repeat at one distance into one pattern.
+/// Joins neighbouring runs at equal distances into patterns.
 fn fold(spans: &[Span]) -> Vec<Pattern> {
     const MOST: usize = MOST_RUN as usize;
     let cut = |span: &Span| {
@@ -336,13 +335,13 @@ mod tests {
             address,
             bytes,
         };
-        let line = Line {
+        let payload = Payload {
             strided: vec![strided(0, 100, 8, 3, 8), strided(30, 300, 4, 2, 50)],
             packed: vec![packed(0, 4096, 20), packed(20, 5096, 18)],
-            ..Line::default()
+            ..Payload::default()
         };
         let cuts = Cuts::new(4096, 1 << 20, 4096, 1 << 20);
-        let found: Vec<_> = line
+        let found: Vec<_> = payload
             .copies(cuts)
             .iter()
             .map(|c| (c.engine, c.arena, c.bytes))
@@ -356,13 +355,16 @@ mod tests {
                 (350, 5110, 4)
             ]
         );
-        let line = Line {
+        let payload = Payload {
             strided: vec![strided(0, 100, 4096, 2, 4096)],
             packed: vec![packed(0, 4096, 4096), packed(4096, 8192, 4096)],
-            ..Line::default()
+            ..Payload::default()
         };
-        assert_eq!(line.copies(cuts).len(), 1);
-        assert_eq!(line.copies(Cuts::new(4096, 1 << 20, 4096, 4096)).len(), 2);
+        assert_eq!(payload.copies(cuts).len(), 1);
+        assert_eq!(
+            payload.copies(Cuts::new(4096, 1 << 20, 4096, 4096)).len(),
+            2
+        );
     }
 
     #[test]

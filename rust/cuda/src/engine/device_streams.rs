@@ -1,4 +1,4 @@
-//! The lanes of a device, one per direction, and what they share.
+//! The streams of both directions, with the kernels and the pinned slots that batches need.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ use crate::error::{CudaError, Result};
 use crate::kernels::Module;
 use crate::pinning::Pinned;
 
-use super::buffers::Room;
+use super::buffers::BufferSizes;
 use super::kernels;
-use super::lane::{Given, Lane};
+use super::stream_pair::{StreamPair, Submission};
 
-/// Both lanes and what they share. Dropped in this order: streams before what they use.
-pub(super) struct Lanes {
-    each: [Lane; 2],
+/// What batches are given to. Fields are dropped in this order: streams before what they use.
+pub(super) struct DeviceStreams {
+    each: [StreamPair; 2],
     module: Option<Module>,
     slots: Pinned,
 }
 
-impl Lanes {
+impl DeviceStreams {
     pub(super) fn new(
         device: &Arc<Device>,
         slots: Pinned,
         share: f64,
-        room: Room,
+        sizes: BufferSizes,
         warnings: &mut Vec<String>,
     ) -> Result<Self> {
         let module = kernels::load(device, share, warnings)?;
-        let lane = |direction| Lane::new(device, direction, room, module.is_some());
-        let each = [lane(Direction::Store)?, lane(Direction::Load)?];
-        if each.iter().any(Lane::asks_driver) {
+        let pair = |direction| StreamPair::new(device, direction, sizes, module.is_some());
+        let each = [pair(Direction::Store)?, pair(Direction::Load)?];
+        if each.iter().any(StreamPair::asks_driver) {
             warnings.push(
                 "this driver writes no words to the host (cuStreamWriteValue64): it is asked which \
                  transfers have ended, which slows down its other callers"
@@ -45,7 +45,7 @@ impl Lanes {
         })
     }
 
-    pub(super) fn of(&self, direction: Direction) -> &Lane {
+    pub(super) fn of(&self, direction: Direction) -> &StreamPair {
         &self.each[direction as usize]
     }
 
@@ -53,52 +53,52 @@ impl Lanes {
         &self.slots
     }
 
-    /// Whether kernels, and so digests on the device, are to be had.
+    /// Whether kernels are loaded; without them the device computes no digests.
     pub(super) fn has_kernels(&self) -> bool {
         self.module.is_some()
     }
 
     /// Whether the device still works.
     pub(super) fn check(&self) -> Result<()> {
-        self.each.iter().try_for_each(Lane::check)
+        self.each.iter().try_for_each(StreamPair::check)
     }
 
-    /// Waits on the host for all that both lanes were given.
+    /// Waits on the host until all batches of both directions have ended.
     pub(super) fn drain(&self) -> Result<()> {
         let [store, load] = &self.each;
-        // Both, whatever one says.
+        // Both are drained, even if one fails.
         let first = store.drain();
         load.drain().and(first)
     }
 
-    /// Gives a flight to its lane; on failure, waits until nothing of it is under way.
+    /// Gives a batch to the streams of its direction. On failure, waits until nothing of it is under way.
     ///
     /// # Safety
-    /// As for [`Lane::enqueue`].
+    /// See [`StreamPair::enqueue`].
     pub(super) unsafe fn enqueue(
         &self,
         direction: Direction,
-        given: &Given<'_>,
-    ) -> std::result::Result<(), Failed> {
-        let lane = self.of(direction);
+        batch: &Submission<'_>,
+    ) -> std::result::Result<(), SubmitError> {
+        let pair = self.of(direction);
         // SAFETY: the caller's.
-        let outcome = unsafe { lane.enqueue(given, self.module.as_ref(), &self.slots) };
-        outcome.map_err(|error| match lane.drain() {
-            Ok(()) => Failed::of(error),
-            Err(broken) => Failed::Device(broken),
+        let outcome = unsafe { pair.enqueue(batch, self.module.as_ref(), &self.slots) };
+        outcome.map_err(|error| match pair.drain() {
+            Ok(()) => SubmitError::of(error),
+            Err(broken) => SubmitError::Device(broken),
         })
     }
 }
 
 /// How far a failure reaches.
-pub(super) enum Failed {
-    /// This flight alone.
+pub(super) enum SubmitError {
+    /// Only this batch fails.
     This(CudaError),
-    /// Everything on the device.
+    /// The device is broken: everything on it fails.
     Device(CudaError),
 }
 
-impl Failed {
+impl SubmitError {
     fn of(error: CudaError) -> Self {
         if error.is_sticky() {
             Self::Device(error)

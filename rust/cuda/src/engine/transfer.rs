@@ -1,38 +1,39 @@
-//! A transfer from its submission to its end: how far it is, and what came of it.
+//! A transfer from its submission to its end.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use hybrid_pages::transfer::{Completion, Plan, Ticket};
 
-use super::marks::Mark;
+use super::event_pool::RecordedEvent;
 
-/// A transfer as it was submitted.
-pub(super) struct Request {
+/// A transfer as a caller has submitted it.
+pub(super) struct SubmittedTransfer {
     pub(super) ticket: Ticket,
     pub(super) plan: Plan,
-    pub(super) after: Arc<Mark>,
+    /// The point in a stream after which the engine's memory may be touched.
+    pub(super) after: Arc<RecordedEvent>,
     /// The number of the fence that it waits for.
     pub(super) fence: Option<u64>,
     pub(super) started: Instant,
 }
 
-/// A request that is worked on, in one or several flights.
-pub(super) struct Job {
-    pub(super) request: Request,
-    /// The first entry that no flight has got.
+/// A transfer that has not ended, with what its batches have come to so far.
+pub(super) struct RunningTransfer {
+    pub(super) submitted: SubmittedTransfer,
+    /// The first entry that is in no batch yet.
     pub(super) next: usize,
-    /// Entries that flights have and that have not ended.
+    /// Entries of batches that have not ended.
     pub(super) open: usize,
     bytes: u64,
     checksums: Vec<u64>,
     failed: Option<String>,
 }
 
-impl Job {
-    pub(super) fn new(request: Request) -> Self {
+impl RunningTransfer {
+    pub(super) fn new(submitted: SubmittedTransfer) -> Self {
         Self {
-            request,
+            submitted,
             next: 0,
             open: 0,
             bytes: 0,
@@ -43,29 +44,29 @@ impl Job {
 
     /// Whether entries are left to begin.
     pub(super) fn is_waiting(&self) -> bool {
-        self.next < self.request.plan.entries().len()
+        self.next < self.submitted.plan.entries().len()
     }
 
     pub(super) fn has_ended(&self) -> bool {
         self.open == 0 && !self.is_waiting()
     }
 
-    /// Adds what entries have come to.
+    /// Adds the bytes that entries have moved, and their checksums.
     pub(super) fn add(&mut self, bytes: u64, checksums: Vec<u64>) {
         self.bytes += bytes;
         self.checksums.extend(checksums);
     }
 
-    /// It has failed: what is left of it is not begun.
+    /// Notes a failure: entries that are in no batch yet are not begun.
     pub(super) fn fail(&mut self, why: String) {
-        self.next = self.request.plan.entries().len();
+        self.next = self.submitted.plan.entries().len();
         self.failed.get_or_insert(why);
     }
 
     pub(super) fn completion(self) -> Completion {
-        let Request {
+        let SubmittedTransfer {
             ticket, started, ..
-        } = self.request;
+        } = self.submitted;
         match self.failed {
             Some(why) => Completion::failed(ticket, started, why),
             None => Completion {

@@ -1,0 +1,151 @@
+//! Batches: the entries that a GPU is given together, those of several transfers or a part of one.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem::size_of_val;
+use std::ops::Range;
+
+use hybrid_pages::transfer::{Direction, Ticket, Transfers};
+
+use crate::payload::{Patterns, Payload};
+use crate::pinning::Pinned;
+
+use super::buffers::BufferSizes;
+use super::digests::check_entry;
+use super::transfer::RunningTransfer;
+
+/// Most bytes and pieces of a batch: a long one stands in the way of what is begun after it, and
+/// submits get slower as the driver's queues grow.
+const MOST_BYTES: u64 = 64 << 20;
+const MOST_PIECES: u64 = 1024;
+/// Most pieces of a batch where each copy is a call of the driver.
+const MOST_CALLS: u64 = 256;
+/// Most transfers of a batch: each may have a point in a stream to wait for.
+const MOST_TRANSFERS: usize = 32;
+
+/// The transfers that have not ended, by ticket.
+pub(super) type RunningTransfers = HashMap<Ticket, RunningTransfer>;
+
+/// The entries that a batch has of one transfer.
+pub(super) struct BatchPart {
+    pub(super) ticket: Ticket,
+    pub(super) entries: Range<usize>,
+}
+
+/// Entries that a GPU is given together. The payload's entries are those of the parts, in order.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) parts: Vec<BatchPart>,
+    pub(super) payload: Payload,
+    /// Transfers whose last entries are in this batch.
+    pub(super) given: Vec<Ticket>,
+    /// Whether the device computes digests for it.
+    pub(super) digests: bool,
+}
+
+/// Makes batches.
+pub(super) struct BatchBuilder<'a> {
+    pub(super) transfers: &'a Transfers,
+    pub(super) patterns: &'a Patterns,
+    pub(super) slots: &'a Pinned,
+    pub(super) sizes: BufferSizes,
+    /// Whether the device can compute digests.
+    pub(super) kernels: bool,
+    /// Whether the driver takes many copies in one call.
+    pub(super) batched_copies: bool,
+}
+
+impl BatchBuilder<'_> {
+    /// The next batch: entries from the front of a queue, as many as fit.
+    pub(super) fn next(
+        &self,
+        direction: Direction,
+        queue: &mut VecDeque<Ticket>,
+        running: &mut RunningTransfers,
+    ) -> Batch {
+        let mut batch = Batch::default();
+        let mut fence = None;
+        while let Some(ticket) = queue.front().copied() {
+            let transfer = running.get_mut(&ticket).expect("what waits has not ended");
+            // A load does not wait for another one's fence; stores wait for all that is before them.
+            // From pageable memory, each goes alone.
+            let same = fence.is_some() && fence == transfer.submitted.fence;
+            let alike = direction == Direction::Store || same;
+            let full = batch.parts.len() == MOST_TRANSFERS;
+            if !batch.parts.is_empty() && (!alike || full || self.slots.is_pageable()) {
+                break;
+            }
+            fence = transfer.submitted.fence;
+            if !self.take(direction, ticket, transfer, &mut batch) {
+                break;
+            }
+            queue.pop_front();
+            batch.given.push(ticket);
+        }
+        batch
+    }
+
+    /// Takes entries of a transfer; whether there was room for all that were left.
+    fn take(
+        &self,
+        direction: Direction,
+        ticket: Ticket,
+        transfer: &mut RunningTransfer,
+        batch: &mut Batch,
+    ) -> bool {
+        let (layout, memory) = (self.transfers.layout(), self.transfers.memory());
+        let (first, cuts) = (transfer.next, self.slots.cuts());
+        let mut full = false;
+        while transfer.is_waiting() && !full {
+            let (plan, index) = (&transfer.submitted.plan, transfer.next);
+            let payload = &mut batch.payload;
+            payload.push(layout, self.patterns, memory, cuts, plan, index);
+            if payload.entries.len() > 1 && !self.holds(payload) {
+                payload.pop();
+                full = true;
+                break;
+            }
+            let last = payload.entries.len() - 1;
+            let wanted = direction == Direction::Store || plan.entries()[index].checksum.is_some();
+            let here = self.kernels
+                && !(direction == Direction::Load && payload.entries[last].is_partial());
+            batch.digests |= wanted && here;
+            if wanted
+                && !here
+                && direction == Direction::Load
+                && let Err(why) = check_entry(plan, index, payload, last, None)
+            {
+                // Before a byte of it moves.
+                payload.pop();
+                transfer.fail(why);
+                break;
+            }
+            transfer.next += 1;
+        }
+        // What had been taken of a transfer that failed moves for nothing, and does no harm.
+        let taken = batch.payload.entries.len()
+            - batch
+                .parts
+                .iter()
+                .map(|part| part.entries.len())
+                .sum::<usize>();
+        if taken > 0 {
+            transfer.open += taken;
+            let entries = first..first + taken;
+            batch.parts.push(BatchPart { ticket, entries });
+        }
+        !full
+    }
+
+    fn holds(&self, payload: &Payload) -> bool {
+        let lists = size_of_val(&*payload.strided) + size_of_val(&*payload.packed);
+        lists <= self.sizes.lists
+            && payload.tiles as usize * size_of::<u64>() <= self.sizes.digests
+            && payload.bytes <= MOST_BYTES
+            && payload.pieces()
+                <= if self.batched_copies {
+                    MOST_PIECES
+                } else {
+                    MOST_CALLS
+                }
+    }
+}
