@@ -2,12 +2,19 @@
 
 use std::fmt::Display;
 
-use super::Geometry;
 use super::group::{Group, Layer, kind_name};
 use super::segment::Segment;
+use super::whole::Geometry;
 
-/// One line, `expected` being the side that asks; `None` if nothing differs.
-pub(super) fn difference(expected: &Geometry, found: &Geometry) -> Option<String> {
+impl Geometry {
+    /// One line naming the first thing that differs, this side being the expected one; `None` if nothing does.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        difference(self, other)
+    }
+}
+
+fn difference(expected: &Geometry, found: &Geometry) -> Option<String> {
     unequal(
         "block_tokens",
         expected.block_tokens(),

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::ids::ClassKind;
 
+use super::checks::{check_count, check_name, check_unique};
 use super::segment::Segment;
-use super::{check_count, check_name, check_unique};
 
 /// One layer's share of one of the engine's blocks on one rank: its segments, densely in order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Cause, Error, Result};
 
-use super::Geometry;
 use super::fingerprint::FORMAT_VERSION;
 use super::group::{Group, Layer, kind_name, parse_kind};
 use super::segment::{Dtype, Segment};
@@ -88,7 +87,10 @@ pub(super) fn write(
     })
 }
 
-pub(super) fn read(text: &str) -> Result<Geometry> {
+/// Block size, groups, ranks and identity of a geometry, as [`write`] wrote them.
+pub(super) type Parts = (usize, Vec<Group>, usize, BTreeMap<String, String>);
+
+pub(super) fn read(text: &str) -> Result<Parts> {
     let malformed = |error| {
         Error::geometry(Cause::new(
             format!("JSON: expected a geometry, found {error}"),
@@ -108,12 +110,12 @@ pub(super) fn read(text: &str) -> Result<Geometry> {
         .into_iter()
         .map(group)
         .collect::<Result<_>>()?;
-    Geometry::new(
+    Ok((
         document.block_tokens,
         groups,
         document.ranks,
         document.identity,
-    )
+    ))
 }
 
 fn group_document(group: &Group) -> GroupDocument {

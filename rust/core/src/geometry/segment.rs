@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-use super::check_name;
+use super::checks::check_name;
 
 /// Type of a segment's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

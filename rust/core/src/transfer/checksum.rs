@@ -4,24 +4,12 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use super::lanes::TILE_BYTES;
-use super::path::Path;
-use super::tile::Tile;
+use super::tile::tile_digest;
 
 /// The checksum of all bytes that move: XXH3-64 over the [`tile_digest`]s and the length.
 #[must_use]
 pub fn checksum(data: &[u8]) -> u64 {
     combine(data.chunks(TILE_BYTES).map(tile_digest), data.len())
-}
-
-/// XXH3-64 of one tile of at most [`TILE_BYTES`], filled up with zeros.
-///
-/// # Panics
-/// If it is longer.
-#[must_use]
-pub fn tile_digest(bytes: &[u8]) -> u64 {
-    let mut tile = Tile::new(Path::best(0));
-    tile.take(bytes);
-    tile.digest()
 }
 
 /// The checksum of a payload of `len` bytes from the digests of its tiles, in order.

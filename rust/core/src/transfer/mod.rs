@@ -21,7 +21,7 @@ mod tile;
 mod transfers;
 
 pub use crate::guarded::panic_message;
-pub use checksum::{checksum, combine, tile_digest};
+pub use checksum::{checksum, combine};
 pub use completion::{Completion, Ticket};
 pub use engine::Engine;
 pub use host::HostEngine;
@@ -29,5 +29,5 @@ pub use lanes::{TILE_BYTES, fence};
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
 pub use region::{Region, SlotMemory};
-pub use tile::Tile;
+pub use tile::{Tile, tile_digest};
 pub use transfers::Transfers;

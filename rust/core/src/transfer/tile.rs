@@ -129,13 +129,23 @@ impl Tile {
     }
 }
 
+/// XXH3-64 of one tile of at most [`TILE_BYTES`], filled up with zeros.
+///
+/// # Panics
+/// If there are more bytes.
+#[must_use]
+pub fn tile_digest(bytes: &[u8]) -> u64 {
+    let mut tile = Tile::new(Path::best(0));
+    tile.take(bytes);
+    tile.digest()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use xxhash_rust::xxh3::xxh3_64;
 
     use super::*;
-    use crate::transfer::tile_digest;
 
     /// Random bytes of a length that is likely to be near a limit, in parts, from and to any alignment.
     fn any_tile() -> impl Strategy<Value = (Vec<u8>, Vec<usize>, usize, usize)> {

@@ -1,0 +1,186 @@
+//! A whole geometry: its groups, their classes, and how they are cut into slots.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+
+use super::checks::{check_count, check_unique};
+use super::class::{PageClass, classify};
+use super::fingerprint::Fingerprint;
+use super::group::{Group, Layer};
+use super::json;
+
+/// Groups, their layers and what else an engine's bytes depend on. Equal when fingerprints are.
+#[derive(Debug, Clone)]
+pub struct Geometry {
+    block_tokens: usize,
+    ranks: usize,
+    groups: Vec<Group>,
+    classes: Vec<PageClass>,
+    identity: BTreeMap<String, String>,
+    canonical: String,
+    fingerprint: Fingerprint,
+}
+
+impl Geometry {
+    /// Most groups a geometry may have.
+    pub const MAX_GROUPS: usize = 64;
+    /// Most tensor-parallel ranks.
+    pub const MAX_RANKS: usize = 1024;
+    /// Smallest part of a slot, in a rank's plane, that [`Geometry::suggest_slot_bytes`] proposes.
+    pub const MIN_SUGGESTED_SLOT: usize = 512;
+    /// Largest part of a slot that it proposes.
+    pub const MAX_SUGGESTED_SLOT: usize = 2 << 20;
+
+    /// A geometry whose layers' names are unique. `identity` names whatever else the bytes
+    /// depend on: model, revision, layout, backend.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] saying which number or name is impossible.
+    pub fn new(
+        block_tokens: usize,
+        groups: Vec<Group>,
+        ranks: usize,
+        identity: BTreeMap<String, String>,
+    ) -> Result<Self> {
+        if block_tokens == 0 {
+            return Err(Error::geometry(
+                "block_tokens: expected at least 1, found 0",
+            ));
+        }
+        check_count("geometry", "ranks", ranks, Self::MAX_RANKS)?;
+        check_count("geometry", "groups", groups.len(), Self::MAX_GROUPS)?;
+        let layers = groups.iter().flat_map(Group::layers);
+        check_unique("geometry: layer", layers.map(Layer::name))?;
+        if identity.contains_key("") {
+            return Err(Error::geometry(
+                "identity: expected named keys, found an empty one",
+            ));
+        }
+        let classes = classify(&groups, block_tokens, ranks)?;
+        let canonical = json::write(block_tokens, &groups, ranks, &identity)?;
+        let fingerprint = Fingerprint::of(&canonical);
+        Ok(Self {
+            block_tokens,
+            ranks,
+            groups,
+            classes,
+            identity,
+            canonical,
+            fingerprint,
+        })
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
+    /// Tensor-parallel ranks, each holding the same number of an entry's bytes.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The groups as given.
+    #[must_use]
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Attention first, then windows from the narrowest, then recurrent: those that exist.
+    #[must_use]
+    pub fn classes(&self) -> &[PageClass] {
+        &self.classes
+    }
+
+    /// The class at that index.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is none.
+    pub fn class(&self, index: usize) -> Result<&PageClass> {
+        self.classes.get(index).ok_or_else(|| {
+            Error::InvalidArgument(format!(
+                "class: expected an index below {}, found {index}",
+                self.classes.len()
+            ))
+        })
+    }
+
+    /// Other things that the bytes depend on, by name.
+    #[must_use]
+    pub fn identity(&self) -> &BTreeMap<String, String> {
+        &self.identity
+    }
+
+    /// Digest of everything above and the format version.
+    #[must_use]
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// Canonical JSON: the same text for equal geometries.
+    #[must_use]
+    pub fn to_json(&self) -> &str {
+        &self.canonical
+    }
+
+    /// Reads what [`Geometry::to_json`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] on anything malformed, [`Error::Foreign`] on another format version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let (block_tokens, groups, ranks, identity) = json::read(text)?;
+        Self::new(block_tokens, groups, ranks, identity)
+    }
+
+    /// Of a slot of `slot_bytes`, the bytes in each rank's plane.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on empty slots, or slots that the ranks can't share equally.
+    pub fn rank_slot_bytes(&self, slot_bytes: usize) -> Result<usize> {
+        if slot_bytes == 0 || !slot_bytes.is_multiple_of(self.ranks) {
+            return Err(Error::InvalidArgument(format!(
+                "slot_bytes: expected a multiple of the number of ranks, {}, found {slot_bytes}",
+                self.ranks
+            )));
+        }
+        Ok(slot_bytes / self.ranks)
+    }
+
+    /// Slots that one entry of a class takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on an unknown class, empty slots, or slots that the ranks can't share
+    /// equally.
+    pub fn slots_per_entry(&self, class_index: usize, slot_bytes: usize) -> Result<usize> {
+        let class = self.class(class_index)?;
+        Ok(class.rank_bytes.div_ceil(self.rank_slot_bytes(slot_bytes)?))
+    }
+
+    /// In each rank's plane, the largest power of two whose rounding wastes at most 1/64 of one entry of each
+    /// class; for all ranks.
+    #[must_use]
+    pub fn suggest_slot_bytes(&self) -> usize {
+        let shards = || self.classes.iter().map(|class| class.rank_bytes);
+        let used: u128 = shards().map(|bytes| bytes as u128).sum();
+        let wasted = |slot: usize| -> u128 {
+            let rounding = |bytes: usize| (bytes.next_multiple_of(slot) - bytes) as u128;
+            shards().map(rounding).sum()
+        };
+        let mut slot = Self::MAX_SUGGESTED_SLOT;
+        while slot > Self::MIN_SUGGESTED_SLOT && wasted(slot) * 64 > used {
+            slot /= 2;
+        }
+        slot * self.ranks
+    }
+}
+
+impl PartialEq for Geometry {
+    fn eq(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+}
+
+impl Eq for Geometry {}
