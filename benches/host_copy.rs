@@ -14,10 +14,10 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Region, Run,
 };
+use hybrid_pages_arena::Arena;
 use rustix::time::{ClockId, clock_gettime};
 
 const LAYERS: usize = 16;

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, EntryKey, PrefixKey, SlotId};
 use hybrid_pages::policy;
-use hybrid_pages::tier::{Arena, Below, CopyEnd, CopyId, Found};
+use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found};
+use hybrid_pages_arena::Arena;
 use hybrid_pages_mooncake::{Mooncake, MooncakeHandle, MooncakeOptions};
 use serde_json::{Value, json};
 

@@ -12,8 +12,8 @@ use std::error::Error;
 use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, PrefixKey};
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::checksum;
+use hybrid_pages_arena::Arena;
 
 const SLOT_BYTES: usize = 512;
 const SLOTS: usize = 64;

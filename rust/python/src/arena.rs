@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hybrid_pages::error::Error;
-use hybrid_pages::tier::{Arena, PlaneOptions};
+use hybrid_pages_arena::{Arena, PlaneOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 

@@ -1,7 +1,6 @@
 //! The tests of the core, in one binary. What needs a process of its own has a binary of its own.
 
 mod announced;
-mod arena;
 mod cache_costs;
 mod cache_ends;
 mod cache_hints;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, Engine, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, TILE_BYTES, checksum,
 };
+use hybrid_pages_arena::Arena;
 use transfer_plain::{Plain, argument_error, map};
 use transfer_support::{Dice, Memory, entry, expecting, geometry, geometry_of, run};
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use hybrid_pages::error::Error;
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, EntryCopy, HostEngine, LayerMap, Layout, Plan, Region, checksum,
 };
+use hybrid_pages_arena::Arena;
 use transfer_plain::{argument_error, geometry_error, map};
 use transfer_support::{Memory, entry, expecting, geometry, geometry_of, run};
 

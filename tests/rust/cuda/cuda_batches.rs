@@ -7,8 +7,8 @@ use crate::transfer_support;
 
 use cuda_support::{Load, Plain, Store, WAYS, Way, options, until};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{Engine, LayerMap, Layout, Run};
+use hybrid_pages_arena::Arena;
 use hybrid_pages_cuda::engine::CudaEngine;
 use mock_cuda::{Mock, Mode};
 use std::sync::Arc;

@@ -127,7 +127,7 @@ fn impossible_options_are_refused() {
         other => panic!("expected no such device, found {other:?}"),
     }
     let other = transfer_support::geometry(&[(hybrid_pages::ids::ClassKind::Window, &[8])], 1);
-    let arena = Arc::new(hybrid_pages::tier::Arena::create(&other, 8, 4).unwrap());
+    let arena = Arc::new(hybrid_pages_arena::Arena::create(&other, 8, 4).unwrap());
     let layout = Plain::layout(&bench.geometry, &bench.memory);
     match CudaEngine::new(layout, arena.memory(0).unwrap(), &options(Way::Usual)).map(drop) {
         Err(CudaError::Core(Error::Foreign(_))) => {}

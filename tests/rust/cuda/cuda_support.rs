@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages::transfer::{
     Completion, Direction, Engine, EntryCopy, LayerMap, Layout, Run, Ticket, checksum,
 };

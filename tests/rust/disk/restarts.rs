@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Result;
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_disk::{DiskHandle, DiskTree, Reason, SystemDoor};
 use hybrid_pages_tiers::Identity;
 

@@ -15,7 +15,7 @@ use hybrid_pages::cache::{Cache, CacheConfig};
 use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::policy::{self, Policy};
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_disk::{Disk, DiskOptions, DiskStats};
 use hybrid_pages_tiers::Identity;
 pub use restarts::{Restarts, Watched};

@@ -18,7 +18,7 @@ use hybrid_pages::cache::Cache;
 use hybrid_pages::error::Result;
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::policy;
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_remote::{Admit, Place, Remote, RemoteHandle, RemoteOptions, RemoteStats};
 use hybrid_pages_tiers::Identity;
 use object_store::memory::InMemory;

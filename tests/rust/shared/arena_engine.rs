@@ -16,8 +16,8 @@ use hybrid_pages::cache::{Cache, CacheConfig, ClassConfig, LeaseEntry, TierStats
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, NamespaceId, SlotId};
 use hybrid_pages::prefix::Hit;
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::checksum;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::Identity;
 
 pub const IDENTITY: Identity = [7; 32];

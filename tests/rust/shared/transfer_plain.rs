@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::transfer_support::{Dice, Memory, geometry};
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{HostEngine, LayerMap, Layout, Region, Run};
+use hybrid_pages_arena::Arena;
 
 pub fn map(
     group: usize,

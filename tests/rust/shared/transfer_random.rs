@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{
     Direction, Engine, EntryCopy, LayerMap, Layout, Region, Run, SlotMemory, checksum,
 };
+use hybrid_pages_arena::Arena;
 
 use super::transfer_support::{Dice, Memory, entry, expecting, geometry_of, run};
 

@@ -14,7 +14,6 @@ mod room;
 
 pub use below::{Below, CopyEnd, CopyId, Found};
 pub(crate) use host::Host;
-pub use host::{Arena, Plane, PlaneOptions, prefault};
 pub use room::{Room, Usage};
 
 /// A bounded place for whole entries.
@@ -25,6 +24,6 @@ pub trait Tier: Send {
     /// The room and the entries in it.
     fn room(&self) -> &Room;
 
-    /// The same, for the cache to change.
+    /// The room and the entries in it, for the cache to change.
     fn room_mut(&mut self) -> &mut Room;
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::error::{Cause, Error};
 use hybrid_pages::guarded::lock;
-use hybrid_pages::tier::prefault;
 use hybrid_pages::transfer::{Region, SlotMemory};
+use hybrid_pages_arena::prefault;
 
 use crate::driver::{Device, Driver, Registration, numa_node};
 use crate::error::{CudaError, Result};

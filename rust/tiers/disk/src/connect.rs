@@ -20,7 +20,7 @@ use crate::stats::Reason;
 use crate::store::{Store, StoreNames};
 use crate::trouble::Trouble;
 use hybrid_pages::error::{Cause, Error, Result};
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{Identity, Name, Planes};
 
 /// Refused calls often work a moment later: so many attempts are made at the start.

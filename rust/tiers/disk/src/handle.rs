@@ -8,7 +8,7 @@ use crate::lock;
 use crate::shared::Shared;
 use crate::stats::DiskStats;
 use hybrid_pages::error::{Error, Result};
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::Identity;
 
 const NAP: Duration = Duration::from_millis(2);

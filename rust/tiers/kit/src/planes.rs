@@ -7,8 +7,8 @@ use std::ptr::null_mut;
 
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::Arena;
 use hybrid_pages::transfer::{SlotMemory, Tile, fence};
+use hybrid_pages_arena::Arena;
 
 /// Parts that the system writes at a time.
 const MOST_PARTS: usize = 1024;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded::lock;
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{Identity, Planes};
 
 use crate::link::Link;

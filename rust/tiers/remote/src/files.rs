@@ -267,8 +267,8 @@ mod tests {
 
     use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
     use hybrid_pages::ids::ClassKind;
-    use hybrid_pages::tier::Arena;
     use hybrid_pages::transfer::checksum;
+    use hybrid_pages_arena::Arena;
     use hybrid_pages_tiers::Planes;
     use rustix::fs::{CWD, Mode, mkfifoat};
 

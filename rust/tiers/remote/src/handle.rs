@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hybrid_pages::error::{Cause, Error, Result};
-use hybrid_pages::tier::Arena;
+use hybrid_pages_arena::Arena;
 use hybrid_pages_tiers::{Identity, Planes};
 use object_store::{ObjectStoreExt as _, PutPayload};
 use tokio::runtime::Builder;

@@ -10,13 +10,13 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::geometry::{Fingerprint, Geometry};
-use crate::ids::SlotId;
-use crate::transfer::SlotMemory;
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::geometry::{Fingerprint, Geometry};
+use hybrid_pages::ids::SlotId;
+use hybrid_pages::transfer::SlotMemory;
 
-use super::mapping::{self, PlaneOptions};
-use super::plane::Plane;
+use crate::mapping::{self, PlaneOptions};
+use crate::plane::Plane;
 
 /// The planes of an arena that this process has, ordered by rank: all of them, or some.
 #[derive(Debug)]

@@ -7,34 +7,34 @@
 //! Integers are little-endian; the header fills whole pages, so that slots start on one. `slot_bytes` are
 //! those of a slot in this plane.
 
-use crate::error::{Error, Result};
-use crate::geometry::{FORMAT_VERSION, Fingerprint, Geometry};
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::geometry::{FORMAT_VERSION, Fingerprint, Geometry};
 
 const MAGIC: [u8; 8] = *b"HYBPAGES";
 
 /// A decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) header_bytes: usize,
-    pub(super) slot_bytes: usize,
-    pub(super) slots: usize,
-    pub(super) fingerprint: Fingerprint,
-    pub(super) rank: usize,
-    pub(super) ranks: usize,
+pub(crate) struct Header {
+    pub(crate) header_bytes: usize,
+    pub(crate) slot_bytes: usize,
+    pub(crate) slots: usize,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
 }
 
 impl Header {
-    pub(super) const ENCODED_BYTES: usize = 72;
+    pub(crate) const ENCODED_BYTES: usize = 72;
 
     /// Size of a plane with this header, in whole pages, unless it exceeds memory.
-    pub(super) fn total_bytes(&self) -> Option<usize> {
+    pub(crate) fn total_bytes(&self) -> Option<usize> {
         let slots = self.slots.checked_mul(self.slot_bytes)?;
         let total = slots.checked_add(self.header_bytes)?;
         let total = total.checked_next_multiple_of(self.header_bytes)?;
         isize::try_from(total).is_ok().then_some(total)
     }
 
-    pub(super) fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
@@ -49,7 +49,7 @@ impl Header {
 
     /// Reads a header of this format, made for this geometry.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code))]
-    pub(super) fn decode(bytes: &[u8; Self::ENCODED_BYTES], geometry: &Geometry) -> Result<Self> {
+    pub(crate) fn decode(bytes: &[u8; Self::ENCODED_BYTES], geometry: &Geometry) -> Result<Self> {
         if bytes[..8] != MAGIC {
             return Err(Error::Foreign(format!(
                 "arena: expected a header that begins with {}, found {}",

@@ -2,16 +2,16 @@
 
 use std::fs;
 
-use crate::error::{Error, Result};
+use hybrid_pages::error::{Error, Result};
 
 /// Size of a huge page.
-pub(super) const BYTES: usize = 2 << 20;
+pub(crate) const BYTES: usize = 2 << 20;
 
 /// Where Linux counts them.
 const COUNTS: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 /// Refuses a size for which the system has too few.
-pub(super) fn require(bytes: usize) -> Result<()> {
+pub(crate) fn require(bytes: usize) -> Result<()> {
     let (needed, free) = (bytes.div_ceil(BYTES), free());
     if free >= needed {
         return Ok(());

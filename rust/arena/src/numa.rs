@@ -15,7 +15,7 @@ const MAX_NODES: usize = 4096;
 
 /// Has the memory of a mapping taken from a NUMA node, or from others when that one is full: a binding
 /// that insists would end the process then.
-pub(super) fn prefer(memory: &MmapRaw, node: u32) -> io::Result<()> {
+pub(crate) fn prefer(memory: &MmapRaw, node: u32) -> io::Result<()> {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let node = node as usize;
     if node >= MAX_NODES {
@@ -43,13 +43,13 @@ pub(super) fn prefer(memory: &MmapRaw, node: u32) -> io::Result<()> {
 }
 
 /// Whether all memory is of this node.
-pub(super) fn is_only(node: u32) -> bool {
+pub(crate) fn is_only(node: u32) -> bool {
     fs::read_to_string(format!("{NODES}/online")).is_ok_and(|all| all.trim() == node.to_string())
 }
 
 /// Moves this thread to the processors of a node, as far as it may run there: memory that it touches first
 /// is taken from that node, even where nobody may say so.
-pub(super) fn go_near(node: u32) -> io::Result<()> {
+pub(crate) fn go_near(node: u32) -> io::Result<()> {
     let all = fs::read_to_string(format!("{NODES}/node{node}/cpulist"))?;
     let (allowed, mut processors) = (sched_getaffinity(None)?, CpuSet::new());
     let may_run = |number: &usize| *number < CpuSet::MAX_CPU && allowed.is_set(*number);

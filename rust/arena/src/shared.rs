@@ -12,26 +12,26 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use crate::error::{Cause, Error, Result};
-use crate::geometry::Geometry;
+use hybrid_pages::error::{Cause, Error, Result};
+use hybrid_pages::geometry::Geometry;
 
-use super::header::Header;
+use crate::header::Header;
 
 /// The file of a mapping. Its creator keeps the descriptor open: that is what its path names.
 #[derive(Debug)]
-pub(super) struct SharedFile {
+pub(crate) struct SharedFile {
     path: String,
     _file: File,
 }
 
 impl SharedFile {
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.path
     }
 }
 
 /// A new file, all zeros.
-pub(super) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedFile)> {
+pub(crate) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedFile)> {
     let failed = |what: &str, error: io::Error| {
         Error::arena(Cause::new(
             format!("create: {what} of {total} bytes failed: {error}"),
@@ -48,7 +48,7 @@ pub(super) fn create(total: usize, huge_pages: bool) -> Result<(MmapRaw, SharedF
 }
 
 /// The file at a path, once its size, header and seals are what they must be.
-pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFile, Header)> {
+pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(MmapRaw, SharedFile, Header)> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Error::arena(Cause::new(
             format!(

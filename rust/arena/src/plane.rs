@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
-use crate::geometry::{Fingerprint, Geometry};
-use crate::ids::SlotId;
-use crate::transfer::{Region, SlotMemory};
+use hybrid_pages::error::Result;
+use hybrid_pages::geometry::{Fingerprint, Geometry};
+use hybrid_pages::ids::SlotId;
+use hybrid_pages::transfer::{Region, SlotMemory};
 
-use super::header::Header;
-use super::mapping::{self, Mapping, PlaneOptions};
+use crate::header::Header;
+use crate::mapping::{self, Mapping, PlaneOptions};
 
 /// One rank's part of every slot. Nothing is left behind when the processes that map it are gone.
 ///
@@ -22,7 +22,7 @@ pub struct Plane {
 
 impl Plane {
     /// New slots, all zero. `slot_bytes` are those of a slot in this plane.
-    pub(super) fn create(
+    pub(crate) fn create(
         geometry: &Geometry,
         rank: usize,
         slot_bytes: usize,
@@ -42,7 +42,7 @@ impl Plane {
     }
 
     /// The slots that another process (or this one) created.
-    pub(super) fn open(path: &str, geometry: &Geometry) -> Result<Arc<Self>> {
+    pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<Arc<Self>> {
         let (mapping, header) = Mapping::open(path, geometry)?;
         Self::over(mapping, header)
     }
@@ -122,7 +122,7 @@ impl Plane {
     }
 
     /// A copy of one slot's bytes; the caller has checked that there is such a slot.
-    pub(super) fn read(&self, slot: SlotId, data: &mut [u8]) {
+    pub(crate) fn read(&self, slot: SlotId, data: &mut [u8]) {
         let address = self.address_of(slot);
         assert!(data.len() <= self.slot_bytes());
         // SAFETY: the slot lies inside the mapping, whose bytes are always initialised, and is at
@@ -131,7 +131,7 @@ impl Plane {
     }
 
     /// Writes the first bytes of one slot; the caller has checked that there is such a slot.
-    pub(super) fn write(&self, slot: SlotId, data: &[u8]) {
+    pub(crate) fn write(&self, slot: SlotId, data: &[u8]) {
         let address = self.address_of(slot);
         assert!(data.len() <= self.slot_bytes());
         // SAFETY: the slot lies inside the mapping and is at least as long as `data`, which is a

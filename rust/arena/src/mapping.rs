@@ -4,15 +4,15 @@ use std::ptr::NonNull;
 
 use memmap2::MmapRaw;
 
-use crate::error::{Error, Result};
-use crate::geometry::Geometry;
-use crate::transfer::Region;
+use hybrid_pages::error::{Error, Result};
+use hybrid_pages::geometry::Geometry;
+use hybrid_pages::transfer::Region;
 
-use super::header::Header;
-use super::prefault::prefault;
-use super::private;
+use crate::header::Header;
+use crate::prefault::prefault;
+use crate::private;
 #[cfg(target_os = "linux")]
-use super::{huge_pages, numa, shared};
+use crate::{huge_pages, numa, shared};
 
 /// Wishes for the memory of a plane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct PlaneOptions {
 
 /// Mapped memory, with its file if it is shared.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     memory: MmapRaw,
     #[cfg(target_os = "linux")]
     file: Option<shared::SharedFile>,
@@ -36,7 +36,7 @@ pub(super) struct Mapping {
 
 impl Mapping {
     /// New memory of the header's size, all zeros after the header.
-    pub(super) fn create(header: &Header, options: PlaneOptions) -> Result<Self> {
+    pub(crate) fn create(header: &Header, options: PlaneOptions) -> Result<Self> {
         let total = header.total_bytes().ok_or_else(|| {
             Error::arena("create: expected a size that fits memory, found a larger one")
         })?;
@@ -123,7 +123,7 @@ impl Mapping {
 
     /// The memory at a path, once its size, header and seals are what they must be.
     #[cfg(target_os = "linux")]
-    pub(super) fn open(path: &str, geometry: &Geometry) -> Result<(Self, Header)> {
+    pub(crate) fn open(path: &str, geometry: &Geometry) -> Result<(Self, Header)> {
         let (memory, file, header) = shared::open(path, geometry)?;
         let mapping = Self {
             memory,
@@ -135,7 +135,7 @@ impl Mapping {
 
     /// There are no paths to open.
     #[cfg(not(target_os = "linux"))]
-    pub(super) fn open(path: &str, _: &Geometry) -> Result<(Self, Header)> {
+    pub(crate) fn open(path: &str, _: &Geometry) -> Result<(Self, Header)> {
         Err(Error::arena(format!(
             "{path}: expected Linux, whose memory has paths, found {}",
             std::env::consts::OS
@@ -143,30 +143,30 @@ impl Mapping {
     }
 
     /// What could not be had of what its creator wished.
-    pub(super) fn warning(&self) -> Option<&str> {
+    pub(crate) fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
     /// None of private memory.
     #[cfg(target_os = "linux")]
-    pub(super) fn path(&self) -> Option<&str> {
+    pub(crate) fn path(&self) -> Option<&str> {
         self.file.as_ref().map(shared::SharedFile::path)
     }
 
     /// None of private memory.
     #[cfg(not(target_os = "linux"))]
     #[expect(clippy::unused_self, reason = "as on Linux")]
-    pub(super) fn path(&self) -> Option<&str> {
+    pub(crate) fn path(&self) -> Option<&str> {
         None
     }
 
     /// Where the header is mapped.
-    pub(super) fn address(&self) -> NonNull<u8> {
+    pub(crate) fn address(&self) -> NonNull<u8> {
         NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is never at address zero")
     }
 }
 
-pub(super) fn page_bytes(huge_pages: bool) -> usize {
+pub(crate) fn page_bytes(huge_pages: bool) -> usize {
     #[cfg(target_os = "linux")]
     if huge_pages {
         return huge_pages::BYTES;
@@ -177,7 +177,7 @@ pub(super) fn page_bytes(huge_pages: bool) -> usize {
 
 /// Bytes of memory in this machine.
 #[cfg(target_os = "linux")]
-pub(super) fn physical_memory() -> usize {
+pub(crate) fn physical_memory() -> usize {
     let info = rustix::system::sysinfo();
     usize::try_from(info.totalram)
         .unwrap_or(usize::MAX)
@@ -186,7 +186,7 @@ pub(super) fn physical_memory() -> usize {
 
 /// Bytes of memory in this machine; no limit where the system does not say.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn physical_memory() -> usize {
+pub(crate) fn physical_memory() -> usize {
     // SAFETY: the call reads a number.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     usize::try_from(pages).map_or(usize::MAX, |pages| {

@@ -1,22 +1,4 @@
-//! The host: the slots of one arena, shared by the processes of a node where the system has memfds.
-
-mod arena;
-mod header;
-#[cfg(target_os = "linux")]
-mod huge_pages;
-mod mapping;
-#[cfg(target_os = "linux")]
-mod numa;
-mod plane;
-mod prefault;
-mod private;
-#[cfg(target_os = "linux")]
-mod shared;
-
-pub use arena::Arena;
-pub use mapping::PlaneOptions;
-pub use plane::Plane;
-pub use prefault::prefault;
+//! The host: the tier whose room is the slots of one arena.
 
 use super::{Room, Tier};
 use crate::error::{Error, Result};

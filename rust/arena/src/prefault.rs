@@ -4,8 +4,8 @@
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::error::{Cause, Error, Result};
-use crate::transfer::Region;
+use hybrid_pages::error::{Cause, Error, Result};
+use hybrid_pages::transfer::Region;
 
 /// Makes every page that a region touches present and writable, near a NUMA node if one is named and its
 /// processors may be used. What it holds does not change, and others may use it meanwhile.
@@ -26,7 +26,7 @@ pub fn prefault(region: Region, threads: usize, node: Option<u32>) -> Result<()>
             let populate = move || {
                 // A wish, as the node of a plane is.
                 #[cfg(target_os = "linux")]
-                let _ = node.map(super::numa::go_near);
+                let _ = node.map(crate::numa::go_near);
                 #[cfg(not(target_os = "linux"))]
                 let _ = node;
                 first.populate(bytes, page)

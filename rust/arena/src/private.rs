@@ -2,10 +2,10 @@
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::error::{Cause, Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 
 /// A new mapping, all zeros.
-pub(super) fn create(bytes: usize) -> Result<MmapRaw> {
+pub(crate) fn create(bytes: usize) -> Result<MmapRaw> {
     let memory = MmapOptions::new().len(bytes).map_anon().map_err(|error| {
         Error::arena(Cause::new(
             format!("create: private memory of {bytes} bytes failed: {error}"),

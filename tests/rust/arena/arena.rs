@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::{ClassKind, SlotId};
-use hybrid_pages::tier::{Arena, PlaneOptions, prefault};
+use hybrid_pages_arena::{Arena, PlaneOptions, prefault};
 
 fn geometry(bytes: usize) -> Geometry {
     let segment = Segment::new("data", Dtype::Uint8, vec![bytes]).unwrap();
