@@ -40,8 +40,10 @@ def installed(path, environment):
     """Installs a distribution into a new environment and returns its interpreter."""
     settings = os.environ | {
         "UV_BUILD_CONSTRAINT": str(ROOT / "requirements" / "build.txt"),
-        # Crates that were compiled for the wheel are not compiled again.
+        # Crates that were compiled for the tests are not compiled again. The wheel is what has the
+        # profile of a release, and what is installed from there.
         "CARGO_TARGET_DIR": str(ROOT / "target"),
+        "MATURIN_PEP517_ARGS": "--profile release",
     }
     python = environment / "bin" / "python"
     for words in (
