@@ -1,4 +1,4 @@
-"""Lookup, admission, leases."""
+"""The cache: lookups, admission and leases."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypeVar, final
@@ -15,39 +15,40 @@ _Keys: TypeAlias = Sequence[bytes] | PrefixKeys
 
 @final
 class Hit:
-    """The answer of a lookup, in blocks from the start of the prompt."""
+    """The result of a lookup. Lengths are in blocks from the start of the prompt."""
 
     @property
     def blocks(self) -> int:
-        """The joint hit: every class has what it needs to resume after this many blocks."""
+        """The joint hit: the longest prefix after which every class can resume."""
 
     @property
     def pages(self) -> int:
-        """Leading blocks whose attention pages are all there, at least `blocks`.
+        """How many leading blocks have all their attention pages, at least `blocks`.
 
-        The difference is what a missing checkpoint or window page costs. Equals `blocks` for a
+        The difference is what missing checkpoints or window pages cost. Equals `blocks` for a
         geometry without attention groups.
         """
 
     @property
     def host(self) -> int:
-        """The joint hit of the host alone, which can be loaded now.
+        """The joint hit of the host's entries alone, which can be loaded now.
 
-        Less than `blocks` where entries are only in a tier below: see :meth:`Cache.promote`.
+        It is less than `blocks` where entries are only in a tier below the host: see
+        :meth:`Cache.promote`.
         """
 
     @property
     def missing(self) -> str | None:
         """Why `blocks` is less than `pages`; None if they are equal.
 
-        The first of these that holds at any of the boundaries in between: "writing", a checkpoint
-        is being written; "evicted", one was there, and was evicted or dropped; "window", pages
-        of a window are missing; "never_made", no checkpoint was ever stored there.
+        The first of these reasons that applies to any of the boundaries in between: "writing", a
+        checkpoint is being written; "evicted", a checkpoint was evicted or dropped; "window", pages
+        of a window are missing; "never_made", no checkpoint was ever stored.
         """
 
     @property
     def asking(self) -> bool:
-        """Whether a tier below asks somebody for more: the same lookup may soon find more."""
+        """Whether a tier below has sent a question to its store: a later lookup may find more."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -55,12 +56,12 @@ class Hit:
 
 @final
 class Hints:
-    """What an application says of a request.
+    """What an application tells about a request.
 
-    session: an id; requests with the same are turns of one conversation. priority: from -10 to 10;
-    each step doubles what the request's checkpoints are worth. retain: seconds, at most a day;
-    what the request stores or uses leaves after everything that is not retained. store: whether
-    anything of it is stored; what it uses counts as used either way.
+    session: an id; requests with equal ids are turns of one conversation. priority: from -10 to 10;
+    each step doubles the value of the request's checkpoints. retain: seconds, at most a day, for
+    which the entries of the request leave only after everything that is not retained. store:
+    whether entries of the request are stored; those that it uses count as used either way.
 
     Raises InvalidArgumentError for a number out of range.
     """
@@ -76,18 +77,18 @@ class Hints:
 
 @final
 class Admission:
-    """Which boundaries of a prompt deserve a checkpoint, in blocks."""
+    """The boundaries of a prompt that deserve a checkpoint, in blocks."""
 
     @property
     def boundaries(self) -> list[int]:
-        """Those that the policy chose, shallow first."""
+        """The boundaries that the policy chose, shallow ones first."""
 
     @property
     def fork(self) -> int | None:
-        """The deepest one that an earlier prompt had too, if no state to resume from is as deep.
+        """The deepest boundary that an earlier prompt had, too, unless a state is there already.
 
-        Known from keys: it doesn't matter what was evicted. A state made there serves whoever
-        shares that prefix.
+        It is known from keys, even if entries were evicted. A state there serves all prompts with
+        this prefix.
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -95,7 +96,7 @@ class Admission:
 
 @final
 class LeaseEntry:
-    """One page or checkpoint under a lease, all ranks together."""
+    """One page or checkpoint under a lease, for all ranks together."""
 
     @property
     def class_index(self) -> int: ...
@@ -103,13 +104,18 @@ class LeaseEntry:
     def block_index(self) -> int: ...
     @property
     def slots(self) -> list[int]:
-        """Where its payload lies: byte `p` of a rank's shard in `slots[p // part]` at `p % part` of
-        that rank's plane, which has `part = slot_bytes // ranks` bytes of each slot."""
+        """The slots of the payload.
+
+        Byte `p` of a rank's shard is in `slots[p // part]` at `p % part`, in that rank's plane,
+        which has `part = slot_bytes // ranks` bytes of each slot.
+        """
 
     @property
     def checksums(self) -> list[int]:
-        """The :func:`checksum` of each rank's shard; empty while it is being written, and
-        if it was committed without any."""
+        """The :func:`checksum` of each rank's shard.
+
+        Empty while the entry is being written, and if it was committed without checksums.
+        """
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -117,22 +123,25 @@ class LeaseEntry:
 
 @final
 class ReadLease:
-    """Keeps what a load reads where it is, until released, left as a context or dropped."""
+    """Keeps entries in place while they are loaded.
+
+    It ends when it is released, left as a context manager, or dropped.
+    """
 
     @property
     def first(self) -> int:
-        """First block that the load covers."""
+        """The first block of the load."""
 
     @property
     def blocks(self) -> int:
-        """The joint hit: the block after the last that the load covers."""
+        """The joint hit: the end of the load, in blocks."""
 
     @property
     def entries(self) -> list[LeaseEntry]:
-        """The entries to load.
+        """The entries to load, by block.
 
-        Attention pages of [first, blocks), window pages of their last window, and the checkpoint
-        of block `blocks - 1`; by block.
+        These are the attention pages of the blocks [first, blocks), the window pages that the last
+        window sees, and the checkpoint of block `blocks - 1`.
         """
 
     def targets(
@@ -150,7 +159,7 @@ class ReadLease:
     @property
     def released(self) -> bool: ...
     def release(self) -> None:
-        """End it. The second call does nothing."""
+        """End the lease. The second call does nothing."""
 
     def __enter__(self) -> ReadLease: ...
     def __exit__(self, *exception: object) -> None: ...
@@ -165,11 +174,11 @@ class Restore:
 
     @property
     def first(self) -> int:
-        """First block that it covers."""
+        """The first block of the restore."""
 
     @property
     def blocks(self) -> int:
-        """The joint hit: the block after the last that it covers."""
+        """The joint hit: the end of the restore, in blocks."""
 
     @property
     def whole(self) -> bool:
@@ -177,7 +186,7 @@ class Restore:
 
     @property
     def depths(self) -> list[tuple[str, int]]:
-        """How deep the joint hit is with the host alone, and with one more tier each, by name."""
+        """The joint hit of the host alone, and with each tier below added, by the tier's name."""
 
     def progress(self) -> Literal["queued", "waiting", "ready", "done", "failed"]:
         """Begin what can be begun, and say where it is; never waits.
@@ -194,61 +203,61 @@ class Restore:
         """
 
     def end(self) -> None:
-        """End it; a second time does nothing."""
+        """End the restore. The second call does nothing."""
 
     def __enter__(self) -> Restore: ...
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class WriteLease:
-    """Room for entries that no lookup finds until they are committed.
+    """Slots for entries that lookups find only after a commit.
 
-    Left as a context or dropped without a commit, the room is free again.
+    If it is left as a context manager or dropped without a commit, the slots are free again.
     """
 
     @property
     def entries(self) -> list[LeaseEntry]:
-        """The entries to write, by block: those neither there nor in writing, and with room."""
+        """The entries to write, by block: those that are missing and have room."""
 
     @property
     def skipped(self) -> dict[str, int]:
-        """How many of the wanted entries are not among `entries`, by reason that applies.
+        """How many of the wanted entries are not among `entries`, by reason.
 
-        resident: there already. in_writing: this call or another lease writes it already.
-        no_room: everything that could make room is in use or of the same prefix.
-        not_ready: the same, while some slots are not ready. tenant_share: the same, of what its
-        tenant has. orphan: a page before it is neither there nor in writing, so that it could never
-        be reached.
+        resident: the entry exists. in_writing: this lease or another one writes it. no_room: all
+        other entries are in use or of the same prefix. not_ready: no room for that reason, while
+        some slots are not ready. tenant_share: no room within the share of the tenant. orphan: a
+        page before the entry neither exists nor is written, so that the entry could not be reached.
         """
 
     @property
     def ended(self) -> bool: ...
     def commit(self, checksums: Sequence[Sequence[int]] | None) -> None:
-        """Publish all entries at once; their bytes must be whole.
+        """Publish all entries at once. Their bytes must be complete.
+
+        Entries that were dropped meanwhile (by `Cache.clear`, `Cache.invalidate` or the end of the
+        page before them) stay unpublished.
 
         checksums: for each entry, in order, the :func:`checksum` of each rank's shard; None if
-        nobody has computed any, which a cache with tiers below the host rejects. Entries
-        that were dropped meanwhile (`Cache.clear`, `Cache.invalidate`, the end of the page before
-        them) stay unpublished.
+        there are none, which a cache with tiers below the host rejects.
 
-        Raises LeaseError if it has ended; InvalidArgumentError if the checksums have another
-        shape, and then the lease goes on.
+        Raises LeaseError if the lease has ended; InvalidArgumentError if the checksums have another
+        shape, in which case the lease stays open.
         """
 
     def abort(self) -> None:
-        """Give the room back. Does nothing after the end."""
+        """Free the slots. Does nothing after the end of the lease."""
 
     def __enter__(self) -> WriteLease: ...
     def __exit__(self, *exception: object) -> None: ...
 
 @final
 class Cache:
-    """Which prefixes are there, and which slots hold their pages and checkpoints.
+    """Knows which prefixes have pages and checkpoints, and which slots hold them.
 
     A prefix is a namespace and the engine's chained hashes, `stride` of them per block: the key of
     block `i` is `keys[(i + 1) * stride - 1]`, 8 to 32 bytes. Every method raises
-    InvalidArgumentError for a number out of range, an unknown namespace or a key of another
-    length, and then nothing has changed.
+    InvalidArgumentError, and changes nothing, for a number out of range, an unknown namespace or a
+    key of another length.
     """
 
     def __new__(
@@ -264,34 +273,37 @@ class Cache:
     ) -> Cache:
         """An empty cache over `slots` slots of `slot_bytes` bytes.
 
-        tenant_share: the share of the slots, above 0 and at most 1, that the entries of one tenant
-        cannot exceed; see :meth:`namespace`. disk, remote: tiers below, which no other cache has,
-        made for the same geometry and slots; the disk comes first.
+        tenant_share: the part of the slots, above 0 and at most 1, that the entries of one tenant
+        cannot exceed; see :meth:`namespace`. disk, remote: tiers below the host, made for this
+        geometry and slot size and used by no other cache; the disk comes first.
 
-        Raises BudgetError, naming what is needed, if they, or a share of them, can't hold one entry
-        of each class.
+        Raises BudgetError, naming what is needed, if the slots, or a tenant's share of them, cannot
+        hold one entry of each class.
         """
 
     def namespace(self, identity: bytes, tenant: bytes = b"") -> int:
-        """The number of an identity under which keys are unique, and one hold of it.
+        """Hold a namespace, in which keys are unique. Returns its number.
 
-        The same for the same bytes as long as it has a hold or an entry. Then the identity is
-        freed: its number is unknown for good, and the identity gets another when it comes back.
+        identity: names the namespace. Its number stays the same while the namespace is held or has
+        entries. After that the number is never used again, and the identity gets a new one.
 
-        tenant: whose share its entries count against. Raises InvalidArgumentError for an identity
-        that is another tenant's.
+        tenant: whose share the entries count against. Raises InvalidArgumentError for an identity
+        of another tenant.
         """
 
     def release_namespace(self, number: int) -> None:
-        """Give back one hold of :meth:`namespace`. Until then the identity stays known.
+        """Release one hold that :meth:`namespace` has returned.
 
-        Raises InvalidArgumentError for an unknown number, and for one that has entries and no hold.
+        Raises InvalidArgumentError for an unknown number, and for a namespace without a hold.
         """
 
     def lookup(
         self, namespace: int, keys: _Keys, *, stride: int = 1, limit: int | None = None
     ) -> Hit:
-        """The joint hit, at most `limit` blocks, and why it is no deeper. Refreshes nothing."""
+        """Find the joint hit, of at most `limit` blocks, and why it is not longer.
+
+        Entries do not count as used.
+        """
 
     def promote(
         self,
@@ -343,10 +355,11 @@ class Cache:
         first: int = 0,
         limit: int | None = None,
     ) -> ReadLease | None:
-        """Hold what must be loaded to resume at the host's hit, the first `first` blocks excepted.
+        """Lease the entries that must be loaded to resume at the joint hit of the host.
 
-        None if the hit is no deeper than `first`. The pages of the hit and its checkpoint, and no
-        other checkpoint, are refreshed when the lease ends; until then none of them is evicted.
+        None if the hit is not longer than `first` blocks, which need no load. The entries are not
+        evicted before the lease ends. Then the pages of the hit and its checkpoint count as used,
+        and no other checkpoint.
         """
 
     def admit(
@@ -361,15 +374,16 @@ class Cache:
         limit: int | None = None,
         hints: Hints | None = None,
     ) -> Admission:
-        """Which boundaries of a prompt of `tokens` tokens deserve a checkpoint.
+        """Announce a request. Returns the boundaries of its prompt that deserve a checkpoint.
 
-        For the caller to follow as far as it can. To be called once per request, before its
-        entries are reserved, with the keys of all full blocks of its prompt: the policy learns
-        from it what is used, and when. now: milliseconds on any clock that never goes back, below
-        2^62; InvalidArgumentError beyond.
-        blocks: those that the prompt has, if the keys may be of more.
-        limit: the deepest boundary, in blocks, from which the request could resume.
-        hints: what the application says of it; nothing is admitted if it is not to be stored.
+        Call it once per request, before entries are reserved, with the keys of all full blocks of
+        the prompt: the policy learns from it what is used, and when. The caller follows the answer
+        as far as it can.
+
+        now: milliseconds on a clock that never goes back, below 2^62. tokens: of the prompt.
+        blocks: of the prompt, if there are keys of more. limit: the deepest boundary, in blocks,
+        from which the request could resume. hints: from the application; if nothing is to be
+        stored, no boundary deserves a checkpoint.
         """
 
     def finish(
@@ -381,10 +395,10 @@ class Cache:
         output_tokens: int,
         stride: int = 1,
     ) -> None:
-        """Tell the policy how many tokens a request produced.
+        """Announce the end of a request and the number of its output tokens to the policy.
 
-        keys: of all full blocks of prompt and output; the prompt has the first `end` of the
-        blocks. Forks are found in the output as well.
+        keys: of all full blocks of prompt and output, of which the prompt has the first `end`.
+        Later prompts that fork inside the output are found, too.
         """
 
     def reserve(
@@ -398,14 +412,13 @@ class Cache:
     ) -> WriteLease:
         """Find room for entries (class_index, block_index), in any order.
 
-        Shallow entries get room first; a checkpoint, the missing pages up to it and the window
-        pages it needs get room together or not at all, and then nothing deeper does. The prefix
-        being extended is never evicted for it, and is refreshed when the lease ends. A tenant that
-        has its share gets room from its own entries. hints: say how long the entries are kept, and
-        those that they stand on.
+        Shallow entries get room first. A checkpoint gets room together with the missing pages that
+        it needs, or not at all, and then deeper entries get none. The prefix that is extended is
+        not evicted, and counts as used when the lease ends. A tenant that has its whole share gets
+        room from its own entries. hints: say how long the entries, and those before them, are kept.
 
-        Raises InvalidArgumentError also for a class or a block out of range and for keys that
-        are in use for another prefix: they can't be chained hashes.
+        Raises InvalidArgumentError also for a class or a block out of range, and for keys that are
+        in use for another prefix, which chained hashes never are.
         """
 
     def offer(
@@ -421,7 +434,7 @@ class Cache:
         stride: int = 1,
         hints: Hints | None = None,
     ) -> tuple[WriteLease, StoreEntries] | None:
-        """Reserve what a step of an engine has completed, and say what to copy.
+        """Reserve the entries that a step of an engine has completed, and list what to copy.
 
         It reserves the pages of blocks [first, end) that have all their engine blocks in `tables`,
         and `states`: class, block and engine blocks of each. Returns a lease as :meth:`reserve`
@@ -431,25 +444,25 @@ class Cache:
         """
 
     def invalidate(self, lease: ReadLease) -> int:
-        """Drop the entries of a lease and what can't be reached without them: a load failed.
+        """Drop the entries of a lease whose load failed, and those that need them.
 
-        They are never found again; their slots return when their last lease ends. Returns how many
-        resident entries were dropped. Raises LeaseError if the lease was released or belongs to
+        They are never found again. Their slots are free when their last lease ends. Returns how
+        many existing entries were dropped. Raises LeaseError if the lease was released or is of
         another cache.
         """
 
     def clear(self) -> int:
-        """Forget every entry; slots under a lease return when it ends. Returns how many.
+        """Drop all entries. Returns how many. Leased slots are free when their lease ends.
 
-        Namespaces that somebody holds stay.
+        Held namespaces stay.
         """
 
     def follow(self) -> None:
-        """Follow from now on which blocks are announced, for :meth:`changes`.
+        """Begin to keep track of announced blocks for :meth:`changes`.
 
-        A block is announced in the host, or in the tiers below it, while some boundary at its end
-        or deeper can be resumed from by that medium alone. Without this call nothing of the kind
-        is kept, and there are no changes.
+        A block is announced in a medium (the host, or the tiers below it) while a boundary at its
+        end or deeper can be resumed from with that medium alone. Without this call there are no
+        changes.
 
         Raises InvalidArgumentError for a geometry without attention groups.
         """
@@ -460,62 +473,67 @@ class Cache:
     def note(
         self, namespace: int, keys: _Keys, notes: dict[int, bytes], *, stride: int = 1
     ) -> None:
-        """Keep a note with blocks of a prefix, by index, for as long as the cache knows them.
+        """Attach notes to blocks of a prefix, by index, for as long as the cache knows the blocks.
 
-        :meth:`changes` hands them back. What has one keeps it; unknown blocks get none.
+        :meth:`changes` returns them. A block that has a note keeps it; unknown blocks get none.
         """
 
     def changes(self, *, below: bool = False, anew: bool = False) -> Changes:
-        """What the follower is to be told of a medium since the last call.
+        """The changes of announced blocks of a medium since the last call.
 
-        What cancels out is never told.
+        Changes that cancel out are left out.
 
         Args:
-            below: of the tiers below the host, and not of the host.
-            anew: first all that was told is removed, and then all that is announced is told again.
+            below: whether the medium is the tiers below the host; otherwise it is the host.
+            anew: remove all blocks that were announced, and announce the present ones again.
         """
 
     def retire(self, namespace: int) -> None:
-        """Announce nothing of a namespace any more, as long as its number is known."""
+        """Stop announcing blocks of a namespace, for as long as its number is known."""
 
     def failure(self) -> str | None:
-        """Why the cache finds and stores nothing any more: there was a panic inside.
+        """The panic inside the cache after which it finds and stores nothing; None if there was
+        none.
 
-        Every call that can fail raises HybridPagesError then, and leases end without giving slots
-        back: somebody may still fill them. Only a new process has a cache again.
+        After a panic every call that can fail raises HybridPagesError, and leases end without
+        freeing slots, which may still be written to. Only a new process has a working cache again.
         """
 
     def audit(self) -> str | None:
-        """The first contradiction in what the cache knows, if there is one: for tests and tools."""
+        """The first contradiction in the cache's data; None if there is none.
+
+        For tests and tools.
+        """
 
     def poll(self) -> None:
-        """Take note of copies to and from tiers below that ended.
+        """Process the copies to and from tiers below that have ended.
 
-        Lookups, promotions and commits do so, too: it is for times when there are none.
+        Lookups, promotions and commits do that, too. Call it when there are none of these.
         """
 
     def tiers(self) -> list[dict[str, int | str]]:
-        """Counts of each tier below the host, in order, since the start but for slots and entries.
+        """Counts of each tier below the host, in order.
 
-        name; slots, free_slots, evictable_slots: its room, in slots of the host; entries; evicted:
-        to make room; written, read: entries; declined: offered, and not wanted, or no room, or the
-        queue was full; found: entries from before this cache; failed_writes, failed_reads,
-        corrupt_reads (of other bytes than were written): each cost that entry in the tier.
+        name: of the tier. slots, free_slots, evictable_slots: its present room, in slots of the
+        host. entries: present ones. Since the start: evicted: entries that made room; written,
+        read: entries; declined: entries that were not wanted, had no room, or met a full queue;
+        found: entries from before this cache; failed_writes, failed_reads, corrupt_reads (other
+        bytes than were written): each of them cost an entry in the tier.
         """
 
     def set_compute_rate(self, blocks_per_second: float | None) -> None:
-        """Say how many blocks of a prompt the engine computes in a second; None if not known.
+        """Set how many blocks of a prompt the engine computes in a second; None if not known.
 
-        Then tiers below are read even where computing would be faster.
+        While it is not known, tiers below are read even where computing would be faster.
 
         Raises InvalidArgumentError for a rate that is not above 0.
         """
 
     def set_ready_slots(self, slots: int) -> None:
-        """Hand out only the first so many slots from now on: the memory of the others is not ready.
+        """Limit the slots to use to the first ones, since the memory of the others is not ready.
 
-        All are at the beginning. Raises InvalidArgumentError if a slot behind them was handed out
-        before, or there are not as many.
+        Without this call all slots are used. Raises InvalidArgumentError if a later slot was used
+        before, or there are fewer slots.
         """
 
     def stats(self) -> dict[str, int]:

@@ -8,11 +8,11 @@ POLICIES: tuple[str, ...]
 """Names of the policies that `Cache` and `replay_traces` take."""
 
 ROUTES: tuple[str, ...]
-"""Names of the ways to route that `route_trace` takes."""
+"""Names of the routing strategies that `route_trace` takes."""
 
 @final
 class Trace:
-    """Requests in order of arrival, each with the hashes of its full blocks."""
+    """A recorded sequence of requests, each with the hashes of its full blocks."""
 
     @staticmethod
     def open(
@@ -22,18 +22,19 @@ class Trace:
         skip_bad: bool = False,
         sessions: str = "given",
     ) -> Trace:
-        """Read JSON lines, plain, gzip or zstd.
+        """Read a trace of JSON lines, plain or compressed by gzip or zstd.
 
-        Two formats: that of Mooncake's traces (https://github.com/kvcache-ai/Mooncake), an object
-        per request with `timestamp` in ms, `input_length` and `output_length` in tokens and
-        `hash_ids`, one per block; and a recording of hybrid-pages, the same after a first line
-        {"format": "hybrid-pages-trace", "version": 1, "block_tokens": N}.
+        There are two formats. That of Mooncake's traces (https://github.com/kvcache-ai/Mooncake)
+        has an object per request with `timestamp` in ms, `input_length` and `output_length` in
+        tokens, and `hash_ids`, one per block. A recording of hybrid-pages has these objects after a
+        first line {"format": "hybrid-pages-trace", "version": 1, "block_tokens": N}.
 
-        block_tokens: tokens per block; by default what a recording says, else 512.
-        skip_bad: count broken lines instead of rejecting the trace for the first.
-        sessions: whose ids the policies see. "given": those of the rows; "ignore": none; "derive":
-        every request gets one, a request goes on in the session whose last prompt is the longest
-        that its own begins with; "returning": the same, for sessions of several requests alone.
+        block_tokens: tokens per block; by default those of the recording, or 512.
+        skip_bad: count broken lines, instead of rejecting the trace at the first one.
+        sessions: the session ids that policies see. "given": those of the rows; "ignore": none;
+        "derive": a request continues the session whose last prompt is the longest that its own
+        prompt begins with, or begins a session; "returning": derived ids, but only of sessions with
+        several requests.
 
         A row may have hints: `session`, `priority`, `retain` in seconds and `store`, see
         :class:`Hints`.
@@ -48,15 +49,18 @@ class Trace:
     def requests(self) -> int: ...
     @property
     def input_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """The tokens of all prompts together."""
 
     @property
     def distinct_blocks(self) -> int:
-        """Different full blocks: times (1 + ratio) they are the dense footprint."""
+        """How many different full blocks there are.
+
+        The dense footprint is (1 + ratio) times that.
+        """
 
     @property
     def skipped(self) -> int:
-        """Broken lines that were left out."""
+        """How many broken lines were left out."""
 
 @final
 class Link:
@@ -71,9 +75,9 @@ class Link:
         checkpoint_bytes: int,
         tokens_per_second: float,
     ) -> Link:
-        """latency: seconds to the first byte. bandwidth: bytes per second of one engine.
-        page_bytes: of the page of one block. tokens_per_second: prompt tokens that an engine
-        computes.
+        """latency: seconds to the first byte. bandwidth: of one engine, in bytes per second.
+        page_bytes: the size of the page of one block. checkpoint_bytes: the size of a checkpoint.
+        tokens_per_second: prompt tokens that an engine computes.
 
         Raises InvalidArgumentError for a number out of range.
         """
@@ -89,21 +93,23 @@ class Link:
     @property
     def tokens_per_second(self) -> float: ...
     def break_even(self, block_tokens: int) -> int | None:
-        """Least tokens of a prefix that are faster to fetch, with one checkpoint, than to compute.
+        """The shortest prefix, in tokens, that is faster to fetch with one checkpoint than to
+        compute.
 
-        None if the network is too slow for any. Raises InvalidArgumentError for blocks of 0 tokens.
+        None if the network is too slow for any prefix. Raises InvalidArgumentError for blocks of 0
+        tokens.
         """
 
 @final
 class ReplayRow:
-    """The outcome of one policy on one trace with one budget.
+    """The result of one policy on one trace with one budget.
 
-    Units are sizes: a page has size 1, a checkpoint size `ratio`.
+    The unit of sizes is a page; a checkpoint has the size `ratio`.
     """
 
     @property
     def trace(self) -> int:
-        """Place of the trace among those given."""
+        """The index of the trace among those given."""
 
     @property
     def policy(self) -> str: ...
@@ -111,7 +117,7 @@ class ReplayRow:
     def ratio(self) -> int: ...
     @property
     def budget_fraction(self) -> float:
-        """Share of the dense footprint."""
+        """The budget as a share of the dense footprint."""
 
     @property
     def budget_units(self) -> int: ...
@@ -121,7 +127,7 @@ class ReplayRow:
     def input_tokens(self) -> int: ...
     @property
     def hit_tokens(self) -> int:
-        """Tokens that requests resumed over; for `bound`, what no policy can exceed."""
+        """Prompt tokens that requests did not compute. For `bound`, the most of any policy."""
 
     @property
     def hit_rate(self) -> float:
@@ -131,7 +137,7 @@ class ReplayRow:
     def written_units(self) -> int: ...
     @property
     def disk_units(self) -> int:
-        """Room of the disk; 0 without one."""
+        """The size of the disk; 0 without one."""
 
     @property
     def disk_hit_tokens(self) -> int:
@@ -160,11 +166,11 @@ class ReplayRow:
     def remote_down_bytes(self) -> int: ...
     @property
     def remote_saved_seconds(self) -> float:
-        """Seconds of computing that what was fetched saved, less those of fetching it."""
+        """Seconds of computing that fetching saved, less the seconds that fetching took."""
 
     @property
     def state_share(self) -> float:
-        """Share of the taken room that checkpoints took, on average over requests."""
+        """The part of the used room that checkpoints took, on average over requests."""
 
     @property
     def policy_us_per_request(self) -> float:
@@ -172,7 +178,7 @@ class ReplayRow:
 
     @property
     def metadata_bytes(self) -> int:
-        """Memory that the policy held at the end."""
+        """The memory that the policy had at the end."""
 
 def replay_traces(
     traces: Sequence[Trace],
@@ -206,13 +212,13 @@ def replay_traces(
 
 @final
 class RouteRow:
-    """The outcome of one way to route a trace's requests to engines."""
+    """The result of one routing strategy on a trace."""
 
     @property
     def input_tokens(self) -> int: ...
     @property
     def hit_tokens(self) -> int:
-        """Tokens that requests resumed over."""
+        """Prompt tokens that requests did not compute."""
 
     @property
     def hit_rate(self) -> float:
@@ -220,7 +226,7 @@ class RouteRow:
 
     @property
     def predicted_tokens(self) -> int:
-        """Tokens that the router took the chosen engines to have."""
+        """Prompt tokens that the router expected the chosen engines to have."""
 
     @property
     def imbalance(self) -> float:
@@ -243,15 +249,15 @@ def route_trace(
 
 @final
 class StoreLoad:
-    """Requests to a remote store and bytes, per second."""
+    """The load on a remote store: requests and bytes per second."""
 
     @property
     def looks(self) -> float:
-        """Lookups that found their index old: each lists, and gets the tables of new packs."""
+        """Lookups with an old index: each lists the store and gets the tables of new packs."""
 
     @property
     def lists(self) -> float:
-        """Replies with `list_keys` keys at most: a look takes several if it finds more."""
+        """List requests, with at most `list_keys` keys in a reply."""
 
     @property
     def table_gets(self) -> float:
@@ -280,15 +286,15 @@ class FleetRow:
     def route(self) -> str: ...
     @property
     def admit(self) -> str | None:
-        """How they used the store, "auto" or "all"; None for not at all."""
+        """How the engines used the store, "auto" or "all"; None for not at all."""
 
     @property
     def copies(self) -> float:
-        """Copies of the trace that ran at once."""
+        """How many copies of the trace ran at once."""
 
     @property
     def seconds(self) -> float:
-        """Seconds that are counted."""
+        """The seconds in which was counted."""
 
     @property
     def requests(self) -> int: ...
@@ -296,7 +302,7 @@ class FleetRow:
     def input_tokens(self) -> int: ...
     @property
     def hit_tokens(self) -> int:
-        """Tokens that requests resumed over."""
+        """Prompt tokens that requests did not compute."""
 
     @property
     def hit_rate(self) -> float:
@@ -312,11 +318,11 @@ class FleetRow:
 
     @property
     def saved_seconds(self) -> float:
-        """Seconds of computing that fetching saved, less those of fetching."""
+        """Seconds of computing that fetching saved, less the seconds that fetching took."""
 
     @property
     def imbalance(self) -> float:
-        """Tokens that the busiest engine computed over their mean, all the time."""
+        """Tokens that the busiest engine computed, over the mean of all, in the whole time."""
 
     @property
     def load(self) -> StoreLoad:
@@ -328,7 +334,7 @@ class FleetRow:
 
     @property
     def packs(self) -> int:
-        """Objects in the store at the end."""
+        """The number of objects in the store at the end."""
 
     @property
     def entries(self) -> int:
