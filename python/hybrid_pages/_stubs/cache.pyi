@@ -166,10 +166,11 @@ class ReadLease:
 
 @final
 class Restore:
-    """Brings a hit to the host wave by wave; what it needs stays in the tiers below meanwhile.
+    """Brings a joint hit from the tiers below to the host, in one or several waves.
 
-    A context manager; leaving, ending and dropping it gives up what was not taken. Waves that were
-    taken are leases of their own.
+    A *wave* is the entries of consecutive blocks that the engine loads together, under a lease of
+    its own. Entries of later waves stay in the tiers below. As a context manager, on :meth:`end`
+    and when it is dropped, the restore gives up the waves that were not taken.
     """
 
     @property
@@ -182,22 +183,22 @@ class Restore:
 
     @property
     def whole(self) -> bool:
-        """Whether it is one wave, which other requests find in the host, too."""
+        """Whether there is one wave only. Other requests then find its entries in the host, too."""
 
     @property
     def depths(self) -> list[tuple[str, int]]:
         """The joint hit of the host alone, and with each tier below added, by the tier's name."""
 
     def progress(self) -> Literal["queued", "waiting", "ready", "done", "failed"]:
-        """Begin what can be begun, and say where it is; never waits.
+        """Begin reads that can begin, and return the progress. Never waits.
 
         queued: there is no room for the next wave yet. waiting: it is being read. ready:
-        :meth:`take` it. done: every wave was taken. failed: something that is needed is gone
-        or damaged; what was taken is right, and a new lookup says what is left to find.
+        :meth:`take` returns it. done: all waves were taken. failed: an entry is missing or damaged.
+        The waves that were taken are right, and a new lookup tells what else there is.
         """
 
     def take(self) -> ReadLease | None:
-        """The wave that is ready: a lease from its first block to the one after its last.
+        """The lease of the wave that is ready; None if none is.
 
         The next wave may be read while this one is loaded.
         """
@@ -331,10 +332,10 @@ class Cache:
         first: int = 0,
         limit: int | None = None,
     ) -> Restore | None:
-        """Begin to bring the joint hit to the engine, also one that is larger than the host.
+        """Begin to restore the joint hit, which may be larger than the host.
 
-        None if the host has all of it, or it is no deeper than `first` blocks, which need no load:
-        then :meth:`acquire` it.
+        None if the host has all of it, or if it is not longer than `first` blocks, which need no
+        load: then :meth:`acquire` it.
         """
 
     def restores(self) -> dict[str, int]:

@@ -1,6 +1,7 @@
-"""What the adapters to engines and frameworks share. Nothing here imports a framework.
+"""What the integrations of engines and frameworks share. Nothing here imports a framework.
 
-An adapter connects one engine or framework to the cache: it turns tensors into entries and back.
+An integration connects one engine or framework to the cache: it turns tensors into entries and
+back.
 
 - :mod:`tiers` checks the settings of all tiers; :mod:`disk` and :mod:`remote` open them;
 - :mod:`identity` names everything that entries outside the process depend on, and :mod:`files`
@@ -12,8 +13,9 @@ An adapter connects one engine or framework to the cache: it turns tensors into 
 - :mod:`keys` names prefixes and namespaces where the engine has no hashes of its own;
 - :mod:`layout`, :mod:`staging` and :mod:`store` turn a framework's arrays into a geometry, copy
   them and hold the entries of one model;
-- :mod:`session` runs one request against the cache, on a :mod:`runtime` that the adapter writes;
+- :mod:`session` runs one request against the cache, on a :mod:`runtime` that the integration
+  writes;
   :mod:`stats` has the counts;
 - :mod:`arrays`, :mod:`strides` and :mod:`cuda` find the bytes of blocks in strided arrays;
-- :mod:`errors` and :mod:`versions` are the errors and version ranges of all adapters.
+- :mod:`errors` and :mod:`versions` are the errors and version ranges of all integrations.
 """

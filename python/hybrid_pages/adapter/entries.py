@@ -135,7 +135,7 @@ class Entries:
         copying: ReadLease | None = None
         nbytes = 0
 
-        def batches() -> Iterator[ReadLease]:
+        def waves() -> Iterator[ReadLease]:
             nonlocal copying, nbytes
             for lease in reach.leases:
                 copying = lease
@@ -144,7 +144,7 @@ class Entries:
                 copying = None
 
         try:
-            copy(batches(), reach.blocks)
+            copy(waves(), reach.blocks)
         except TransferError as error:
             _log.warning("could not restore a prompt, which is computed instead: %s", error)
             self.moved.failed_loads += 1
@@ -155,7 +155,7 @@ class Entries:
         return reach.blocks
 
     def _bring(self, namespace: int, keys: Sequence[bytes], limit: int) -> Restore | None:
-        """A restore whose first batch is ready; None if what the host has is to be used."""
+        """A restore whose first wave is ready; None if what the host has is to be used."""
         until = time.monotonic() + self._wait_seconds
         for _ in range(_RETRIES):
             hit = self.cache.lookup(namespace, keys, limit=limit)
@@ -177,10 +177,10 @@ class Entries:
         return None
 
     def _take(self, restore: Restore) -> Iterator[ReadLease]:
-        """The leases of a restore's batches, each released before the next one.
+        """The leases of a restore's waves, each released before the next one.
 
         Raises:
-            TransferError: a batch cannot be read, or takes too long.
+            TransferError: a wave cannot be read, or takes too long.
         """
         while (progress := _wait(restore, time.monotonic() + self._wait_seconds)) != "done":
             lease = restore.take()

@@ -1,4 +1,4 @@
-"""Errors that more than one adapter raises. Each is a ``HybridPagesError``."""
+"""Errors that several integrations raise. Each is a ``HybridPagesError``."""
 
 from hybrid_pages._core import HybridPagesError, InvalidArgumentError
 

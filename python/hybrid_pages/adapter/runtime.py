@@ -14,7 +14,7 @@ States = TypeVar("States")
 class Runtime(Protocol[States]):
     """A model with a fresh cache of one row, for one request.
 
-    Adapters derive from it. Methods with a body are defaults that fit most runtimes.
+    Integrations derive from it. Methods with a body are defaults that fit most runtimes.
     """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The settings of a cache's tiers, for all adapters, checked before anything is loaded."""
+"""The settings of a cache's tiers, for all integrations, checked before anything is loaded."""
 
 from __future__ import annotations
 

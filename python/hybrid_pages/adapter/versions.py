@@ -1,4 +1,4 @@
-"""Supported versions of the packages that adapters work with."""
+"""Supported versions of the packages that integrations work with."""
 
 import logging
 import re
