@@ -12,7 +12,7 @@ from hybrid_pages.adapter.runtime import Runtime, States
 class Session(Generic[States]):
     """One request, from its prompt to its last token, computed by a runtime.
 
-    An integration calls, in this order: :meth:`resume`, :meth:`prefill`, then :meth:`passed` after each
+    An integration calls :meth:`resume`, :meth:`prefill`, then :meth:`passed` after each
     step of decoding, and :meth:`finish`. If a store fails, the request goes on without it.
 
     Args:

@@ -11,8 +11,10 @@ _MODULE = "hybrid_pages.vllm.connector"
 
 
 def register() -> None:
-    """Makes :data:`CONNECTOR` known to vLLM, and has its configuration checked before a model
-    loads. Safe to call any number of times."""
+    """Registers :data:`CONNECTOR` with vLLM, and checks configurations before a model is loaded.
+
+    May be called any number of times.
+    """
     from hybrid_pages.vllm import versions
     from hybrid_pages.vllm.startup import preflight
 

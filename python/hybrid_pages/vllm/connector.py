@@ -1,4 +1,4 @@
-"""``HybridPagesConnector``: vLLM's connector interface, handed on to the two halves.
+"""``HybridPagesConnector``: vLLM's connector interface, passed on to the two halves.
 
 Contract: ``vllm/distributed/kv_transfer/kv_connector/v1/base.py``. Importing this module needs
 vLLM and torch, but no GPU and no CUDA library.
@@ -142,14 +142,14 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler.shutdown()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Figures of the scheduler half; the workers report to it."""
+        """The scheduler half's counters, which include what workers have reported."""
         return self.scheduler.calls.stats() if self.scheduler is not None else None
 
     @classmethod
     def build_kv_connector_stats(
         cls, data: dict[str, Any] | None = None
     ) -> KVConnectorStats | None:
-        """Stats from their serialised form."""
+        """Makes stats from their serialised form."""
         return HybridPagesStats(data) if data is not None else HybridPagesStats()
 
     @classmethod
@@ -183,17 +183,18 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker().restore()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """This rank's report, so that a mismatch is an error at startup.
+        """This rank's report, so that a mismatch of ranks is an error at startup.
 
-        A ``MultiConnector`` hands one child's payload to all children, and some reject foreign
-        ones: beside others the report comes with the first metadata alone.
+        A ``MultiConnector`` passes the payload of one child to all children, and some reject those
+        of others. Beside other connectors the report therefore comes with the first metadata.
         """
         worker = self._worker()
         return worker.handshake() if worker.alone else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Orders this step's loads: vLLM calls this after it has zeroed new blocks and freed those
-        of preempted requests, and before the forward pass.
+        """Orders this step's loads before the forward pass.
+
+        vLLM calls this after it has zeroed new blocks and freed those of preempted requests.
 
         Order of calls: ``vllm/v1/worker/gpu/model_runner.py``, ``execute_model``, and
         ``vllm/v1/worker/kv_connector_model_runner_mixin.py``.
@@ -224,12 +225,14 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker().start_stores(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Loads that ended. Failed ones are among them: the scheduler half has them recomputed,
-        whatever ``kv_load_failure_policy`` says."""
+        """The requests whose loads have ended, failed ones included.
+
+        The scheduler half has the failed ones recomputed, whatever ``kv_load_failure_policy`` says.
+        """
         return KVConnectorTransferResults(finished_recving=self._worker().collect(self._step()))
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Outcomes of this rank's copies."""
+        """The outcomes of this rank's copies, for the scheduler half."""
         return self._worker().take_metadata()
 
     def _step(self) -> StepMetadata:
@@ -267,7 +270,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens restorable beyond vLLM's own hit; always loaded asynchronously.
+        """How many tokens can be restored beyond vLLM's own hit. They are loaded asynchronously.
 
         None makes vLLM ask again at its next step; the request holds no blocks meanwhile.
         """
@@ -304,7 +307,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As :meth:`request_finished_all_groups`, for an engine of one group."""
+        """Does what :meth:`request_finished_all_groups` does, for an engine of one group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
@@ -323,7 +326,7 @@ class HybridPagesConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler().storing
 
     def take_events(self) -> "Iterable[KVCacheEvent]":
-        """Blocks that a prompt could be resumed behind, and those that it no longer could."""
+        """KV events about blocks that have become, or are no longer, reusable by prompts."""
         return self._scheduler().take_events()
 
     def reset_cache(self) -> bool | None:

@@ -14,16 +14,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from hybrid_pages._core import StoreEntries
 
 LoadEntry = tuple[int, list[int], list[int | None], list[int]]
-"""(class index, arena slots, engine block ids in the order of the class's groups, the checksum of
-each rank's shard, or none). Nothing is loaded into a block that is None."""
+"""What a load copies for one entry: class index, arena slots, engine block ids in the order of the
+class's groups, and the checksums of all ranks' shards, or none. Nothing is loaded into a block that
+is None."""
 
 LoadEntryOfRank = tuple[int, list[int], list[int | None], int | None]
-"""A :data:`LoadEntry` with the checksum of one rank's shard, None if it is not compared."""
+"""A :data:`LoadEntry` with the checksum of one rank's shard; None for no comparison."""
 
 
 @dataclass
 class Report(KVConnectorHandshakeMetadata):
-    """The geometries that a worker has read from its plan and from its tensors."""
+    """A worker's report: its geometries, and its plane of the arena."""
 
     rank: int
     plan: str
@@ -31,24 +32,27 @@ class Report(KVConnectorHandshakeMetadata):
     geometry: str
     """The geometry found in the tensors, in canonical JSON."""
     machine: str
-    """The boot id of the worker's machine; empty if the system names none."""
+    """The boot id of the worker's machine; empty if the system has none."""
     plane: str
     """Path of this rank's plane of the arena."""
     alone: bool = False
-    """Whether there is certainly no other connector beside."""
+    """Whether it is certain that the engine has no other connector."""
     ready: int = field(default=0, compare=False)
-    """Slots, from the first on, whose memory was ready when it was handed over."""
+    """How many slots, from 0 on, were ready when the report was made."""
 
 
 class LoadJob(NamedTuple):
-    """Entries to copy into the blocks of a waiting request: all, or one wave of them."""
+    """Entries to copy into the blocks of a waiting request: all, or those of one wave."""
 
     request: str
     entries: list[LoadEntry]
     rejected: str | None = None
-    """Why it could not be planned: it fails, and copies nothing."""
+    """Why the load could not be planned, so that it fails without a copy; None if it could."""
     last: bool = True
-    """Whether the request's load ends with it; vLLM hears of no wave before."""
+    """Whether it is the last wave of the request's load.
+
+    vLLM is told of the end of the last one.
+    """
 
 
 @dataclass
@@ -56,16 +60,16 @@ class StepMetadata(KVConnectorMetadata):
     """One step's work for the workers."""
 
     half: str | None = None
-    """Names the scheduler half that planned it; None if that has no cache."""
+    """The name of the scheduler half that planned the step; None if it has no cache."""
     stores: dict[int, StoreEntries] = field(default_factory=dict)
     """Entries to copy out of the engine and publish together, by job."""
     loads: Sequence[LoadJob] = ()
     idle: bool = False
-    """No tokens run in this step, so waiting for a copy delays no request."""
+    """Whether no tokens run in this step, so that waiting for a copy delays no request."""
 
 
 class Outcome(NamedTuple):
-    """The end of one rank's copies of one job."""
+    """The result of one rank's copies for one job."""
 
     rank: int
     error: str | None = None
@@ -73,18 +77,19 @@ class Outcome(NamedTuple):
     nbytes: int = 0
     seconds: float = 0.0
     checksums: bytes = b""
-    """Of each entry's shard, in the order of the job: eight bytes each, as :func:`packed` makes
-    them; empty if there are none."""
+    """The checksums of the entries' shards, in the order of the job, from :func:`packed`; empty if
+    there are none."""
 
 
 def packed(checksums: Iterable[int]) -> bytes:
-    """Checksums as an :class:`Outcome` has them."""
+    """Packs checksums for an :class:`Outcome`: eight bytes each."""
     return array("Q", checksums).tobytes()
 
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Ended jobs of one step: stores by job, loads by request, an outcome per rank.
+    """Jobs that have ended since the last step: stores by job, loads by request, with an outcome
+    per rank.
 
     A rank's report comes with its first metadata, so never after an outcome.
     """
@@ -93,10 +98,10 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
     loads: dict[str, list[Outcome]] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
     ready: dict[int, int] = field(default_factory=dict)
-    """Of a rank: slots, from the first on, whose memory is ready; left out while that stays."""
+    """How many slots, from 0 on, are ready, by rank. Only changes are sent."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
-        """Both ranks' outcomes, side by side."""
+        """The outcomes of two sets of ranks together."""
         if not isinstance(other, WorkerMetadata):
             raise TypeError(f"expected WorkerMetadata, found {type(other).__name__}")
         merged = WorkerMetadata(

@@ -1,7 +1,7 @@
-"""Counters and gauges of the connector, as vLLM connector stats and as Prometheus metrics.
+"""Counters and gauges of the connector, as vLLM's connector stats and as Prometheus metrics.
 
-Counters hold what happened since they were last taken; gauges hold how things stand. A key is a
-metric's name, or ``name:label`` where the metric has a label.
+A counter has what was counted since it was last read, a gauge the present value. A key is a
+metric's name, or ``name:label`` if the metric has a label.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from hybrid_pages import Disk, InvalidArgumentError, Mooncake, Remote
 
 KINDS = {"attention": "pages", "window": "windows", "recurrent": "checkpoints"}
-"""Entries of a class of groups, as they are counted."""
+"""The label of an entry by the kind of its class."""
 
 COUNTERS = {
     "lookups": (None, "Requests whose prefix was looked up when they were scheduled."),
@@ -146,11 +146,11 @@ class HybridPagesStats(KVConnectorStats):
             self.reset()
 
     def reset(self) -> None:
-        """Forgets everything counted so far."""
+        """Drops everything counted so far."""
         self.data: dict[str, dict[str, float]] = {"counters": {}, "gauges": {}}
 
     def aggregate(self, other: KVConnectorStats) -> "HybridPagesStats":
-        """Adds the counters of a later interval and takes over its gauges."""
+        """Adds the counters of a later interval, and takes its gauges."""
         counters = self.data["counters"]
         for key, amount in other.data.get("counters", {}).items():
             counters[key] = counters.get(key, 0) + amount
@@ -158,11 +158,11 @@ class HybridPagesStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """One flat line for vLLM's log."""
+        """The values for one line of vLLM's log."""
         return {**self.data["counters"], **self.data["gauges"]}
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell of the interval."""
+        """Whether the interval has no values."""
         return not (self.data["counters"] or self.data["gauges"])
 
 
@@ -184,14 +184,14 @@ _OBSERVED = {
     _key(GAUGES, "tenants", None): "tenants",
     _key(GAUGES, "metadata_bytes", None): "metadata_bytes",
 }
-"""Gauges that are figures of ``Cache.stats()``, by their keys."""
+"""Gauges that are values of ``Cache.stats()``, by their keys there."""
 _observed = itemgetter(*_OBSERVED.values())
 _CACHE_COUNTERS = {
     (f"{event}_entries", kind): f"{event}_{kind}"
     for event in ("stored", "evicted")
     for kind in KINDS.values()
 }
-"""Figures of ``Cache.stats()`` that count from the start, by name and label."""
+"""Counters that are values of ``Cache.stats()`` since the start, by name and label."""
 _DISK_COUNTERS = {
     ("disk_entries", "written"): "writes",
     ("disk_entries", "read"): "reads",
@@ -210,7 +210,7 @@ _DISK_GAUGES = {
     _key(GAUGES, "disk_out", None): "out",
     _key(GAUGES, "disk_lasting", None): "persistent",
 }
-"""Figures of ``Disk.stats()``, by name and label."""
+"""Metrics that are values of ``Disk.stats()``, by name and label."""
 
 _REMOTE_COUNTERS = {
     ("remote_entries", "written"): "writes",
@@ -234,28 +234,28 @@ _REMOTE_GAUGES = {
     _key(GAUGES, "remote_sharing", None): "shared",
     _key(GAUGES, "remote_bytes_per_second", None): "bandwidth",
 }
-"""Figures of ``Remote.stats()``, by name and label."""
+"""Metrics that are values of ``Remote.stats()``, by name and label."""
 
 
 class Figures:
-    """Counts for one engine: an interval that vLLM takes step by step, and all since the start.
+    """The counts of one engine: of the present interval, which vLLM reads, and since the start.
 
     Args:
-        block_tokens: of the engine.
+        block_tokens: tokens of a block.
     """
 
     def __init__(self, block_tokens: int = 0) -> None:
         self._block_tokens = block_tokens
         self.interval: dict[str, float] = {}
-        """Counters of the interval; those that are zero are left out."""
+        """The counters of the interval but those that are zero."""
         self._before: dict[str, float] = {}
-        """Counters of all intervals before it."""
+        """The counters of all earlier intervals."""
         self._gauges: dict[str, float] = {}
         self._checked: set[str] = set()
         self._below: dict[tuple[str, str | None], float] = {}
 
     def count(self, name: str, amount: float = 1, label: str | None = None) -> None:
-        """Adds to a counter of :data:`COUNTERS`; nothing is noted for an amount of zero."""
+        """Adds to a counter of :data:`COUNTERS`. Zero has no effect."""
         if amount:
             key = name if label is None else f"{name}:{label}"
             if key not in self._checked:
@@ -263,13 +263,13 @@ class Figures:
             self.interval[key] = self.interval.get(key, 0) + amount
 
     def stored(self, nbytes: int, seconds: float) -> None:
-        """Counts a store that was published; the cache counts its entries."""
+        """Counts a published store. The cache counts its entries."""
         interval = self.interval
         interval["stored_bytes"] = interval.get("stored_bytes", 0) + nbytes
         interval["stored_seconds"] = interval.get("stored_seconds", 0) + seconds
 
     def observe(self, cache: Mapping[str, int]) -> None:
-        """Brings ``Cache.stats()`` into the interval."""
+        """Adds the values of ``Cache.stats()`` to the interval."""
         self._count_up({key: cache[name] for key, name in _CACHE_COUNTERS.items()})
         slot_bytes = cache["slot_bytes"]
         self._gauges = gauges = dict(zip(_OBSERVED, _observed(cache), strict=True))
@@ -279,9 +279,9 @@ class Figures:
         gauges["leased_bytes"] = cache["leased_slots"] * slot_bytes
 
     def observe_disk(self, disk: Disk, tier: Mapping[str, int | str]) -> None:
-        """Brings the figures of a disk into the interval, after :meth:`observe`.
+        """Adds the values of a disk to the interval, after :meth:`observe`.
 
-        tier: what the cache counts of it, of ``Cache.tiers()``.
+        tier: the cache's counts of the disk, from ``Cache.tiers()``.
         """
         stats = disk.stats()
         found: dict[tuple[str, str | None], float] = {
@@ -304,10 +304,10 @@ class Figures:
         restores: Mapping[str, int],
         tokens_per_second: float | None,
     ) -> None:
-        """Brings the figures of a remote store into the interval, after :meth:`observe`.
+        """Adds the values of a remote store to the interval, after :meth:`observe`.
 
-        tier: what the cache counts of it, of ``Cache.tiers()``. restores: ``Cache.restores()``.
-        tokens_per_second: as prompts are computed; None if unknown.
+        tier: the cache's counts of the store, from ``Cache.tiers()``. restores: from
+        ``Cache.restores()``. tokens_per_second: the rate of prefill; None if unknown.
         """
         stats = remote.stats()
         found: dict[tuple[str, str | None], float] = {
@@ -323,29 +323,29 @@ class Figures:
                 found["remote_failures", name.removeprefix("failed_")] = count
         found["remote_not_worth", None] = restores["not_worth"]
         self._count_up(found)
-        # Mooncake does not tell what it has.
+        # The contents of a Mooncake Store are not known.
         known = {key: stats.get(name) for key, name in _REMOTE_GAUGES.items()}
         self._gauges.update({key: value for key, value in known.items() if value is not None})
         self._gauges["remote_latency_seconds"] = stats["latency_us"] / 1e6
         self._gauges["prompt_tokens_per_second"] = tokens_per_second or 0.0
 
     def _count_up(self, found: Mapping[tuple[str, str | None], float]) -> None:
-        """Counts what has come to figures that count from the start."""
+        """Counts the increase of values that count from the start."""
         for (name, label), seen in found.items():
-            # A cache that a panic has closed says 0.
+            # A cache that was closed by a panic has 0.
             known = self._below.get((name, label), 0)
             self._below[name, label] = max(seen, known)
             self.count(name, max(seen - known, 0), label)
 
     def take(self) -> HybridPagesStats:
-        """The interval so far, which then starts anew."""
+        """The values of the interval. A new interval begins."""
         counters, self.interval = self.interval, {}
         for key, amount in counters.items():
             self._before[key] = self._before.get(key, 0) + amount
         return HybridPagesStats({"counters": counters, "gauges": self._gauges.copy()})
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """Everything since the start."""
+        """The values since the start."""
         counters = self._before.copy()
         for key, amount in self.interval.items():
             counters[key] = counters.get(key, 0) + amount
@@ -353,7 +353,7 @@ class Figures:
 
 
 class HybridPagesPromMetrics(KVConnectorPromMetrics):
-    """The same figures under ``vllm:hybrid_pages_*``."""
+    """The connector's Prometheus metrics, under ``vllm:hybrid_pages_*``."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The identity under which an engine's entries outlive it, and what has none.
+"""The identity of entries that outlive the engine, and configurations that have none.
 
-The geometry, which the workers read out of their tensors, names layouts, formats and the kernels
-that were chosen. The facts here are about the model and its weights: contents, never places.
+The geometry, which workers read from their tensors, has layouts, formats and the chosen kernels.
+The facts here are about the contents of the model and its weights. Paths are not among them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 _PLACES = ("model", "revision", "draft_layers")
-"""Keys of a geometry's identity that say where weights lie."""
+"""The keys of a geometry's identity that are paths of weights."""
 _VOLATILE = ("_name_or_path", "transformers_version")
 _CHOSEN = ("backend", "backend_per_kind")
 _PACKAGES = ("torch", "transformers")
 
 
 class ModelFacts:
-    """Everything that an engine's bytes depend on and its geometry does not say.
+    """Everything that an engine's bytes depend on besides the geometry.
 
-    config: the engine's. The files of its model are read, a bounded part of them. setting: the one
-    that asks for it, for errors.
+    config: the engine's configuration. A bounded part of the model's files is read. setting: the
+    setting that needs the identity, for errors.
 
     Raises:
-        UnsupportedError: something that no other process could compare, and what to set.
+        UnsupportedError: something that another process cannot compare; says what to set.
     """
 
     def __init__(self, config: VllmConfig, setting: str = "disk_path") -> None:
@@ -47,11 +47,11 @@ class ModelFacts:
         self.facts = dict(_facts(config, setting))
 
     def identity(self, geometry: Geometry) -> bytes:
-        """The 32 bytes for a geometry that all ranks have found."""
+        """The identity of 32 bytes, for the geometry that all ranks have found."""
         return stable_identity(geometry, self.facts, places=_PLACES)
 
     def about(self, geometry: Geometry) -> str:
-        """What the identity is made from, as JSON."""
+        """The parts of the identity, for people to read, as JSON."""
         return json.dumps(about(geometry, self.facts, places=_PLACES))
 
     def describe(self) -> str:
@@ -61,8 +61,9 @@ class ModelFacts:
 
 
 def require_lasting(config: VllmConfig, setting: str = "disk_path") -> None:
-    """Rejects what gives entries no name that outlives the engine, as far as the configuration
-    tells: models of a hub may not be there yet.
+    """Rejects configurations whose entries cannot outlive the engine.
+
+    The files of a model on a hub are not checked: they may not be there yet.
 
     Raises:
         UnsupportedError: one line for each reason, with what to set.
@@ -108,7 +109,7 @@ def _facts(config: VllmConfig, setting: str) -> Iterator[tuple[str, str]]:
     yield from _of_model("", config, model, setting)
     yield "cache_dtype_skip_layers", _text(cache.kv_cache_dtype_skip_layers)
     yield "state_dtypes", f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype}"
-    # The geometry has the backends that were chosen.
+    # The chosen backends are in the geometry.
     settings = versions.fields(config.attention_config)
     asked = {key: value for key, value in settings.items() if key not in _CHOSEN}
     yield "attention_config", _text(asked)
@@ -139,7 +140,7 @@ def _of_model(
 ) -> Iterator[tuple[str, str]]:
     yield f"{prefix}config", _text(_without_places(model.hf_config.to_dict()))
     yield f"{prefix}implementation", f"{model.model_impl} {model.code_revision}"
-    # How images become tokens: their hashes do not say.
+    # How images become tokens, which their hashes do not cover.
     media = model.multimodal_config
     yield f"{prefix}media", "" if media is None else _text(versions.fields(media))
     yield f"{prefix}dtype", str(model.dtype)
@@ -180,7 +181,7 @@ def _text(value: Any) -> str:
 
 
 def _written(value: Any) -> Any:
-    """What is no JSON, written in a way that every process shares."""
+    """A text for a value that is not JSON, equal in all processes."""
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     text = str(value)

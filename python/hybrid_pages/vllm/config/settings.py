@@ -1,4 +1,4 @@
-"""The settings a user may give in ``kv_connector_extra_config``, each typed and checked."""
+"""The connector's settings in ``kv_connector_extra_config``, with their types and checks."""
 
 import difflib
 import os
@@ -22,7 +22,7 @@ PlantMode = Literal["", "zero-state", "swap-pages"]
 PLANTS = tuple(name for name in get_args(PlantMode) if name)
 
 PLANT_VARIABLE = "HYBRID_PAGES_VERIFY_PLANT"
-"""Environment variable without which ``plant`` is rejected. ``hybrid-pages verify`` sets it."""
+"""The environment variable that must be set for ``plant``. ``hybrid-pages verify`` sets it."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class Settings:
     machine together."""
 
     disk_path: str = ""
-    """Directory for what survives the engine: pages and checkpoints are written to it behind the
-    host memory and found again after a restart. It is made if it does not exist. Empty for none."""
+    """Directory for entries that outlive the engine: pages and checkpoints are written to it in the
+    background, and found again after a restart. It is made if it does not exist. Empty for none."""
 
     disk_gb: float = 0.0
     """Quota of the files in ``disk_path``, in GiB, for all engine cores of the machine together.
     Needed with ``disk_path``."""
 
     disk_deadline_ms: int = DEADLINE_MS
-    """When a call to the files in ``disk_path`` takes longer, or nothing moves for so long, what is
-    being copied has failed, and the disk is left alone for a while. An entry may take longer as a
-    whole. A request waits no longer than this for the disk."""
+    """If a call to the files in ``disk_path`` takes longer, or no copy proceeds for this long,
+    copies fail, and the disk is not used for a while. An entry as a whole may take longer. A
+    request waits at most this long for the disk."""
 
     disk_events: bool = True
-    """KV events name what is on disk, too, with medium ``STORAGE``. For routers that do not know
-    this medium, false."""
+    """Whether KV events also announce blocks on disk, with medium ``STORAGE``. False for routers
+    that do not know this medium."""
 
     remote_url: str = ""
     """Store that machines share, below the host memory and ``disk_path``:
@@ -57,19 +57,21 @@ class Settings:
     ``file:///DIRECTORY``. Credentials come from the environment. Empty for none."""
 
     remote_deadline_ms: int = REMOTE_DEADLINE_MS
-    """A read from ``remote_url``, or a question what is there, that takes longer has failed. A
-    request waits no longer for it, either."""
+    """A read from ``remote_url``, or a list of it, that takes longer has failed. A request waits at
+    most this long for it."""
 
     remote_admit: Admit = "auto"
-    """``auto``: what a second request has used is written to ``remote_url``, and what takes longer
-    to read than to compute is computed. ``all``: everything is written and read."""
+    """``auto``: only what a second request has used is written to ``remote_url``, and only what
+    takes longer to compute is read. ``all``: everything is written and read.
+    """
 
     huge_pages: HugePages = ""
-    """``2M`` for memory in pages of 2 MiB, which the system must have reserved: fewer entries in
-    the page tables of a large budget. Empty for pages of the usual size."""
+    """``2M`` for memory in pages of 2 MiB, which the system must have reserved. A large budget then
+    needs smaller page tables. Empty for pages of the usual size."""
 
     policy: str = "reuse"
-    """Which checkpoints deserve room, and which entries stay when the budget is full."""
+    """The policy that decides which checkpoints are made, and which entries stay when the budget is
+    full."""
 
     tenant_share: float = 1.0
     """Share of the budget that the entries of one tenant cannot exceed. Requests with one
@@ -81,19 +83,19 @@ class Settings:
     ``all``: wherever a step ended on a boundary. ``none``: nowhere."""
 
     checkpoint_interval: int = 0
-    """Tokens between checkpoints, at most, rounded up to whole blocks; 0 for no such limit. The
-    engine ends a step at each of them."""
+    """The most tokens between checkpoints, rounded up to whole blocks; 0 for no limit. The engine
+    ends a step at each of them."""
 
     trace_dir: str = ""
     """Directory to record requests in, for ``hybrid-pages lab replay``: lengths, times and salted
     hashes. Empty for no recording."""
 
     copy_threads: int = min(4, os.cpu_count() or 1)
-    """Threads a worker copies with."""
+    """How many threads of a worker copy."""
 
     kernel_below: int = 28672
-    """On a GPU, transfers whose adjacent pieces are shorter than so many bytes, on average, move by
-    a kernel, others by the copy engine. Change it only where both were measured."""
+    """On a GPU, transfers whose adjacent pieces are shorter than this many bytes, on average, are
+    copied by a kernel, others by DMA. Change it only where both were measured."""
 
     store_mode: StoreMode = "auto"
     """``step``: a step's stores end before the step does. ``background``: they run beside the next
@@ -101,21 +103,23 @@ class Settings:
     in CPU memory, ``background`` on a GPU, where ``step`` would wait for the forward pass."""
 
     follow_engine_resets: bool = False
-    """Forget everything whenever vLLM has reset its own prefix cache, not only when it is told to
-    reset its connectors, too."""
+    """Whether every reset of vLLM's own prefix cache drops all entries, and not only one that
+    resets the connectors, too.
+    """
 
     checksum: ChecksumMode = "store"
-    """Of entries in host memory. ``off``: stores out of CPU memory compute none. ``store``: stores
-    compute one. ``verify``: loads compare it, too; a mismatch is a failed load, which vLLM
-    recomputes. With a tier below the host, ``off`` computes them all the same."""
+    """Checksums of entries in host memory. ``off``: stores from CPU memory compute none, unless
+    there is a tier below the host. ``store``: stores compute them. ``verify``: loads compare them,
+    too; a mismatch is a failed load, which vLLM recomputes.
+    """
 
     verify_on_load: bool = False
-    """True says the same as ``checksum="verify"``."""
+    """True has the effect of ``checksum="verify"``."""
 
     plant: PlantMode = ""
-    """Spoils what is restored, to show that a comparison can fail. ``zero-state``: restored states
-    are zeroed. ``swap-pages``: two restored pages change places. Only ``hybrid-pages verify`` can
-    set it. Empty for none."""
+    """A fault to plant in restored entries, to show that a comparison can fail. ``zero-state``:
+    restored states are zeroed. ``swap-pages``: two restored pages change places. Only
+    ``hybrid-pages verify`` can set it. Empty for none."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -166,7 +170,7 @@ class Settings:
 
     @property
     def has_checksums(self) -> bool:
-        """Whether every store computes one: what a tier below takes needs it."""
+        """Whether stores compute checksums, which tiers below the host need."""
         return self.checksum != "off" or bool(self.lasting)
 
     @property
@@ -203,8 +207,7 @@ class Settings:
 
 
 def fix_budget(extra_config: dict[str, Any], engine_cores: int) -> None:
-    """Puts a size in the place of ``host_gb: "auto"``: all processes that get this configuration
-    have to agree on it.
+    """Replaces ``host_gb: "auto"`` by a size, so that all processes with this configuration agree.
 
     Args:
         extra_config: ``kv_connector_extra_config``, which is changed.

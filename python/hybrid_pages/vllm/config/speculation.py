@@ -1,4 +1,4 @@
-"""Speculative decoding: which methods are accepted, and what bytes depend on them."""
+"""Speculative decoding: the methods that are accepted, and those on which cached bytes depend."""
 
 from typing import TYPE_CHECKING
 
@@ -6,14 +6,14 @@ if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
 
 WITHOUT_LAYERS = ("ngram", "ngram_gpu")
-"""Methods whose drafts come from the text: nothing of theirs is in the KV cache."""
+"""Methods whose drafts come from the text. They have nothing in the KV cache."""
 WITH_LAYERS = ("mtp", "eagle", "eagle3", "draft_model")
-"""Methods whose drafts come from layers with pages of their own."""
+"""Methods whose drafts come from draft layers, which have pages."""
 MOST_DRAFTS = 7
 
 
 def rejected(config: "VllmConfig") -> list[str]:
-    """What no test has shown to work of an engine's speculative decoding: one line each."""
+    """The parts of an engine's speculative decoding that are not known to work, one line each."""
     found = config.speculative_config
     if found is None:
         return []
@@ -48,7 +48,7 @@ def rejected(config: "VllmConfig") -> list[str]:
 
 
 def draft_layers(found: "SpeculativeConfig | None") -> str:
-    """The model that draft layers belong to, as their pages depend on it; empty without them."""
+    """The model of the draft layers, on which their pages depend; empty if there are none."""
     if found is None or found.method not in WITH_LAYERS:
         return ""
     return f"{found.method} {found.model} {found.revision} {found.quantization}"

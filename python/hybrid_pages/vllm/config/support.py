@@ -1,4 +1,4 @@
-"""Checks at startup: configurations that no test has shown to work are rejected, by name."""
+"""Checks at startup: rejects configurations that are not known to work, and names the reason."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 PLATFORMS = ("cpu", "cuda")
-"""What the copy engines are for, as vLLM names it; not ``rocm``, ``xpu`` or ``tpu``."""
+"""The platforms with a copy engine, by vLLM's names. ``rocm``, ``xpu`` and ``tpu`` have none."""
 
 
 def supported_range() -> str:
@@ -25,21 +25,21 @@ def supported_range() -> str:
 
 
 def is_supported(version: str) -> bool:
-    """Whether a version of vLLM, as it writes it itself, is inside the supported window."""
+    """Whether a version of vLLM is in the supported range."""
     return SUPPORTED.includes(version)
 
 
 def require_version(version: str) -> None:
-    """Rejects a vLLM outside the supported window.
+    """Rejects a version of vLLM outside the supported range.
 
     Raises:
-        VersionError: names the window and what was found.
+        VersionError: names the range and what was found.
     """
     SUPPORTED.require(version)
 
 
 def require_reads() -> None:
-    """Rejects a vLLM that lacks something that the connector reads.
+    """Rejects a vLLM that lacks a name that the connector uses.
 
     Raises:
         UnsupportedError: names each attribute.
@@ -66,10 +66,10 @@ def require_platform() -> None:
 
 
 def require_trace_dir(trace_dir: str) -> None:
-    """Rejects a directory that a recording cannot be written to. Makes nothing.
+    """Rejects a directory to which a recording cannot be written. Creates nothing.
 
     Raises:
-        SettingsError: names what is there.
+        SettingsError: names what was found.
     """
     place = Path(trace_dir).absolute()
     while not os.path.lexists(place) and place != place.parent:
@@ -89,13 +89,14 @@ def require_config(
     transfer: "KVTransferConfig | None" = None,
     beside: Sequence[str] = (),
 ) -> None:
-    """Rejects every feature of the engine that no test has shown to work together with this cache.
+    """Rejects every feature of the engine that is not known to work with this cache.
 
     Args:
         config: the engine's configuration.
         recurrent: whether the model has recurrent layers.
-        transfer: this connector's own transfer configuration, if the engine's is another one's.
-        beside: connectors that made vLLM turn its hybrid KV cache manager off, as far as known.
+        transfer: this connector's own transfer configuration, if it is a child of another
+        connector. beside: other connectors that made vLLM turn its hybrid KV cache manager off, if
+        known.
 
     Raises:
         UnsupportedError: one line for each rejected feature, with what was found and what to set.
@@ -107,10 +108,10 @@ def require_config(
 
 
 def reject(reasons: Sequence[str]) -> None:
-    """Rejects a configuration if there is a reason to.
+    """Rejects a configuration for the given reasons, if there are any.
 
     Raises:
-        UnsupportedError: one line per reason.
+        UnsupportedError: one line for each reason.
     """
     if reasons:
         raise UnsupportedError(

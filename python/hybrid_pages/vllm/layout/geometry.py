@@ -1,7 +1,7 @@
-"""Reads vLLM's KV cache: its geometry, and where its blocks lie in memory.
+"""Reads the geometry of vLLM's KV cache, and the places of its blocks in memory.
 
-Two sources have to agree before a byte is trusted: the ``KVCacheConfig`` (what vLLM planned) and
-the tensors it registered (what it allocated). Layout facts: ``vllm/v1/kv_cache_interface.py``,
+Two sources have to agree: the ``KVCacheConfig``, which vLLM has planned, and the tensors that it
+has allocated and registered. The layouts are described in ``vllm/v1/kv_cache_interface.py``,
 ``KVCacheTensor`` and ``create_kv_cache_views``.
 """
 
@@ -38,10 +38,10 @@ def has_states(config: "KVCacheConfig") -> bool:
 
 
 def require_groups(config: "KVCacheConfig") -> None:
-    """Rejects kinds of KV cache that no test has shown to work, naming layer and kind.
+    """Rejects kinds of KV cache that are not known to work.
 
     Raises:
-        UnsupportedError: with what was found and what is accepted.
+        UnsupportedError: names the layer, its kind, and the accepted kinds.
     """
     for index, group in enumerate(config.kv_cache_groups):
         for name in group.layer_names:
@@ -86,19 +86,19 @@ def require_groups(config: "KVCacheConfig") -> None:
 
 
 def planned_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry | None:
-    """The sizes of pages and checkpoints, as far as vLLM's plan tells them without the tensors.
+    """The *planned geometry*: sizes of pages and checkpoints, from vLLM's plan without the tensors.
 
-    Scheduler and workers derive it on their own, and it is what the arena is made for. The order of
-    bytes inside a page is not in it: only the tensors tell, see :func:`read_layout`.
+    The scheduler and the workers derive it separately, and the arena is made for it. The order of
+    bytes inside a page is not in it: that is read from the tensors, see :func:`read_layout`.
 
     Returns:
-        None if a layer's size cannot be told. For layers of one type and several sizes the
-        scheduler's plan names the spec of the first one alone
-        (``generate_scheduler_kv_cache_config``); then a page's size is told by its place in memory,
-        unless pages are padded.
+        None if the size of a layer is not known. For layers of one type and several sizes the
+        scheduler's plan has only the spec of the first one
+        (``generate_scheduler_kv_cache_config``). The size of a page then follows from its place in
+        memory, unless pages are padded.
 
     Raises:
-        UnsupportedError: a kind of cache this connector does not handle.
+        UnsupportedError: a kind of cache that the connector does not handle.
     """
     require_groups(kv_cache_config)
     grid = block_grid(kv_cache_config)
@@ -132,7 +132,7 @@ def require_sizes(plan: Geometry, found: Geometry) -> None:
     """Rejects tensors whose pages or checkpoints are not as large as planned.
 
     Raises:
-        GeometryError: the first class that differs.
+        GeometryError: names the first class that differs.
     """
     for planned, item in zip(plan.classes, found.classes, strict=True):
         if planned.entry_bytes != item.entry_bytes:
@@ -149,18 +149,18 @@ def read_layout(
     *,
     hash_block_size: int | None = None,
 ) -> tuple[Geometry, list[LayerMap]]:
-    """The geometry of an engine and where its blocks lie in this process.
+    """The geometry of an engine and the places of its blocks in this process.
 
     Args:
         config: the engine's configuration; its identity goes into the fingerprint.
         kv_cache_config: vLLM's plan.
         kv_caches: the registered tensors by layer name: attention ``[blocks, heads, tokens, K|V]``,
-            possibly in kernel blocks; recurrent ``[blocks, 1, 1, bytes]`` int8.
-        hash_block_size: tokens a prefix hash covers, if not the plan's own.
+            possibly in kernel blocks; recurrent ``[blocks, 1, 1, bytes]`` of int8.
+        hash_block_size: how many tokens a prefix hash covers, if the plan does not tell.
 
     Raises:
-        GeometryError: a tensor that does not match its spec: layer, expected, found.
-        UnsupportedError: memory or a kind of cache this connector does not handle.
+        GeometryError: a tensor does not match its spec; names the layer, expected and found.
+        UnsupportedError: memory or a kind of cache that the connector does not handle.
     """
     require_groups(kv_cache_config)
     grid = block_grid(kv_cache_config, hash_block_size)
@@ -211,7 +211,7 @@ def _group(group: "KVCacheGroupSpec", layers: list[Layer], blocks: EntryBlocks) 
 def _identity(
     config: "VllmConfig", kv_cache_config: "KVCacheConfig", grid: BlockGrid, kernels: Iterable[int]
 ) -> dict[str, str]:
-    """Everything that the bytes depend on beyond their shapes."""
+    """The geometry's identity: what the bytes depend on besides shapes."""
     model, cache = config.model_config, config.cache_config
     recurrent = {
         spec.mamba_type.name
@@ -326,7 +326,7 @@ class _LayerView:
         return self.tensor.stride(0) * self.tensor.element_size() * self.kernel_blocks
 
     def require_placement(self, planned: "KVCacheTensor | None", index: int) -> None:
-        """Rejects a tensor that does not lie where vLLM's plan puts it."""
+        """Rejects a tensor at another place in memory than in vLLM's plan."""
         if planned is None:
             raise GeometryError(
                 f"layer {self.name!r}: expected in a kv_cache_tensor, found in none"
@@ -343,7 +343,7 @@ class _LayerView:
                 )
 
     def runs(self) -> list[tuple[int, int]]:
-        """Contiguous (offset, bytes) of one block, in memory order, without padding."""
+        """The runs (offset, bytes) of one block in the order of memory, without padding."""
         item = self.tensor.element_size()
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]
         dims = [
@@ -356,7 +356,7 @@ class _LayerView:
             raise UnsupportedError(f"layer {self.name!r}: {error}") from None
 
     def segments(self) -> list[Segment]:
-        """The segments of a block of this layer, in the order that its bytes have in memory."""
+        """The segments of a block of this layer, in the order of memory."""
         if versions.kind_of(self.spec) == "recurrent":
             return _state_segments(self.spec)
         sizes = [self.kernel_blocks, *self.tensor.shape[1:]]

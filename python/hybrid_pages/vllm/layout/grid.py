@@ -1,4 +1,4 @@
-"""How vLLM cuts token sequences into blocks, and where an entry's blocks are in its tables."""
+"""How vLLM cuts token sequences into blocks, and which engine blocks an entry has."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 Tables = Sequence[Sequence["int | KVCacheBlock"]]
-"""Blocks of a request, or their ids, by vLLM's group."""
+"""The blocks of a request, or their ids, by vLLM's group."""
 
 
 @dataclass(frozen=True)
 class EntryBlocks:
     """The engine blocks that one group of the geometry has in an entry.
 
-    They are the last ones of the block: a state lies at its end, and a window that is narrower than
-    the block sees no more of it from there.
+    They are the last engine blocks of the block: a state is at its end, and a window narrower than
+    the block sees only these from the end.
     """
 
     table: int
-    """vLLM's group, whose block table names them."""
+    """The index of vLLM's group, whose block table has them."""
     tokens: int
-    """Of an engine block."""
+    """The tokens of an engine block."""
     per_block: int
-    """Engine blocks that hold the tokens of a block."""
+    """How many engine blocks hold the tokens of a block."""
     count: int
-    """Those of them that an entry has."""
+    """How many of these, the last ones, an entry has."""
     window_tokens: int | None = None
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is a window that is narrower than a block."""
+        """Whether it is a sliding window narrower than a block."""
         return self.window_tokens is not None and self.count < self.per_block
 
 
@@ -53,34 +53,35 @@ class BlockGrid:
     block_tokens: int
     stride: int
     table_tokens: tuple[int, ...]
-    """Tokens of an engine block, by vLLM's group."""
+    """The tokens of an engine block, by vLLM's group."""
     groups: tuple[EntryBlocks, ...]
-    """By group of the geometry."""
+    """The engine blocks of an entry, by group of the geometry."""
     exports_states: bool = False
-    """The last step of a prefill runs past its last boundary, and its kernels hand that boundary's
-    state over from inside the step."""
+    """Whether the last step of a prefill runs past its last boundary, whose state the kernels
+    export from inside the step."""
     cuts_elsewhere: bool = False
-    """vLLM does not end a step of a prefill at its last boundary: its states end at finer ones."""
+    """Whether vLLM does not end a step of a prefill at its last boundary, since its states end at
+    finer boundaries."""
     drafts: int = 0
-    """Tokens of a step that may be drafts, at most."""
+    """The most tokens of a step that may be drafts."""
     lookahead: int = 0
-    """Tokens behind a position that its K/V in draft layers depends on."""
+    """How many tokens behind a position its K/V in draft layers depends on."""
     drops_last_block: bool = False
-    """The last step of a prefill begins, at the latest, a block before its last boundary, for vLLM
-    resumes no prompt with drafts from its last matching block."""
+    """Whether the last step of a prefill begins a block before its last boundary or earlier, since
+    vLLM does not resume prompts with drafts from their last matching block."""
     overwritten: int = 0
-    """Tokens of a state's block, if vLLM exports states over running ones; 0 if it does not. See
-    :class:`~hybrid_pages.vllm.scheduler.engine_steps.Steps`."""
+    """The tokens of a state's block, if vLLM exports states into the blocks of running ones; 0 if
+    it does not. See :class:`~hybrid_pages.vllm.scheduler.engine_steps.Steps`."""
     drafter_tokens: int | None = None
     """The longest that a request may be after a step with draft layers; None for any length."""
 
     @property
     def hash_tokens(self) -> int:
-        """Tokens that a key covers."""
+        """The tokens of a block, each of which has a key."""
         return self.block_tokens // self.stride
 
     def columns(self, geometry: Geometry) -> TableColumns:
-        """Where the entries of a geometry are in block tables, as the core takes it."""
+        """The columns of a geometry's entries in block tables, for the core."""
         return TableColumns(
             geometry,
             [
@@ -95,12 +96,12 @@ class BlockGrid:
         mode: CheckpointMode,
         known: "Callable[[Request], int] | None",
     ) -> RunRules:
-        """What the core is told of an engine's steps.
+        """The rules of an engine's steps, for the core.
 
         Args:
-            geometry: says which groups are recurrent.
+            geometry: of the entries.
             mode: which checkpoints are wanted.
-            known: says how many keys a request has; None if its hashes do.
+            known: tells how many keys a request has; None if that is the number of its hashes.
         """
         recurrent = [item for item in geometry.classes if item.kind == "recurrent"]
         places = [self.groups[group] for item in recurrent for group in item.groups]
@@ -122,16 +123,16 @@ class BlockGrid:
 
 
 def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> BlockGrid:
-    """vLLM's blocks as its scheduler sees them: N is the least common multiple of all groups',
-    including those that are left out.
+    """The grid of an engine. N is the least common multiple of all groups' engine blocks, those
+    that are left out included.
 
     Args:
         config: vLLM's plan.
-        hash_block_size: tokens that a prefix hash covers, if not the plan's own.
+        hash_block_size: how many tokens a prefix hash covers, if the plan does not tell.
 
     Raises:
-        UnsupportedError: no group, block sizes with which vLLM's own states go wrong, or a hash
-            granularity that does not divide the blocks.
+        UnsupportedError: there is no group, vLLM's own states go wrong with these block sizes, or
+            the hashes do not divide the blocks.
     """
     groups = config.kv_cache_groups
     specs = [versions.layer_spec(group, group.layer_names[0]) for group in groups]
@@ -166,7 +167,7 @@ def block_grid(config: "KVCacheConfig", hash_block_size: int | None = None) -> B
 
 
 def with_drafts(grid: BlockGrid, config: "VllmConfig") -> BlockGrid:
-    """The grid of an engine that may speculate."""
+    """Adds what a grid needs for an engine that may use drafts."""
     found = config.speculative_config
     if found is None:
         return replace(grid, overwritten=0)
@@ -195,7 +196,7 @@ def _entry_blocks(spec: "KVCacheSpec", table: int, n: int) -> EntryBlocks:
 
 
 def all_specs(config: "KVCacheConfig") -> "Iterable[KVCacheSpec]":
-    """The spec of each layer that is not left out."""
+    """vLLM's spec of each layer that is not left out."""
     for group in config.kv_cache_groups:
         for name in group.layer_names:
             spec = versions.layer_spec(group, name)
