@@ -438,7 +438,7 @@ def test_a_server_that_keeps_the_flag_still_stores(
 def test_a_forgotten_adapter_loses_its_hits_and_finds_no_earlier_weights(
     start: StartEngine, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs, "_MOST_ADAPTERS", 1)
+    monkeypatch.setattr(epochs, "_MOST_LORAS", 1)
     engine = start(extra=ROOM)
     assert [visit(engine, adapter(tmp_path)) for _ in range(2)] == [0, 9 * N]
     weights.write_bytes(b"other")
@@ -454,7 +454,7 @@ def test_a_forgotten_adapter_loses_its_hits_and_finds_no_earlier_weights(
 def test_vllms_hits_on_a_forgotten_adapters_earlier_weights_are_not_published(
     start: StartEngine, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs, "_MOST_ADAPTERS", 1)
+    monkeypatch.setattr(epochs, "_MOST_LORAS", 1)
     engine = start(extra=ROOM)
     engine.generate(PROMPT, lora=adapter(tmp_path))
     engine.generate(PROMPT, lora=LoRARequest("b", 2, str(tmp_path)))  # more than are remembered

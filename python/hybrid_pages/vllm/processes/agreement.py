@@ -1,6 +1,6 @@
-"""Agreement of all ranks on one geometry, before anything is published.
+"""Checks that all ranks have the same geometry, before anything is published.
 
-The scheduler half makes a cache for the planned geometry. Each rank plans on its own, makes its
+The scheduler half makes a cache for the planned geometry. Each rank plans for itself, makes its
 plane of the arena, reads its tensors, and reports all three.
 """
 
@@ -17,7 +17,7 @@ class Agreement:
     """Compares the ranks' reports with the scheduler's plan and with each other.
 
     Args:
-        ranks: tensor-parallel workers.
+        ranks: number of tensor-parallel workers.
         plan: the scheduler's planned geometry; None if only the workers know it.
     """
 
@@ -30,14 +30,14 @@ class Agreement:
 
     @property
     def alone(self) -> bool:
-        """Whether there is certainly no other connector beside, by the reports so far."""
+        """Whether the reports make it certain that there is no other connector."""
         return all(report.alone for report in self.reports.values())
 
     def take(self, reports: Iterable[Report]) -> bool:
         """Takes reports, and the plan from the first one if the scheduler has none.
 
         Returns:
-            Whether all ranks agree since this call.
+            Whether this call has completed the agreement of all ranks.
 
         Raises:
             GeometryError: a rank's plan differs from the scheduler's, or its tensors from rank 0's.
@@ -68,7 +68,7 @@ class Agreement:
         """The planes of all ranks, which must have so many slots.
 
         Raises:
-            UnsupportedError: this process can't open one; names it and its rank.
+            UnsupportedError: this process cannot open a plane; names it and its rank.
         """
         if self.plan is None:
             raise GeometryError("expected a plan before the arena, found none")
@@ -77,7 +77,7 @@ class Agreement:
                 plane = Arena.open(report.plane, self.plan)
             except HybridPagesError as error:
                 raise _invisible(rank, str(error)) from error
-            if plane.ranks != [rank]:  # the path means another process here
+            if plane.ranks != [rank]:  # in another container the path is another process's
                 raise _invisible(rank, f"the plane of rank {plane.ranks[0]} at {report.plane}")
             if (plane.slots, plane.slot_bytes) != (slots.count, slots.slot_bytes):
                 raise UnsupportedError(

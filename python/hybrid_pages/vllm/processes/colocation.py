@@ -1,4 +1,4 @@
-"""Where the halves of a connector run: on one machine, and sometimes in one process."""
+"""Tells whether the halves of a connector run on one machine, and in one process."""
 
 import weakref
 from functools import cache
@@ -11,7 +11,7 @@ from hybrid_pages.vllm.messages import StepMetadata, WorkerMetadata
 
 @cache
 def boot_id() -> str:
-    """Names this machine until it boots again; empty if the system names none.
+    """An id of this machine until it boots again; empty if the system has none.
 
     Source: ``/proc/sys/kernel/random/boot_id``, see ``proc(5)``. Containers of a machine share it.
     """
@@ -25,7 +25,7 @@ def require_machine(what: str, expected: str, found: str) -> None:
     """Rejects two processes on different machines.
 
     Raises:
-        UnsupportedError: with both boot ids.
+        UnsupportedError: names both boot ids.
     """
     if expected != found:
         raise UnsupportedError(
@@ -36,13 +36,13 @@ def require_machine(what: str, expected: str, found: str) -> None:
 
 
 class StoresEnder(Protocol):
-    """A worker half, as a scheduler half may call it directly."""
+    """The part of a worker half that a scheduler half in the same process calls directly."""
 
     def end_stores(self, more: StepMetadata) -> WorkerMetadata:
-        """Starts more stores and waits for all.
+        """Starts more stores, and waits for all stores.
 
-        Returns the outcomes that were not reported yet, and those of reports that may still be on
-        their way: some of them were received, others will come again.
+        Returns the outcomes of stores that were not reported yet, and those in the last reports,
+        which may not have arrived. Some outcomes may therefore be returned and reported, too.
         """
 
 
@@ -51,10 +51,10 @@ _HERE = weakref.WeakValueDictionary()
 
 
 def worker_here(half: str) -> StoresEnder | None:
-    """The worker half that works for a scheduler half, by its name, if it lives in this process."""
+    """The worker half of a scheduler half, by its name; None if it is in another process."""
     return _HERE.get(half)
 
 
 def note_worker(half: str, worker: StoresEnder) -> None:
-    """Notes the worker half that works for a scheduler half."""
+    """Registers the worker half of a scheduler half."""
     _HERE[half] = worker

@@ -1,8 +1,8 @@
-"""Answers whose states were not kept: what a later prompt would have resumed from.
+"""Counts answers whose states were not kept, although a later prompt could have resumed there.
 
-A prompt that sends an answer again finds neither pages nor a state behind the prompt of that
-answer. The cache can't tell that from a prompt that is new. So boundaries whose states were there
-and not wanted are remembered by their keys, and a prompt that passes one counts.
+A prompt that repeats an earlier answer finds neither pages nor a state behind the prompt of that
+answer, which the cache cannot tell from a new prompt. So the keys of boundaries whose states
+existed and were not wanted are remembered, and later prompts that pass one are counted.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from hybrid_pages._core import PrefixKeys
 
 _MOST = 16_384
-"""Boundaries that are remembered; the oldest go first. A boundary is hundreds of tokens that were
-decoded one by one."""
+"""How many boundaries are remembered; the oldest are forgotten first. There is one for hundreds of
+decoded tokens."""
 
 
 class Answers:
@@ -24,8 +24,10 @@ class Answers:
     def ended(
         self, namespace: int, keys: PrefixKeys, left: Iterable[int], kept: Iterable[int]
     ) -> None:
-        """A request has ended. left: boundaries, in blocks, whose states were not kept; kept: those
-        that got a checkpoint."""
+        """Called when a request has ended.
+
+        left: boundaries, in blocks, whose states were not kept. kept: boundaries with a checkpoint.
+        """
         known = len(keys)
         for block in kept:
             if 0 < block <= known:
@@ -39,12 +41,12 @@ class Answers:
             del self._left[next(iter(self._left))]
 
     def depth(self, namespace: int, keys: PrefixKeys, fork: int | None) -> int:
-        """The deepest of them on the way to a prompt's fork, in blocks; 0 for none."""
+        """The deepest such boundary of a prompt up to its fork, in blocks; 0 for none."""
         if not self._left:
             return 0
         blocks = range(min(fork or 0, len(keys)), 0, -1)
         return next((block for block in blocks if (namespace, keys[block - 1]) in self._left), 0)
 
     def forget(self) -> None:
-        """What was computed so far is old."""
+        """Forgets all boundaries, since everything computed so far is outdated."""
         self._left.clear()

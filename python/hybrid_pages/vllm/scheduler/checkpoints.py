@@ -19,7 +19,7 @@ from hybrid_pages.vllm.versions import logger
 
 
 class Checkpoints:
-    """Chooses boundaries, in blocks, by the cache's policy, the settings and a request's hints."""
+    """Chooses boundaries for checkpoints, by the cache's policy, the settings and hints."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Checkpoints:
             return
         stops = set(range(self.interval, last + 1, self.interval)) if self.interval else set()
         if self.grid.cuts_elsewhere or (self.grid.exports_states and self.grid.stride > 1):
-            stops.add(last)  # the engine itself leaves or hands over a state at a finer boundary
+            stops.add(last)  # the engine itself leaves or exports a state at a finer boundary
         stops |= {position // n for position in tracked.hints.checkpoint_at}
         if self.mode == "adaptive":
             if admission.fork is not None:
@@ -105,8 +105,7 @@ class Checkpoints:
         self._steer(tracked, resumed)
 
     def stepped(self, tracked: Tracked, end: int) -> None:
-        """Sets the next stop of a request that has any, after a step was planned that ends after
-        ``end`` tokens."""
+        """Sets the next stop of a request, after a step to ``end`` tokens was planned."""
         block, rest = divmod(end, self.grid.block_tokens)
         if not rest and block in tracked.stops:
             self.figures.count("steered_steps")
@@ -122,7 +121,7 @@ class Checkpoints:
             versions.end_step_at(tracked.request, min(ahead))
 
     def finished(self, tracked: Tracked) -> None:
-        """Tells the policy what a request produced, if it was stored."""
+        """Announces the end of a stored request to the policy."""
         if not tracked.hints.store:
             return
         request, run, keys = tracked.request, tracked.run, self.keys.of(tracked)

@@ -1,8 +1,8 @@
 """KV events: tells routers which blocks can be loaded from the host, and which from a disk.
 
-A block is announced in a medium while a prompt could resume from that medium at its end or deeper,
-in vLLM's own event classes, hashes and block sizes, so that a router finds it as it finds the
-engine's own.
+A block is announced in a medium while a prompt could resume from that medium at its end or deeper.
+Events have vLLM's own classes, hashes and block sizes, so that a router treats these blocks like
+those of the engine.
 """
 
 import pickle
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-_MOST_ADAPTERS = 4096
-"""Adapters, of each tenant, whose last namespace is remembered."""
+_MOST_LORAS = 4096
+"""How many LoRAs of each tenant have their last namespace remembered."""
 
 
 @dataclass(frozen=True)
@@ -100,19 +100,21 @@ class Events:
         self._emptied: object = None
         """vLLM's own prefix cache as of the last events."""
         self._namespaces: dict[tuple[bytes, bytes], int] = {}
-        """The last namespace of each adapter and tenant, the last used one last."""
+        """The last namespace of each LoRA and tenant, the most recently used one last."""
         cache.follow()
 
     def begins(self, tracked: Tracked) -> None:
-        """A run of a request begins. If its adapter was loaded again since, what was stored with
-        the old weights is not found any more."""
+        """Called when a run of a request begins.
+
+        If its LoRA was loaded again, entries of the old weights are not announced any more.
+        """
         if tracked.request.lora_request is None:
             return
         tenant = tenant_of(tracked.request.cache_salt, self.share)
         name = namespace_identity(tracked.request), tenant
         before = self._namespaces.pop(name, None)
         self._namespaces[name] = tracked.run.namespace
-        if len(self._namespaces) > _MOST_ADAPTERS:
+        if len(self._namespaces) > _MOST_LORAS:
             del self._namespaces[next(iter(self._namespaces))]
         if before is not None and before != tracked.run.namespace:
             try:

@@ -123,7 +123,7 @@ class SchedulerHalf(Connection):
             if not waited:
                 self._name_again(tracked)
         tokens = self._tokens(tracked, local_tokens)
-        # Its adapter may have changed while it waited; a look in every step would cost too much.
+        # Its LoRA may have changed while it waited; a look in every step would cost too much.
         if waited and tokens is not None and self._name_again(tracked):
             tokens = self._tokens(tracked, local_tokens)
         tracked.waits = tokens is None
@@ -137,7 +137,7 @@ class SchedulerHalf(Connection):
         return None if self._awaits_tiers() else self.loads.match(tracked, local_tokens)
 
     def _namespace(self, request: "Request", pending: Reload | None) -> tuple[int, Reload | None]:
-        """The namespace of a request, held, and the reload that its adapter is to have."""
+        """The namespace of a request, held, and the reload that its LoRA is to have."""
         if request.lora_request is None:
             return self.namespaces.hold(b"", request.cache_salt), None
         reload = self.epochs.reload(request, pending)

@@ -1,7 +1,7 @@
-"""What costs hits or safety without stopping anything: one warning each, when an engine starts.
+"""Warnings when an engine starts, about configurations that cost hits or safety.
 
-The rules are those of ``hybrid-pages doctor``. What corrupts is not warned of, but rejected
-(:mod:`hybrid_pages.vllm.config.support`).
+The rules are those of ``hybrid-pages doctor``. Configurations that corrupt results are rejected
+instead (:mod:`hybrid_pages.vllm.config.support`).
 """
 
 import os
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def warn(
     config: "VllmConfig", settings: Settings, grid: BlockGrid, plan: Geometry | None
 ) -> list[Finding]:
-    """Logs each finding, and returns all.
+    """Logs a warning for each finding. Returns the findings.
 
     Args:
-        config: the engine's, with this connector's own transfer configuration.
-        settings: of this connector.
+        config: of the engine, with this connector's own transfer configuration.
+        settings: of the connector.
         grid: how vLLM cuts sequences into blocks.
-        plan: the sizes; None if they are not known yet.
+        plan: the planned geometry; None if it is not known yet.
     """
     found = findings(_situation(config, settings, grid, plan))
     _say(found)
@@ -38,7 +38,7 @@ def warn(
 
 
 def warn_of_siblings(outer: "KVTransferConfig", connector: str) -> list[Finding]:
-    """The same for what only the outermost transfer configuration shows, where it is made."""
+    """Logs findings about the outermost transfer configuration, when it is made."""
     others = [str(child.kv_connector) for child in versions.children(outer)]
     found = findings(
         Situation(
@@ -69,7 +69,7 @@ def _situation(
         host_bytes=int(settings.host_gb * GIB),
         state_tokens=min(each.tokens for each in grid.groups),
         max_batched_tokens=batched,
-        # With drafts, vLLM sets the one to the other.
+        # With drafts, vLLM sets one of them to the other.
         max_scheduled_tokens=None if scheduled == batched else scheduled,
         long_prefill_tokens=steps.long_prefill_token_threshold,
         max_requests=steps.max_num_seqs,

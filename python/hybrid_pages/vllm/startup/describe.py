@@ -1,4 +1,4 @@
-"""The connector in one line of the log: the geometry, and what the budget holds."""
+"""Describes the connector in one line for the log: the geometry, and what the budget holds."""
 
 from hybrid_pages import Geometry
 from hybrid_pages.adapter.memory import GIB
@@ -11,15 +11,15 @@ from hybrid_pages.vllm.processes.engine_cores import EngineCores
 def describe(
     geometry: Geometry, slots: Slots, grid: BlockGrid, *, cores: EngineCores, host_gb: float
 ) -> str:
-    """Names block size, groups, sizes and budget.
+    """A line with block size, groups, sizes and budget.
 
     Args:
         geometry: planned, or found in the tensors.
-        slots: what the budget buys.
+        slots: of the budget.
         grid: how vLLM cuts sequences into blocks, and whether kernels export states from inside a
             step.
-        cores: the engine cores; each has such a cache.
-        host_gb: the budget of each, as the user gave it.
+        cores: the engine cores, each with a cache of its own.
+        host_gb: the budget of each, as the user has set it.
     """
     sizes = dict.fromkeys(KINDS, 0)
     for item in geometry.classes:

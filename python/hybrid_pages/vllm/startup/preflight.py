@@ -1,8 +1,8 @@
-"""Checks before the model loads.
+"""Checks of configurations before a model is loaded.
 
-vLLM makes its connectors when the model is loaded, in processes whose errors end up far above the
-last line of the log. The plugin therefore checks each configuration where vLLM makes it. It changes
-nothing in it, but for a budget of "auto": what is free is found out once, for all processes.
+vLLM makes its connectors when the model is loaded, in processes whose errors are hard to find in
+the log. The plugin therefore checks each configuration when vLLM makes it. It changes nothing,
+except that a budget of "auto" is replaced by a size, once for all processes.
 """
 
 import functools
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def install(connector: str) -> None:
-    """Checks every configuration that is made in this process from now on.
+    """Begins to check every configuration that this process makes.
 
     Args:
         connector: the name of this connector.
@@ -38,15 +38,15 @@ def install(connector: str) -> None:
 
 
 def check(config: "VllmConfig", connector: str) -> None:
-    """Rejects what can be told from the configuration, if it names this connector.
+    """Rejects a configuration that cannot work, if it names this connector.
 
     Raises:
         SettingsError: an unknown or impossible setting.
-        BudgetError: budgets beyond this machine's memory, those of all its engine cores together;
-            a quota beyond its disk.
-        ForeignError: a disk's directory that something else is in.
-        RemoteError: a store whose client cannot be made.
-        UnsupportedError: a vLLM or a feature of it that is not supported.
+        BudgetError: the budgets of all engine cores exceed this machine's memory, or the quota
+            exceeds the disk.
+        ForeignError: the disk's directory has other files.
+        RemoteError: the client of a store cannot be made.
+        UnsupportedError: the version of vLLM or one of its features is not supported.
     """
     host_gb, huge_gb, cores = 0.0, 0.0, EngineCores.started_by(config.parallel_config)
     if config.kv_transfer_config is not None:
@@ -58,7 +58,7 @@ def check(config: "VllmConfig", connector: str) -> None:
         require_reads()
         require_platform()
         settings = Settings.parse(transfer.kv_connector_extra_config)
-        if settings.huge_pages:  # these are reserved already, and not free to others
+        if settings.huge_pages:  # they are reserved already, and not part of the free memory
             huge_gb += settings.host_gb
             ranks = config.parallel_config.tensor_parallel_size
             require_huge_pages(huge_gb, ranks, cores.here)

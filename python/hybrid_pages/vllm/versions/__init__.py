@@ -59,7 +59,6 @@ from hybrid_pages.vllm.versions.reads import (
 from hybrid_pages.vllm.versions.requests import (
     STEPS_IN_FLIGHT,
     aborted,
-    adapter_layout,
     compute_anew,
     drafter_tokens,
     end_step_at,
@@ -67,8 +66,9 @@ from hybrid_pages.vllm.versions.requests import (
     fields,
     fork_of,
     free_at_once,
+    lora_layout,
     processed,
-    reloads_adapter,
+    reloads_lora,
     token_at,
 )
 from hybrid_pages.vllm.versions.starting import (
@@ -105,7 +105,6 @@ __all__ = [
     "TESTED",
     "Kind",
     "aborted",
-    "adapter_layout",
     "block_removed",
     "block_stored",
     "blocks_to_finish",
@@ -138,6 +137,7 @@ __all__ = [
     "kind_of",
     "layer_spec",
     "logger",
+    "lora_layout",
     "missing",
     "note_engine_cores",
     "noted_engine_cores",
@@ -151,7 +151,7 @@ __all__ = [
     "processed",
     "publishes_events",
     "register_connector",
-    "reloads_adapter",
+    "reloads_lora",
     "reserves_too_little",
     "restore_block_size",
     "serve_arguments",

@@ -1,4 +1,4 @@
-"""Requests and adapters as the scheduler has them."""
+"""Requests and LoRAs in vLLM's scheduler."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -98,11 +98,11 @@ def free_at_once(request: "Request") -> None:
     request.last_sched_seq = 0
 
 
-def reloads_adapter(adapter: "LoRARequest") -> bool:
-    """Whether the worker reads an adapter's files again when the request is scheduled."""
-    return bool(adapter.load_inplace)
+def reloads_lora(lora: "LoRARequest") -> bool:
+    """Whether the worker reads a LoRA's files again when the request is scheduled."""
+    return bool(lora.load_inplace)
 
 
-def adapter_layout(adapter: "LoRARequest") -> str:
-    """How an adapter's files are read, where a request says so."""
-    return "fused experts" if adapter.is_3d_lora_weight else "as it is"
+def lora_layout(lora: "LoRARequest") -> str:
+    """How a LoRA's files are read, if a request tells."""
+    return "fused experts" if lora.is_3d_lora_weight else "as it is"

@@ -26,8 +26,8 @@ class StreamEngine:
     """A ``CudaEngine`` whose transfers are ordered after torch's work on its current stream.
 
     Args:
-        engine: with the caches of a device.
-        device: that one.
+        engine: the copy engine of a device.
+        device: the device.
     """
 
     def __init__(self, engine: CudaEngine, device: torch.device) -> None:
@@ -38,23 +38,23 @@ class StreamEngine:
         self._engine.fence(self._stream())
 
     def store(self, entries: StoreEntries) -> int:
-        """As ``CudaEngine.store``, after all work that the stream has now."""
+        """Starts a store that waits for the stream's present work; see ``CudaEngine.store``."""
         return self._engine.store(entries, self._stream())
 
     def load(self, entries: Sequence[LoadEntryOfRank]) -> int:
-        """As ``CudaEngine.load``."""
+        """Starts a load; see ``CudaEngine.load``."""
         return self._engine.load(entries, self._stream())
 
     def poll(self) -> list[Completion]:
-        """As ``CudaEngine.poll``."""
+        """The transfers that have ended; see ``CudaEngine.poll``."""
         return self._engine.poll()
 
     def wait(self, ticket: int, timeout: float | None = None) -> bool:
-        """As ``CudaEngine.wait``."""
+        """Waits for a transfer; see ``CudaEngine.wait``."""
         return self._engine.wait(ticket, timeout)
 
     def close(self) -> None:
-        """As ``CudaEngine.close``."""
+        """Waits for all transfers and ends; see ``CudaEngine.close``."""
         self._engine.close()
 
     def _stream(self) -> int:
@@ -65,7 +65,7 @@ CopyEngine: TypeAlias = HostEngine | StreamEngine
 
 
 def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
-    """The one device that holds a worker's caches; values that are not tensors are ignored.
+    """The device of a worker's caches. Values that are not tensors are ignored.
 
     Raises:
         UnsupportedError: several devices, or one without a copy engine; names a layer.
@@ -90,20 +90,20 @@ def cache_device(kv_caches: Mapping[str, torch.Tensor]) -> torch.device:
 
 
 def require_driver(device: torch.device) -> None:
-    """Rejects a device that torch can use and this package cannot reach.
+    """Rejects a device that torch can use but this package cannot.
 
     Raises:
-        UnsupportedError: with the reason.
+        UnsupportedError: names the reason.
     """
     if device.type == "cuda" and (reason := cuda.reason()) is not None:
         raise UnsupportedError(f"KV caches on {device}: {reason}")
 
 
 def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:
-    """Begins to pin a rank's plane for its device, beside everything else; None for a CPU.
+    """Begins to pin a rank's plane for its device, in the background; None for a CPU.
 
     Raises:
-        CudaError: no driver, or an error of it.
+        CudaError: there is no driver, or it reports an error.
     """
     if device.type == "cpu":
         return None
@@ -111,8 +111,10 @@ def pin(device: torch.device, arena: Arena, rank: int) -> Pinning | None:
 
 
 def numa_node(device: torch.device) -> int | None:
-    """The node of the machine's memory that a device is near to; None if unknown, and for a CPU,
-    whose threads take memory where they run."""
+    """The NUMA node that is nearest to a device; None if unknown.
+
+    None for a CPU, too, where threads take memory from the node on which they run.
+    """
     if device.type == "cpu":
         return None
     try:
@@ -136,13 +138,13 @@ def make_engine(
     owners: object,
     pinning: Pinning | None = None,
 ) -> CopyEngine:
-    """An engine between memory of a device and an arena.
+    """Makes a copy engine between memory of a device and an arena.
 
-    Without ``checksums``, stores out of CPU memory compute none; those of a GPU's kernels cost
-    nothing, and are computed.
+    checksums: whether stores from CPU memory compute them. On a GPU kernels always compute them,
+    since it costs nothing.
 
     Raises:
-        CudaError: no driver, or an error of it.
+        CudaError: there is no driver, or it reports an error.
         GeometryError, InvalidArgumentError: maps that do not fit.
     """
     if device.type == "cpu":

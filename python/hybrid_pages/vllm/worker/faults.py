@@ -1,6 +1,6 @@
-"""Planted faults: what was restored is spoiled behind every check.
+"""Planted faults: restored entries are spoiled after all checks.
 
-They show that `hybrid-pages verify` can fail, and nothing else can switch them on: see
+They show that `hybrid-pages verify` can fail. Only that command can turn them on: see
 :data:`~hybrid_pages.vllm.config.settings.PLANT_VARIABLE`.
 """
 
@@ -14,7 +14,7 @@ from hybrid_pages.vllm.versions import logger
 
 
 class Plant:
-    """One kind of fault, in every load of this rank.
+    """A kind of fault that is planted in every load of this rank.
 
     Args:
         kind: ``zero-state`` or ``swap-pages``.
@@ -29,10 +29,9 @@ class Plant:
         )
 
     def swapped(self, job: LoadJob, geometry: Geometry) -> LoadJob:
-        """The load with its first and its last page in each other's blocks.
+        """Exchanges the blocks of a load's first and last page.
 
-        Their bytes are those that were stored, so checksums are right. Loads of one page stay as
-        they are.
+        The bytes are as they were stored, so checksums are right. Loads of one page do not change.
         """
         if self._kind != "swap-pages":
             return job
@@ -48,9 +47,9 @@ class Plant:
         return job._replace(entries=entries)
 
     def zero(self, job: LoadJob, geometry: Geometry, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """Zeroes the states that a load has brought, before the request goes on.
+        """Zeroes the restored states of a load that has ended, before the request goes on.
 
-        kv_caches: by layer, blocks first. The device does it after the load, which has ended.
+        kv_caches: tensors by layer name, with blocks as the first dimension.
         """
         if self._kind != "zero-state":
             return
@@ -67,7 +66,7 @@ class Plant:
 
 
 def _of_kind(job: LoadJob, geometry: Geometry, kind: str) -> list[int]:
-    """Which entries of a load are of a kind, by their places in it."""
+    """The indices of a load's entries of one kind."""
     return [
         index for index, entry in enumerate(job.entries) if geometry.classes[entry[0]].kind == kind
     ]

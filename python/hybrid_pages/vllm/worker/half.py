@@ -1,7 +1,7 @@
 """The worker half: one rank's KV buffers, its plane of the arena, and the copies between them.
 
-It decides nothing: every job names slots and blocks. A job that fails is reported with its
-reason and leaves the engine running.
+The scheduler half decides: every job names slots and blocks. A failed job is reported with its
+reason, and the engine goes on.
 """
 
 from collections import deque
@@ -52,20 +52,20 @@ _START_WAIT_SECONDS = 2.0
 
 @dataclass
 class _Results:
-    """Everything that ended since the last report."""
+    """The jobs that have ended since the last report."""
 
     metadata: WorkerMetadata = field(default_factory=WorkerMetadata)
     received: set[str] = field(default_factory=set)
 
 
 class WorkerHalf:
-    """One rank. Lives in the worker's process.
+    """The connector's half in the process of one rank.
 
     Args:
         settings: checked settings.
         config: the engine's configuration.
         kv_cache_config: vLLM's plan of this worker's KV cache.
-        alone: whether there is certainly no other connector beside.
+        alone: whether it is certain that there is no other connector.
 
     Raises:
         BudgetError: ``host_gb`` cannot hold one entry of each kind, or is more than the memory that
@@ -87,7 +87,7 @@ class WorkerHalf:
         self._waits = config.parallel_config.data_parallel_size == 1
         self.plan = planned_geometry(config, kv_cache_config)
         if self.plan is not None:
-            # vLLM keeps a connector whose registration fails, for the next engine of this process.
+            # If registration fails, vLLM keeps the connector for the next engine of the process.
             self._slots(self.plan)
         self.report: Report | None = None
         """This rank's geometries, for the scheduler half; None before caches are registered."""
@@ -96,7 +96,7 @@ class WorkerHalf:
         self._device = torch.device("cpu")
         self._unfenced: str | None = None
         self._no_engine = ""
-        """Why there is no engine."""
+        """Why there is no copy engine."""
         self._arena: Arena | None = None
         self._pinning: Pinning | None = None
         self._progress: Progress | None = None
@@ -107,7 +107,7 @@ class WorkerHalf:
         self._loads: dict[int, LoadJob] = {}
         self._results = _Results()
         self._sent: deque[dict[int, list[Outcome]]] = deque(maxlen=versions.STEPS_IN_FLIGHT)
-        """Outcomes of stores in the last reports, which may still be on their way."""
+        """The outcomes of stores in the last reports, which may not have arrived yet."""
 
     # ---- registration
 
@@ -117,8 +117,9 @@ class WorkerHalf:
         Raises:
             BudgetError: ``host_gb`` is more than the memory that is free, or there are not enough
                 huge pages.
-            GeometryError: a tensor that does not match its spec.
-            UnsupportedError: a cache this connector does not handle, or a device without a driver.
+            GeometryError: a tensor does not match its spec.
+            UnsupportedError: a kind of cache that the connector does not handle, or a device
+                without a driver.
         """
         self.unregister()
         self._device = copy_engine.cache_device(kv_caches)
@@ -165,26 +166,26 @@ class WorkerHalf:
         except CudaError as error:
             logger.exception("rank %d stores and loads nothing", self.rank)
             self._no_engine = str(error)
-            if self._pinning is None:  # what is offered fails by this error, not by waiting
+            if self._pinning is None:  # jobs then fail with this error instead of waiting
                 self.report.ready = self._arena.slots
 
     def handshake(self) -> Report | None:
-        """The report, with the slots that are ready by now. A small budget is so before the first
-        request comes."""
+        """The report with the number of ready slots. Those of a small budget are ready before the
+        first request comes."""
         if self.report is not None and self._pinning is not None:
             self._pinning.wait(_START_WAIT_SECONDS)
             self.report.ready = self._pinning.usable_slots
         return self.report
 
     def _slots(self, plan: Geometry) -> Slots:
-        """What the budget buys, if this machine has the memory for this rank's part."""
+        """The slots of the budget, if this machine has the memory for this rank's part."""
         slots = Slots.of(self.settings.host_gb, plan)
         if not self.settings.huge_pages:
             require_memory(self.settings.host_gb / plan.ranks)
         return slots
 
     def _make_plane(self, plan: Geometry) -> Arena:
-        """This rank's plane, which stays until the end: what it holds is known to the scheduler."""
+        """This rank's plane. It is kept until the end, since the scheduler knows its contents."""
         slots = self._slots(plan)
         arena = Arena.create(
             plan,
@@ -201,14 +202,14 @@ class WorkerHalf:
         return arena
 
     def unregister(self) -> None:
-        """Ends every copy and leaves the buffers alone until :meth:`restore`."""
+        """Ends every copy, and does not use the buffers until :meth:`restore`."""
         if self.engine is not None:
             self.engine.close()
             self._collect()
         self.engine, self._no_engine = None, "expected registered KV caches, found none"
 
     def restore(self) -> None:
-        """Reads the buffers anew after wake-up."""
+        """Takes the buffers again after wake-up."""
         if self._kv_caches:
             self.register(self._kv_caches)
 
@@ -220,10 +221,10 @@ class WorkerHalf:
     # ---- a step
 
     def begin(self, step: StepMetadata) -> None:
-        """Called when the step's blocks are ready and its forward pass is not launched yet.
+        """Called when a step's blocks are ready, before its forward pass is launched.
 
-        This step's loads wait for what the device was given until here, and not for the pass. On a
-        CPU there is nothing to wait for.
+        The step's loads wait for the work that the device has now, and not for the pass. On a CPU
+        there is nothing to wait for.
         """
         if step.half is not None:
             note_worker(step.half, self)
@@ -238,7 +239,7 @@ class WorkerHalf:
                 logger.exception("no load can be ordered after what the device does")
 
     def start_loads(self, step: StepMetadata) -> None:
-        """Starts this step's loads; each ends in a later :meth:`collect`."""
+        """Starts this step's loads. A later :meth:`collect` returns their results."""
         for job in step.loads:
             if not job.entries and job.rejected is None:
                 self._end_load(job, Outcome(self.rank))
@@ -289,12 +290,12 @@ class WorkerHalf:
 
     @property
     def _stores_end_with_the_step(self) -> bool:
-        """On a device this would wait for the forward pass, so there it is not the default."""
+        """Waits for stores. On a GPU it waits for the forward pass, too, and is not the default."""
         mode = self.settings.store_mode
         return mode == "step" or (mode == "auto" and self._device.type == "cpu")
 
     def collect(self, step: StepMetadata | None) -> set[str]:
-        """Requests whose loads ended since the last call, with or without success."""
+        """The requests whose loads have ended since the last call, failed ones included."""
         idle = self._waits and step is not None and step.idle
         if idle and self.engine is not None and self._loads:
             self.engine.wait(next(iter(self._loads)), _IDLE_WAIT_SECONDS)
@@ -303,18 +304,18 @@ class WorkerHalf:
         return received
 
     def end_stores(self, more: StepMetadata) -> WorkerMetadata:
-        """As of :class:`~hybrid_pages.vllm.processes.colocation.StoresEnder`."""
+        """See :class:`~hybrid_pages.vllm.processes.colocation.StoresEnder`."""
         self.start_stores(more)
         self._wait_for_stores()
         self._collect()
         stores, self._results.metadata.stores = self._results.metadata.stores, {}
         for sent in self._sent:
             stores |= sent
-        # The first report may be on its way in a step's metadata.
+        # The first report comes with a step's metadata, and may not have arrived.
         return WorkerMetadata(stores=stores, reports=[self.report] if self.report else [])
 
     def take_metadata(self) -> WorkerMetadata | None:
-        """Everything that ended since the last call, for the scheduler half."""
+        """The jobs that have ended since the last call, for the scheduler half."""
         metadata, self._results.metadata = self._results.metadata, WorkerMetadata()
         if self._pinning is not None and self._progress is not None:
             ready = self._progress.more(self._pinning.usable_slots)
@@ -350,7 +351,7 @@ class WorkerHalf:
         self._results.metadata.stores.setdefault(job, []).append(outcome)
 
     def shutdown(self) -> None:
-        """Ends every copy, and gives back what is pinned and this rank's plane."""
+        """Ends every copy, unpins memory, and frees this rank's plane."""
         self.unregister()
         pinning, self._pinning, self._arena = self._pinning, None, None
         self._kv_caches = {}

@@ -1,4 +1,4 @@
-"""How far a worker's memory is pinned: for the scheduler half, and in the log."""
+"""Reports how many slots of a worker's plane are pinned, to the scheduler half and in the log."""
 
 import threading
 
@@ -7,13 +7,14 @@ from hybrid_pages.adapter.memory import GIB
 from hybrid_pages.vllm.versions import logger
 
 _LINES = 8
-"""Most lines in the log for one plane, but for its last."""
+"""The most lines in the log for one plane, besides the last one."""
 _LOOK_SECONDS = 1.0
 
 
 class Progress:
-    """What was reported of one rank's plane. A thread writes the log: an engine without requests
-    takes no step.
+    """Reports about one rank's plane.
+
+    A thread writes the log, since an engine without requests takes no step.
 
     Args:
         rank: of the worker.
@@ -28,14 +29,14 @@ class Progress:
         threading.Thread(target=self._follow, name="hybrid-pages-progress", daemon=True).start()
 
     def more(self, ready: int) -> int | None:
-        """The slots that may be used, if they have become more since the last call."""
+        """The number of usable slots, if it has grown since the last call; else None."""
         if ready == self._reported:
             return None
         self._reported = ready
         return ready
 
     def close(self) -> None:
-        """Writes nothing more."""
+        """Ends writing to the log."""
         self._closed.set()
 
     def _follow(self) -> None:

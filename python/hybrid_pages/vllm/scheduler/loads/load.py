@@ -1,8 +1,8 @@
 """Loads: from a lookup to restored blocks.
 
-A lookup takes a read lease, vLLM allocates blocks, every rank copies, vLLM resumes the request, the
-lease goes. What the host can't hold at once is copied in waves, each with a lease of its own. A
-failure anywhere makes vLLM compute the request, and its entries are dropped.
+A lookup takes a read lease, vLLM allocates blocks, every rank copies, vLLM resumes the request, and
+the lease ends. What the host cannot hold at once is copied in waves, each with its own lease. After
+a failure vLLM computes the request, and its entries are dropped.
 """
 
 import math
@@ -30,42 +30,45 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Load:
-    """The load of one request, until every rank has ended it."""
+    """The load of one request, until all ranks have ended it."""
 
     tracked: Tracked | None
     lease: ReadLease | None = None
-    """Of what is being copied."""
+    """The lease of the entries that are being copied."""
     restore: Restore | None = None
-    """Brings the waves that are left."""
+    """The restore with the waves that are left; None if there are none."""
     tables: Tables = ()
     end: int = 0
-    """The request resumes after so many tokens."""
+    """After how many tokens the request resumes."""
     silent: set[int] = field(default_factory=set)
-    """Ranks that have not said how copying has ended; in waves, of the one that is copied."""
+    """The ranks that have not reported the end of the present copy or wave."""
     nameless: bool = False
-    """Whether somebody has said so whose rank could not be read."""
+    """Whether there was a report whose rank could not be read."""
     since: float = 0.0
     """When the last wave ended, or the read of the next one began if it had to wait for room."""
     queued: bool = False
     """Whether the next wave waits for room."""
 
     def release(self) -> None:
-        """Ends the lease: what it held may be evicted again."""
+        """Ends the lease, so that its entries may be evicted again."""
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.release()
 
     def copies(self, ranks: int) -> None:
-        """Every rank is to copy, and to say one thing when it has ended."""
+        """Begins a copy, of whose end every rank has to report once."""
         self.silent, self.nameless = set(range(ranks)), False
 
     @property
     def copied(self) -> bool:
-        """Whether no rank copies any more: the nameless one can only be the one that is silent."""
+        """Whether no rank copies any more.
+
+        A report without a rank is that of the only silent one.
+        """
         return len(self.silent) <= self.nameless
 
     def end_restore(self) -> None:
-        """Brings no further wave."""
+        """Ends the restore: there are no further waves."""
         restore, self.restore = self.restore, None
         if restore is not None:
             restore.end()
@@ -74,7 +77,7 @@ class _Load:
 class Loads:
     """Looks prefixes up, plans their loads and ends them.
 
-    wait_seconds, asking: as of :class:`~hybrid_pages.vllm.scheduler.loads.restores.Restores`.
+    wait_seconds, asking: see :class:`~hybrid_pages.vllm.scheduler.loads.restores.Restores`.
     """
 
     def __init__(
@@ -104,10 +107,10 @@ class Loads:
         return self.restores.wait_seconds
 
     def match(self, tracked: Tracked, local_tokens: int) -> int | None:
-        """Tokens that can be loaded beyond ``local_tokens``; held until vLLM allocates for them.
+        """How many tokens can be loaded beyond ``local_tokens``. Held until vLLM allocates blocks.
 
-        None while a tier below the host is read for this request: vLLM is to ask again. At least
-        the last token is left to compute, so its transition is applied once.
+        None while a tier below the host is read for this request, so that vLLM asks again. At least
+        the last token is left to compute, so that its state transition is applied once.
         """
         tracked.drop_lease()
         tracked.lookup = None
@@ -230,11 +233,11 @@ class Loads:
                     load.release()
             self._fail(name, load.tracked, "promotion")
         load.end_restore()
-        load.copies(self.ranks)  # nothing, but they say so
+        load.copies(self.ranks)  # they copy nothing, but report the end
         return LoadJob(name, [])
 
     def _may_wait(self, load: _Load, *, queued: bool) -> bool:
-        """A read has so long from its start on, and room for it from when some last became free."""
+        """Ends loads whose reads, or whose waits for room, take too long."""
         now = time.monotonic()
         if queued:
             load.since = max(load.since, self.restores.moved)
@@ -258,7 +261,7 @@ class Loads:
         when it comes back are those that it has computed itself.
 
         Returns:
-            How many of them another connector says to have loaded, at most.
+            The most of them that another connector may have loaded.
         """
         lookup, tracked.lookup = tracked.lookup, None
         self.parked.scheduled(tracked)
@@ -308,8 +311,10 @@ class Loads:
         return planned
 
     def ended(self, request_id: str, tracked: Tracked | None, outcomes: Iterable[Outcome]) -> None:
-        """Takes ranks' outcomes of a load; a failed one drops its entries and is not tried again
-        for this request."""
+        """Takes ranks' outcomes of a load.
+
+        A failed load drops its entries, and is not tried again for the request.
+        """
         load = self.in_flight.get(request_id)
         failures = []
         try:
@@ -325,7 +330,7 @@ class Loads:
         if reason is not None and load.lease is not None:
             self.cache.invalidate(load.lease)
         if load.restore is not None and load.copied:
-            load.release()  # the next wave may follow
+            load.release()  # so that the next wave may begin
             load.since = self.restores.moved = time.monotonic()
 
     def _heard(self, request_id: str, load: _Load | None, outcome: Outcome) -> str | None:
@@ -357,7 +362,7 @@ class Loads:
         return None
 
     def _unreadable(self, request_id: str, load: _Load | None, error: Exception) -> str:
-        """A rank has said something that makes no sense; ``load``: and who, is not known."""
+        """Counts a report that makes no sense. load: given if the rank is not known, either."""
         if load is not None:
             load.nameless = True
         logger.error(
@@ -387,5 +392,5 @@ class Loads:
         failed = request_id in self._failed
         self._failed.discard(request_id)
         if failed:
-            self.parked.ended(request_id)  # its blocks go, and it is computed
+            self.parked.ended(request_id)  # it loses its blocks, and is computed
         return failed

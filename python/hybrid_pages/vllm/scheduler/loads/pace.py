@@ -1,34 +1,33 @@
-"""How fast the engine computes prompts, from the times between its own steps."""
+"""Measures how fast the engine computes prompts, by the times between its steps."""
 
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
 _SAMPLES = 64
-"""Steps that count: the last ones."""
+"""How many of the last steps count."""
 _LEAST = 4
-"""Steps without which nothing is known."""
+"""The fewest steps for a result."""
 
 
 class Pace:
-    """Tokens a second of steps that compute prompts: half of the last tokens were computed at
-    least as fast.
+    """The rate of prefill in tokens per second: the median over the tokens of the last steps.
 
-    ahead: steps that the engine plans before it waits for the first of them; 2 if it schedules
-    asynchronously. least: tokens of a step below which it says nothing.
+    ahead: how many steps the engine plans before it waits for the first of them; 2 if it schedules
+    asynchronously. least: steps with fewer tokens do not count.
     """
 
     def __init__(self, ahead: int, least: int, clock: Callable[[], float] = monotonic) -> None:
         self._ahead, self._least, self._clock = ahead, least, clock
         self._planned: deque[int] = deque()
-        """Tokens of the steps that are not known to have ended."""
+        """The tokens of the steps that may not have ended."""
         self._before = 0.0
         """When the last step was planned."""
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
         self.tokens_per_second: float | None = None
 
     def planned(self, tokens: int, requests: int) -> bool:
-        """A step of so many tokens and requests is planned. Says whether more is known now.
+        """Called when a step is planned. Returns whether a step was measured.
 
         The engine has waited for the step that it planned ``ahead`` steps before, and for no other
         since the last call: that one took the time in between.
@@ -47,7 +46,8 @@ class Pace:
         return True
 
     def rested(self) -> None:
-        """The engine has nothing to do: times until it has say nothing."""
+        """Called when the engine has nothing to do, so that the time until the next step is
+        ignored."""
         self._planned.clear()
 
     def seconds(self, tokens: int) -> float:

@@ -1,10 +1,10 @@
-"""Requests that vLLM has given blocks for a load, until it schedules them.
+"""*Parked* requests: vLLM has given them blocks for a load, and has not scheduled them yet.
 
-vLLM takes blocks back from requests that run, never from these. So what each of them needs to end
-its prompt has to be free beside what all of them hold, or none of them ever goes on. vLLM makes
-sure of that when it admits a load, except where windows give blocks back while a request goes on:
-it counts those behind the window as held (``Scheduler._request_remaining_blocks``), and reserves
-too little.
+vLLM takes blocks back from running requests, but not from these. So there must be enough free
+blocks beside those that parked requests hold for one of them to finish its prompt, or none ever
+goes on. vLLM makes sure of that when it admits a load, except where sliding windows free blocks
+while a request goes on: it counts the blocks behind the window as held
+(``Scheduler._request_remaining_blocks``), and reserves too little.
 """
 
 from collections.abc import Iterable
@@ -26,23 +26,23 @@ class _Admitted:
 
     request: "Request"
     number: int
-    """Those admitted later have greater ones."""
+    """The order of admission."""
 
 
 class Parked:
-    """Says whether vLLM could finish another load.
+    """Tells whether vLLM could finish another load.
 
-    figures: counts the loads that are left out. drafts: tokens of a step that may be drafts.
+    figures: counts the loads that are left out. drafts: the most draft tokens of a step.
     """
 
     def __init__(self, figures: Figures, drafts: int) -> None:
         self._figures = figures
         self._ahead = 1 + 2 * drafts if drafts else 0
-        """Tokens behind a prompt that a step of drafts needs room for."""
+        """How many tokens behind a prompt need room in a step with drafts."""
         self._admitted: dict[str, _Admitted] = {}
         self._number = 0
         self.manager: KVCacheManager | None = None
-        """vLLM's cache manager, if it reserves too little."""
+        """vLLM's cache manager, if it reserves too few blocks; else None."""
 
     def bind(self, manager: "KVCacheManager") -> None:
         """Takes vLLM's cache manager."""
@@ -51,18 +51,18 @@ class Parked:
     # ---- the life of a load, as vLLM has it
 
     def admitted(self, tracked: Tracked) -> None:
-        """vLLM has given a request blocks for a load."""
+        """Called when vLLM has given a request blocks for a load."""
         tracked.offered = False
         self._number += 1
         self._admitted[tracked.request.request_id] = _Admitted(tracked.request, self._number)
 
     def asked(self, tracked: Tracked) -> None:
-        """vLLM looks for blocks for a request, which has none."""
+        """Called when vLLM looks for blocks for a request that has none."""
         self.ended(tracked.request.request_id)
         tracked.offered = tracked.left_out = False
 
     def scheduled(self, tracked: Tracked) -> None:
-        """vLLM goes on with a request, behind a load or without one."""
+        """Called when vLLM schedules a request."""
         self.ended(tracked.request.request_id)
         if tracked.left_out:
             self._figures.count("skipped_loads", label="no_room")
@@ -70,7 +70,7 @@ class Parked:
         tracked.waits_for = None
 
     def ended(self, request_id: str) -> None:
-        """A request has lost its blocks, or has ended."""
+        """Called when a request has lost its blocks, or has ended."""
         self._admitted.pop(request_id, None)
 
     # ---- another load
@@ -79,8 +79,8 @@ class Parked:
         """Whether a load up to ``end`` tokens, behind ``local`` ones of vLLM's own, can be
         finished.
 
-        None while loads that were admitted before it was first asked for hold the blocks that it
-        needs. It does not wait for later ones: a request that waits stops none behind it.
+        None while the blocks that it needs are held by loads that were admitted before the first
+        question. It does not wait for later loads, since it does not keep them from being admitted.
         """
         if self.manager is None or not self._admitted or self._fits(tracked.request, local, end):
             tracked.offered, tracked.waits_for = True, None
@@ -110,7 +110,7 @@ class Parked:
         return False
 
     def refuse(self, requests: Iterable[Tracked]) -> None:
-        """Nothing runs, nothing is copied: vLLM will never admit the load that it was offered."""
+        """Called when nothing runs or is copied, so that vLLM will never admit the offered load."""
         for tracked in requests:
             if tracked.offered:
                 tracked.offered, tracked.refused = False, True

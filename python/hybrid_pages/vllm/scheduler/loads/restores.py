@@ -1,8 +1,8 @@
-"""Hits that tiers below the host have, or may have: how long a request waits for them.
+"""Restores of joint hits from tiers below the host, and how long requests wait for them.
 
-A restore brings the hit up. One that the host can hold is one wave, and every request finds it
-then. A larger one has several: the request waits for the first, and gets the others while it is
-being loaded, see :mod:`hybrid_pages.vllm.scheduler.loads.load`.
+A hit that fits into the host is restored in one wave, and other requests find it, too. A larger one
+has several waves: the request waits for the first one, and gets the others while it is loaded, see
+:mod:`hybrid_pages.vllm.scheduler.loads.load`.
 """
 
 import math
@@ -16,26 +16,28 @@ from hybrid_pages.vllm.scheduler.requests.keys import Keys
 from hybrid_pages.vllm.scheduler.requests.tracked import Tracked
 
 _RETRIES = 4
-"""Restores that are tried in one lookup, each after one that has found damage."""
+"""How often one lookup tries to restore. Each try but the first follows one that found damage."""
 
 
 class Asking:
-    """Waits of requests that vLLM has given no blocks yet.
+    """How long requests without blocks wait for a tier that has asked its store.
 
-    seconds: a request waits no longer, and, where the pace is known, no longer than it takes to
-    compute what the answer may save.
+    seconds: the longest wait. If the rate of prefill is known, a request waits no longer than it
+    takes to compute what the answer may save.
     """
 
     def __init__(self, seconds: float, pace: Pace | None, figures: Figures) -> None:
         self.seconds, self._pace, self._figures = seconds, pace, figures
 
     def waits(self, tracked: Tracked, missing: int) -> bool:
-        """Whether a request waits on. missing: tokens that the answer may save; 0 if nothing is
-        asked."""
+        """Whether a request waits longer.
+
+        missing: how many tokens the answer may save; 0 if nothing was asked.
+        """
         if missing <= 0:
             tracked.asks_until = -math.inf
         if tracked.asks_until == -math.inf:
-            return False  # one answer is enough, though it gets old while the request waits
+            return False  # one answer is enough, even if it is outdated when the request runs
         now = time.monotonic()
         if tracked.asks_until == math.inf:
             worth = math.inf if self._pace is None else self._pace.seconds(missing)
@@ -48,10 +50,10 @@ class Asking:
 
 
 class Restores:
-    """Restores of requests that vLLM has given no blocks yet.
+    """The restores of requests that have no blocks yet.
 
-    wait_seconds: a request waits no longer for reads, nor for room while no load ends; then the hit
-    of the host counts. asking: how long it waits for a tier that asks what there is.
+    wait_seconds: the longest wait for reads, and for room while no load ends. After that, what the
+    host has is used. asking: how long requests wait for a tier that has asked its store.
     """
 
     def __init__(
@@ -67,13 +69,13 @@ class Restores:
         self.asking = asking
         self.wait_seconds = wait_seconds
         self.moved = -math.inf
-        """When room last became free, since a load or a wave of one has ended."""
+        """When a load or a wave last ended, so that room became free."""
 
     def look_up(self, tracked: Tracked, first: int, limit: int) -> Hit | None:
         """The joint hit, for a request that needs no load of its ``first`` blocks.
 
-        None if vLLM is to ask again. If what the request can have is larger than what the host has,
-        ``tracked.restore`` brings it, and its first wave is ready.
+        None if vLLM is to ask again. If the hit is longer than that of the host,
+        ``tracked.restore`` restores it, and the first wave is ready.
         """
         keys, namespace = self.keys.of(tracked), tracked.run.namespace
         for _ in range(_RETRIES):
@@ -103,7 +105,7 @@ class Restores:
                 tracked.depths = tracked.restore.depths
             progress = tracked.restore.progress()
             if progress == "ready":
-                tracked.waits_until = math.inf  # a later lookup waits anew
+                tracked.waits_until = math.inf  # a later lookup may wait again
                 return hit
             if progress == "failed":
                 tracked.drop_restore()
@@ -115,7 +117,7 @@ class Restores:
         return hit
 
     def _give_up(self, tracked: Tracked, hit: Hit) -> Hit:
-        """The request has waited long enough."""
+        """Ends the wait of a request."""
         self.figures.count("failures", label="promotion")
         tracked.waits_until = -math.inf
         tracked.drop_restore()

@@ -1,7 +1,7 @@
-"""Hints that an application may give with a request: ``docs/hints.md`` lists them.
+"""Hints that an application may give with a request, listed in ``docs/hints.md``.
 
-``kv_transfer_params={"hybrid_pages": {"session": "chat 7", "retain": 600}}``. A wrong hint is
-ignored alone: the others of its request count.
+An example: ``kv_transfer_params={"hybrid_pages": {"session": "chat 7", "retain": 600}}``. A wrong
+hint is ignored; the others of the request count.
 """
 
 import json
@@ -26,23 +26,23 @@ class HintError(HybridPagesError, ValueError):
 
 @dataclass(frozen=True)
 class RequestHints:
-    """What an application says of one request, as far as it makes sense."""
+    """The valid hints of one request."""
 
     checkpoint_at: tuple[int, ...] = ()
     """Token positions, each for a checkpoint at the last boundary at or before it."""
     session: str | None = None
     """Requests with the same id and the same ``cache_salt`` are turns of one conversation."""
     priority: int = 0
-    """From -10 to 10: each step doubles what the request's checkpoints are worth."""
+    """From -10 to 10: each step doubles the value of the request's checkpoints."""
     retain: float = 0.0
-    """Seconds: what the request stores or uses leaves after everything that is not retained."""
+    """For how many seconds the request's entries stay longer than all that are not retained."""
     store: bool = True
-    """Whether anything of the request is stored."""
+    """Whether entries of the request are stored."""
     errors: tuple[HintError, ...] = field(default=(), compare=False)
-    """One for each hint that was ignored."""
+    """A message for each ignored hint."""
 
     def for_policy(self, salt: str | None) -> Hints | None:
-        """What the cache's policy is told. salt: the request's; sessions of two do not mix."""
+        """The hints for the cache's policy. salt: of the request; it keeps sessions apart."""
         if self is NOTHING:
             return None
         name = None if self.session is None else session_name(self.session, salt)
@@ -50,11 +50,11 @@ class RequestHints:
 
 
 NOTHING = RequestHints()
-"""Of a request that says nothing."""
+"""The hints of a request without any."""
 
 
 def session_name(session: str, salt: str | None) -> bytes:
-    """A session's id, apart from those of other salts."""
+    """The id of a session under a salt."""
     return json.dumps([salt, session]).encode()
 
 
@@ -144,7 +144,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value that may be long, deeply nested or an integer too large to print, in a few words."""
+    """A short text for a value that may be long, deeply nested or too large an integer to print."""
     kind = type(value).__name__
     if isinstance(value, str):
         return f"{value[:40]!r} of type {kind}"

@@ -1,9 +1,9 @@
-"""Keys of a request's prefixes, as this cache names them.
+"""The keys of a request's prefixes in the cache.
 
 Without draft layers they are vLLM's block hashes. A draft layer (MTP, EAGLE) computes the K/V of a
-position from the token after it as well, so its page of a block depends on the first token of the
-next block, which vLLM's hash of the block does not cover. There a key names that token too: what is
-found under a key was computed before the same next token.
+position from the next token, too. Its page of a block therefore depends on the first token of the
+next block, which vLLM's hash of the block does not cover. With draft layers a key covers that
+token, too.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """Makes keys; one object makes all of an engine's. ``stride``: hashes of a block."""
+    """Makes the keys of all requests of an engine. stride: how many hashes a block has."""
 
     def __init__(self, grid: BlockGrid) -> None:
         self.grid = grid
@@ -31,7 +31,7 @@ class Keys:
         return PrefixKeys(self.stride)
 
     def of(self, tracked: Tracked) -> PrefixKeys:
-        """The keys of a request that are known by now; they become more."""
+        """Reads the keys of a request that are known by now."""
         request, keys = tracked.request, tracked.keys
         if not self.names_next:
             keys.read(request.block_hashes)
@@ -48,12 +48,14 @@ class Keys:
         if not self.names_next:
             return blocks
         if request.prompt_embeds is not None:
-            return 0  # the next token has no id
+            return 0  # the next token has no id yet
         return min(blocks, (request.num_tokens - 1) // self.grid.block_tokens)
 
     def changed(self, tracked: Tracked) -> bool:
-        """Whether a session that streams its input has gone on since its last step, where draft
-        layers have computed K/V from the token that its new input replaced."""
+        """Whether a session that streams its input has new input since its last step.
+
+        Draft layers have then computed K/V from a token that the new input has replaced.
+        """
         if not self.names_next:
             return False
         return tracked.prompt_tokens != tracked.request.num_prompt_tokens

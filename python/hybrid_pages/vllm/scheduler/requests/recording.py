@@ -26,16 +26,16 @@ FORMAT, VERSION = "hybrid-pages-trace", 1
 
 
 class Recording:
-    """One file, a new one for each start of an engine.
+    """The file of a recording. Each start of an engine makes a new one.
 
     Args:
-        directory: where it goes; made if it is not there.
-        block_tokens: N.
+        directory: of the file; made if it does not exist.
+        block_tokens: tokens of a block.
         stride: hashes per block.
         figures: where a failure is counted.
 
     Raises:
-        SettingsError: the file cannot be made; raised at startup.
+        SettingsError: the file cannot be made.
     """
 
     def __init__(self, directory: Path, block_tokens: int, stride: int, figures: Figures) -> None:
@@ -55,11 +55,11 @@ class Recording:
         logger.info("recording lengths, times and hashes of requests to %s", self.path)
 
     def arrived(self, tracked: Tracked) -> None:
-        """Notes when a request came."""
+        """Notes the arrival of a request."""
         tracked.arrival = time.monotonic()
 
     def finished(self, tracked: Tracked) -> None:
-        """Writes one request; after a failure, nothing more."""
+        """Writes one request. After a failure nothing more is written."""
         if self._file is None:
             return
         request = tracked.request
@@ -81,7 +81,7 @@ class Recording:
             self.close()
 
     def _hints(self, tracked: Tracked) -> dict[str, object]:
-        """What the application said of the request, as far as it differs from saying nothing."""
+        """The hints of a request that differ from the defaults, for the file."""
         hints, nothing = tracked.hints, NOTHING
         found: dict[str, object] = {}
         if hints.session is not None:
@@ -106,7 +106,7 @@ class Recording:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Closes the file; does nothing the second time."""
+        """Closes the file. The second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             try:

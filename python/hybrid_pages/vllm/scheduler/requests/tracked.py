@@ -1,4 +1,4 @@
-"""A request as the scheduler half follows it, from its arrival to its end."""
+"""The data of a request in the scheduler half, from its arrival to its end."""
 
 import json
 import math
@@ -18,21 +18,21 @@ class Lookup(NamedTuple):
     """The result of a request's last lookup, in tokens."""
 
     local: int
-    """vLLM's own prefix hit."""
+    """The length of vLLM's own prefix hit."""
     restorable: int
-    """Depth of the joint hit of the host, which can be loaded now."""
+    """The joint hit of the host, which can be loaded now."""
     paged: int
-    """Depth to which attention pages are there, with or without a state to resume from."""
+    """How far the attention pages exist, with or without a state to resume from."""
     missing: str | None = None
-    """Why pages reach deeper than the joint hit."""
+    """Why the joint hit is shorter than the pages; None if it is not."""
 
 
 class Reload(NamedTuple):
-    """A request's adapter will be loaded again in place when the request is scheduled."""
+    """The LoRA of a request, which will be loaded again in place when the request is scheduled."""
 
     generation: int
     files: tuple[object, ...] | None
-    """Marks of its files, which change when the files are written again."""
+    """Marks of the LoRA's files, which change when the files are written again."""
 
 
 @dataclass(slots=True)
@@ -44,62 +44,62 @@ class Tracked:
     """
 
     run: Run
-    """What its steps fill, and which states they leave behind."""
+    """The core's record of the blocks that steps fill and the states that they leave."""
     request: "Request"
     keys: PrefixKeys
-    """Those that were read: see :mod:`hybrid_pages.vllm.scheduler.requests.keys`."""
+    """The keys that were read: see :mod:`hybrid_pages.vllm.scheduler.requests.keys`."""
     lease: ReadLease | None = None
-    """Held from the lookup until vLLM allocates blocks for it, or the next lookup."""
+    """The lease of the last lookup, held until vLLM allocates blocks or looks up again."""
     restore: Restore | None = None
-    """Reads tiers below for this request, from the lookup until vLLM allocates blocks for it."""
+    """The restore from tiers below, from the lookup until vLLM allocates blocks."""
     answer: int = 0
-    """Tokens up to which it sends an earlier answer again whose state there was not kept."""
+    """How many tokens repeat an earlier answer whose state at that point was not kept."""
     lookup: Lookup | None = None
     """The last lookup, until the request is scheduled."""
     counted: bool = False
-    """Whether a lookup of this request was counted; one that was preempted is looked up again."""
+    """Whether a lookup of the request was counted. A preempted request is looked up again."""
     stops: set[int] = field(default_factory=set)
     """Boundaries, in blocks, at which the engine is asked to end a step."""
     hints: RequestHints = NOTHING
     arrival: float = 0.0
-    """When it came, on the monotonic clock, if requests are recorded."""
+    """When the request arrived, on the monotonic clock, if requests are recorded."""
     skips_loads: bool = False
-    """Nothing is loaded: a load of this request failed, or this engine only stores."""
+    """Whether nothing is loaded, since a load of the request failed or the engine only stores."""
     waits_until: float = math.inf
     """When to stop waiting for a tier below, on the monotonic clock. Infinite before the wait;
     minus infinite after one that took too long."""
     waits: bool = False
-    """Whether the engine was told to ask again, in its last lookup."""
+    """Whether the last lookup told the engine to ask again."""
     depths: Sequence[tuple[str, int]] | None = None
-    """How deep the joint hit was of the host, and with each tier below, by name and in blocks, when
-    it began to wait for them; until it is scheduled."""
+    """The joint hits in blocks, by tier, when the request began to wait for tiers below. Kept until
+    it is scheduled."""
     asks_until: float = math.inf
-    """When to stop waiting for a tier that asks what there is, on the monotonic clock. Infinite
+    """When to stop waiting for a tier that has asked its store, on the monotonic clock. Infinite
     before the wait; minus infinite after it, until the request is scheduled."""
     not_worth: tuple[int, int, int] | None = None
-    """The last lookup for which tiers below were not read, as computing is faster: blocks that the
-    engine had, the joint hit, and that of the host."""
+    """The last lookup that did not read tiers below because computing is faster: the blocks that
+    the engine had, the joint hit, and that of the host."""
     offered: bool = False
-    """Whether vLLM was offered a load in its last lookup, and has not admitted it."""
+    """Whether the last lookup offered vLLM a load that it has not admitted."""
     left_out: bool = False
-    """Whether its load was left out of that lookup, since others have no room for it."""
+    """Whether the last lookup offered no load because parked requests leave no room for it."""
     refused: bool = False
-    """No load is offered until it is scheduled: vLLM can't admit it."""
+    """Whether no load is offered before the request is scheduled, since vLLM cannot admit it."""
     waits_for: int | None = None
-    """The last of the loads that have to make room for its own, see
+    """The last of the loads that have to make room for the request's own, see
     :class:`~hybrid_pages.vllm.scheduler.loads.parked.Parked`."""
     loaded: int = 0
-    """Tokens that this run has from the cache."""
+    """How many tokens this run has from the cache."""
     prompt_tokens: int = 0
-    """Tokens of its prompt, which grows if it is a session that streams its input."""
+    """How many tokens the prompt has. It grows if the request streams its input."""
     wrong_from: int = 0
-    """The first block, in a run that is stale, that may hold wrong bytes."""
+    """The first block of a stale run that may have wrong bytes."""
     spoiled: bool = False
-    """It has gone on from blocks that another connector could not load."""
+    """Whether it has gone on from blocks that another connector could not load."""
     others: int = 0
-    """Tokens that another connector said it had, until it is known whether it could load them."""
+    """How many tokens another connector has promised, until their loads have ended."""
     reads_cache: bool | None = None
-    """Whether the request asked to read caches, while it is kept from reading them."""
+    """Whether the request asked to read caches, if it is kept from that now."""
     reload: Reload | None = None
     engine_fork: int = 0
     """The fork that vLLM itself found, in tokens; it may lie inside a block."""
@@ -111,20 +111,21 @@ class Tracked:
 
     @property
     def stale(self) -> bool:
-        """This run goes on from bytes that a reset has declared old, or that are not those of its
-        tokens any more: none of it is published."""
+        """Marks this run as stale: nothing of it is published.
+
+        It goes on from bytes that are outdated by a reset, or not of its tokens any more.
+        """
         return self.run.stale
 
     def steer(self, stops: set[int]) -> None:
-        """Adds boundaries, in blocks, that get a checkpoint, and at which the engine is asked to
-        end a step."""
+        """Adds boundaries, in blocks, that get a checkpoint and end a step of the engine."""
         if stops:
             self.stops |= stops
             self.run.want(stops)
             self.run.steered = True
 
     def restart(self) -> None:
-        """Forgets all that was known of the request's blocks: the engine has freed them."""
+        """Forgets the request's blocks, which the engine has freed."""
         self.run.restart()
         self.loaded = 0
         self.spoiled = False
@@ -136,21 +137,21 @@ class Tracked:
             lease.release()
 
     def drop_restore(self) -> None:
-        """Gives up what tiers below are read for."""
+        """Ends the restore from tiers below."""
         restore, self.restore = self.restore, None
         if restore is not None:
             restore.end()
 
 
 def namespace_identity(request: "Request", generation: int = 0) -> bytes:
-    """Everything that a request's bytes depend on beyond its block hashes.
+    """Everything that a request's bytes depend on besides its block hashes.
 
-    vLLM's hashes cover tokens, salt, images and the adapter's name; an adapter of the same name
-    with another id or path is another adapter, and so is one that was loaded again in place.
+    vLLM's hashes cover tokens, salt, images and the name of the LoRA. A LoRA of the same name with
+    another id or path is another one, and so is one that was loaded again in place.
 
     Args:
         request: vLLM's request.
-        generation: how often its adapter was loaded again.
+        generation: how often its LoRA was loaded again.
     """
     lora = request.lora_request
     if lora is None:

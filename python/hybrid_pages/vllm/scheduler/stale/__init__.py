@@ -1,1 +1,1 @@
-"""Bytes that must not be published: old, of a reloaded LoRA adapter, or invalid."""
+"""Bytes that must not be published: outdated, of a reloaded LoRA, or invalid."""

@@ -1,9 +1,10 @@
-"""Keeps bytes from before a reset, or of an adapter's earlier weights, from being published.
+"""Keeps bytes from before a reset, or of a LoRA's earlier weights, from being published.
 
-A reset of this cache declares everything old that was computed until then, for example because the
-weights have changed. The engine may still hold old bytes: in running requests, and in its own
-prefix cache, which it empties only when no block is in use. A request that goes on from old bytes
-is *stale*, and so is one that goes on from blocks that a stale request left in the engine's cache.
+A reset of this cache means that everything computed until then is outdated, for example because the
+weights have changed. The engine may still have outdated bytes: in running requests, and in its own
+prefix cache, which it empties only when no block is in use. A request that goes on from outdated
+bytes is *stale*, and so is one that goes on from blocks that a stale request left in the engine's
+cache.
 """
 
 import itertools
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-_MOST_ADAPTERS = 4096
-"""Adapters that are remembered, of each of two kinds; beyond, an adapter may lose its hits."""
+_MOST_LORAS = 4096
+"""How many LoRAs of each of two kinds are remembered. A forgotten one may lose its hits."""
 
 
 @dataclass
-class _Adapter:
-    """An adapter as it was last loaded again in place."""
+class _ReloadedLora:
+    """A LoRA that was loaded again in place."""
 
     generation: int
     files: tuple[object, ...] | None = None
     old_keys: frozenset[bytes] = frozenset()
-    """Keys of blocks that the engine held when the adapter was loaded again."""
+    """The keys of blocks that the engine had when the LoRA was loaded again."""
 
 
 @dataclass
@@ -62,8 +63,7 @@ class _Old:
 class Epochs:
     """Tells bytes from before a reset from those after it.
 
-    lasting: whether what is stored outlives this process, so that adapters need names by their
-    files.
+    lasting: whether entries outlive this process, so that LoRAs are named by their files.
     """
 
     def __init__(self, *, lasting: bool = False) -> None:
@@ -71,12 +71,12 @@ class Epochs:
         self._pool: BlockPool | None = None
         self._seen: Any = None
         self._old = _Old()
-        self._reloaded: dict[bytes, _Adapter] = {}
-        """Adapters that were loaded again in place, the last used one last."""
+        self._reloaded: dict[bytes, _ReloadedLora] = {}
+        """The LoRAs that were loaded again in place, the most recently used one last."""
         self._some_forgotten = False
-        """An adapter that is not in there may have been."""
+        """Whether some were forgotten, so that others may have been loaded again, too."""
         self._used: set[bytes] | None = set()
-        """Adapters that have run since the engine's own cache was last emptied; None for any."""
+        """The LoRAs that have run since the engine's own cache was last emptied; None for any."""
         self._generations = itertools.count(1)
 
     def bind(self, pool: "BlockPool") -> None:
@@ -91,8 +91,8 @@ class Epochs:
         self._seen = cached
         if emptied:  # which it does only when no request holds a block
             self._old, self._used = _Old(), set()
-            for adapter in self._reloaded.values():
-                adapter.old_keys = frozenset()
+            for lora in self._reloaded.values():
+                lora.old_keys = frozenset()
         return emptied
 
     def reset(self, requests: Iterable[Tracked], loading: Iterable[str]) -> bool:
@@ -163,13 +163,13 @@ class Epochs:
         """
         old_keys: frozenset[bytes] = frozenset()
         if tracked.request.lora_request is not None:
-            if tracked.reload is not None:  # the worker loads the adapter for this step
+            if tracked.reload is not None:  # the worker loads the LoRA for this step
                 self._reload(tracked, tracked.reload, running)
                 tracked.reload = None
             name = namespace_identity(tracked.request)
             self._note_use(name)
-            if (adapter := self._reloaded.get(name)) is not None:
-                old_keys = adapter.old_keys
+            if (lora := self._reloaded.get(name)) is not None:
+                old_keys = lora.old_keys
         if not (self._old.keys or self._old.makers or old_keys):
             return
         if (first := self._old.first_of(hit, spoiled=True)) is not None:
@@ -182,7 +182,7 @@ class Epochs:
     def _keys_in_engine(self) -> frozenset[bytes]:
         return frozenset() if self._pool is None else versions.cached_keys(self._pool)
 
-    # ---- adapters
+    # ---- LoRAs
 
     def reload(self, request: "Request", pending: Reload | None) -> Reload | None:
         """The reload that a request with ``load_inplace`` will cause once it is scheduled.
@@ -192,7 +192,7 @@ class Epochs:
             pending: the result of the last call for this request.
         """
         lora = request.lora_request
-        if lora is None or not versions.reloads_adapter(lora):
+        if lora is None or not versions.reloads_lora(lora):
             return None
         known = self._reloaded.get(namespace_identity(request))
         files = file_marks(Path(lora.lora_path))
@@ -219,20 +219,23 @@ class Epochs:
         return self._names.name(request.lora_request)
 
     def _generation(self, name: bytes) -> int:
-        """The generation of an adapter's weights. An adapter that may have been forgotten gets a
-        new one: entries of its weights are not found any more, and earlier ones never are."""
+        """The generation of a LoRA's weights.
+
+        A LoRA that may have been forgotten gets a new generation. Its earlier entries are then not
+        found any more.
+        """
         known = self._reloaded.get(name)
         if known is None:
             if not self._some_forgotten:
                 return 0
-            known = _Adapter(next(self._generations))
+            known = _ReloadedLora(next(self._generations))
         self._remember(name, known)
         return known.generation
 
-    def _remember(self, name: bytes, adapter: _Adapter) -> None:
+    def _remember(self, name: bytes, lora: _ReloadedLora) -> None:
         self._reloaded.pop(name, None)
-        self._reloaded[name] = adapter
-        if len(self._reloaded) > _MOST_ADAPTERS:
+        self._reloaded[name] = lora
+        if len(self._reloaded) > _MOST_LORAS:
             forgotten = self._reloaded.pop(next(iter(self._reloaded)))
             self._some_forgotten = True
             self._old.keys |= forgotten.old_keys
@@ -240,14 +243,14 @@ class Epochs:
     def _note_use(self, name: bytes) -> None:
         if self._used is not None:
             self._used.add(name)
-            if len(self._used) > _MOST_ADAPTERS:
+            if len(self._used) > _MOST_LORAS:
                 self._used = None
 
     def _reload(self, tracked: Tracked, reload: Reload, running: Iterable[Tracked]) -> None:
         name = namespace_identity(tracked.request)
         used = self._used is None or name in self._used
         old: frozenset[bytes] = self._keys_in_engine() if used else frozenset()
-        self._remember(name, _Adapter(reload.generation, reload.files, old_keys=old))
+        self._remember(name, _ReloadedLora(reload.generation, reload.files, old_keys=old))
         for other in running:
             same = other is not tracked and namespace_identity(other.request) == name
             if same and other.request.num_computed_tokens:

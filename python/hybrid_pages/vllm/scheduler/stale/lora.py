@@ -1,7 +1,7 @@
-"""Names of adapters (LoRA) that outlive the engine: by what is in their files.
+"""Names of LoRAs that outlive the engine: digests of their files.
 
-Name, path and number say which adapter a request means inside one engine; vLLM's prefix hashes have
-the name and the path. A later engine may find other weights under all three.
+Inside one engine the name, path and number of a LoRA tell which one a request means; vLLM's prefix
+hashes have the name and the path. A later engine may find other weights under all three.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 Marks = tuple[tuple[str, int, int, int, int], ...] | None
-"""What changes when an adapter's files are written again, times in nanoseconds last; None if they
-cannot be read here."""
+"""Names, sizes and times of a LoRA's files, which change when the files are written again; None if
+they cannot be read here."""
 
 _MOST = 4096
-"""Adapters that are remembered; one that is forgotten is read again."""
+"""How many LoRAs are remembered. A forgotten one is read again."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class _Known:
 
 
 class LastingNames:
-    """Gives each adapter a name by its files, which are read once.
+    """Names each LoRA by its files, which are read once.
 
-    An adapter whose files cannot be read, are newer than this engine, or were changed since, gets a
+    A LoRA whose files cannot be read, are newer than this engine, or were changed since, gets a
     name that no other process has: it is not known which of the contents the engine has loaded.
     """
 
@@ -48,17 +48,17 @@ class LastingNames:
         self._known: dict[tuple[object, ...], _Known] = {}
         self._process = short_lived().encode()
 
-    def name(self, adapter: LoRARequest) -> bytes:
-        """The name of an adapter that is loaded once."""
-        key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
+    def name(self, lora: LoRARequest) -> bytes:
+        """The name of a LoRA that is not loaded again in place."""
+        key = (lora.lora_name, lora.lora_int_id, lora.lora_path)
         known = self._known.pop(key, None)
         if known is None:
-            folder = _folder(adapter)
+            folder = _folder(lora)
             marks = file_marks(folder)
-            known = _Known(folder, marks, self._read(adapter, folder, marks))
+            known = _Known(folder, marks, self._read(lora, folder, marks))
         elif (marks := file_marks(known.folder)) != known.marks:
             own = repr((key, marks)).encode()
-            known = _Known(known.folder, marks, self._unnamed(adapter, own, "they have changed"))
+            known = _Known(known.folder, marks, self._unnamed(lora, own, "they have changed"))
         self._known[key] = known
         if len(self._known) > _MOST:
             del self._known[next(iter(self._known))]
@@ -68,30 +68,30 @@ class LastingNames:
         """A name inside this process, made one that no other has."""
         return b"adapter of process " + self._process + b" " + name
 
-    def _read(self, adapter: LoRARequest, folder: Path | None, marks: Marks) -> bytes:
-        own = repr((adapter.lora_name, adapter.lora_int_id, adapter.lora_path)).encode()
+    def _read(self, lora: LoRARequest, folder: Path | None, marks: Marks) -> bytes:
+        own = repr((lora.lora_name, lora.lora_int_id, lora.lora_path)).encode()
         if folder is None:
-            return self._unnamed(adapter, own, "they are not on this machine")
+            return self._unnamed(lora, own, "they are not on this machine")
         if any(max(written, changed) > self._started for *_, written, changed in marks or ()):
-            return self._unnamed(adapter, own, "they are newer than the engine")
+            return self._unnamed(lora, own, "they are newer than the engine")
         try:
             digest = digest_of(model_files(folder))
         except UnsupportedError as error:
-            return self._unnamed(adapter, own, str(error))
-        return f"adapter {versions.adapter_layout(adapter)} {digest}".encode()
+            return self._unnamed(lora, own, str(error))
+        return f"adapter {versions.lora_layout(lora)} {digest}".encode()
 
-    def _unnamed(self, adapter: LoRARequest, own: bytes, reason: str) -> bytes:
+    def _unnamed(self, lora: LoRARequest, own: bytes, reason: str) -> bytes:
         logger.warning(
             "hybrid-pages: no other engine, and no later one, finds anything of adapter %r, since "
             "its files do not name it: %s",
-            adapter.lora_name,
+            lora.lora_name,
             reason,
         )
         return self.unnamed(own)
 
 
 def file_marks(folder: Path | None) -> Marks:
-    """Marks of an adapter's files."""
+    """The marks of a LoRA's files."""
     if folder is None:
         return None
     try:
@@ -113,10 +113,10 @@ def file_marks(folder: Path | None) -> Marks:
         return None
 
 
-def _folder(adapter: LoRARequest) -> Path | None:
-    """Where an adapter's files are, as vLLM finds them (``vllm/lora/utils.py``)."""
-    path = Path(adapter.lora_path).expanduser()
+def _folder(lora: LoRARequest) -> Path | None:
+    """The folder of a LoRA's files, as vLLM finds it (``vllm/lora/utils.py``)."""
+    path = Path(lora.lora_path).expanduser()
     if path.is_absolute() or path.exists():
         return path
-    place = versions.downloaded(adapter.lora_path, None, None)
+    place = versions.downloaded(lora.lora_path, None, None)
     return None if place is None else Path(place)
