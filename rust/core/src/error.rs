@@ -115,9 +115,23 @@ impl Cause {
         }
     }
 
-    /// The error that the text tells of.
+    /// An error in its own words.
+    pub fn of(source: impl StdError + Send + Sync + 'static) -> Self {
+        Self::new(source.to_string(), source)
+    }
+
+    /// Other words for the same error.
     #[must_use]
-    pub fn source(&self) -> Option<&(dyn StdError + 'static)> {
+    pub fn map(self, words: impl FnOnce(&str) -> String) -> Self {
+        Self {
+            text: words(&self.text),
+            source: self.source,
+        }
+    }
+}
+
+impl StdError for Cause {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
         let source = self.source.as_deref()?;
         Some(source)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hybrid_pages_disk::{Disk, DiskHandle, DiskOptions, LATENCY_LIMITS_US, Latencies, Reason};
+use hybrid_pages_disk::{Disk, DiskHandle, DiskOptions, LATENCY_LIMITS_US, Latencies};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -10,7 +10,7 @@ use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
-use crate::tier::{Untaken, counts, identity_of, limit_of, policy_of};
+use crate::tier::{Untaken, connect, counts, policy_of, settle};
 
 /// Entries on a local disk, for one cache.
 #[pyclass(frozen, name = "Disk", module = "hybrid_pages._core")]
@@ -64,9 +64,9 @@ impl PyDisk {
         arena: &PyArena,
         identity: &Bound<'_, PyBytes>,
     ) -> PyResult<()> {
-        let identity = identity_of(identity)?;
-        py.detach(|| self.handle.connect(&arena.inner, &identity))
-            .map_err(to_py)
+        connect(py, identity, |identity| {
+            self.handle.connect(&arena.inner, identity)
+        })
     }
 
     fn describe(&self, py: Python<'_>, about: &str) {
@@ -74,8 +74,7 @@ impl PyDisk {
     }
 
     fn settle(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        let limit = limit_of(seconds)?;
-        Ok(py.detach(|| self.handle.settle(limit)))
+        settle(py, seconds, |limit| self.handle.settle(limit))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -87,9 +86,7 @@ impl PyDisk {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.handle.stats();
-        let failures = Reason::ALL.map(|reason| (reason.name(), stats.failed(reason)));
-        counts(py, &stats.fields(), failures.into_iter())
+        counts(py, &self.handle.stats())
     }
 
     fn latencies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use hybrid_pages_mooncake::{Mooncake, MooncakeHandle, MooncakeOptions, Reason};
+use hybrid_pages_mooncake::{Mooncake, MooncakeHandle, MooncakeOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -11,7 +11,7 @@ use crate::arena::PyArena;
 use crate::error::to_py;
 use crate::geometry::PyGeometry;
 use crate::number::Whole;
-use crate::tier::{Untaken, counts, identity_of, limit_of, policy_of};
+use crate::tier::{Untaken, connect, counts, policy_of, settle};
 
 /// Entries in a Mooncake Store, for one cache.
 #[pyclass(frozen, name = "Mooncake", module = "hybrid_pages._core")]
@@ -72,14 +72,13 @@ impl PyMooncake {
         arena: &PyArena,
         identity: &Bound<'_, PyBytes>,
     ) -> PyResult<()> {
-        let identity = identity_of(identity)?;
-        py.detach(|| self.handle.connect(&arena.inner, &identity))
-            .map_err(to_py)
+        connect(py, identity, |identity| {
+            self.handle.connect(&arena.inner, identity)
+        })
     }
 
     fn settle(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        let limit = limit_of(seconds)?;
-        Ok(py.detach(|| self.handle.settle(limit)))
+        settle(py, seconds, |limit| self.handle.settle(limit))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -91,9 +90,7 @@ impl PyMooncake {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.handle.stats();
-        let failures = Reason::ALL.map(|reason| (reason.name(), stats.failed(reason)));
-        counts(py, &stats.fields(), failures.into_iter())
+        counts(py, &self.handle.stats())
     }
 
     fn __repr__(&self) -> String {

@@ -4,12 +4,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use hybrid_pages::cache::CacheConfig;
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Error, Result};
 use hybrid_pages::geometry::Geometry;
 use hybrid_pages::guarded::lock;
 use hybrid_pages::policy::{self, Policy};
 use hybrid_pages::tier::Below;
-use hybrid_pages_tiers::Identity;
+use hybrid_pages_tiers::{Counts, Failure as _, Identity};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -66,37 +66,45 @@ pub fn policy_of(name: &str, geometry: &Geometry, slot_bytes: usize) -> PyResult
     policy::by_name(name, config.shape()).map_err(to_py)
 }
 
-pub fn identity_of(identity: &Bound<'_, PyBytes>) -> PyResult<Identity> {
+/// Connects a tier for an identity, which Python gives as bytes.
+pub fn connect(
+    py: Python<'_>,
+    identity: &Bound<'_, PyBytes>,
+    connect: impl Send + FnOnce(&Identity) -> Result<()>,
+) -> PyResult<()> {
     let bytes = identity.as_bytes();
-    Identity::try_from(bytes).map_err(|_| {
+    let identity = Identity::try_from(bytes).map_err(|_| {
         to_py(Error::InvalidArgument(format!(
             "identity: expected {} bytes, found {}",
             size_of::<Identity>(),
             bytes.len()
         )))
-    })
+    })?;
+    py.detach(|| connect(&identity)).map_err(to_py)
 }
 
-pub fn limit_of(seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
+/// Waits for a tier's copies for at most so many seconds.
+pub fn settle(
+    py: Python<'_>,
+    seconds: f64,
+    settle: impl Send + FnOnce(Duration) -> bool,
+) -> PyResult<bool> {
+    let limit = Duration::try_from_secs_f64(seconds).map_err(|_| {
         to_py(Error::InvalidArgument(format!(
             "seconds: expected a number from 0 on, found {seconds}"
         )))
-    })
+    })?;
+    Ok(py.detach(|| settle(limit)))
 }
 
-/// Counts by name, and failures by reason as `failed_REASON`.
-pub fn counts<'py>(
-    py: Python<'py>,
-    fields: &[(&str, u64)],
-    failures: impl Iterator<Item = (&'static str, u64)>,
-) -> PyResult<Bound<'py, PyDict>> {
+/// The counts of a tier by name, and failures of each kind as `failed_KIND`.
+pub fn counts<'py, C: Counts>(py: Python<'py>, counts: &C) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    for (name, value) in fields {
+    for (name, value) in counts.fields() {
         dict.set_item(name, value)?;
     }
-    for (reason, value) in failures {
-        dict.set_item(format!("failed_{reason}"), value)?;
+    for (kind, value) in C::Failure::ALL.iter().zip(counts.failures()) {
+        dict.set_item(format!("failed_{}", kind.name()), value)?;
     }
     Ok(dict)
 }

@@ -5,7 +5,7 @@ use crate::support;
 use std::path::Path;
 use std::time::Duration;
 
-use hybrid_pages_disk::Reason;
+use hybrid_pages_disk::DiskFailure;
 use support::{Engine, Setup, change};
 
 const PROMPTS: [&str; 2] = ["abc", "xyz"];
@@ -189,7 +189,7 @@ fn an_index_that_was_never_whole_is_no_damage() {
     std::fs::write(&index, b"").unwrap();
     assert_eq!(PROMPTS.map(|prompt| setup.engine().restore(prompt)), [0, 0]);
     let engine = heals(&setup);
-    assert_eq!(engine.stats().failed(Reason::IndexDamaged), 0);
+    assert_eq!(engine.stats().failed(DiskFailure::IndexDamaged), 0);
     assert!(!setup.store().join("index.new").exists());
 }
 
@@ -200,7 +200,7 @@ fn a_damaged_index_is_kept_under_another_name() {
     stock(&setup);
     change(&setup.store().join("index.redb"), |bytes| bytes.fill(0x55));
     let engine = setup.engine();
-    assert_eq!(engine.stats().failed(Reason::IndexDamaged), 1);
+    assert_eq!(engine.stats().failed(DiskFailure::IndexDamaged), 1);
     assert!(engine.below.take_notes()[0].contains("is set aside"));
     assert!(setup.store().join("index.damaged").exists());
 }
@@ -218,7 +218,7 @@ fn entries_in_each_others_cells_are_not_shown() {
     for prompt in PROMPTS {
         engine.restore(prompt);
     }
-    assert!(engine.stats().failed(Reason::Header) > 0);
+    assert!(engine.stats().failed(DiskFailure::Header) > 0);
     drop(engine);
     drop(heals(&setup));
 }
@@ -235,7 +235,7 @@ fn bytes_that_were_written_wrong_are_found_out() {
     // Both have ended before the cache learns of either: the end of the page would undo the other.
     assert!(engine.below.settle(Duration::from_secs(10)));
     engine.settle();
-    assert_eq!(engine.stats().failed(Reason::Source), 2);
+    assert_eq!(engine.stats().failed(DiskFailure::Source), 2);
     assert_eq!((engine.stats().writes, engine.tier().usage.entries), (0, 0));
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use door::{BadDoor, Fault};
-use hybrid_pages_disk::Reason;
+use hybrid_pages_disk::DiskFailure;
 use support::{Engine, LIMIT, Setup, geometry};
 
 fn with_door(path: &std::path::Path) -> (Setup, BadDoor) {
@@ -39,8 +39,8 @@ fn wait(what: &str, mut until: impl FnMut() -> bool) {
 #[test]
 fn a_read_that_fails_costs_that_entry_and_it_is_written_again() {
     for (fault, reason) in [
-        (Fault::Reads(ErrorKind::Other), Reason::Read),
-        (Fault::Flip, Reason::Checksum),
+        (Fault::Reads(ErrorKind::Other), DiskFailure::Read),
+        (Fault::Flip, DiskFailure::Checksum),
     ] {
         let place = tempfile::tempdir().unwrap();
         let (mut setup, door) = with_door(place.path());
@@ -91,7 +91,7 @@ fn small_entries_in_adjacent_cells_are_read_together_and_fail_alone() {
         engine.settle();
         assert!(door.longest_read() >= 4 * PAGE_CELL as usize);
         let failed = u64::from(unreadable.is_some());
-        assert_eq!(engine.stats().failed(Reason::Read), failed);
+        assert_eq!(engine.stats().failed(DiskFailure::Read), failed);
         assert_eq!(engine.stats().reads, 9 - failed, "8 pages and a checkpoint");
         assert_eq!(engine.restore("abcdefgh"), if failed == 0 { 8 } else { 4 });
     }
@@ -122,7 +122,7 @@ fn a_sector_that_fails_slowly_takes_no_disk_out() {
         engine.stats().reading == 0
     });
     let stats = engine.stats();
-    assert_eq!((stats.outages, stats.failed(Reason::Read)), (0, 1));
+    assert_eq!((stats.outages, stats.failed(DiskFailure::Read)), (0, 1));
     door.mend();
     assert_eq!(engine.restore("abcdefgh"), 4);
 }
@@ -144,7 +144,9 @@ fn a_lost_checkpoint_costs_a_shallower_resume() {
             .promote(engine.namespace, &support::cache_support::keys("abcd"), 0)
             .unwrap()
     );
-    wait("the failure", || engine.stats().failed(Reason::Read) == 1);
+    wait("the failure", || {
+        engine.stats().failed(DiskFailure::Read) == 1
+    });
     door.mend();
     assert_eq!(engine.restore("abcd"), 2);
 }
@@ -165,9 +167,9 @@ fn calls_that_move_less_than_asked_are_continued() {
 #[test]
 fn writes_that_are_refused_cost_those_entries_alone() {
     for (kind, reason) in [
-        (ErrorKind::StorageFull, Reason::Full),
-        (ErrorKind::ReadOnlyFilesystem, Reason::Write),
-        (ErrorKind::Other, Reason::Write),
+        (ErrorKind::StorageFull, DiskFailure::Full),
+        (ErrorKind::ReadOnlyFilesystem, DiskFailure::Write),
+        (ErrorKind::Other, DiskFailure::Write),
     ] {
         let place = tempfile::tempdir().unwrap();
         let (mut setup, door) = with_door(place.path());
@@ -199,7 +201,9 @@ fn an_index_that_cannot_be_written_is_made_anew() {
         let engine = stocked(&setup);
         door.set("index", fault);
         engine.store("new");
-        wait("the failure", || engine.stats().failed(Reason::Index) > 0);
+        wait("the failure", || {
+            engine.stats().failed(DiskFailure::Index) > 0
+        });
         assert_eq!(engine.restore("abc"), 3, "{fault:?}");
         door.mend();
         engine.settle();
@@ -224,7 +228,7 @@ fn a_hang_costs_the_deadline_once_and_the_disk_comes_back() {
     assert!(door.hanging() > 0);
     let stats = engine.stats();
     assert_eq!((stats.outages, stats.out), (1, true));
-    assert!(stats.failed(Reason::Deadline) > 0);
+    assert!(stats.failed(DiskFailure::Deadline) > 0);
     assert_eq!(stats.reading, 0);
     // Out: nothing is found, nothing taken, nobody waits.
     assert_eq!(engine.restore("xyz"), 0);
@@ -306,7 +310,7 @@ fn a_clear_does_not_wait_for_a_disk_that_hangs() {
     let engine = stocked(&setup);
     door.set("", Fault::Hang);
     engine.cache.clear();
-    assert!(engine.stats().failed(Reason::Directory) > 0);
+    assert!(engine.stats().failed(DiskFailure::Directory) > 0);
     assert_eq!(engine.restore("abc"), 0);
     assert!(setup.store().exists());
     // Nobody else gets the directory while it may still be moved away.

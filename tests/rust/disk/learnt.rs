@@ -11,7 +11,7 @@ use door::BadDoor;
 use hybrid_pages::cache::Arrival;
 use hybrid_pages::ids::{EntryId, TenantId};
 use hybrid_pages::policy::{self, Hints, NewEntry, NewRequest, Policy};
-use hybrid_pages_disk::Reason;
+use hybrid_pages_disk::DiskFailure;
 use redb::{Database, ReadableDatabase, TableDefinition};
 use support::cache_support::keys;
 use support::{Engine, LIMIT, Setup};
@@ -158,7 +158,7 @@ fn what_makes_no_sense_is_learned_anew_and_costs_no_entry() {
             let expected = if what == "whole" { &learnt } else { &fresh };
             assert!(found == *expected, "{what}");
             let stats = engine.stats();
-            assert_eq!(stats.failed(Reason::Learnt), failures, "{what}");
+            assert_eq!(stats.failed(DiskFailure::Learnt), failures, "{what}");
             assert_eq!(stats.failures.iter().sum::<u64>(), failures, "{what}");
             assert_eq!(engine.below.take_notes().len() as u64, failures, "{what}");
             assert_eq!(engine.restore("abcd"), 4, "{what}");

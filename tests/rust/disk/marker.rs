@@ -5,7 +5,7 @@ use crate::support;
 use std::fs;
 
 use hybrid_pages::error::Error;
-use hybrid_pages_disk::{DiskTree, Reason};
+use hybrid_pages_disk::{DiskFailure, DiskTree};
 use support::Setup;
 
 const MARKER: &str = "hybrid-pages-disk";
@@ -22,7 +22,7 @@ fn mends(setup: &Setup, bytes: &[u8], what: &str) {
     assert_eq!(fs::read(&marker).unwrap(), bytes, "{what}: tools only look");
     let engine = setup.engine();
     assert_eq!(engine.restore("abc"), 3, "{what}");
-    assert_eq!(engine.stats().failed(Reason::Directory), 1, "{what}");
+    assert_eq!(engine.stats().failed(DiskFailure::Directory), 1, "{what}");
     assert!(engine.below.take_notes()[0].contains("written anew"));
     assert_eq!(fs::read(&marker).unwrap(), OURS, "{what}");
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use hybrid_pages_disk::{DiskHandle, Door, DoorFile, Reason, SystemDoor};
+use hybrid_pages_disk::{DiskFailure, DiskHandle, Door, DoorFile, SystemDoor};
 use support::cache_support::keys;
 use support::{Engine, LIMIT, Setup};
 
@@ -128,7 +128,7 @@ fn work(engine: &Engine) {
 /// Whether it happened in the index alone, which is made anew then.
 fn of_the_index(disk: &DiskHandle) -> bool {
     let stats = disk.stats();
-    let failed = stats.failed(Reason::Index) + stats.failed(Reason::IndexDamaged);
+    let failed = stats.failed(DiskFailure::Index) + stats.failed(DiskFailure::IndexDamaged);
     !stats.out && failed > 0
 }
 

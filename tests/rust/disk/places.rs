@@ -13,7 +13,7 @@ use hybrid_pages::ids::EntryKey;
 use hybrid_pages::policy;
 use hybrid_pages::tier::{Below as _, Found};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_disk::{Disk, Reason};
+use hybrid_pages_disk::{Disk, DiskFailure};
 use support::cache_support::keys;
 use support::{Setup, hex};
 
@@ -267,16 +267,16 @@ fn a_directory_that_cannot_be_removed_makes_the_room_smaller() {
         engine.settle();
     }
     let stats = engine.stats();
-    assert_eq!(stats.failed(Reason::Directory), 1);
+    assert_eq!(stats.failed(DiskFailure::Directory), 1);
     assert_eq!(stats.quota_bytes, PROMPT + PAGE);
-    let failed = stats.failed(Reason::Quota);
+    let failed = stats.failed(DiskFailure::Quota);
     let writes = stats.writes;
     for prompt in ["pqr", "stu"] {
         engine.store(prompt);
         engine.settle();
         engine.audit();
     }
-    assert_eq!(engine.stats().failed(Reason::Quota), failed);
+    assert_eq!(engine.stats().failed(DiskFailure::Quota), failed);
     assert_eq!(
         engine.stats().writes - writes,
         8,
@@ -299,7 +299,7 @@ fn what_was_cleared_counts_until_it_is_removed() {
     let engine = setup.engine();
     engine.keep("xyz");
     let stats = engine.stats();
-    assert_eq!(stats.failed(Reason::Directory), 1);
+    assert_eq!(stats.failed(DiskFailure::Directory), 1);
     assert!(setup.options.quota_bytes - stats.quota_bytes >= PROMPT);
 }
 
@@ -352,7 +352,7 @@ fn what_earlier_processes_left_goes_when_cells_are_needed() {
         assert_on_disk(&setup);
     }
     assert!(engine.stats().left_over < 8);
-    assert_eq!(engine.stats().failed(Reason::Quota), 0);
+    assert_eq!(engine.stats().failed(DiskFailure::Quota), 0);
     drop(engine);
     let engine = setup.engine();
     for prompt in ["abc", "jkl", "mno"] {
@@ -397,7 +397,7 @@ fn the_quota_holds_whatever_is_written() {
         engine.audit();
         assert_on_disk(&setup);
     }
-    assert_eq!(engine.stats().failed(Reason::Quota), 0);
+    assert_eq!(engine.stats().failed(DiskFailure::Quota), 0);
     assert!(engine.tier().usage.evicted > 0);
     assert_eq!(engine.restore("zbc"), 3);
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use door::BadDoor;
-use hybrid_pages_disk::{DiskTree, Reason};
+use hybrid_pages_disk::{DiskFailure, DiskTree};
 use support::{Engine, Setup, hex};
 
 /// Bytes of a page's cell and of a checkpoint's.
@@ -65,7 +65,11 @@ fn through(quotas: &[u64], crash: bool) {
         door.pass(3600); // What was used longest ago goes.
         let engine = setup.engine();
         let stats = engine.stats();
-        for reason in [Reason::Record, Reason::Short, Reason::IndexDamaged] {
+        for reason in [
+            DiskFailure::Record,
+            DiskFailure::Short,
+            DiskFailure::IndexDamaged,
+        ] {
             assert_eq!(stats.failed(reason), 0, "{what}: {reason:?}");
         }
         assert!(stats.live_bytes <= quota, "{what}");

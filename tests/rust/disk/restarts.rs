@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::error::Result;
 use hybrid_pages_arena::Arena;
-use hybrid_pages_disk::{DiskHandle, DiskTree, Reason, SystemDoor};
+use hybrid_pages_disk::{DiskFailure, DiskHandle, DiskTree, SystemDoor};
 use hybrid_pages_tiers::Identity;
 
 use super::arena_engine::{Handle, LIMIT};
@@ -78,7 +78,11 @@ impl Left {
             let stats = engine.stats();
             if let Some(entries) = entries {
                 assert_eq!(stats.entries, entries, "{restart}: {stats:?}");
-                for lost in [Reason::Record, Reason::Short, Reason::IndexDamaged] {
+                for lost in [
+                    DiskFailure::Record,
+                    DiskFailure::Short,
+                    DiskFailure::IndexDamaged,
+                ] {
                     assert_eq!(stats.failed(lost), 0, "{restart}: {stats:?}");
                 }
             }

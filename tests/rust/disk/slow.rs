@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use door::{BadDoor, Fault};
 use hybrid_pages::geometry::{Dtype, Geometry, Group, Layer, Segment};
 use hybrid_pages::ids::ClassKind;
-use hybrid_pages_disk::Reason;
+use hybrid_pages_disk::DiskFailure;
 use support::{Engine, LIMIT, Setup, geometry};
 
 fn with_door(path: &std::path::Path) -> (Setup, BadDoor) {
@@ -158,7 +158,7 @@ fn a_checkpoint_that_could_not_be_read_is_asked_for_until_it_is_written_again() 
     assert_eq!(engine.restore("abc"), 0);
     door.mend();
     engine.settle();
-    assert_eq!(engine.stats().failed(Reason::Read), 1);
+    assert_eq!(engine.stats().failed(DiskFailure::Read), 1);
     assert_eq!(engine.restore("abc"), 0, "it is gone");
     engine.store("abc");
     engine.settle();

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hybrid_pages_disk::{Door, DoorFile, Reason, SystemDoor};
+use hybrid_pages_disk::{DiskFailure, Door, DoorFile, SystemDoor};
 use support::{Engine, LIMIT, Setup};
 
 const EIO: i32 = 5;
@@ -295,10 +295,10 @@ fn what_is_cleared_before_the_disk_could_be_opened_is_gone_when_it_is() {
     let stock = Stock::new(false);
     stock.door.refuse(0, usize::MAX, EIO);
     let mut engine = stock.setup.engine();
-    let before = engine.stats().failed(Reason::Directory);
+    let before = engine.stats().failed(DiskFailure::Directory);
     engine.cache.clear();
     engine.weights += 1;
-    assert_eq!(engine.stats().failed(Reason::Directory), before + 1);
+    assert_eq!(engine.stats().failed(DiskFailure::Directory), before + 1);
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("what was cleared"), "{notes}");
     stock.door.mend();

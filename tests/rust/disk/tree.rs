@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hybrid_pages::error::Error;
-use hybrid_pages_disk::{DiskTree, LaneView, Limits, Reason, Verdict};
+use hybrid_pages_disk::{DiskFailure, DiskTree, LaneView, Limits, Verdict};
 use support::{IDENTITY, Setup, change, hex};
 
 const LANE: &str = "lane-0";
@@ -109,9 +109,9 @@ fn what_is_bad_is_named_and_left_as_it_is() {
     let mut found: Vec<_> = verdict.bad.iter().map(|it| (it.cell, it.reason)).collect();
     found.sort_by_key(|(cell, _)| *cell);
     let expected = [
-        (0, Reason::Checksum),
-        (1, Reason::Header),
-        (5, Reason::Short),
+        (0, DiskFailure::Checksum),
+        (1, DiskFailure::Header),
+        (5, DiskFailure::Short),
     ];
     assert_eq!(found, expected);
     assert_eq!(verdict.reasons().len(), 3);
@@ -312,7 +312,7 @@ fn an_engine_can_start_while_much_is_removed() {
         assert_eq!(done.join().unwrap().failed, [""; 0]);
         engine.settle();
         engine.audit();
-        assert_eq!(engine.stats().failed(Reason::Directory), 0);
+        assert_eq!(engine.stats().failed(DiskFailure::Directory), 0);
     });
     assert!(!cleared.exists());
 }
@@ -396,7 +396,7 @@ fn more_than_fits_is_not_written_down() {
     let setup = Setup::small(folder.path());
     let engine = setup.engine();
     engine.below.describe(&"x".repeat((1 << 20) + 1));
-    assert_eq!(engine.stats().failed(Reason::Upkeep), 1);
+    assert_eq!(engine.stats().failed(DiskFailure::Upkeep), 1);
     assert_eq!(lane(&setup).identities[0].about, None);
     engine.below.describe("{}");
     assert_eq!(lane(&setup).identities[0].about.as_deref(), Some("{}"));

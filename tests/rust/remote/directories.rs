@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use hybrid_pages_remote::{Place, Reason};
+use hybrid_pages_remote::{Place, RemoteFailure};
 use support::{Engine, Setup};
 
 /// Set in a process that may mount.
@@ -88,7 +88,7 @@ fn fails(engine: &Engine) -> String {
         told.borrow().contains("writes pause")
     });
     let stats = engine.stats();
-    assert!(stats.failed(Reason::Write) >= 3, "{stats:?}");
+    assert!(stats.failed(RemoteFailure::Write) >= 3, "{stats:?}");
     assert!(!stats.out, "reads go on");
     told.into_inner()
 }
@@ -161,7 +161,7 @@ fn a_directory_that_is_replaced_has_what_is_in_the_new_one() {
     assert_eq!(engine.ask("abc"), 3);
     mount(folder.path(), &SMALL);
     assert_eq!(engine.restore("abc"), 0);
-    assert!(engine.stats().failed(Reason::Gone) > 0);
+    assert!(engine.stats().failed(RemoteFailure::Gone) > 0);
     writes_again(&engine, &setup);
     assert_eq!((packs(folder.path()).len(), engine.stats().outages), (1, 0));
     run("umount", &[folder.path().to_str().unwrap()]);
@@ -203,8 +203,8 @@ fn a_pack_that_lost_its_end_is_missed_and_others_are_read() {
         assert_eq!(engine.restore("abcdefgh"), 0);
     }
     let stats = engine.stats();
-    assert!(stats.failed(Reason::Short) > 0, "{stats:?}");
-    assert_eq!((stats.failed(Reason::Read), stats.outages), (0, 0));
+    assert!(stats.failed(RemoteFailure::Short) > 0, "{stats:?}");
+    assert_eq!((stats.failed(RemoteFailure::Read), stats.outages), (0, 0));
     assert_eq!(stats.packs, 1, "it is not looked at again");
     assert_eq!(engine.serve("xyz"), 3);
 }

@@ -5,7 +5,7 @@ use crate::support;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use hybrid_pages_remote::{Place, Reason, RemoteStats};
+use hybrid_pages_remote::{Place, RemoteFailure, RemoteStats};
 use support::{Engine, Fault, LIMIT, Setup, Store, geometry};
 
 const DEADLINE: Duration = Duration::from_millis(150);
@@ -22,9 +22,9 @@ fn stocked() -> (std::sync::Arc<Store>, Setup, Engine) {
 }
 
 fn failures(stats: &RemoteStats) -> Vec<&'static str> {
-    let all = Reason::ALL.into_iter();
-    all.filter(|&reason| stats.failed(reason) > 0)
-        .map(Reason::name)
+    let all = RemoteFailure::ALL.iter();
+    all.filter(|reason| stats.failed(**reason) > 0)
+        .map(|reason| reason.name())
         .collect()
 }
 
@@ -103,7 +103,7 @@ fn one_damaged_pack_is_no_outage() {
     engine.until("ended", |engine| engine.stats().reading == 0);
     let stats = engine.stats();
     assert!(stats.gets >= before + 3, "{stats:?}");
-    assert!(stats.failed(Reason::Checksum) >= 3, "{stats:?}");
+    assert!(stats.failed(RemoteFailure::Checksum) >= 3, "{stats:?}");
     assert_eq!(stats.outages, 0);
 }
 
@@ -148,7 +148,10 @@ fn every_damaged_pack_is_refused_or_its_entries_are() {
         store.write(&name, whole.slice(..length));
         let engine = setup.engine();
         assert_eq!(engine.serve("abc"), 0, "{length} bytes");
-        assert!(engine.stats().failed(Reason::Table) > 0, "{length} bytes");
+        assert!(
+            engine.stats().failed(RemoteFailure::Table) > 0,
+            "{length} bytes"
+        );
     }
     store.write(&name, [&whole[..], b"more"].concat());
     assert_eq!(setup.engine().serve("abc"), 0);
@@ -169,7 +172,7 @@ fn packs_whose_names_were_swapped_are_refused() {
     store.write(second, a.clone());
     let engine = setup.engine();
     assert_eq!((engine.serve("abc"), engine.serve("xyz")), (0, 0));
-    assert_eq!(engine.stats().failed(Reason::Table), 2);
+    assert_eq!(engine.stats().failed(RemoteFailure::Table), 2);
 }
 
 #[test]
@@ -253,7 +256,7 @@ fn a_store_that_takes_no_writes_still_serves_reads() {
     }
     let stats = engine.stats();
     assert!(
-        stats.failed(Reason::Write) > 0 && stats.dropped > 0,
+        stats.failed(RemoteFailure::Write) > 0 && stats.dropped > 0,
         "{stats:?}"
     );
     assert_eq!(engine.serve("abcdef"), 6);
@@ -295,7 +298,7 @@ fn slots_that_change_while_they_are_written_are_not_shared() {
         .write(slots[0], &vec![1; engine.arena.slot_bytes()])
         .unwrap();
     engine.settle();
-    assert_eq!(engine.stats().failed(Reason::Source), 1);
+    assert_eq!(engine.stats().failed(RemoteFailure::Source), 1);
     assert_eq!(setup.engine().serve("a"), 0);
 }
 
@@ -369,7 +372,7 @@ fn slots_that_change_while_they_are_written_to_a_directory_are_left_out() {
         .unwrap();
     engine.settle();
     let stats = engine.stats();
-    assert_eq!((stats.failed(Reason::Source), stats.writes), (1, 2));
+    assert_eq!((stats.failed(RemoteFailure::Source), stats.writes), (1, 2));
     let names = files(folder.path());
     assert_eq!(names.len(), 2, "nothing but packs: {names:?}");
     assert!(setup.engine().serve("xy") < 2);
@@ -388,7 +391,7 @@ fn a_directory_that_takes_no_writes_serves_reads() {
     std::fs::write(packs, b"").unwrap();
     engine.store("xyz");
     engine.settle();
-    assert_eq!(engine.stats().failed(Reason::Write), 4);
+    assert_eq!(engine.stats().failed(RemoteFailure::Write), 4);
     assert_eq!(engine.stats().writes, 0);
     std::fs::remove_file(packs).unwrap();
     std::fs::rename(&aside, packs).unwrap();
@@ -464,7 +467,7 @@ fn a_reset_takes_back_what_was_written_though_the_client_panics() {
     store.set(|faults| faults.puts = Fault::Panics);
     engine.cache.clear();
     engine.until("panicked", |engine| {
-        engine.stats().failed(Reason::Panic) > 0
+        engine.stats().failed(RemoteFailure::Panic) > 0
     });
     store.set(|faults| *faults = Default::default());
     engine.settle();

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use hybrid_pages_remote::{Place, Reason};
+use hybrid_pages_remote::{Place, RemoteFailure};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -152,14 +152,14 @@ fn of_an_answer_without_end_no_more_is_read_than_was_asked_for() {
     assert_eq!(engine.ask("abcdef"), 6);
     store.gets.store(true, Ordering::SeqCst);
     assert_eq!(engine.restore("abcdef"), 0);
-    assert_eq!(engine.stats().failed(Reason::Short), 7);
+    assert_eq!(engine.stats().failed(RemoteFailure::Short), 7);
     let asked = store.largest.load(Ordering::SeqCst);
     let taken = store.taken.swap(0, Ordering::SeqCst);
     assert!(taken <= asked + 2000, "{taken} of {asked}");
     // The same of tables.
     let other = setup.engine();
     assert_eq!(other.ask("abcdef"), 0);
-    assert_eq!(other.stats().failed(Reason::Table), 1);
+    assert_eq!(other.stats().failed(RemoteFailure::Table), 1);
     let taken = store.taken.load(Ordering::SeqCst);
     assert!(taken <= 4000, "{taken}");
     store.gets.store(false, Ordering::SeqCst);
@@ -172,7 +172,9 @@ fn a_listing_without_end_ends() {
     setup.options.most_entries = 100;
     store.lists.store(true, Ordering::SeqCst);
     let engine = setup.engine();
-    engine.until("ended", |engine| engine.stats().failed(Reason::List) > 0);
+    engine.until("ended", |engine| {
+        engine.stats().failed(RemoteFailure::List) > 0
+    });
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("expected a listing of at most"), "{notes}");
     store.lists.store(false, Ordering::SeqCst);
@@ -208,7 +210,7 @@ fn a_table_that_no_pack_has_is_not_asked_for() {
     store.largest.store(0, Ordering::SeqCst);
     let engine = setup.engine();
     assert_eq!(engine.ask("abcdef"), 6);
-    assert_eq!(engine.stats().failed(Reason::Table), 4);
+    assert_eq!(engine.stats().failed(RemoteFailure::Table), 4);
     assert_eq!(store.largest.load(Ordering::SeqCst), told as u64);
 }
 
@@ -232,7 +234,10 @@ fn shares(setup: &Setup) -> Engine {
     assert_eq!(engine.serve("abcdef"), 6, "{:?}", engine.below.take_notes());
     engine.keep("xyz");
     let stats = engine.stats();
-    assert_eq!((stats.failures, stats.out), ([0; Reason::ALL.len()], false));
+    assert_eq!(
+        (stats.failures, stats.out),
+        ([0; RemoteFailure::ALL.len()], false)
+    );
     engine
 }
 
@@ -281,7 +286,9 @@ fn a_reset_makes_no_directory_that_has_left() {
     let aside = folder.path().with_extension("aside");
     std::fs::rename(folder.path(), &aside).unwrap();
     engine.cache.clear();
-    engine.until("told", |engine| engine.stats().failed(Reason::Remove) > 1);
+    engine.until("told", |engine| {
+        engine.stats().failed(RemoteFailure::Remove) > 1
+    });
     assert!(!folder.path().exists());
     std::fs::rename(&aside, folder.path()).unwrap();
     engine.settle();

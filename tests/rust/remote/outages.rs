@@ -4,7 +4,7 @@ use crate::support;
 
 use std::time::{Duration, Instant};
 
-use hybrid_pages_remote::{Admit, Reason, RemoteStats};
+use hybrid_pages_remote::{Admit, RemoteFailure, RemoteStats};
 use support::cache_support::{keys, whole};
 use support::{Engine, Fault, Setup, Store, geometry, table_bytes, under_the_name_of};
 
@@ -98,7 +98,9 @@ fn removals_that_hang_do_not_end_uploads() {
     store.set(|faults| (faults.puts, faults.deletes) = (Fault::Hangs, Fault::Hangs));
     let engine = setup.engine();
     engine.store("abc");
-    engine.until("failed", |engine| engine.stats().failed(Reason::Write) >= 4);
+    engine.until("failed", |engine| {
+        engine.stats().failed(RemoteFailure::Write) >= 4
+    });
     store.set(|faults| *faults = Default::default());
     writes_again(&engine);
 }
@@ -120,7 +122,7 @@ fn packs_of_which_nothing_is_left_do_not_end_uploads() {
         engine.settle();
     }
     let stats = engine.stats();
-    assert_eq!((stats.failed(Reason::Source), stats.puts), (8, 0));
+    assert_eq!((stats.failed(RemoteFailure::Source), stats.puts), (8, 0));
     engine.keep("xyz");
     assert_eq!(setup.engine().serve("xyz"), 3);
 }
@@ -138,7 +140,10 @@ fn what_waits_behind_writes_that_hang_ends_with_them() {
     // The cache hears of it later: it would undo what builds on a page that failed.
     assert!(engine.below.settle(Duration::from_secs(60)));
     let stats = engine.stats();
-    let (failed, paused) = (stats.failed(Reason::Write), stats.failed(Reason::Paused));
+    let (failed, paused) = (
+        stats.failed(RemoteFailure::Write),
+        stats.failed(RemoteFailure::Paused),
+    );
     // Four are under way at a time, and two may begin before the third has failed.
     assert!((4..=6).contains(&failed), "{stats:?}");
     assert_eq!(failed + paused, 11, "{stats:?}");
@@ -171,7 +176,7 @@ fn tables_that_could_not_be_read_are_read_later() {
         engine.ask("other");
         engine.stats().packs == 4
     });
-    assert_eq!(engine.stats().failed(Reason::Late), 0);
+    assert_eq!(engine.stats().failed(RemoteFailure::Late), 0);
 }
 
 #[test]
@@ -192,7 +197,7 @@ fn packs_that_come_under_an_old_name_are_found_late_and_counted() {
     // As a writer's would whose clock is behind.
     store.write(&name, bytes);
     engine.until("found", |engine| engine.serve("abc") == 3);
-    assert_eq!(engine.stats().failed(Reason::Late), 1);
+    assert_eq!(engine.stats().failed(RemoteFailure::Late), 1);
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("clocks"), "{notes}");
 }
@@ -220,7 +225,7 @@ fn a_reset_that_comes_under_an_old_name_is_found_late_and_counted() {
         engine.stats().packs == 0
     });
     assert_eq!(engine.restore("abc"), 0);
-    assert_eq!(engine.stats().failed(Reason::Late), 1);
+    assert_eq!(engine.stats().failed(RemoteFailure::Late), 1);
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("clocks"), "{notes}");
 }
@@ -241,7 +246,7 @@ fn packs_that_are_listed_after_they_have_left_cost_one_request_each() {
         engine.stats().lists > 5
     });
     let stats = engine.stats();
-    assert_eq!((stats.gets, stats.failed(Reason::Gone)), (2, 2));
+    assert_eq!((stats.gets, stats.failed(RemoteFailure::Gone)), (2, 2));
     assert_eq!((stats.outages, engine.serve("abc")), (0, 0));
     // Who knew one finds out by its entries, and does not ask for its table.
     assert_eq!(known.restore("abc"), 0);
@@ -265,7 +270,7 @@ fn a_pack_that_was_gone_for_a_while_is_found_by_the_next_whole_listing() {
     assert_eq!(engine.ask("abc"), 3);
     store.delete_behind_listings();
     assert_eq!(engine.restore("abc"), 0);
-    assert!(engine.stats().failed(Reason::Gone) > 0);
+    assert!(engine.stats().failed(RemoteFailure::Gone) > 0);
     for (name, bytes) in packs {
         store.write(&name, bytes);
     }
@@ -305,7 +310,7 @@ fn a_pack_that_leaves_between_failures_is_an_answer() {
         }
     }
     let stats = engine.stats();
-    assert!(stats.failed(Reason::Read) > 0 && stats.failed(Reason::Gone) > 0);
+    assert!(stats.failed(RemoteFailure::Read) > 0 && stats.failed(RemoteFailure::Gone) > 0);
     assert_eq!(stats.outages, 0);
 }
 
@@ -330,7 +335,7 @@ fn two_packs_of_one_name_cost_a_miss() {
     }
     for engine in [&reader, &writer] {
         assert_eq!(engine.restore("abc"), 0);
-        assert!(engine.stats().failed(Reason::Checksum) > 0);
+        assert!(engine.stats().failed(RemoteFailure::Checksum) > 0);
         assert_eq!(engine.stats().outages, 0);
     }
     let third = setup.engine();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hybrid_pages::cache::Arrival;
 use hybrid_pages::policy::Hints;
-use hybrid_pages_remote::{Admit, Place, Reason};
+use hybrid_pages_remote::{Admit, Place, RemoteFailure};
 use support::cache_support::keys;
 use support::{Engine, Setup, Store, geometry};
 
@@ -139,7 +139,7 @@ fn the_last_pack_goes_out_before_the_end() {
     engine.store("abc");
     assert!(engine.below.settle(support::LIMIT));
     engine.below.close();
-    assert_eq!(engine.stats().failed(Reason::Closed), 0);
+    assert_eq!(engine.stats().failed(RemoteFailure::Closed), 0);
     assert_eq!(setup.engine().serve("abc"), 3);
 }
 
@@ -154,7 +154,7 @@ fn what_the_end_has_cut_off_is_counted_and_told() {
     engine.below.close();
     engine.below.close();
     let stats = engine.stats();
-    assert_eq!((stats.failed(Reason::Closed), stats.writing), (4, 0));
+    assert_eq!((stats.failed(RemoteFailure::Closed), stats.writing), (4, 0));
     let notes = engine.below.take_notes().join("\n");
     assert!(notes.contains("before 4 entries"), "{notes}");
 }
@@ -174,7 +174,7 @@ fn a_reset_that_could_not_be_told_is_told_when_that_works_or_the_operator_is() {
     second.cache.clear();
     for engine in [&first, &second] {
         engine.until("refused", |engine| {
-            engine.stats().failed(Reason::Remove) > 0
+            engine.stats().failed(RemoteFailure::Remove) > 0
         });
     }
     second.below.close();
@@ -221,7 +221,7 @@ fn another_identity_finds_nothing() {
     }
     let engine = other.engine();
     assert_eq!(engine.serve("abc"), 0);
-    assert!(engine.stats().failed(Reason::Table) > 0);
+    assert!(engine.stats().failed(RemoteFailure::Table) > 0);
     assert_eq!(setup.engine().serve("abc"), 3);
 }
 
@@ -336,7 +336,7 @@ fn packs_that_could_not_be_removed_after_a_reset_are_not_found_all_the_same() {
     store.set(|faults| faults.deletes = support::Fault::Fails);
     first.cache.clear();
     first.settle();
-    assert!(first.stats().failed(Reason::Remove) > 0);
+    assert!(first.stats().failed(RemoteFailure::Remove) > 0);
     assert_eq!(store.packs().len(), 1);
     assert_eq!(setup.engine().serve("abc"), 0);
 }

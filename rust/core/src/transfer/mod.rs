@@ -28,6 +28,7 @@ pub use host::HostEngine;
 pub use lanes::{TILE_BYTES, fence};
 pub use layout::{LayerMap, Layout, Run, Span};
 pub use plan::{Direction, EntryCopy, Piece, Plan, Stretch};
+pub use process::Process;
 pub use region::{Region, SlotMemory};
 pub use tile::{Tile, tile_digest};
 pub use transfers::Transfers;

@@ -1,19 +1,21 @@
-//! The process that made an engine: a fork of it has the engine's memory, and none of its threads.
+//! The process that made an engine or a tier: a fork of it has the memory, and none of the threads.
 
 use crate::error::{Error, Result};
 
-/// One process.
+/// A process, known by its number.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Process(u32);
+pub struct Process(u32);
 
 impl Process {
-    /// The one that runs this.
-    pub(super) fn current() -> Self {
+    /// The process that calls this.
+    #[must_use]
+    pub fn current() -> Self {
         Self(std::process::id())
     }
 
-    /// Whether a fork of it runs this.
-    pub(super) fn is_inherited(self) -> bool {
+    /// Whether another process calls this: a fork of it.
+    #[must_use]
+    pub fn is_inherited(self) -> bool {
         self.0 != std::process::id()
     }
 

@@ -14,7 +14,7 @@ use crate::lock;
 use crate::options::DiskOptions;
 use crate::shape::{capacity, shapes};
 use crate::shared::Shared;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::store::buffer;
 use crate::trouble::Trouble;
 use crate::uses::{Learner, Noting};
@@ -75,7 +75,9 @@ impl Disk {
             Ok(_) => {}
             Err(Trouble::Refused(error)) => return Err(error),
             Err(Trouble::Passing(reason, what)) => {
-                shared.failed(reason, &format!("{what}: it is tried again"));
+                shared
+                    .ledger
+                    .failed(reason, &format!("{what}: it is tried again"));
             }
         }
         let policy = Noting::new(policy, Arc::clone(&shared.uses));
@@ -132,7 +134,7 @@ impl Disk {
             };
         if hangs {
             lock(&shared.health).take_out();
-            shared.count(|counts| counts.outages += 1);
+            shared.ledger.count_outage();
             shared.queue.new_crew();
             shared.abandon_all();
         }
@@ -154,7 +156,7 @@ impl Disk {
     }
 
     fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
-        lock(&self.shared.ended).push(CopyEnd { copy, result });
+        self.shared.ended.add(copy, result);
     }
 
     fn is_out(&self) -> bool {
@@ -203,11 +205,13 @@ fn opens(shared: &Arc<Shared>) -> bool {
     match connect::open(shared) {
         Ok(()) => true,
         Err(Trouble::Passing(reason, what)) => {
-            shared.failed(reason, &what);
+            shared.ledger.failed(reason, &what);
             false
         }
         Err(Trouble::Refused(error)) => {
-            shared.failed(Reason::Directory, &error.to_string());
+            shared
+                .ledger
+                .failed(DiskFailure::Directory, &error.to_string());
             false
         }
     }
@@ -252,7 +256,7 @@ impl Below for Disk {
             has_store && !self.is_out() && lock(&self.shared.health).takes_writes()
         };
         if !able {
-            self.shared.count(|counts| counts.dropped += 1);
+            self.shared.ledger.count(|counts| counts.dropped += 1);
         }
         // What earlier processes left takes no room of the tier's, and is given up for what is written.
         let full = able && lock(&self.shared.book).left_fills_it();
@@ -272,7 +276,7 @@ impl Below for Disk {
         if book.entries.get(&name).is_some_and(same) {
             book.know(&name);
             drop(book);
-            shared.count(|counts| counts.spared_writes += 1);
+            shared.ledger.count(|counts| counts.spared_writes += 1);
             return self.end(copy, Ok(Vec::new()));
         }
         let store = book.store.clone().filter(|_| !out);
@@ -301,7 +305,10 @@ impl Below for Disk {
         let shared = &self.shared;
         let name = name_of(key);
         if self.is_out() {
-            shared.failed(Reason::Deadline, "expected an answer, found the disk out");
+            shared.ledger.failed(
+                DiskFailure::Deadline,
+                "expected an answer, found the disk out",
+            );
             return self.end(copy, Err(refused("a disk that answers", "an outage")));
         }
         let mut book = lock(&shared.book);
@@ -309,7 +316,10 @@ impl Below for Disk {
         let place = book.entries.get(&name).map(|record| record.place.clone());
         let (Some(place), Some(store)) = (place, book.store.clone()) else {
             drop(book);
-            shared.failed(Reason::Gone, "expected an entry, found that it had left");
+            shared.ledger.failed(
+                DiskFailure::Gone,
+                "expected an entry, found that it had left",
+            );
             return self.end(copy, Err(refused("an entry on disk", "none")));
         };
         let shape = &shared.shapes[place.class];
@@ -336,7 +346,7 @@ impl Below for Disk {
         self.check_health();
         self.follow_quota();
         self.shared.note_uses();
-        ended.append(&mut lock(&self.shared.ended));
+        self.shared.ended.take(ended);
     }
 
     fn find(&mut self, key: &EntryKey) -> Found {
@@ -346,7 +356,7 @@ impl Below for Disk {
         } else {
             lock(&self.shared.book).find(&name)
         };
-        self.shared.count(|counts| match found {
+        self.shared.ledger.count(|counts| match found {
             Some(_) => counts.hits += 1,
             None => counts.misses += 1,
         });

@@ -16,12 +16,12 @@ use crate::index::{Found, Index};
 use crate::keeper::{Keeper, owner, shrink};
 use crate::lock;
 use crate::shared::Shared;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::store::{Store, StoreNames};
 use crate::trouble::Trouble;
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{Identity, Name, Planes};
+use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Name, Planes};
 
 /// Refused calls often work a moment later: so many attempts are made at the start.
 const ATTEMPTS: u32 = 3;
@@ -33,35 +33,32 @@ const NAP: Duration = Duration::from_millis(1);
 pub(crate) fn connect(shared: &Arc<Shared>, arena: &Arena, identity: &Identity) -> Result<()> {
     let planes = Planes::of(arena, shared.ranks, shared.slot_bytes)?;
     if shared.planes.set(planes).is_err() {
-        return Err(Error::disk(
-            "expected to be connected once, found a second time: make a new cache",
-        ));
+        return Err(Error::disk(CONNECTED_TWICE));
     }
     shared.identity.get_or_init(|| *identity);
-    let mut why = String::new();
+    let mut why = Cause::from("");
     for attempt in 1..=ATTEMPTS {
         let opened = open(shared).and_then(|()| {
-            crew::start(shared, shared.queue.new_crew()).map_err(|error| {
-                Trouble::Passing(Reason::Read, Cause::new(error.to_string(), error))
-            })
+            crew::start(shared, shared.queue.new_crew())
+                .map_err(|error| Trouble::Passing(DiskFailure::Read, Cause::of(error)))
         });
         match opened {
             Ok(()) => return Ok(()),
             Err(Trouble::Refused(error)) => return Err(error),
             Err(Trouble::Passing(reason, what)) => {
-                shared.failed(reason, &what);
-                why = what.to_string();
+                shared.ledger.failed(reason, &what);
+                why = what;
                 if attempt < ATTEMPTS {
                     std::thread::sleep(PAUSE * attempt);
                 }
             }
         }
     }
-    shared.note(&format!(
+    shared.ledger.note(&format!(
         "the disk is left alone, all that is there stays, and it is tried again: {why}"
     ));
     lock(&shared.health).take_out();
-    shared.count(|counts| counts.outages += 1);
+    shared.ledger.count_outage();
     Ok(())
 }
 
@@ -81,9 +78,15 @@ pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
     let refused = |reason, what| move |error| Trouble::of(reason, &place, what, error);
     let (others, cleared) = lane
         .others(&directory, |name, error| {
-            shared.failed(Reason::Directory, &format!("cannot read {name}: {error}"));
+            shared.ledger.failed(
+                DiskFailure::Directory,
+                &format!("cannot read {name}: {error}"),
+            );
         })
-        .map_err(refused.clone()(Reason::Directory, "a list of directories"))?;
+        .map_err(refused.clone()(
+            DiskFailure::Directory,
+            "a list of directories",
+        ))?;
     let names = StoreNames {
         identity: *identity,
         epoch: 0,
@@ -93,13 +96,17 @@ pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
     let store = lane
         .identity(&directory)
         .and_then(|folder| Store::open(&*shared.options.door, folder, names, shared.shapes.len()))
-        .map_err(refused.clone()(Reason::Directory, "files of this user"))?;
-    let cells = store
-        .cells(&shared.shapes)
-        .map_err(refused.clone()(Reason::Read, "the lengths of its slabs"))?;
+        .map_err(refused.clone()(
+            DiskFailure::Directory,
+            "files of this user",
+        ))?;
+    let cells = store.cells(&shared.shapes).map_err(refused.clone()(
+        DiskFailure::Read,
+        "the lengths of its slabs",
+    ))?;
     let owner = owner(shared, &store);
     let (index, found) = Index::open(&*shared.options.door, &store.folder, &owner)
-        .map_err(refused(Reason::Index, "to open its index"))?;
+        .map_err(refused(DiskFailure::Index, "to open its index"))?;
     let keeper = Starting::new(shared)?;
     if lock(&shared.health).is_closed() {
         return Ok(()); // Too late: another process may have the lane next.
@@ -124,7 +131,10 @@ pub(crate) fn open(shared: &Arc<Shared>) -> std::result::Result<(), Trouble> {
             .collect()
     };
     if let Err(error) = store.tidy(&shared.shapes, &room) {
-        shared.failed(Reason::Upkeep, &format!("cannot give back room: {error}"));
+        shared.ledger.failed(
+            DiskFailure::Upkeep,
+            &format!("cannot give back room: {error}"),
+        );
     }
     {
         let mut book = lock(&shared.book);
@@ -159,7 +169,12 @@ impl Starting {
             .name("hybrid-pages-disk-keeper".into())
             .spawn(run)
             .map_err(|error| {
-                Trouble::of(Reason::Index, &shared.place, "a thread to start", error)
+                Trouble::of(
+                    DiskFailure::Index,
+                    &shared.place,
+                    "a thread to start",
+                    error,
+                )
             })?;
         Ok(Self { thread, index })
     }
@@ -178,7 +193,10 @@ fn forget_what_went(shared: &Shared, mut index: Index) -> Option<Index> {
     match index.commit(&changes) {
         Ok(()) => Some(index),
         Err(why) => {
-            shared.failed(Reason::Index, &format!("cannot write the index: {why}"));
+            shared.ledger.failed(
+                DiskFailure::Index,
+                &format!("cannot write the index: {why}"),
+            );
             drop(index.close());
             None
         }
@@ -192,8 +210,8 @@ pub(crate) fn clear(shared: &Arc<Shared>, book: &mut Book) {
         if shared.identity.get().is_some() {
             let what = "expected to move what was cleared away at once, found that the disk could not be opened yet: \
                         if this process is killed before that, the next one finds what was cleared";
-            shared.count(|counts| counts.failures[Reason::Directory as usize] += 1);
-            shared.note(what);
+            shared.ledger.count_failures(DiskFailure::Directory, 1);
+            shared.ledger.note(what);
         }
         return;
     }
@@ -237,7 +255,7 @@ fn set_aside(shared: &Arc<Shared>, store: &Arc<Store>) -> Option<String> {
                  before it answers, the next one finds what was cleared",
                 store.directory
             );
-            shared.failed(Reason::Directory, &what);
+            shared.ledger.failed(DiskFailure::Directory, &what);
             None
         }
     }
@@ -257,7 +275,7 @@ fn move_away(shared: &Shared, store: &Store) -> Option<String> {
         "cannot move {} away ({error}), so its index was removed: {without:?}",
         store.directory
     );
-    shared.failed(Reason::Directory, &what);
+    shared.ledger.failed(DiskFailure::Directory, &what);
     None
 }
 
@@ -273,20 +291,20 @@ fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
     let lost = is_new && aside.is_none() && cells.iter().any(|&cells| cells > 0);
     let aside = aside.or_else(|| lost.then(|| "slabs without one".to_owned()));
     if let Some(why) = aside {
-        shared.failed(
-            Reason::IndexDamaged,
+        shared.ledger.failed(
+            DiskFailure::IndexDamaged,
             &format!("expected an index, found {why}: what there was is set aside"),
         );
     }
     for _ in &damaged {
-        shared.failed(
-            Reason::Record,
+        shared.ledger.failed(
+            DiskFailure::Record,
             "expected a record of the index, found damage",
         );
     }
     if learnt.is_none_or(|learnt| !learnt.is_empty() && !shared.learner.recall(&learnt)) {
-        shared.failed(
-            Reason::Learnt,
+        shared.ledger.failed(
+            DiskFailure::Learnt,
             "expected what the policy has learned, found damage or another version: it learns anew",
         );
     }
@@ -298,8 +316,8 @@ fn take_over(shared: &Shared, found: Found, cells: &[u64]) {
         place.used = place.used.min(now);
     }
     for _ in &short {
-        shared.failed(
-            Reason::Short,
+        shared.ledger.failed(
+            DiskFailure::Short,
             "expected a whole slab, found one that ends early",
         );
     }
@@ -343,7 +361,9 @@ pub(crate) fn close(shared: &Shared) {
             return; // It may still write: the lane is free when it and the other threads have ended.
         }
         if keeper.join().is_err() {
-            shared.failed(Reason::Index, "the thread of the index panicked");
+            shared
+                .ledger
+                .failed(DiskFailure::Index, "the thread of the index panicked");
         }
     }
     if shared.has_threads() {
@@ -352,6 +372,8 @@ pub(crate) fn close(shared: &Shared) {
     if let Ok(lane) = shared.lane()
         && let Err(error) = lane.release()
     {
-        shared.failed(Reason::Directory, &format!("cannot unlock: {error}"));
+        shared
+            .ledger
+            .failed(DiskFailure::Directory, &format!("cannot unlock: {error}"));
     }
 }

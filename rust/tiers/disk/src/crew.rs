@@ -10,7 +10,7 @@ use crate::options::MAX_THREADS;
 use crate::queue::Work;
 use crate::shape::BUFFER_BYTES;
 use crate::shared::Shared;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::store::buffer;
 use hybrid_pages::error::{Cause, Error, Result};
 
@@ -25,7 +25,7 @@ pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
         .threads
         .min((2 * MAX_THREADS).saturating_sub(running));
     let mut started = Err(Cause::from(
-        "disk threads cannot start: expected a thread to return, found that all hang",
+        "expected a thread to return, found that all hang",
     ));
     for index in 0..count {
         let member = Member::of(shared);
@@ -37,14 +37,13 @@ pub(crate) fn start(shared: &Arc<Shared>, crew: u64) -> Result<()> {
             });
         match thread {
             Ok(_) => started = Ok(()),
-            Err(error) if started.is_err() => {
-                let text = format!("disk threads cannot start: {error}");
-                started = Err(Cause::new(text, error));
-            }
+            Err(error) if started.is_err() => started = Err(Cause::of(error)),
             Err(_) => {}
         }
     }
-    started.map_err(Error::disk)
+    started.map_err(|error| {
+        Error::disk(error.map(|error| format!("disk threads cannot start: {error}")))
+    })
 }
 
 /// A thread; counted until it ends, however it does. The lane isn't given back before.
@@ -70,7 +69,10 @@ impl Member {
         let mut bytes = match buffer(BUFFER_BYTES) {
             Ok(bytes) => bytes,
             Err(error) => {
-                return shared.failed(Reason::Read, &format!("no memory for a buffer: {error}"));
+                return shared.ledger.failed(
+                    DiskFailure::Read,
+                    &format!("no memory for a buffer: {error}"),
+                );
             }
         };
         while let Some(work) = shared.queue.next(crew) {

@@ -1,7 +1,7 @@
 //! A disk as its owner sees it, once the cache has the disk itself.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::connect::{close, connect};
 use crate::lock;
@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::stats::DiskStats;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::Identity;
+use hybrid_pages_tiers::{Identity, wait_until};
 
 const NAP: Duration = Duration::from_millis(2);
 
@@ -56,29 +56,24 @@ impl DiskHandle {
     /// What an operator should read: one line for the first failure of each kind, each given once.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
-        self.0.take_notes()
+        self.0.ledger.take_notes()
     }
 
     /// Waits until every copy has ended and a new process would find all that was written. False if that takes
     /// longer than the limit.
     #[must_use]
     pub fn settle(&self, limit: Duration) -> bool {
-        let begun = Instant::now();
-        loop {
+        wait_until(limit, NAP, || {
             let idle = self.0.is_idle() && {
                 let book = lock(&self.0.book);
                 let kept = book.durable == book.published && book.changes.is_empty();
                 kept || book.store.as_ref().is_none_or(|store| !store.persistent)
             };
-            if idle {
-                return true;
+            if !idle {
+                self.0.bell.ring();
             }
-            if begun.elapsed() >= limit {
-                return false;
-            }
-            self.0.bell.ring();
-            std::thread::sleep(NAP);
-        }
+            idle
+        })
     }
 
     /// Ends the copies and the threads and gives the lane back: another disk may take it. The cache may live on;

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::door::DoorFile;
 use crate::lock;
-
-/// A pause doubles so often.
-const DOUBLINGS: u32 = 6;
+use hybrid_pages_tiers::pause_after;
 
 /// What is known of a disk's answers.
 #[derive(Debug)]
@@ -57,7 +55,7 @@ impl Health {
     }
 
     fn pause(&self, times: u32) -> Duration {
-        self.retry * 2_u32.pow(times.min(DOUBLINGS))
+        pause_after(self.retry, times)
     }
 
     pub(crate) const fn is_out(&self) -> bool {
@@ -95,7 +93,7 @@ impl Health {
     /// It hangs, or can't be opened.
     pub(crate) fn take_out(&mut self) {
         self.calls.clear();
-        let longest = self.pause(DOUBLINGS);
+        let longest = self.pause(u32::MAX);
         if self.back.is_some_and(|back| back.elapsed() > longest) {
             self.outages = 0;
         }

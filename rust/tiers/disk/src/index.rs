@@ -9,22 +9,19 @@ use std::fmt::{self, Debug};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redb::{
-    BackendError, Builder, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend,
-    TableDefinition,
-};
+use redb::{Builder, Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::door::{Door, DoorFile};
+use crate::backend::{Backend, InMemory, Refused};
+use crate::door::Door;
 use crate::folder::random;
 use crate::format::{Change, DISK_FORMAT_VERSION, MAX_RANKS, Place};
 use crate::journal::{self, Journal};
-use crate::lock;
+use hybrid_pages::error::Cause;
 use hybrid_pages::policy::MOST_LEARNT;
 use hybrid_pages::transfer::panic_message;
 use hybrid_pages_tiers::{Identity, Name};
@@ -142,7 +139,7 @@ impl Index {
         door.rename(folder.as_fd(), FILE, ASIDE)?;
         let (index, mut found) = guarded(|| Self::read(door, folder, owner, &refused))
             .map_err(|why| refused.take().unwrap_or_else(|| io::Error::other(why)))?;
-        found.aside = Some(why);
+        found.aside = Some(why.to_string());
         Ok((index, found))
     }
 
@@ -150,14 +147,14 @@ impl Index {
     ///
     /// # Errors
     /// What is wrong with them.
-    pub(crate) fn read_copy(index: Vec<u8>, journal: Vec<u8>) -> Result<(Claim, Found), String> {
+    pub(crate) fn read_copy(index: Vec<u8>, journal: Vec<u8>) -> Result<(Claim, Found), Cause> {
         guarded(|| {
             let database = Builder::new()
                 .set_cache_size(CACHE_BYTES)
                 .set_check_integrity_on_open(true)
-                .create_with_backend(InMemory(Mutex::new(index)))
-                .map_err(|error| error.to_string())?;
-            let claim = claim_of(&database).map_err(|error| error.to_string())?;
+                .create_with_backend(InMemory::new(index))
+                .map_err(Cause::of)?;
+            let claim = claim_of(&database).map_err(Cause::of)?;
             let claim = claim.as_deref().and_then(Claim::decode);
             let claim = claim.ok_or("expected an index of this format, found another")?;
             let owner = Owner {
@@ -166,7 +163,7 @@ impl Index {
                 cells: claim.cells.clone(),
             };
             let loaded = load(&database, &owner.encode(), &owner);
-            let loaded = loaded.map_err(|error| error.to_string())?;
+            let loaded = loaded.map_err(Cause::of)?;
             let Loaded {
                 generation,
                 mut records,
@@ -191,7 +188,7 @@ impl Index {
         folder: &OwnedFd,
         owner: &Owner<'_>,
         refused: &Refused,
-    ) -> Result<(Self, Found), String> {
+    ) -> Result<(Self, Found), Cause> {
         let open = |name| refused.call(door.open(folder.as_fd(), name, false));
         let mut file = open(FILE)?;
         let is_new = refused.call(file.length())? == 0;
@@ -208,16 +205,16 @@ impl Index {
             .set_cache_size(CACHE_BYTES)
             .set_check_integrity_on_open(!is_new)
             .create_with_backend(backend)
-            .map_err(|error| error.to_string())?;
+            .map_err(Cause::of)?;
         let claim = owner.encode();
         if is_new {
             // A journal of an index that was here before must not be taken for this one's.
             let generation = refused.call(random())?;
             let claimed = claim_new(&database, &claim, &generation[..8]);
-            claimed.map_err(|error| error.to_string())?;
+            claimed.map_err(Cause::of)?;
             refused.call(door.rename(folder.as_fd(), NEW, FILE))?;
         }
-        let loaded = load(&database, &claim, owner).map_err(|error| error.to_string())?;
+        let loaded = load(&database, &claim, owner).map_err(Cause::of)?;
         let Some(Loaded {
             generation,
             mut records,
@@ -255,10 +252,10 @@ impl Index {
     }
 
     /// Makes changes, in their order; they outlive the process when it returns.
-    pub(crate) fn commit(&mut self, changes: &[Change]) -> Result<(), String> {
+    pub(crate) fn commit(&mut self, changes: &[Change]) -> Result<(), Cause> {
         if !changes.is_empty() {
             let appended = self.journal.append(changes);
-            appended.map_err(|error| format!("the journal: {error}"))?;
+            appended.map_err(|error| Cause::new(format!("the journal: {error}"), error))?;
             self.unsaved.extend_from_slice(changes);
         }
         let due = self.saved.elapsed() >= SAVE || self.unsaved.len() >= MOST_UNSAVED;
@@ -273,12 +270,10 @@ impl Index {
     }
 
     /// Has the database take what only the journal has: then it outlives a loss of power, too.
-    fn save(&mut self) -> Result<(), String> {
+    fn save(&mut self) -> Result<(), Cause> {
         let generation = self.journal.generation().wrapping_add(1);
         let (database, unsaved, learnt) = (&self.database, &self.unsaved, self.learnt.as_deref());
-        guarded(|| {
-            write(database, unsaved, generation, learnt).map_err(|error| error.to_string())
-        })?;
+        guarded(|| write(database, unsaved, generation, learnt).map_err(Cause::of))?;
         self.journal.restart(generation);
         self.learnt = None;
         self.unsaved.clear();
@@ -292,11 +287,11 @@ impl Index {
     }
 
     /// Saves what is unsaved and closes the file. A panic in there costs no more than the close.
-    pub(crate) fn close(mut self) -> Result<(), String> {
+    pub(crate) fn close(mut self) -> Result<(), Cause> {
         if self.has_unsaved() {
             self.save()?;
         }
-        guarded(|| self.database.close().map_err(|error| error.to_string()))
+        guarded(|| self.database.close().map_err(Cause::of))
     }
 }
 
@@ -437,143 +432,9 @@ fn write(
 }
 
 /// A damaged file may make redb panic: that is an error like the others.
-fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+fn guarded<T>(run: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(outcome) => outcome,
-        Err(panic) => Err(format!("a panic: {}", panic_message(&*panic))),
-    }
-}
-
-/// A copy of redb's file.
-#[derive(Debug)]
-struct InMemory(Mutex<Vec<u8>>);
-
-impl StorageBackend for InMemory {
-    fn len(&self) -> io::Result<u64> {
-        Ok(lock(&self.0).len() as u64)
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let bytes = lock(&self.0);
-        let range = range_of(offset, out.len());
-        let found = range.and_then(|range| bytes.get(range));
-        out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        let length = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let mut bytes = lock(&self.0);
-        let more = length.saturating_sub(bytes.len());
-        bytes
-            .try_reserve(more)
-            .map_err(|_| io::ErrorKind::OutOfMemory)?;
-        bytes.resize(length, 0);
-        Ok(())
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let mut bytes = lock(&self.0);
-        let range = range_of(offset, data.len());
-        let place = range.and_then(|range| bytes.get_mut(range));
-        place
-            .ok_or(io::ErrorKind::UnexpectedEof)?
-            .copy_from_slice(data);
-        Ok(())
-    }
-
-    fn try_lock_range(
-        &self,
-        _: std::ops::Bound<u64>,
-        _: std::ops::Bound<u64>,
-    ) -> Result<bool, BackendError> {
-        Err(BackendError::Unsupported)
-    }
-}
-
-fn range_of(offset: u64, length: usize) -> Option<std::ops::Range<usize>> {
-    let start = usize::try_from(offset).ok()?;
-    Some(start..start.checked_add(length)?)
-}
-
-/// The first error of the system in a row of calls. redb's errors do not tell it from damage.
-#[derive(Debug, Clone, Default)]
-struct Refused(Arc<Mutex<Option<io::Error>>>);
-
-impl Refused {
-    /// Notes that a call was refused.
-    fn call<T>(&self, outcome: io::Result<T>) -> Result<T, String> {
-        outcome.map_err(|error| {
-            let text = error.to_string();
-            lock(&self.0).get_or_insert(error);
-            text
-        })
-    }
-
-    /// The same for a call whose numbers come from the file: what makes no sense to the system is damage.
-    fn asked<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
-        if let Err(error) = &outcome
-            && !matches!(
-                error.kind(),
-                io::ErrorKind::UnexpectedEof
-                    | io::ErrorKind::InvalidInput
-                    | io::ErrorKind::FileTooLarge
-            )
-        {
-            lock(&self.0).get_or_insert_with(|| copy_of(error));
-        }
-        outcome
-    }
-
-    fn take(&self) -> Option<io::Error> {
-        lock(&self.0).take()
-    }
-}
-
-fn copy_of(error: &io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(code) => io::Error::from_raw_os_error(code),
-        None => io::Error::new(error.kind(), error.to_string()),
-    }
-}
-
-/// redb's file, through the door. The lane's lock keeps other processes away.
-#[derive(Debug)]
-struct Backend {
-    file: Box<dyn DoorFile>,
-    refused: Refused,
-}
-
-impl StorageBackend for Backend {
-    fn len(&self) -> io::Result<u64> {
-        self.refused.asked(self.file.length())
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.refused.asked(self.file.read_all(out, offset))
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.refused.asked(self.file.set_length(len))
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.refused.asked(self.file.sync())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.refused.asked(self.file.write_all(data, offset))
-    }
-
-    fn try_lock_range(
-        &self,
-        _: std::ops::Bound<u64>,
-        _: std::ops::Bound<u64>,
-    ) -> Result<bool, BackendError> {
-        Err(BackendError::Unsupported)
+        Err(panic) => Err(format!("a panic: {}", panic_message(&*panic)).into()),
     }
 }

@@ -8,8 +8,9 @@ use crate::format::Header;
 use crate::health::{Health, Timed};
 use crate::lock;
 use crate::shape::{Part, Piece, Shape};
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::store::Store;
+use hybrid_pages::error::Cause;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
@@ -61,7 +62,7 @@ struct Progress {
     started: Option<Instant>,
     /// Of each tile, rank after rank.
     digests: Vec<u64>,
-    failed: Option<(Reason, String)>,
+    failed: Option<(DiskFailure, Cause)>,
     /// Nobody wants what it writes any more.
     undone: bool,
 }
@@ -121,11 +122,13 @@ impl Job {
     }
 
     /// The first failure counts.
-    pub(crate) fn fail(&self, reason: Reason, what: String) {
-        lock(&self.progress).failed.get_or_insert((reason, what));
+    pub(crate) fn fail(&self, reason: DiskFailure, what: impl Into<Cause>) {
+        lock(&self.progress)
+            .failed
+            .get_or_insert((reason, what.into()));
     }
 
-    pub(crate) fn failure(&self) -> Option<(Reason, String)> {
+    pub(crate) fn failure(&self) -> Option<(DiskFailure, Cause)> {
         lock(&self.progress).failed.clone()
     }
 
@@ -200,7 +203,7 @@ impl Job {
         }
         if progress.cell.is_none() {
             let what = "expected a cell, found none".into();
-            progress.failed = Some((Reason::Quota, what));
+            progress.failed = Some((DiskFailure::Quota, what));
         }
         progress.cell
     }
@@ -242,17 +245,19 @@ impl Job {
         planes: &Planes,
         bytes: &mut [u8],
         health: &Mutex<Health>,
-    ) -> Result<(), (Reason, String)> {
+    ) -> Result<(), (DiskFailure, Cause)> {
         let offset = cell * shape.cell_bytes + piece.at as u64;
         let slab = self.slab(health);
         let slab: &dyn DoorFile = &slab;
         slab.read_all(bytes, offset).map_err(|error| {
             let short = error.kind() == std::io::ErrorKind::UnexpectedEof;
-            let reason = if short { Reason::Short } else { Reason::Read };
-            (
-                reason,
-                format!("cell {cell} of class {}: {error}", self.class),
-            )
+            let reason = if short {
+                DiskFailure::Short
+            } else {
+                DiskFailure::Read
+            };
+            let what = format!("cell {cell} of class {}: {error}", self.class);
+            (reason, Cause::new(what, error))
         })?;
         self.take(cell, piece, shape, planes, bytes)
     }
@@ -265,10 +270,10 @@ impl Job {
         shape: &Shape,
         planes: &Planes,
         bytes: &[u8],
-    ) -> Result<(), (Reason, String)> {
+    ) -> Result<(), (DiskFailure, Cause)> {
         if piece.at == 0 && !self.header(cell, shape).is(bytes) {
             let what = "expected the header of the entry, found another one";
-            return Err((Reason::Header, format!("cell {cell}: {what}")));
+            return Err((DiskFailure::Header, format!("cell {cell}: {what}").into()));
         }
         let left = self
             .left
@@ -300,7 +305,7 @@ impl Job {
         planes: &Planes,
         bytes: &mut [u8],
         health: &Mutex<Health>,
-    ) -> Result<(), (Reason, String)> {
+    ) -> Result<(), (DiskFailure, Cause)> {
         if piece.at == 0 {
             self.header(cell, shape).encode(bytes);
         }
@@ -336,11 +341,13 @@ impl Job {
                     | std::io::ErrorKind::QuotaExceeded
                     | std::io::ErrorKind::FileTooLarge
             );
-            let reason = if full { Reason::Full } else { Reason::Write };
-            (
-                reason,
-                format!("cell {cell} of class {}: {error}", self.class),
-            )
+            let reason = if full {
+                DiskFailure::Full
+            } else {
+                DiskFailure::Write
+            };
+            let what = format!("cell {cell} of class {}: {error}", self.class);
+            (reason, Cause::new(what, error))
         })
     }
 

@@ -12,7 +12,7 @@ use crate::index::{Index, Owner};
 use crate::lane::Lane;
 use crate::lock;
 use crate::shared::Shared;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::store::{Store, StoreNames};
 use hybrid_pages_tiers::Name;
 
@@ -76,7 +76,8 @@ impl Keeper {
         let store = lock(&self.shared.book).store.clone();
         if let Some(Err(error)) = store.map(|store| store.sync()) {
             self.shared
-                .failed(Reason::Upkeep, &format!("cannot sync: {error}"));
+                .ledger
+                .failed(DiskFailure::Upkeep, &format!("cannot sync: {error}"));
         }
         self.close();
     }
@@ -94,7 +95,10 @@ impl Keeper {
             if !std::mem::replace(&mut synced, true)
                 && let Err(error) = shared.lane().and_then(Lane::sync)
             {
-                shared.failed(Reason::Upkeep, &format!("cannot sync a rename: {error}"));
+                shared.ledger.failed(
+                    DiskFailure::Upkeep,
+                    &format!("cannot sync a rename: {error}"),
+                );
             }
             shared.discard(trash);
         }
@@ -103,8 +107,10 @@ impl Keeper {
             (book.store.is_none(), book.epoch)
         };
         if missing && let Err(error) = self.open_ephemeral(epoch) {
-            self.shared
-                .failed(Reason::Directory, &format!("cannot make a store: {error}"));
+            self.shared.ledger.failed(
+                DiskFailure::Directory,
+                &format!("cannot make a store: {error}"),
+            );
         }
     }
 
@@ -202,8 +208,10 @@ impl Keeper {
 
     /// The index is made anew later, from what is in memory.
     fn broken(&mut self, why: &str) {
-        self.shared
-            .failed(Reason::Index, &format!("cannot write the index: {why}"));
+        self.shared.ledger.failed(
+            DiskFailure::Index,
+            &format!("cannot write the index: {why}"),
+        );
         self.learnt = None;
         if let Some((_, index)) = self.index.take() {
             // It was broken before: how it closes says nothing new.
@@ -217,8 +225,10 @@ impl Keeper {
         if let Some((_, index)) = self.index.take()
             && let Err(why) = index.close()
         {
-            self.shared
-                .failed(Reason::Index, &format!("cannot close the index: {why}"));
+            self.shared.ledger.failed(
+                DiskFailure::Index,
+                &format!("cannot close the index: {why}"),
+            );
         }
     }
 }

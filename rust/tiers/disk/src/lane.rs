@@ -20,7 +20,7 @@ use crate::folder::{
     open_file, open_folder, remove_folder,
 };
 use crate::marker;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::trouble::Trouble;
 use hybrid_pages::error::{Error, Result};
 
@@ -36,7 +36,7 @@ pub(crate) struct Lane {
 }
 
 fn failed(path: &Path, what: &str, error: impl Into<io::Error>) -> Trouble {
-    Trouble::of(Reason::Directory, path.display(), what, error)
+    Trouble::of(DiskFailure::Directory, path.display(), what, error)
 }
 
 impl Lane {
@@ -49,7 +49,7 @@ impl Lane {
     pub(crate) fn open(
         path: &Path,
         lane: u32,
-        note: &mut dyn FnMut(Reason, &str),
+        note: &mut dyn FnMut(DiskFailure, &str),
     ) -> std::result::Result<Self, Trouble> {
         let path = &plain(path);
         let root = open_root(path)?;

@@ -6,6 +6,7 @@
 //! checksums were those that the book names, so no order of writes is needed for bytes to be right: a crash or a
 //! loss of power can only cost entries.
 
+mod backend;
 mod below;
 mod book;
 mod cells;
@@ -39,5 +40,5 @@ pub use door::{ALIGNMENT, Door, DoorFile, SystemDoor};
 pub use format::DISK_FORMAT_VERSION;
 pub use handle::DiskHandle;
 pub use options::DiskOptions;
-pub use stats::{DiskStats, LATENCY_LIMITS_US, Latencies, Reason};
+pub use stats::{DiskFailure, DiskStats, LATENCY_LIMITS_US, Latencies};
 pub use tree::{Bad, Collected, DiskTree, IdentityView, LaneView, Limits, Verdict};

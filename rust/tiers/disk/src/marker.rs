@@ -9,9 +9,9 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::folder::{is_lane, names, open_file, random_name};
 use crate::format::DISK_FORMAT_VERSION;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use crate::trouble::Trouble;
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Cause, Error};
 
 const MARKER: &str = "hybrid-pages-disk";
 /// What it says, with the format behind it.
@@ -69,7 +69,7 @@ pub(crate) fn owner_of(path: &Path, root: &OwnedFd) -> Result<Owner, Trouble> {
 pub(crate) fn claim(
     path: &Path,
     root: &OwnedFd,
-    note: &mut dyn FnMut(Reason, &str),
+    note: &mut dyn FnMut(DiskFailure, &str),
 ) -> Result<(), Trouble> {
     let here = path.join(MARKER);
     match owner_of(path, root)? {
@@ -77,9 +77,12 @@ pub(crate) fn claim(
         Owner::Damaged => {
             let what = format!("{}: expected the marker, found it damaged", here.display());
             match write(root) {
-                Ok(()) => note(Reason::Directory, &format!("{what}: it was written anew")),
+                Ok(()) => note(
+                    DiskFailure::Directory,
+                    &format!("{what}: it was written anew"),
+                ),
                 // Every start looks at it again.
-                Err(error) => note(Reason::Directory, &format!("{what}, and {error}")),
+                Err(error) => note(DiskFailure::Directory, &format!("{what}, and {error}")),
             }
             Ok(())
         }
@@ -88,7 +91,7 @@ pub(crate) fn claim(
                 return Err(strange(path, &name));
             }
             write(root).map_err(|error| {
-                Trouble::of(Reason::Directory, here.display(), "a new file", error)
+                Trouble::of(DiskFailure::Directory, here.display(), "a new file", error)
             })?;
             // Another lane may have written its marker meanwhile.
             match owner_of(path, root)? {
@@ -157,7 +160,7 @@ fn stranger(
 ) -> Result<Option<String>, Trouble> {
     let names = names(root.as_fd()).map_err(|error| {
         Trouble::of(
-            Reason::Directory,
+            DiskFailure::Directory,
             path.display(),
             "a list of its files",
             error,
@@ -188,10 +191,10 @@ fn read(path: &Path, root: &OwnedFd) -> Result<Option<Vec<u8>>, Trouble> {
                 "{}: expected a file of this user, found something else: remove it",
                 here.display()
             );
-            return Trouble::Refused(Error::disk(text));
+            return Trouble::Refused(Error::disk(Cause::new(text, error)));
         }
         Trouble::of(
-            Reason::Directory,
+            DiskFailure::Directory,
             here.display(),
             "a file of this user",
             error,

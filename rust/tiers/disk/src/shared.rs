@@ -1,8 +1,7 @@
 //! What the threads of a disk share with it, and how copies end.
 
-use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,20 +15,17 @@ use crate::lock;
 use crate::options::DiskOptions;
 use crate::queue::Queue;
 use crate::shape::Shape;
-use crate::stats::{DiskStats, Reason};
+use crate::stats::{DiskFailure, DiskStats};
 use crate::trouble::Trouble;
 use crate::uses::{Learner, Uses};
-use hybrid_pages::error::{Error, Result};
+use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded;
-use hybrid_pages::tier::CopyEnd;
-use hybrid_pages_tiers::{Identity, Planes};
+use hybrid_pages::transfer::Process;
+use hybrid_pages_tiers::{CopyEnds, Identity, Ledger, PanicFlag, Planes, panicked};
 
 /// How long somebody who needs room waits for others who make some.
 const GIVING: Duration = Duration::from_millis(2);
 const MOST_WAITS: usize = 5_000;
-
-const PANICKED: &str = "expected no panic, found one inside: the disk is left alone until the engine starts anew; please \
-                        report what standard error says";
 
 /// Shared by a disk, its handles and its threads. Of these locks, `opening` is taken first and the book's before the
 /// others, and none but `opening` is held while a system call runs that may wait for the device.
@@ -53,26 +49,16 @@ pub(crate) struct Shared {
     pub(crate) queue: Queue,
     pub(crate) book: Mutex<Book>,
     pub(crate) health: Mutex<Health>,
-    pub(crate) ended: Mutex<Vec<CopyEnd>>,
-    /// A thread has panicked.
-    broken: AtomicBool,
-    /// That was counted.
-    told: AtomicBool,
+    pub(crate) ended: CopyEnds,
+    panic: PanicFlag,
     /// Threads that read and write, those that hang included.
     pub(crate) threads: AtomicUsize,
     pub(crate) bell: Bell,
     pub(crate) uses: Arc<Mutex<Uses>>,
     pub(crate) learner: Learner,
     pub(crate) keeper: Mutex<Option<JoinHandle<()>>>,
-    process: u32,
-    counts: Mutex<DiskStats>,
-    notes: Mutex<Notes>,
-}
-
-#[derive(Debug, Default)]
-struct Notes {
-    said: HashSet<Reason>,
-    waiting: Vec<String>,
+    process: Process,
+    pub(crate) ledger: Ledger<DiskStats>,
 }
 
 /// Wakes the keeper.
@@ -131,13 +117,14 @@ impl Shared {
         learner: Learner,
     ) -> Self {
         let door = Arc::clone(&options.door);
+        let place = lane::lane_path(&options.path, options.lane);
         Self {
-            place: lane::lane_path(&options.path, options.lane),
+            place: place.clone(),
             slot_bytes,
             uses: Arc::new(Mutex::new(Uses::new(Arc::clone(&door)))),
             keeper: Mutex::default(),
             learner,
-            process: std::process::id(),
+            process: Process::current(),
             book: Mutex::new(Book::new(options.quota_bytes, &shapes, door)),
             health: Mutex::new(Health::new(options.retry)),
             shapes,
@@ -149,13 +136,11 @@ impl Shared {
             opening: Mutex::default(),
             about: Mutex::default(),
             queue: Queue::default(),
-            ended: Mutex::default(),
-            broken: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            ended: CopyEnds::default(),
+            panic: PanicFlag::default(),
             threads: AtomicUsize::new(0),
             bell: Bell::default(),
-            counts: Mutex::default(),
-            notes: Mutex::default(),
+            ledger: Ledger::new(format!("disk tier {place}: ")),
         }
     }
 
@@ -169,7 +154,7 @@ impl Shared {
             && let Err(error) = store.describe(&*self.options.door, &about)
         {
             let what = format!("cannot write what the identity was made from: {error}");
-            self.failed(Reason::Upkeep, &what);
+            self.ledger.failed(DiskFailure::Upkeep, &what);
         }
     }
 
@@ -182,11 +167,10 @@ impl Shared {
             self.ended.is_poisoned(),
             self.queue.is_poisoned(),
         ];
-        let broken = self.broken.load(Ordering::SeqCst) || locks.contains(&true);
-        if broken && !self.told.swap(true, Ordering::SeqCst) {
-            self.count(|counts| counts.outages += 1);
-            let note = format!("disk tier {}: {PANICKED}", self.place);
-            lock(&self.notes).waiting.push(note);
+        let broken = self.panic.is_set() || locks.contains(&true);
+        if broken && self.panic.report_once() {
+            self.ledger.count_outage();
+            self.ledger.note(&panicked("disk"));
             self.queue.stop();
             self.bell.ring();
         }
@@ -198,13 +182,13 @@ impl Shared {
         if guarded::unless_it_panics(work).is_some() {
             return true;
         }
-        self.broken.store(true, Ordering::SeqCst);
+        self.panic.set();
         !self.is_broken()
     }
 
     /// Whether this is a fork of the process that opened the disk.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
+        self.process.is_inherited()
     }
 
     /// The lane, which is taken if it is not yet.
@@ -213,7 +197,9 @@ impl Shared {
             return Ok(lane);
         }
         let (path, number) = (&self.options.path, self.options.lane);
-        let lane = Lane::open(path, number, &mut |reason, what| self.failed(reason, what))?;
+        let lane = Lane::open(path, number, &mut |reason, what| {
+            self.ledger.failed(reason, what)
+        })?;
         Ok(self.lane.get_or_init(|| lane))
     }
 
@@ -223,37 +209,10 @@ impl Shared {
         lane.ok_or_else(|| io::Error::other("expected a lane, found none yet"))
     }
 
-    pub(crate) fn count(&self, change: impl FnOnce(&mut DiskStats)) {
-        change(&mut lock(&self.counts));
-    }
-
-    /// Counts a failure; the first for a reason is noted.
-    pub(crate) fn failed(&self, reason: Reason, what: &str) {
-        self.count(|counts| counts.failures[reason as usize] += 1);
-        let first = lock(&self.notes).said.insert(reason);
-        if first {
-            let name = reason.name();
-            self.note(&format!(
-                "{what} (counted as '{name}'; further ones are counted only)"
-            ));
-        }
-    }
-
-    /// Notes what an operator should read, whatever was noted before.
-    pub(crate) fn note(&self, what: &str) {
-        let note = format!("disk tier {}: {what}", self.place);
-        lock(&self.notes).waiting.push(note);
-    }
-
-    /// What was noted since the last call.
-    pub(crate) fn take_notes(&self) -> Vec<String> {
-        std::mem::take(&mut lock(&self.notes).waiting)
-    }
-
     pub(crate) fn stats(&self) -> DiskStats {
         let broken = self.is_broken();
         let book = lock(&self.book);
-        let mut stats = lock(&self.counts).clone();
+        let mut stats = self.ledger.counts();
         for job in book.running.values() {
             match job.direction {
                 Direction::Read => stats.reading += 1,
@@ -279,12 +238,15 @@ impl Shared {
     }
 
     /// Makes room for a write and takes its cell.
-    pub(crate) fn place(&self, job: &Job) -> std::result::Result<u64, (Reason, String)> {
+    pub(crate) fn place(&self, job: &Job) -> std::result::Result<u64, (DiskFailure, Cause)> {
         for _ in 0..MOST_WAITS {
             let victim = {
                 let mut book = lock(&self.book);
                 if job.is_undone() || job.store.epoch != book.epoch {
-                    return Err((Reason::Gone, "expected a write, found it undone".into()));
+                    return Err((
+                        DiskFailure::Gone,
+                        "expected a write, found it undone".into(),
+                    ));
                 }
                 if let Some(cell) = book.take_cell(job.class) {
                     return Ok(cell);
@@ -300,7 +262,7 @@ impl Shared {
             "expected a free cell within the quota of {} bytes, found none",
             self.options.quota_bytes
         );
-        Err((Reason::Quota, what))
+        Err((DiskFailure::Quota, what.into()))
     }
 
     /// Makes the room that a victim was chosen for.
@@ -311,7 +273,10 @@ impl Shared {
             Victim::Wait => std::thread::sleep(GIVING),
             Victim::Cell(class, cell) => {
                 if let Err(error) = store.punch(&self.shapes, class, cell) {
-                    self.failed(Reason::Upkeep, &format!("cannot punch a hole: {error}"));
+                    self.ledger.failed(
+                        DiskFailure::Upkeep,
+                        &format!("cannot punch a hole: {error}"),
+                    );
                 }
                 lock(&self.book).punched(store.epoch, class, cell);
             }
@@ -324,7 +289,10 @@ impl Shared {
         let outcome = self.lane().and_then(|lane| lane.remove(&trash.name));
         if let Err(error) = &outcome {
             let name = &trash.name;
-            self.failed(Reason::Directory, &format!("cannot remove {name}: {error}"));
+            self.ledger.failed(
+                DiskFailure::Directory,
+                &format!("cannot remove {name}: {error}"),
+            );
         }
         lock(&self.book).removed(trash, outcome.is_ok());
     }
@@ -334,7 +302,7 @@ impl Shared {
     pub(crate) fn finish(&self, job: &Arc<Job>) {
         if !self.unless_it_panics(|| self.end(job)) {
             // The cache ignores the end of one that has ended.
-            self.report(job, Err(Error::disk(PANICKED)));
+            self.report(job, Err(Error::disk(panicked("disk"))));
         }
     }
 
@@ -345,11 +313,11 @@ impl Shared {
             wrong.then(|| match job.direction {
                 Direction::Read => {
                     let what = "expected the bytes that were written, found others";
-                    (Reason::Checksum, what.to_owned())
+                    (DiskFailure::Checksum, what.into())
                 }
                 Direction::Write => {
                     let what = "expected slots with the bytes that were offered, found others";
-                    (Reason::Source, what.to_owned())
+                    (DiskFailure::Source, what.into())
                 }
             })
         });
@@ -368,11 +336,11 @@ impl Shared {
         if let Some((reason, what)) = &failure
             && !job.is_undone()
         {
-            self.failed(*reason, what);
+            self.ledger.failed(*reason, what);
         }
         let result = match (failure, job.direction) {
             // The cache compares the checksums itself, and counts.
-            (None | Some((Reason::Checksum, _)), Direction::Read) => Ok(job.found_sums(shape)),
+            (None | Some((DiskFailure::Checksum, _)), Direction::Read) => Ok(job.found_sums(shape)),
             (None, Direction::Write) => Ok(Vec::new()),
             (Some((_, what)), _) => Err(Error::disk(what)),
         };
@@ -385,7 +353,7 @@ impl Shared {
         &self,
         book: &mut Book,
         job: &Job,
-        failure: Option<&(Reason, String)>,
+        failure: Option<&(DiskFailure, Cause)>,
         current: bool,
     ) {
         let Some(cell) = job.cell().filter(|_| current) else {
@@ -394,13 +362,13 @@ impl Shared {
         match failure {
             None => {
                 let payload = (self.shapes[job.class].shard_bytes * self.ranks) as u64;
-                self.count(|counts| {
+                self.ledger.count(|counts| {
                     counts.reads += 1;
                     counts.read_bytes += payload;
                     counts.read_latencies.add(job.begun.elapsed());
                 });
             }
-            Some((Reason::Deadline, _)) => {}
+            Some((DiskFailure::Deadline, _)) => {}
             Some(_) => {
                 book.remove_from(&job.name, job.class, cell);
                 self.bell.ring();
@@ -413,7 +381,7 @@ impl Shared {
         &self,
         book: &mut Book,
         job: &Arc<Job>,
-        failure: Option<&(Reason, String)>,
+        failure: Option<&(DiskFailure, Cause)>,
         wanted: bool,
     ) {
         let mine = |other: &Arc<Job>| Arc::ptr_eq(other, job);
@@ -421,7 +389,7 @@ impl Shared {
             book.writing.remove(&job.name);
         }
         match failure {
-            Some((Reason::Full | Reason::Write, _)) => lock(&self.health).refused(),
+            Some((DiskFailure::Full | DiskFailure::Write, _)) => lock(&self.health).refused(),
             Some(_) => {}
             None => lock(&self.health).wrote(),
         }
@@ -442,7 +410,7 @@ impl Shared {
         };
         book.publish(job.name, place);
         let bytes = self.shapes[job.class].cell_bytes;
-        self.count(|counts| {
+        self.ledger.count(|counts| {
             counts.writes += 1;
             counts.written_bytes += bytes;
             counts.write_latencies.add(job.begun.elapsed());
@@ -452,7 +420,7 @@ impl Shared {
 
     fn report(&self, job: &Job, result: Result<Vec<u64>>) {
         let copy = job.copy;
-        lock(&self.ended).push(CopyEnd { copy, result });
+        self.ended.add(copy, result);
     }
 
     /// Ends copies for the cache though threads may still be at them: from now on none touches their slots.
@@ -474,16 +442,13 @@ impl Shared {
                 "expected an answer within {:?}, found none: the disk is out",
                 self.options.deadline
             );
-            job.fail(Reason::Deadline, what.clone());
-            self.failed(Reason::Deadline, &what);
+            job.fail(DiskFailure::Deadline, what.clone());
+            self.ledger.failed(DiskFailure::Deadline, &what);
             self.report(&job, Err(Error::disk(what)));
         }
         drop(book);
         for (job, pieces) in dropped {
-            job.fail(
-                Reason::Deadline,
-                "expected its turn, found an outage".into(),
-            );
+            job.fail(DiskFailure::Deadline, "expected its turn, found an outage");
             if job.end_pieces(pieces) {
                 self.finish(&job);
             }

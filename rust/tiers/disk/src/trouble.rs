@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use hybrid_pages::error::{Cause, Error};
 
 /// Why a disk cannot be opened.
@@ -14,25 +14,25 @@ pub(crate) enum Trouble {
     /// It is somebody else's, in use, or no disk: the start is refused.
     Refused(Error),
     /// The system refused a call. What is on the disk is not known, so it stays as it is, and it is tried again.
-    Passing(Reason, Cause),
+    Passing(DiskFailure, Cause),
 }
 
 impl Trouble {
     /// Of a call for something below the disk path.
     pub(crate) fn of(
-        reason: Reason,
+        reason: DiskFailure,
         place: impl Display,
         what: &str,
         error: impl Into<io::Error>,
     ) -> Self {
         let error = error.into();
+        let number = Errno::from_io_error(&error);
         let text = format!("{place}: expected {what}, found {error}");
-        let refused = Errno::from_io_error(&error);
-        let why = Cause::new(text, error);
-        match refused {
+        let detail = Cause::new(text, error);
+        match number {
             // A symbolic link, or another kind of file.
-            Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => Self::Refused(Error::disk(why)),
-            _ => Self::Passing(reason, why),
+            Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR) => Self::Refused(Error::disk(detail)),
+            _ => Self::Passing(reason, detail),
         }
     }
 
@@ -49,7 +49,7 @@ impl Trouble {
                 let text = format!("{place}: expected {what}, found {error}");
                 Self::Refused(Error::disk(Cause::new(text, error)))
             }
-            error => Self::of(Reason::Directory, place, what, error),
+            error => Self::of(DiskFailure::Directory, place, what, error),
         }
     }
 }
@@ -58,7 +58,7 @@ impl From<Trouble> for Error {
     fn from(trouble: Trouble) -> Self {
         match trouble {
             Trouble::Refused(error) => error,
-            Trouble::Passing(_, why) => Self::Disk(why),
+            Trouble::Passing(_, detail) => Self::Disk(detail),
         }
     }
 }

@@ -1,13 +1,29 @@
-//! What tiers below the host share: entries by name, the host's slots as copies see them, and how fast a tier is.
+//! What the tiers below the host have in common.
+//!
+//! A tier below the host implements [`Below`](hybrid_pages::tier::Below). This crate has what such tiers need besides the
+//! place that they keep bytes in: names of entries, access to the host's slots, ends of copies, counts and notes, a
+//! circuit breaker, and how fast a tier is.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod breaker;
 mod by_name;
+mod copies;
+mod counts;
+mod ledger;
 mod name;
+mod panics;
 mod planes;
+mod sizes;
 mod speed;
 
+pub use breaker::{CircuitBreaker, pause_after};
 pub use by_name::{ByName, Recent};
+pub use copies::{CONNECTED_TWICE, CopyEnds, wait_until};
+pub use counts::{Counts, Failure};
+pub use ledger::Ledger;
 pub use name::{Identity, Name, name_of};
+pub use panics::{PanicFlag, panicked};
 pub use planes::Planes;
+pub use sizes::{EntrySize, entry_sizes, largest_entry, queue_slots, shared_room};
 pub use speed::Speed;

@@ -1,12 +1,12 @@
 //! The tier as its owner sees it, once the cache has the tier itself.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::guarded::lock;
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{Identity, Planes};
+use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, wait_until};
 
 use crate::link::Link;
 use crate::shared::Shared;
@@ -41,9 +41,7 @@ impl MooncakeHandle {
         };
         let paths = (0..shared.ranks).map(plane).collect::<Result<Vec<_>>>()?;
         if shared.planes.set(planes).is_err() {
-            return Err(Error::remote(
-                "expected to be connected once, found a second time: make a new cache",
-            ));
+            return Err(Error::remote(CONNECTED_TWICE));
         }
         let link = Link::new(Arc::clone(shared), *identity, paths);
         shared.state().identity = Some(*identity);
@@ -51,8 +49,8 @@ impl MooncakeHandle {
             .name("hybrid-pages-mooncake".into())
             .spawn(move || link.run())
             .map_err(|error| {
-                let text = format!("a thread cannot start: {error}");
-                Error::remote(Cause::new(text, error))
+                let what = format!("a thread cannot start: {error}");
+                Error::remote(Cause::new(what, error))
             })?;
         *lock(&shared.link) = Some(thread);
         Ok(())
@@ -62,7 +60,7 @@ impl MooncakeHandle {
     #[must_use]
     pub fn stats(&self) -> MooncakeStats {
         let state = self.0.state();
-        let mut stats = lock(&self.0.counts).clone();
+        let mut stats = self.0.ledger.counts();
         stats.out = !state.answers_now();
         stats.shared = state.identity.is_some() && !state.cleared;
         (stats.latency_us, stats.bandwidth) = state.speed.measured();
@@ -83,20 +81,13 @@ impl MooncakeHandle {
     /// What an operator should read: one line for the first failure of each kind, each given once.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
-        self.0.take_notes()
+        self.0.ledger.take_notes()
     }
 
     /// Waits until every copy and removal has ended. False if that takes longer than the limit.
     #[must_use]
     pub fn settle(&self, limit: Duration) -> bool {
-        let begun = Instant::now();
-        while !self.0.state().is_idle() {
-            if begun.elapsed() >= limit {
-                return false;
-            }
-            std::thread::sleep(NAP);
-        }
-        true
+        wait_until(limit, NAP, || self.0.state().is_idle())
     }
 
     /// Ends the copies, the threads and the helper. The cache may live on; it finds nothing here, and nothing is

@@ -15,7 +15,6 @@
 //! One value is one entry: a header with the checksums, then the shards. It is in the store as a whole or not at
 //! all, and `put` keeps what is there, so a key names everything that the bytes depend on.
 
-mod breaker;
 mod handle;
 mod helper;
 mod link;
@@ -31,6 +30,6 @@ mod wire;
 
 pub use handle::MooncakeHandle;
 pub use options::MooncakeOptions;
-pub use stats::{MooncakeStats, Reason};
+pub use stats::{MooncakeFailure, MooncakeStats};
 pub use tier::Mooncake;
 pub use value::MOONCAKE_FORMAT_VERSION;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hybrid_pages::guarded::{lock, unless_it_panics};
+use hybrid_pages::guarded::unless_it_panics;
 use hybrid_pages::tier::CopyId;
 use hybrid_pages::transfer::TILE_BYTES;
 use hybrid_pages_tiers::Identity;
@@ -15,7 +15,7 @@ use crate::helper::Helper;
 use crate::reply;
 use crate::shared::{Shared, refused};
 use crate::state::{Batch, Get, PORTION, Put, State, Work};
-use crate::stats::Reason;
+use crate::stats::MooncakeFailure;
 use crate::value::{Header, key_of};
 use crate::wire::{GetItem, Message, PutItem, Reply};
 
@@ -89,7 +89,7 @@ impl Link {
         let deadline = shared.options.deadline;
         let (out, cleared) = {
             let state = shared.state();
-            (state.breaker.is_open(), state.cleared)
+            (state.breaker.is_pausing(), state.cleared)
         };
         if cleared {
             in_portions(&shared, |state| {
@@ -106,7 +106,11 @@ impl Link {
             (some > 0).then_some(())
         });
         if late > 0 {
-            shared.failed_times(Reason::Deadline, late, "expected an answer, found none");
+            shared.ledger.failed_times(
+                MooncakeFailure::Deadline,
+                late,
+                "expected an answer, found none",
+            );
             shared.store_failed(&mut shared.state());
         }
         let mut late = Vec::new();
@@ -122,7 +126,10 @@ impl Link {
         }
         for (copy, name) in late {
             state.suspect(name);
-            shared.failed(Reason::Deadline, "expected an entry, found none in time");
+            shared.failed(
+                MooncakeFailure::Deadline,
+                "expected an entry, found none in time",
+            );
             shared.end(copy, Err(refused("an entry", "none before the deadline")));
         }
         // Calls end by the timeouts that the client was given, which are as long as the deadline, one after another.
@@ -137,7 +144,7 @@ impl Link {
                 .as_ref()
                 .is_some_and(|it| it.started.elapsed() > STARTING);
         let over = state.lost || hangs || starting;
-        let start = self.helper.is_none() && !state.closed && !state.breaker.is_open();
+        let start = self.helper.is_none() && !state.closed && !state.breaker.is_pausing();
         drop(state);
         if self.helper.is_some() && over {
             let what = if hangs {
@@ -148,7 +155,7 @@ impl Link {
                 "to live"
             };
             shared.failed(
-                Reason::Helper,
+                MooncakeFailure::Helper,
                 &format!("expected the client's process {what}, found it did not"),
             );
             self.lose(Duration::ZERO);
@@ -164,7 +171,7 @@ impl Link {
             planes: self.planes.clone(),
             staging: shared.staging.len(),
         };
-        shared.count(|counts| counts.helpers += 1);
+        shared.ledger.count(|counts| counts.helpers += 1);
         let started = Helper::start(&shared.options, &shared.staging, &message);
         let outcome = started.and_then(|(mut helper, replies)| {
             let (reader, identity) = (Arc::clone(shared), self.identity);
@@ -189,7 +196,10 @@ impl Link {
             }
             Err(error) => {
                 let program = shared.options.command[0].display();
-                shared.failed(Reason::Helper, &format!("cannot start {program}: {error}"));
+                shared.failed(
+                    MooncakeFailure::Helper,
+                    &format!("cannot start {program}: {error}"),
+                );
                 shared.state().breaker.open();
             }
         }
@@ -203,7 +213,7 @@ impl Link {
             let Some(running) = self.helper.as_mut().filter(|_| state.ready && !state.lost) else {
                 return;
             };
-            if state.breaker.is_open() {
+            if state.breaker.is_pausing() {
                 return;
             }
             let Some((id, work)) = state.next_work(|class| shared.classes[class].value_bytes)
@@ -216,7 +226,7 @@ impl Link {
             drop(state);
             if let Err(error) = running.helper.tell(&message) {
                 shared.failed(
-                    Reason::Helper,
+                    MooncakeFailure::Helper,
                     &format!("the client's process takes no work: {error}"),
                 );
                 return self.lose(Duration::ZERO);
@@ -232,16 +242,18 @@ impl Link {
         running.helper.end(patience);
         // It may be verifying what has arrived; its stream has ended.
         if running.reader.join().is_err() {
-            self.shared
-                .failed(Reason::Helper, "the thread that reads answers panicked");
+            self.shared.failed(
+                MooncakeFailure::Helper,
+                "the thread that reads answers panicked",
+            );
         }
         let shared = &self.shared;
         let mut state = shared.state();
         let was_ready = std::mem::take(&mut state.ready);
         state.lost = false;
         if !state.closed {
-            if was_ready || !state.breaker.is_open() {
-                shared.count(|counts| counts.outages += 1);
+            if was_ready || !state.breaker.is_pausing() {
+                shared.ledger.count_outage();
             }
             state.breaker.open();
         }
@@ -270,13 +282,15 @@ impl Link {
         // Without a helper there may still be some.
         fail_all(&shared);
         let state = shared.state();
-        let lost = lock(&shared.counts).failures[Reason::Closed as usize];
+        let lost = shared.ledger.counts().failed(MooncakeFailure::Closed);
         if lost > 0 {
-            shared.note(&format!("closed before {lost} entries were written"));
+            shared
+                .ledger
+                .note(&format!("closed before {lost} entries were written"));
         }
         let left = state.to_go();
         if state.cleared && left > 0 {
-            shared.note(&format!(
+            shared.ledger.note(&format!(
                 "closed before {left} entries that a reset made wrong were removed: empty the store"
             ));
         }
@@ -337,7 +351,7 @@ fn fail(shared: &Shared, state: &mut State, work: Work) {
         Work::Put(puts) => {
             if state.closed {
                 let lost = puts.len() as u64;
-                shared.count(|counts| counts.failures[Reason::Closed as usize] += lost);
+                shared.ledger.count_failures(MooncakeFailure::Closed, lost);
             }
             for put in puts {
                 // It may have arrived.
@@ -368,7 +382,7 @@ fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Messag
     let length = shared.header_bytes();
     match work {
         Work::Ask(questions) => {
-            shared.count(|counts| counts.lists += 1);
+            shared.ledger.count(|counts| counts.lists += 1);
             let keys = questions
                 .iter()
                 .map(|question| key_of(identity, &question.name));
@@ -381,7 +395,7 @@ fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Messag
             }
         }
         Work::Get(gets) => {
-            shared.count(|counts| counts.gets += 1);
+            shared.ledger.count(|counts| counts.gets += 1);
             let item = |get: &Get| GetItem {
                 key: key_of(identity, &get.name),
                 at: staging.cell(get.cell),
@@ -391,7 +405,7 @@ fn message(shared: &Shared, identity: &Identity, id: u64, work: &Work) -> Messag
             Message::Get { id, items }
         }
         Work::Put(puts) => {
-            shared.count(|counts| counts.puts += 1);
+            shared.ledger.count(|counts| counts.puts += 1);
             let item = |(index, put): (usize, &Put)| {
                 let header = Header {
                     identity,
@@ -460,11 +474,14 @@ fn hear(shared: &Shared, identity: &Identity, stream: UnixStream) {
                 reply::take(shared, identity, (id, &codes), &mut tile);
             }
             Some(Reply::Failed { error }) => {
-                shared.failed(Reason::Helper, &error);
+                shared.failed(MooncakeFailure::Helper, &error);
                 break;
             }
             Some(Reply::Ready { ready: false }) | None => {
-                shared.failed(Reason::Helper, "expected an answer, found something else");
+                shared.failed(
+                    MooncakeFailure::Helper,
+                    "expected an answer, found something else",
+                );
                 break;
             }
         }

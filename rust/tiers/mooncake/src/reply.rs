@@ -9,7 +9,7 @@ use hybrid_pages_tiers::Identity;
 
 use crate::shared::{Shared, refused};
 use crate::state::{Batch, Get, PORTION, Put, Question, State, Work};
-use crate::stats::Reason;
+use crate::stats::MooncakeFailure;
 use crate::value::Header;
 use crate::wire::{NO_ANSWER, NO_ROOM, NOT_FOUND, NOT_READY, WRONG_LENGTH};
 
@@ -81,7 +81,7 @@ fn understand(
                     } else {
                         health.failed |= code <= NO_ANSWER;
                         state.removes_from = Some(Instant::now() + shared.options.retry);
-                        shared.failed(Reason::Remove, &format!("Mooncake's code {code}"));
+                        shared.failed(MooncakeFailure::Remove, &format!("Mooncake's code {code}"));
                     }
                 }
             }
@@ -139,7 +139,7 @@ impl Taking<'_> {
     }
 
     /// A key names one entry: another value under it is damage, and goes, so that the entry can be written.
-    fn damaged(&self, state: &mut State, name: &[u8; 32], reason: Reason, what: &str) {
+    fn damaged(&self, state: &mut State, name: &[u8; 32], reason: MooncakeFailure, what: &str) {
         self.shared.failed(reason, what);
         state.unsay(name);
         state.removes.insert(*name, ());
@@ -163,17 +163,17 @@ impl Taking<'_> {
             match code {
                 1 if sums.is_none() => {
                     let what = "expected the header of the entry, found other bytes";
-                    self.damaged(&mut state, &name, Reason::Header, what);
+                    self.damaged(&mut state, &name, MooncakeFailure::Header, what);
                 }
                 WRONG_LENGTH => {
                     let what = "expected a value with a header, found a shorter one";
-                    self.damaged(&mut state, &name, Reason::Header, what);
+                    self.damaged(&mut state, &name, MooncakeFailure::Header, what);
                 }
                 0 | 1 | NOT_FOUND | NOT_READY => {}
                 code => {
                     health.failed = true;
                     self.shared
-                        .failed(Reason::Ask, &format!("Mooncake's code {code}"));
+                        .failed(MooncakeFailure::Ask, &format!("Mooncake's code {code}"));
                 }
             }
             state.answered(name, sums);
@@ -197,15 +197,18 @@ impl Taking<'_> {
                 }
                 NOT_FOUND | NOT_READY => {
                     health.worked = true;
-                    Err((Reason::Gone, "it had left".to_owned()))
+                    Err((MooncakeFailure::Gone, "it had left".to_owned()))
                 }
                 WRONG_LENGTH => {
                     health.worked = true;
-                    Err((Reason::Header, "a value of another length".to_owned()))
+                    Err((
+                        MooncakeFailure::Header,
+                        "a value of another length".to_owned(),
+                    ))
                 }
                 code => {
                     health.failed = true;
-                    Err((Reason::Read, format!("Mooncake's code {code}")))
+                    Err((MooncakeFailure::Read, format!("Mooncake's code {code}")))
                 }
             };
             let mut state = self.shared.state();
@@ -216,10 +219,10 @@ impl Taking<'_> {
             let result = result.map_err(|(reason, found)| {
                 let what = format!("expected an entry, found {found}");
                 match reason {
-                    Reason::Header | Reason::Checksum => {
+                    MooncakeFailure::Header | MooncakeFailure::Checksum => {
                         self.damaged(&mut state, &get.name, reason, &what);
                     }
-                    Reason::Gone => {
+                    MooncakeFailure::Gone => {
                         state.unsay(&get.name);
                         self.shared.failed(reason, &what);
                     }
@@ -233,7 +236,7 @@ impl Taking<'_> {
             drop(state);
             if result.is_ok() {
                 let took = get.begun.elapsed().as_micros() as u64;
-                self.shared.count(|counts| {
+                self.shared.ledger.count(|counts| {
                     counts.reads += 1;
                     counts.read_bytes += (class.shard_bytes * self.shared.ranks) as u64;
                     counts.read_us += took;
@@ -249,7 +252,7 @@ impl Taking<'_> {
         &self,
         get: &Get,
         tile: &mut [u8; TILE_BYTES],
-    ) -> Result<Vec<u64>, (Reason, String)> {
+    ) -> Result<Vec<u64>, (MooncakeFailure, String)> {
         let shared = self.shared;
         if get.copy.is_none() {
             return Ok(Vec::new());
@@ -257,10 +260,10 @@ impl Taking<'_> {
         let shard_bytes = shared.classes[get.class].shard_bytes;
         let cell = shared.staging.cell(get.cell);
         let Some(told) = self.staged(cell, &get.name, get.class) else {
-            return Err((Reason::Header, "another value".into()));
+            return Err((MooncakeFailure::Header, "another value".into()));
         };
         let Some(planes) = shared.planes.get() else {
-            return Err((Reason::Read, "no arena".into()));
+            return Err((MooncakeFailure::Read, "no arena".into()));
         };
         let mut found = Vec::with_capacity(shared.ranks);
         for rank in 0..shared.ranks {
@@ -277,7 +280,10 @@ impl Taking<'_> {
             found.push(combine(digests.into_iter(), shard_bytes));
         }
         if found != told {
-            return Err((Reason::Checksum, "bytes with other checksums".into()));
+            return Err((
+                MooncakeFailure::Checksum,
+                "bytes with other checksums".into(),
+            ));
         }
         Ok(found)
     }
@@ -299,20 +305,22 @@ impl Taking<'_> {
             let result = match code {
                 0 => match there {
                     Some(sums) if sums == put.sums => Ok(Vec::new()),
-                    Some(_) => failed(Reason::Kept, "the entry with other bytes"),
+                    Some(_) => failed(MooncakeFailure::Kept, "the entry with other bytes"),
                     None => {
                         state.removes.insert(put.name, ());
-                        failed(Reason::Header, "another value under its key")
+                        failed(MooncakeFailure::Header, "another value under its key")
                     }
                 },
-                NOT_FOUND | NOT_READY => failed(Reason::Write, "that the store took and lost it"),
+                NOT_FOUND | NOT_READY => {
+                    failed(MooncakeFailure::Write, "that the store took and lost it")
+                }
                 NO_ROOM => {
                     state.writes_from = Some(Instant::now() + self.shared.options.retry);
-                    failed(Reason::Full, "no room")
+                    failed(MooncakeFailure::Full, "no room")
                 }
                 code => {
                     health.failed = true;
-                    failed(Reason::Write, &format!("Mooncake's code {code}"))
+                    failed(MooncakeFailure::Write, &format!("Mooncake's code {code}"))
                 }
             };
             let kept = code == 0 && result.is_err();
@@ -325,7 +333,7 @@ impl Taking<'_> {
             if result.is_ok() {
                 let bytes = self.shared.classes[put.class].value_bytes as u64;
                 let took = put.begun.elapsed().as_micros() as u64;
-                self.shared.count(|counts| {
+                self.shared.ledger.count(|counts| {
                     counts.writes += 1;
                     counts.written_bytes += bytes;
                     counts.write_us += took;

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use hybrid_pages::ids::SlotId;
 use hybrid_pages::tier::CopyId;
-use hybrid_pages_tiers::{ByName, Identity, Name, Recent, Speed};
+use hybrid_pages_tiers::{ByName, CircuitBreaker, Identity, Name, Recent, Speed};
 
-use crate::breaker::Breaker;
 use crate::staging::{MOST_GET_BATCHES, MOST_GETS, MOST_PUTS, MOST_QUESTIONS};
 
 /// An answer counts for so long. Mooncake keeps what was asked for longer than that: 10 seconds by default.
@@ -119,7 +118,7 @@ pub(crate) struct State {
     pub(crate) ready: bool,
     /// The helper's socket closed.
     pub(crate) lost: bool,
-    pub(crate) breaker: Breaker,
+    pub(crate) breaker: CircuitBreaker,
     /// No writes before then: there was no room.
     pub(crate) writes_from: Option<Instant>,
     /// In the order in which they were asked.
@@ -169,7 +168,7 @@ impl State {
             closed: false,
             ready: false,
             lost: false,
-            breaker: Breaker::new(retry),
+            breaker: CircuitBreaker::new(retry),
             writes_from: None,
             questions: VecDeque::new(),
             gets: VecDeque::new(),
@@ -196,7 +195,7 @@ impl State {
 
     /// Whether entries may be found and read. Not while there is no room to remember what must not be found.
     pub(crate) fn answers_now(&self) -> bool {
-        let works = self.ready && !self.cleared && !self.closed && !self.breaker.is_open();
+        let works = self.ready && !self.cleared && !self.closed && !self.breaker.is_pausing();
         works && self.removes.len() < MOST_NAMES
     }
 

@@ -8,19 +8,17 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
-use hybrid_pages_tiers::{Name, name_of};
+use hybrid_pages_tiers::{Name, entry_sizes, largest_entry, name_of, queue_slots, shared_room};
 
 use crate::handle::MooncakeHandle;
 use crate::link::end_puts;
 use crate::options::MooncakeOptions;
 use crate::shared::{Shared, refused};
 use crate::state::{Get, Known, PORTION, Put, State, Work};
-use crate::stats::Reason;
+use crate::stats::MooncakeFailure;
 
 /// Entries that the cache keeps track of here: the store has no bound that is known.
 const MOST_ENTRIES: u64 = 1 << 20;
-/// Slots of all tiers must have names: this one takes at most a quarter.
-const MOST_SLOTS: u64 = 1 << 27;
 
 /// A tier in a Mooncake Store. See the crate's documentation.
 pub struct Mooncake {
@@ -43,17 +41,12 @@ impl Mooncake {
         policy: Box<dyn Policy>,
     ) -> Result<Self> {
         options.check()?;
-        let slots = |class| geometry.slots_per_entry(class, slot_bytes);
-        let slots = (0..geometry.classes().len()).map(slots);
-        let largest = slots.collect::<Result<Vec<_>>>()?.into_iter().max();
-        let largest = largest.unwrap_or(1).max(1) as u64;
-        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
-        let shards = geometry.classes().iter().map(|class| class.rank_bytes);
-        let shared = Shared::new(options, shards, geometry.ranks(), slot_bytes)?;
+        let sizes = entry_sizes(geometry, slot_bytes)?;
+        let largest = largest_entry(&sizes);
         Ok(Self {
-            room: Room::new((MOST_ENTRIES * largest).min(MOST_SLOTS), policy),
-            shared: Arc::new(shared),
-            queue_slots: queue_slots.max(largest),
+            room: shared_room(MOST_ENTRIES, largest, policy),
+            queue_slots: queue_slots(options.queue_bytes, slot_bytes, largest),
+            shared: Arc::new(Shared::new(options, &sizes, geometry.ranks(), slot_bytes)?),
         })
     }
 
@@ -124,12 +117,12 @@ impl Below for Mooncake {
 
     fn accepts(&mut self, entry: &NewEntry) -> bool {
         if self.shared.options.weighs && !entry.proven {
-            self.shared.count(|counts| counts.unproven += 1);
+            self.shared.ledger.count(|counts| counts.unproven += 1);
             return false;
         }
         let able = self.shared.state().takes_writes();
         if !able {
-            self.shared.count(|counts| counts.dropped += 1);
+            self.shared.ledger.count(|counts| counts.dropped += 1);
         }
         able
     }
@@ -145,7 +138,7 @@ impl Below for Mooncake {
             return shared.end(copy, Err(refused("slots of the arena", "others")));
         }
         if state.known(&name) == Known::Here(checksums.to_vec()) {
-            shared.count(|counts| counts.spared_writes += 1);
+            shared.ledger.count(|counts| counts.spared_writes += 1);
             return shared.end(copy, Ok(Vec::new()));
         }
         self.undo_write(&mut state, &name, false);
@@ -182,7 +175,7 @@ impl Below for Mooncake {
     }
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
-        self.shared.take_ended(ended);
+        self.shared.ended.take(ended);
     }
 
     /// The other entries of the boundary are asked for with the first.
@@ -197,18 +190,18 @@ impl Below for Mooncake {
         };
         match known {
             Known::Here(sums) => {
-                shared.count(|counts| counts.hits += 1);
+                shared.ledger.count(|counts| counts.hits += 1);
                 Found::Here(sums)
             }
             Known::Absent => {
-                shared.count(|counts| counts.misses += 1);
+                shared.ledger.count(|counts| counts.misses += 1);
                 Found::Absent
             }
             Known::Asking => Found::Asking,
             Known::Unknown if !state.may_ask() => {
                 let what = "expected fewer questions at a time, found the queue full";
-                shared.failed(Reason::Ask, what);
-                shared.count(|counts| counts.misses += 1);
+                shared.failed(MooncakeFailure::Ask, what);
+                shared.ledger.count(|counts| counts.misses += 1);
                 Found::Absent
             }
             Known::Unknown => {
@@ -219,7 +212,7 @@ impl Below for Mooncake {
                     });
                     if state.known(&name) == Known::Unknown {
                         state.ask(name, class);
-                        shared.count(|counts| counts.asked += 1);
+                        shared.ledger.count(|counts| counts.asked += 1);
                     }
                 }
                 shared.bell.notify_all();
@@ -269,9 +262,11 @@ impl Below for Mooncake {
         let forgotten = state.forgotten;
         drop(state);
         shared.bell.notify_all();
-        shared.note("after a reset nothing is shared until the engine starts anew");
+        shared
+            .ledger
+            .note("after a reset nothing is shared until the engine starts anew");
         if forgotten > 0 {
-            shared.note(&format!(
+            shared.ledger.note(&format!(
                 "of the entries that a reset made wrong, {forgotten} were written so long ago that their names are \
                  forgotten: empty the store"
             ));
@@ -347,7 +342,7 @@ mod tests {
         }
         tier.clear();
         let stats = tier.handle().stats();
-        assert_eq!((stats.failed(Reason::Panic), stats.out), (1, true));
+        assert_eq!((stats.failed(MooncakeFailure::Panic), stats.out), (1, true));
         assert_eq!(tier.handle().take_notes().len(), 1);
     }
 

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use hashbrown::HashSet;
-use hybrid_pages_tiers::{ByName, Name};
+use hybrid_pages_tiers::{ByName, EntrySize, Name};
 
-use crate::class::Class;
 use crate::pack::{PackId, PackName, Record, Table};
 
 /// Where an entry is.
@@ -115,7 +114,7 @@ impl Catalog {
         &mut self,
         name: PackName,
         table: Table,
-        classes: &[Class],
+        classes: &[EntrySize],
         own: bool,
     ) -> bool {
         if self.gone.contains(&name.id.writer) || self.packs.contains_key(&name.id) {
@@ -151,7 +150,7 @@ impl Catalog {
     }
 
     /// Forgets the oldest packs that there is no room for. Returns whether it had to.
-    fn shrink(&mut self, classes: &[Class]) -> bool {
+    fn shrink(&mut self, classes: &[EntrySize]) -> bool {
         let full = self.records > self.most;
         while self.records > self.most
             && let Some((&oldest, _)) = self.packs.first_key_value()
@@ -163,7 +162,7 @@ impl Catalog {
     }
 
     /// The entry of that pack is no longer counted on.
-    pub(crate) fn remove(&mut self, name: &Name, pack: Option<PackId>, classes: &[Class]) {
+    pub(crate) fn remove(&mut self, name: &Name, pack: Option<PackId>, classes: &[EntrySize]) {
         let known = self.entries.get(name);
         if known.is_some_and(|spot| pack.is_none_or(|pack| pack == spot.pack))
             && let Some(spot) = self.entries.remove(name)
@@ -178,7 +177,7 @@ impl Catalog {
     }
 
     /// A pack is gone, or no longer refused.
-    pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[Class]) {
+    pub(crate) fn remove_pack(&mut self, id: PackId, classes: &[EntrySize]) {
         self.refused.remove(&id);
         let Some(pack) = self.packs.remove(&id) else {
             return;
@@ -213,7 +212,7 @@ impl Catalog {
 mod tests {
     use super::*;
 
-    const CLASSES: [Class; 1] = [Class {
+    const CLASSES: [EntrySize; 1] = [EntrySize {
         shard_bytes: 10,
         bytes: 10,
         slots: 1,

@@ -7,18 +7,20 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hybrid_pages::error::Cause;
 use hybrid_pages::transfer::{TILE_BYTES, combine};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout_at};
 
+use crate::error::StoreError;
 use crate::files::{self, Part};
 use crate::lock;
 use crate::messages::Fetch;
 use crate::pack::PackName;
-use crate::place::{of_a_file, plain};
+use crate::place::of_a_file;
 use crate::shared::{GONE, Shared, left_of};
-use crate::stats::Reason;
+use crate::stats::RemoteFailure;
 
 /// The cache asks for all that a hit needs in a row: so long for the others.
 const GATHERING: Duration = Duration::from_micros(500);
@@ -123,7 +125,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
     let end = end.unwrap_or(start);
     let name = lock(&shared.state).catalog.pack(pack);
     let Some(name) = name else {
-        fail(shared, &run, Reason::Gone, GONE);
+        fail(shared, &run, RemoteFailure::Gone, GONE);
         return Outcome::Failed;
     };
     let read = async {
@@ -133,13 +135,13 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
         found
     };
     let outcome = timeout_at(limit, read).await;
-    shared.count(|counts| counts.gets += 1);
+    shared.ledger.count(|counts| counts.gets += 1);
     match outcome {
         Err(_) => {
             let deadline = shared.options.deadline;
             let what = format!("expected an answer within {deadline:?}, found none");
             let quiet = lock(&shared.state).is_quiet(deadline);
-            fail(shared, &run, Reason::Deadline, &what);
+            fail(shared, &run, RemoteFailure::Deadline, what);
             if quiet {
                 shared.read_answered(false);
             }
@@ -151,12 +153,17 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
                 state.catalog.remove_pack(name.id, &shared.classes);
                 state.catalog.miss(name.id);
             }
-            fail(shared, &run, Reason::Gone, GONE);
+            fail(shared, &run, RemoteFailure::Gone, GONE);
             shared.read_answered(true);
             Outcome::Failed
         }
         Ok(Err(error)) => {
-            fail(shared, &run, Reason::Read, &plain(&error));
+            fail(
+                shared,
+                &run,
+                RemoteFailure::Read,
+                Cause::of(StoreError::of(&error)),
+            );
             shared.read_answered(false);
             Outcome::Failed
         }
@@ -174,7 +181,7 @@ async fn fetch(shared: &Arc<Shared>, permits: &Semaphore, run: Vec<Fetch>) -> Ou
                 let what = format!("expected {} bytes of a pack, found others", end - start);
                 shared.read_lied(pack);
                 lose(shared, name);
-                fail(shared, &run, Reason::Short, &what);
+                fail(shared, &run, RemoteFailure::Short, what);
                 return Outcome::Failed;
             };
             if std::iter::zip(&run, &sums).any(|(fetch, sums)| **sums == *fetch.spot.sums) {
@@ -251,7 +258,7 @@ fn copy(shared: &Shared, fetch: &Fetch, start: u64, bytes: &[u8]) -> Vec<u64> {
 /// Ends the read of an entry that is in its slots.
 fn take(shared: &Shared, fetch: &Fetch, sums: Vec<u64>) {
     if sums == *fetch.spot.sums {
-        shared.count(|counts| {
+        shared.ledger.count(|counts| {
             counts.reads += 1;
             counts.read_bytes += fetch.bytes;
         });
@@ -263,11 +270,12 @@ fn take(shared: &Shared, fetch: &Fetch, sums: Vec<u64>) {
         state.catalog.remove(&fetch.name, pack, &shared.classes);
         drop(state);
         // A failed read says nothing of what hangs from the entry.
-        shared.fail(fetch.copy.id, Reason::Checksum, what);
+        shared.fail(fetch.copy.id, RemoteFailure::Checksum, what);
     }
 }
 
-fn fail(shared: &Shared, run: &[Fetch], reason: Reason, what: &str) {
+fn fail(shared: &Shared, run: &[Fetch], reason: RemoteFailure, what: impl Into<Cause>) {
+    let what = what.into();
     {
         let mut state = lock(&shared.state);
         let now = Instant::now();
@@ -277,7 +285,7 @@ fn fail(shared: &Shared, run: &[Fetch], reason: Reason, what: &str) {
         }
     }
     for fetch in run {
-        shared.fail(fetch.copy.id, reason, what);
+        shared.fail(fetch.copy.id, reason, what.clone());
     }
 }
 

@@ -273,10 +273,10 @@ mod tests {
     use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::*;
-    use crate::class::classes;
     use crate::options::RemoteOptions;
     use crate::place::Place;
     use crate::shared::{Connection, Running};
+    use hybrid_pages_tiers::entry_sizes;
 
     const COPY: CopyId = CopyId(7);
 
@@ -290,7 +290,7 @@ mod tests {
         arena.write(SlotId(0), &vec![1; PIECE]).unwrap();
         let place = Place::of_url(&format!("file://{}", folder.display())).unwrap();
         let options = RemoteOptions::new(place);
-        let mut shared = Shared::new(options, classes(&geometry, PIECE).unwrap(), 1, PIECE);
+        let mut shared = Shared::new(options, entry_sizes(&geometry, PIECE).unwrap(), 1, PIECE);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();

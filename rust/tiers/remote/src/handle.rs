@@ -1,20 +1,20 @@
 //! A remote store as its owner sees it, once the cache has the store itself.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages_arena::Arena;
-use hybrid_pages_tiers::{Identity, Planes};
+use hybrid_pages_tiers::{CONNECTED_TWICE, Identity, Planes, wait_until};
 use object_store::{ObjectStoreExt as _, PutPayload};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::unbounded_channel;
 
+use crate::error::StoreError;
 use crate::listing::list;
 use crate::messages::Upload;
-use crate::place::plain;
 use crate::shared::{Connection, Shared};
-use crate::stats::{Reason, RemoteStats};
+use crate::stats::{RemoteFailure, RemoteStats};
 use crate::{fetch, lock, upload};
 
 const NAP: Duration = Duration::from_millis(2);
@@ -42,11 +42,13 @@ impl RemoteHandle {
             .enable_all()
             .build()
             .map_err(|error| {
-                let text = format!("threads cannot start: {error}");
-                Error::remote(Cause::new(text, error))
+                let what = format!("threads cannot start: {error}");
+                Error::remote(Cause::new(what, error))
             })?;
-        let writer = getrandom::u64()
-            .map_err(|error| Error::remote(format!("expected a random number, found {error}")))?;
+        let writer = getrandom::u64().map_err(|error| {
+            let what = format!("expected a random number, found {error}");
+            Error::remote(Cause::new(what, error))
+        })?;
         let (uploads, to_write) = unbounded_channel();
         let (fetches, to_read) = unbounded_channel();
         let tasks = runtime.handle().clone();
@@ -60,9 +62,7 @@ impl RemoteHandle {
             fetches,
         };
         if shared.connection.set(connection).is_err() {
-            return Err(Error::remote(
-                "expected to be connected once, found a second time: make a new cache",
-            ));
+            return Err(Error::remote(CONNECTED_TWICE));
         }
         shared.keep_runtime(runtime);
         drop(tasks.spawn(upload::serve(Arc::clone(shared), to_write)));
@@ -87,7 +87,9 @@ impl RemoteHandle {
                 .store
                 .put(&path, PutPayload::from(text));
             if let Err(error) = writing.await {
-                shared.failed(Reason::Write, &plain(&error));
+                shared
+                    .ledger
+                    .failed(RemoteFailure::Write, &StoreError::of(&error).to_string());
             }
         }));
     }
@@ -101,23 +103,19 @@ impl RemoteHandle {
     /// What an operator should read: one line for the first failure of each kind, each given once.
     #[must_use]
     pub fn take_notes(&self) -> Vec<String> {
-        self.0.take_notes()
+        self.0.ledger.take_notes()
     }
 
     /// Waits until every copy has ended. False if that takes longer than the limit.
     #[must_use]
     pub fn settle(&self, limit: Duration) -> bool {
-        let begun = Instant::now();
-        while !self.0.is_idle() {
-            if begun.elapsed() >= limit {
-                return false;
-            }
-            if let Some(connection) = self.0.connection.get() {
+        wait_until(limit, NAP, || {
+            let idle = self.0.is_idle();
+            if let Some(connection) = self.0.connection.get().filter(|_| !idle) {
                 drop(connection.uploads.send(Upload::Flush));
             }
-            std::thread::sleep(NAP);
-        }
-        true
+            idle
+        })
     }
 
     /// Ends the copies and the tasks. The cache may live on; it finds nothing here, and nothing is written. The

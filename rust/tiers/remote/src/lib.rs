@@ -8,9 +8,8 @@
 //! Nothing that the store says is believed: a pack counts only if its table is whole and names the pack and the
 //! identity, and an entry is shown to nobody before its bytes had the checksums of the table.
 
-mod breaker;
 mod catalog;
-mod class;
+mod error;
 mod fetch;
 mod files;
 mod freshness;
@@ -25,11 +24,12 @@ mod shared;
 mod stats;
 mod upload;
 
+pub use error::{StoreError, StoreErrorKind};
 pub use handle::RemoteHandle;
 pub use options::{Admit, RemoteOptions};
 pub use pack::REMOTE_FORMAT_VERSION;
 pub use place::Place;
 pub use remote::Remote;
-pub use stats::{Reason, RemoteStats};
+pub use stats::{RemoteFailure, RemoteStats};
 
 use hybrid_pages::guarded::lock;

@@ -12,10 +12,11 @@ use object_store::ObjectMeta;
 use object_store::path::Path;
 use tokio::time::timeout;
 
+use crate::error::StoreError;
 use crate::pack::{PackId, PackName, Table, is_a_length, names_from, taken_back};
-use crate::place::{of_a_file, plain};
+use crate::place::of_a_file;
 use crate::shared::{Connection, GONE, PANICKED, Shared, now};
-use crate::stats::Reason;
+use crate::stats::RemoteFailure;
 use crate::{files, lock};
 
 /// A whole listing may miss what was made so few milliseconds before it began.
@@ -36,7 +37,7 @@ struct Running<'a> {
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if !self.ended && !lock(&self.shared.state).closed {
-            self.shared.failed(Reason::Panic, PANICKED);
+            self.shared.ledger.failed(RemoteFailure::Panic, PANICKED);
             self.shared.answered(false);
         }
         lock(&self.shared.state).freshness.end();
@@ -64,7 +65,7 @@ async fn refresh(shared: &Shared, connection: &Connection) {
     let limit = shared.options.write_limit.as_millis() as u64;
     let skew = shared.options.skew.as_millis() as u64;
     let from = listed_at.min(began).saturating_sub(limit + skew);
-    shared.count(|counts| counts.lists += 1);
+    shared.ledger.count(|counts| counts.lists += 1);
     let late = if whole { from } else { 0 };
     let Some(names) = names(shared, connection, (!whole).then_some(from), late).await else {
         return;
@@ -120,7 +121,7 @@ async fn names(
             Ok(Some(Ok(_))) if seen / MOST_LISTED >= most => {
                 let most = most.saturating_mul(MOST_LISTED);
                 let what = format!("expected a listing of at most {most} names, found more");
-                (Reason::List, what)
+                (RemoteFailure::List, what)
             }
             Ok(Some(Ok((name, bytes)))) => {
                 sort(shared, &name, bytes, late, &mut names);
@@ -130,17 +131,17 @@ async fn names(
                 continue;
             }
             Ok(Some(Err(object_store::Error::NotFound { .. }))) => continue,
-            Ok(Some(Err(error))) => (Reason::List, plain(&error)),
+            Ok(Some(Err(error))) => (RemoteFailure::List, StoreError::of(&error).to_string()),
             Err(_) => {
                 let deadline = shared.options.deadline;
                 let what = format!(
                     "expected a listing within {deadline:?}, found none; a wrong address, and credentials that the \
                      client looks for in vain, take as long"
                 );
-                (Reason::Deadline, what)
+                (RemoteFailure::Deadline, what)
             }
         };
-        shared.failed(reason, &what);
+        shared.ledger.failed(reason, &what);
         shared.answered(false);
         return None;
     }
@@ -194,7 +195,7 @@ fn sort(
         let is_new = lock(&shared.state).catalog.take_back(writer);
         if is_new {
             if made < late {
-                shared.failed(Reason::Late, LATE);
+                shared.ledger.failed(RemoteFailure::Late, LATE);
             }
             forget(shared, |id| id.writer == writer);
         }
@@ -214,7 +215,7 @@ async fn learn(shared: &Shared, connection: &Connection, names: &[(PackName, u64
                 && unread.insert(name.id, (name, bytes)).is_none()
                 && name.id.made < late
             {
-                shared.failed(Reason::Late, LATE);
+                shared.ledger.failed(RemoteFailure::Late, LATE);
             }
         }
     }
@@ -282,13 +283,13 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
     }
     if name.table_bytes > bytes || !is_a_length(name.table_bytes, shared.ranks) {
         let what = format!("expected a table of whole entries inside {bytes} bytes, found {name}");
-        shared.failed(Reason::Table, &what);
+        shared.ledger.failed(RemoteFailure::Table, &what);
         return Outcome::Refused;
     }
     let path: Path = connection.folder.clone().join(name.to_string());
     let reading = shared.options.place.range(&path, 0..name.table_bytes);
     let read = timeout(shared.options.deadline, reading).await;
-    shared.count(|counts| counts.gets += 1);
+    shared.ledger.count(|counts| counts.gets += 1);
     let (reason, what) = match read {
         Ok(Ok(found)) => {
             shared.read_answered(true);
@@ -296,23 +297,25 @@ async fn table(shared: &Shared, connection: &Connection, name: PackName, bytes: 
             match Table::decode(&found, identity, name, bytes, classes, shared.ranks) {
                 Ok(table) => return Outcome::Table(table),
                 Err(what) => {
-                    shared.failed(Reason::Table, &format!("{name}: {what}"));
+                    shared
+                        .ledger
+                        .failed(RemoteFailure::Table, &format!("{name}: {what}"));
                     return Outcome::Refused;
                 }
             }
         }
         Ok(Err(object_store::Error::NotFound { .. })) => {
             shared.read_answered(true);
-            shared.failed(Reason::Gone, GONE);
+            shared.ledger.failed(RemoteFailure::Gone, GONE);
             return Outcome::Gone;
         }
-        Ok(Err(error)) => (Reason::Read, plain(&error)),
+        Ok(Err(error)) => (RemoteFailure::Read, StoreError::of(&error).to_string()),
         Err(_) => (
-            Reason::Deadline,
+            RemoteFailure::Deadline,
             format!("{name}: expected its table, found no answer"),
         ),
     };
-    shared.failed(reason, &what);
+    shared.ledger.failed(reason, &what);
     shared.read_answered(false);
     Outcome::Later
 }

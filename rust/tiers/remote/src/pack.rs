@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use hybrid_pages_tiers::{Identity, Name};
-
-use crate::class::Class;
+use hybrid_pages_tiers::{EntrySize, Identity, Name};
 
 /// Version of everything below a remote URL. Packs of another version lie elsewhere and are left alone.
 pub const REMOTE_FORMAT_VERSION: u32 = 1;
@@ -127,7 +125,7 @@ pub(crate) const fn table_bytes(entries: usize, ranks: usize) -> u64 {
 
 impl Table {
     /// Lays entries out one after another, in the order given.
-    pub(crate) fn of(entries: &[(Name, usize, &[u64])], classes: &[Class]) -> Self {
+    pub(crate) fn of(entries: &[(Name, usize, &[u64])], classes: &[EntrySize]) -> Self {
         let ranks = entries.first().map_or(1, |(.., sums)| sums.len());
         let mut offset = table_bytes(entries.len(), ranks);
         let record = |&(name, class, sums): &(Name, usize, &[u64])| {
@@ -185,7 +183,7 @@ impl Table {
         identity: &Identity,
         name: PackName,
         object_bytes: u64,
-        classes: &[Class],
+        classes: &[EntrySize],
         ranks: usize,
     ) -> Result<Self, String> {
         let refused = |what: &str| Err(format!("expected {what}, found other bytes"));
@@ -264,13 +262,13 @@ impl Table {
 mod tests {
     use super::*;
 
-    const CLASSES: [Class; 2] = [
-        Class {
+    const CLASSES: [EntrySize; 2] = [
+        EntrySize {
             shard_bytes: 50,
             bytes: 100,
             slots: 1,
         },
-        Class {
+        EntrySize {
             shard_bytes: 700,
             bytes: 1400,
             slots: 3,

@@ -1,6 +1,5 @@
 //! Where a remote store is: a URL, and the client that goes there.
 
-use std::error::Error as _;
 use std::future::ready;
 use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
@@ -19,6 +18,8 @@ use object_store::{
     BackoffConfig, GetOptions, ObjectStore, ObjectStoreExt as _, RetryConfig, collect_bytes,
 };
 use url::Url;
+
+use crate::error::{StoreError, secrets};
 
 /// Where a store is, and what talks to it.
 #[derive(Debug, Clone)]
@@ -111,10 +112,12 @@ impl Place {
             _ => return invalid("another kind of URL"),
         };
         let store = store.map_err(|error| {
-            Error::remote(format!(
-                "expected settings for {scheme}://{host} in the environment, found: {}",
-                plain(&error)
-            ))
+            let found = Cause::of(StoreError::of(&error));
+            Error::remote(found.map(|found| {
+                format!(
+                    "expected settings for {scheme}://{host} in the environment, found: {found}"
+                )
+            }))
         })?;
         Ok(Self::of(
             store,
@@ -129,13 +132,13 @@ impl Place {
                 "remote: expected file:/// and a whole path, found none".into(),
             ));
         };
-        let text = |what: &str| format!("{}: expected a directory, found {what}", path.display());
-        make_directory(&path).map_err(|error| {
-            let text = text(&error.to_string());
-            Error::remote(Cause::new(text, error))
-        })?;
+        let failed = |found: Cause| {
+            let path = path.display();
+            Error::remote(found.map(|found| format!("{path}: expected a directory, found {found}")))
+        };
+        make_directory(&path).map_err(|error| failed(Cause::of(error)))?;
         let store = LocalFileSystem::new_with_prefix(&path);
-        let store = store.map_err(|error| Error::remote(text(&plain(&error))))?;
+        let store = store.map_err(|error| failed(Cause::of(StoreError::of(&error))))?;
         let store = Arc::new(store);
         let place = Self::of(Arc::clone(&store) as _, Path::default(), url.to_string());
         Ok(Self {
@@ -225,9 +228,8 @@ fn check_secrets() -> Result<()> {
 }
 
 fn misses(name: &str, expected: &str) -> Error {
-    Error::remote(format!(
-        "{name} in the environment: expected {expected}, found something else"
-    ))
+    let what = format!("{name} in the environment: expected {expected}, found something else");
+    Error::remote(what)
 }
 
 fn make_directory(path: &FilePath) -> std::io::Result<()> {
@@ -245,140 +247,5 @@ pub(crate) fn of_a_file(error: std::io::Error) -> object_store::Error {
     object_store::Error::Generic {
         store: "a directory",
         source: Box::new(error),
-    }
-}
-
-/// Names of the environment whose values may be secrets.
-const SECRETS: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
-/// Shorter values are words that texts have anyway.
-const LEAST_SECRET: usize = 8;
-
-/// What an error says, and what to do about it, without what may be a secret: queries and users of URLs, and values
-/// of the environment.
-pub(crate) fn plain(error: &object_store::Error) -> String {
-    use object_store::Error::{PermissionDenied, Unauthenticated};
-    let mut text = without_secrets(error);
-    let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
-    let refused = matches!(error, PermissionDenied { .. } | Unauthenticated { .. });
-    let advice = if refused || has(&REFUSALS) {
-        "; give the client credentials that may list, read, write and delete below the prefix"
-    } else if has(&["scheme is not allowed"]) {
-        "; the server's URL has no TLS: set AWS_ALLOW_HTTP=true if that is meant"
-    } else if has(&["certificate"]) {
-        "; SSL_CERT_FILE may name a file with the certificates of who signed the server's"
-    } else if has(&["NoSuchBucket"]) {
-        "; make the bucket, or correct the URL"
-    } else if has(&MACHINES) {
-        "; the environment has no credentials, so the client asked the machine for some"
-    } else {
-        ""
-    };
-    text.push_str(advice);
-    text
-}
-
-/// What servers say to credentials that are wrong, or not enough.
-const REFUSALS: [&str; 6] = [
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "403 Forbidden",
-    "401 Unauthorized",
-];
-/// Where clients ask for the credentials of the machine.
-const MACHINES: [&str; 3] = ["169.254.", "/latest/api/token", "metadata.google"];
-
-fn without_secrets(error: &object_store::Error) -> String {
-    let mut told = error.to_string();
-    let mut cause = error.source();
-    while let Some(known) = cause {
-        // Clients say that sending has failed, and leave it to their causes why.
-        let why = known.to_string();
-        if !told.contains(&why) {
-            told = format!("{told}: {why}");
-        }
-        cause = known.source();
-    }
-    // A server's answer may repeat what it was sent: its code is enough.
-    let (told, answer) = told.split_once('<').unwrap_or((&told, ""));
-    let code = answer
-        .split_once("<Code>")
-        .and_then(|(_, rest)| rest.split_once('<'));
-    let mut text = code.map_or_else(String::new, |(code, _)| format!("{code}: "));
-    let mut in_query = false;
-    for letter in told.chars() {
-        in_query |= letter == '?';
-        in_query &= !letter.is_whitespace() && !"\"')>".contains(letter);
-        if !in_query {
-            text.push(letter);
-        }
-    }
-    text = without_users(&text);
-    for (_, value) in secrets() {
-        if value.len() >= LEAST_SECRET {
-            text = text.replace(&value, "(not told)");
-        }
-    }
-    text
-}
-
-/// What the environment has that may be secret.
-fn secrets() -> impl Iterator<Item = (String, String)> {
-    let is_secret = |name: &str| {
-        let name = name.to_ascii_uppercase();
-        SECRETS.iter().any(|prefix| name.starts_with(prefix))
-            && ["KEY", "TOKEN", "SECRET", "CREDENTIAL", "ACCOUNT"]
-                .iter()
-                .any(|part| name.contains(part))
-    };
-    std::env::vars_os().filter_map(move |(name, value)| {
-        let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
-        is_secret(&name).then_some((name, value))
-    })
-}
-
-/// A text without the names and passwords of the URLs in it.
-fn without_users(text: &str) -> String {
-    let mut parts = text.split("://");
-    let mut told = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = part.find(|letter: char| letter.is_whitespace() || "/\"')>".contains(letter));
-        let (host, rest) = part.split_at(end.unwrap_or(part.len()));
-        let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-        told.extend(["://", host, rest]);
-    }
-    told
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_are_told_without_secrets() {
-        let said = "403 https://host/bucket/key?X-Amz-Signature=abcdef: Forbidden: <?xml version=\"1.0\"?><Error>\
-                    <Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>AKIAHIDDEN</AWSAccessKeyId></Error>";
-        let error = object_store::Error::Generic {
-            store: "S3",
-            source: said.into(),
-        };
-        let text = plain(&error);
-        for secret in ["abcdef", "AKIAHIDDEN", "Signature="] {
-            assert!(!text.contains(secret), "{text}");
-        }
-        for part in [
-            "SignatureDoesNotMatch",
-            "403",
-            "Forbidden",
-            "give the client",
-        ] {
-            assert!(text.contains(part), "{text}");
-        }
-        let text = "no answer from http://me:hidden@host:1/b (https://a@b), s3://bucket/a@b";
-        assert_eq!(
-            without_users(text),
-            "no answer from http://host:1/b (https://b), s3://bucket/a@b"
-        );
     }
 }

@@ -8,10 +8,9 @@ use hybrid_pages::geometry::Geometry;
 use hybrid_pages::ids::{EntryKey, SlotId};
 use hybrid_pages::policy::{NewEntry, Policy};
 use hybrid_pages::tier::{Below, CopyEnd, CopyId, Found, Room, Tier};
-use hybrid_pages_tiers::name_of;
+use hybrid_pages_tiers::{entry_sizes, largest_entry, name_of, queue_slots, shared_room};
 
 use crate::catalog::Catalog;
-use crate::class::classes;
 use crate::freshness::Answer;
 use crate::handle::{RemoteHandle, close};
 use crate::listing::list;
@@ -21,8 +20,6 @@ use crate::options::{Admit, RemoteOptions};
 use crate::shared::{Running, Shared, refused};
 use crate::upload::take_back;
 
-/// Slots of all tiers must have names: this one takes at most a quarter.
-const MOST_SLOTS: u64 = 1 << 27;
 /// An engine at work lists the store so often, also if it finds all that it looks for.
 const LOOKING: Duration = Duration::from_secs(30);
 
@@ -47,16 +44,12 @@ impl Remote {
         policy: Box<dyn Policy>,
     ) -> Result<Self> {
         options.check()?;
-        let classes = classes(geometry, slot_bytes)?;
-        let largest = classes.iter().map(|class| class.slots as u64).max();
-        let largest = largest.unwrap_or(1).max(1);
-        let room = (options.most_entries as u64).saturating_mul(largest);
-        let queue_slots = options.queue_bytes / slot_bytes.max(1) as u64;
-        let shared = Shared::new(options, classes, geometry.ranks(), slot_bytes);
+        let sizes = entry_sizes(geometry, slot_bytes)?;
+        let largest = largest_entry(&sizes);
         Ok(Self {
-            room: Room::new(room.min(MOST_SLOTS), policy),
-            shared: Arc::new(shared),
-            queue_slots: queue_slots.max(largest),
+            room: shared_room(options.most_entries as u64, largest, policy),
+            queue_slots: queue_slots(options.queue_bytes, slot_bytes, largest),
+            shared: Arc::new(Shared::new(options, sizes, geometry.ranks(), slot_bytes)),
         })
     }
 
@@ -67,7 +60,7 @@ impl Remote {
     }
 
     fn end(&self, copy: CopyId, result: Result<Vec<u64>>) {
-        lock(&self.shared.ended).push(CopyEnd { copy, result });
+        self.shared.ended.add(copy, result);
     }
 
     fn begin_listing(&self) {
@@ -136,7 +129,7 @@ impl Below for Remote {
 
     fn accepts(&mut self, entry: &NewEntry) -> bool {
         if self.waits_for_proof() && !entry.proven {
-            self.shared.count(|counts| counts.unproven += 1);
+            self.shared.ledger.count(|counts| counts.unproven += 1);
             return false;
         }
         let able = self.is_used() && {
@@ -144,7 +137,7 @@ impl Below for Remote {
             !state.is_out() && (!state.writes.is_open() || state.writes.is_due())
         };
         if !able {
-            self.shared.count(|counts| counts.dropped += 1);
+            self.shared.ledger.count(|counts| counts.dropped += 1);
         }
         able
     }
@@ -169,7 +162,7 @@ impl Below for Remote {
         let known = state.catalog.find(&name);
         if known.is_some_and(|spot| spot.sums[..] == *checksums) {
             drop(state);
-            shared.count(|counts| counts.spared_writes += 1);
+            shared.ledger.count(|counts| counts.spared_writes += 1);
             return self.end(copy, Ok(Vec::new()));
         }
         let running = Running {
@@ -231,12 +224,12 @@ impl Below for Remote {
 
     fn poll(&mut self, ended: &mut Vec<CopyEnd>) {
         self.try_again();
-        ended.append(&mut lock(&self.shared.ended));
+        self.shared.ended.take(ended);
     }
 
     fn find(&mut self, key: &EntryKey) -> Found {
         if !self.is_used() {
-            self.shared.count(|counts| counts.misses += 1);
+            self.shared.ledger.count(|counts| counts.misses += 1);
             return Found::Absent;
         }
         let name = name_of(key);
@@ -251,14 +244,14 @@ impl Below for Remote {
         });
         if suspect || state.is_out() {
             drop(state);
-            self.shared.count(|counts| counts.misses += 1);
+            self.shared.ledger.count(|counts| counts.misses += 1);
             return Found::Absent;
         }
         let spot = state.catalog.find(&name);
         if let Some(spot) = spot.filter(|spot| spot.class == key.class_index) {
             let sums = spot.sums.to_vec();
             drop(state);
-            self.shared.count(|counts| counts.hits += 1);
+            self.shared.ledger.count(|counts| counts.hits += 1);
             return Found::Here(sums);
         }
         let answer = {
@@ -268,7 +261,7 @@ impl Below for Remote {
         drop(state);
         match answer {
             Answer::Fresh => {
-                self.shared.count(|counts| counts.misses += 1);
+                self.shared.ledger.count(|counts| counts.misses += 1);
                 return Found::Absent;
             }
             Answer::Begin => self.begin_listing(),
@@ -331,7 +324,9 @@ impl Below for Remote {
                 own.await;
             }
         }));
-        shared.note("after a reset nothing is shared until the engine starts anew");
+        shared
+            .ledger
+            .note("after a reset nothing is shared until the engine starts anew");
     }
 }
 

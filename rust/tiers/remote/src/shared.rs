@@ -6,25 +6,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hashbrown::{HashMap, HashSet};
-use hybrid_pages::error::{Error, Result};
+use hashbrown::HashMap;
+use hybrid_pages::error::{Cause, Error, Result};
 use hybrid_pages::ids::SlotId;
-use hybrid_pages::tier::{CopyEnd, CopyId};
-use hybrid_pages::transfer::{TILE_BYTES, tile_digest};
-use hybrid_pages_tiers::{Identity, Name, Planes, Recent, Speed};
+use hybrid_pages::tier::CopyId;
+use hybrid_pages::transfer::{Process, TILE_BYTES, tile_digest};
+use hybrid_pages_tiers::{
+    CircuitBreaker, CopyEnds, EntrySize, Identity, Ledger, Name, PanicFlag, Planes, Recent, Speed,
+    panicked,
+};
 use object_store::path::Path;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::breaker::Breaker;
 use crate::catalog::Catalog;
-use crate::class::Class;
 use crate::freshness::Freshness;
 use crate::lock;
 use crate::messages::{Fetch, Owner, Upload};
 use crate::options::RemoteOptions;
 use crate::pack::{PackId, PackName, REMOTE_FORMAT_VERSION};
-use crate::stats::{Reason, RemoteStats};
+use crate::stats::{RemoteFailure, RemoteStats};
 
 /// Entries whose read has failed, that are remembered at most.
 const MOST_SUSPECTS: usize = 1 << 20;
@@ -33,23 +34,23 @@ const MOST_SUSPECTS: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: RemoteOptions,
-    pub(crate) classes: Vec<Class>,
+    pub(crate) classes: Vec<EntrySize>,
     pub(crate) ranks: usize,
     pub(crate) slot_bytes: usize,
     pub(crate) connection: OnceLock<Connection>,
     pub(crate) state: Mutex<State>,
-    pub(crate) ended: Mutex<Vec<CopyEnd>>,
+    pub(crate) ended: CopyEnds,
     /// Packs that were listed, with the bytes of their objects, and whose tables were not read yet. Only the listing
     /// that runs uses it.
     pub(crate) unread: Mutex<BTreeMap<PackId, (PackName, u64)>>,
     /// Whether the slots are somebody else's by now. Whoever touches them holds this.
     left: RwLock<bool>,
     runtime: Mutex<Option<Runtime>>,
-    counts: Mutex<RemoteStats>,
-    notes: Mutex<Notes>,
-    /// That a panic has broken it was counted.
-    told: AtomicBool,
-    process: u32,
+    pub(crate) ledger: Ledger<RemoteStats>,
+    panic: PanicFlag,
+    process: Process,
+    /// Whether it was noted that the catalog is full.
+    full: AtomicBool,
 }
 
 /// What is known once the identity is.
@@ -80,10 +81,10 @@ pub(crate) struct State {
     /// This process has begun to write: others may have packs of it.
     pub(crate) writes_begun: bool,
     /// Listings.
-    pub(crate) answers: Breaker,
+    pub(crate) answers: CircuitBreaker,
     /// Reads, also of tables.
-    pub(crate) reads: Breaker,
-    pub(crate) writes: Breaker,
+    pub(crate) reads: CircuitBreaker,
+    pub(crate) writes: CircuitBreaker,
     pub(crate) speed: Speed,
     /// Everything was reset: the identity no longer says what this engine computes.
     pub(crate) cleared: bool,
@@ -116,17 +117,10 @@ pub(crate) struct Running {
     pub(crate) writes: Option<Name>,
 }
 
-#[derive(Debug, Default)]
-struct Notes {
-    said: HashSet<Reason>,
-    full: bool,
-    waiting: Vec<String>,
-}
-
 impl Shared {
     pub(crate) fn new(
         options: RemoteOptions,
-        classes: Vec<Class>,
+        classes: Vec<EntrySize>,
         ranks: usize,
         slot_bytes: usize,
     ) -> Self {
@@ -145,9 +139,9 @@ impl Shared {
                 suspects: Recent::new(MOST_SUSPECTS, Some(suspicion)),
                 own: Vec::new(),
                 writes_begun: false,
-                answers: Breaker::new(retry),
-                reads: Breaker::new(retry),
-                writes: Breaker::new(retry),
+                answers: CircuitBreaker::new(retry),
+                reads: CircuitBreaker::new(retry),
+                writes: CircuitBreaker::new(retry),
                 speed: Speed::default(),
                 cleared: false,
                 removing: false,
@@ -155,21 +149,21 @@ impl Shared {
                 last_answer: None,
                 liar: None,
             }),
-            ended: Mutex::default(),
+            ended: CopyEnds::default(),
             unread: Mutex::default(),
             left: RwLock::new(false),
             runtime: Mutex::new(None),
-            counts: Mutex::default(),
-            notes: Mutex::default(),
-            told: AtomicBool::new(false),
-            process: std::process::id(),
+            ledger: Ledger::new(format!("remote store {}: ", options.place.shown())),
+            panic: PanicFlag::default(),
+            process: Process::current(),
+            full: AtomicBool::new(false),
             options,
         }
     }
 
     /// Whether this is a fork of the process that opened the store: it has none of the threads.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.process != std::process::id()
+        self.process.is_inherited()
     }
 
     /// Whether a panic under a lock has left in doubt what is known of the store. Then it is left alone for good: its
@@ -181,8 +175,8 @@ impl Shared {
             self.unread.is_poisoned(),
         ];
         let broken = locks.contains(&true);
-        if broken && !self.told.swap(true, Ordering::SeqCst) {
-            self.failed(Reason::Panic, BROKEN);
+        if broken && self.panic.report_once() {
+            self.ledger.failed(RemoteFailure::Panic, &panicked("store"));
             self.leave_slots();
         }
         broken
@@ -199,44 +193,17 @@ impl Shared {
         *lock(&self.runtime) = Some(runtime);
     }
 
-    pub(crate) fn count(&self, change: impl FnOnce(&mut RemoteStats)) {
-        change(&mut lock(&self.counts));
-    }
-
-    /// Counts a failure; the first for a reason is noted.
-    pub(crate) fn failed(&self, reason: Reason, what: &str) {
-        self.count(|counts| counts.failures[reason as usize] += 1);
-        let mut notes = lock(&self.notes);
-        if notes.said.insert(reason) {
-            let (place, name) = (self.options.place.shown(), reason.name());
-            notes.waiting.push(format!(
-                "remote store {place}: {what} (counted as '{name}'; further ones are counted only)"
-            ));
-        }
-    }
-
-    /// Notes something that an operator should know.
-    pub(crate) fn note(&self, what: &str) {
-        let place = self.options.place.shown();
-        lock(&self.notes)
-            .waiting
-            .push(format!("remote store {place}: {what}"));
-    }
-
     /// The catalog had to forget packs; that is noted once.
     pub(crate) fn is_full(&self) {
-        if !std::mem::replace(&mut lock(&self.notes).full, true) {
-            self.note("it has more entries than fit into the catalog: the oldest are not found");
+        if !self.full.swap(true, Ordering::SeqCst) {
+            self.ledger
+                .note("it has more entries than fit into the catalog: the oldest are not found");
         }
-    }
-
-    pub(crate) fn take_notes(&self) -> Vec<String> {
-        std::mem::take(&mut lock(&self.notes).waiting)
     }
 
     pub(crate) fn stats(&self) -> RemoteStats {
         let state = lock(&self.state);
-        let mut stats = lock(&self.counts).clone();
+        let mut stats = self.ledger.counts();
         for running in state.running.values() {
             if running.writes.is_none() {
                 stats.reading += 1;
@@ -279,7 +246,7 @@ impl Shared {
         }
     }
 
-    fn heard(&self, works: bool, of: impl FnOnce(&mut State) -> &mut Breaker) {
+    fn heard(&self, works: bool, of: impl FnOnce(&mut State) -> &mut CircuitBreaker) {
         let mut state = lock(&self.state);
         let was_out = state.is_out();
         let breaker = of(&mut state);
@@ -287,8 +254,8 @@ impl Shared {
             breaker.worked();
         } else if breaker.failed() && !was_out {
             drop(state);
-            self.count(|counts| counts.outages += 1);
-            self.note("it is left alone for a while since it does not answer, or not with what was written; requests are computed \
+            self.ledger.count_outage();
+            self.ledger.note("it is left alone for a while since it does not answer, or not with what was written; requests are computed \
                  meanwhile");
         }
     }
@@ -307,7 +274,7 @@ impl Shared {
         }
         if result.is_ok() {
             let took = begun.elapsed().as_micros() as u64;
-            self.count(|counts| {
+            self.ledger.count(|counts| {
                 if writes.is_none() {
                     counts.read_us += took;
                 } else {
@@ -316,21 +283,22 @@ impl Shared {
             });
         }
         // Whoever finds nothing running any more finds the end, too.
-        lock(&self.ended).push(CopyEnd { copy, result });
+        self.ended.add(copy, result);
     }
 
     /// Ends a copy that failed.
-    pub(crate) fn fail(&self, copy: CopyId, reason: Reason, what: &str) {
+    pub(crate) fn fail(&self, copy: CopyId, reason: RemoteFailure, what: impl Into<Cause>) {
         if lock(&self.state).running.contains_key(&copy) {
-            self.failed(reason, what);
-            self.end(copy, Err(Error::remote(what.to_owned())));
+            let what = what.into();
+            self.ledger.failed(reason, &what);
+            self.end(copy, Err(Error::remote(what)));
         }
     }
 
     /// The store took no write.
     pub(crate) fn write_failed(&self) {
         if lock(&self.state).writes.failed() {
-            self.note("writes pause since it takes none");
+            self.ledger.note("writes pause since it takes none");
         }
     }
 
@@ -422,12 +390,14 @@ impl Shared {
         let stays = state.removing;
         drop(state);
         if lost > 0 {
-            self.count(|counts| counts.failures[Reason::Closed as usize] += lost as u64);
-            self.note(&format!("it was closed before {lost} entries were written"));
+            self.ledger
+                .count_failures(RemoteFailure::Closed, lost as u64);
+            self.ledger
+                .note(&format!("it was closed before {lost} entries were written"));
         }
         if let Some(connection) = self.connection.get().filter(|_| stays) {
             let Connection { folder, writer, .. } = connection;
-            self.note(&format!(
+            self.ledger.note(&format!(
                 "it was closed before what a reset made wrong was taken back: remove {folder}/*-{writer:016x}-*.pack"
             ));
         }
@@ -458,7 +428,7 @@ impl Owner for Shared {
     fn let_go(&self, copy: CopyId) {
         let running = lock(&self.state).running.get(&copy).copied();
         if let Some(Running { writes, .. }) = running {
-            self.fail(copy, Reason::Panic, PANICKED);
+            self.fail(copy, RemoteFailure::Panic, PANICKED);
             match writes {
                 Some(_) => self.write_failed(),
                 None => self.read_answered(false),
@@ -469,10 +439,6 @@ impl Owner for Shared {
 
 /// Why a copy ended that nobody ended.
 pub(crate) const PANICKED: &str = "expected a task that ends, found that it panicked: standard error says where; please report it";
-
-/// Why nothing is found or taken after a panic under a lock.
-const BROKEN: &str = "expected no panic, found one inside: the store is left alone until the engine starts anew; please \
-                      report what standard error says";
 
 /// Why a pack is not read that was listed.
 pub(crate) const GONE: &str = "expected a pack, found that it had left";

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::FutureExt as _;
-use hybrid_pages::error::Error;
+use hybrid_pages::error::{Cause, Error};
 use hybrid_pages::transfer::{TILE_BYTES, combine};
 use hybrid_pages_tiers::Name;
 use object_store::path::Path;
@@ -15,13 +15,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout, timeout_at};
 
+use crate::error::StoreError;
 use crate::files::{self, Part};
 use crate::lock;
 use crate::messages::{Entry, Upload};
 use crate::pack::{MOST_ENTRIES, PackId, PackName, Table, sign_of};
-use crate::place::{Place, of_a_file, plain};
+use crate::place::{Place, of_a_file};
 use crate::shared::{Connection, PANICKED, Shared, now};
-use crate::stats::Reason;
+use crate::stats::RemoteFailure;
 
 /// Packs on their way at a time.
 const PACKS: usize = 4;
@@ -71,7 +72,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
     if pauses {
         let what = "expected a store that takes writes, found that it takes none";
         for entry in &entries {
-            shared.fail(entry.copy.id, Reason::Paused, what);
+            shared.fail(entry.copy.id, RemoteFailure::Paused, what);
         }
         return;
     }
@@ -113,17 +114,17 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
         let path = connection.folder.clone().join(name.to_string());
         let sending = send(shared, &path, head, &payload, &wanted);
         let outcome = timeout(shared.options.write_limit, sending).await;
-        shared.count(|counts| counts.puts += 1);
+        shared.ledger.count(|counts| counts.puts += 1);
         let failure = match outcome {
             Ok(Ok(None)) => None,
             Ok(Ok(Some(other))) => {
                 differs(shared, &wanted.remove(other));
                 continue;
             }
-            Ok(Err(error)) => Some(plain(&error)),
+            Ok(Err(error)) => Some(Cause::of(StoreError::of(&error))),
             Err(_) => {
                 let limit = shared.options.write_limit;
-                Some(format!("expected it within {limit:?}, found no answer"))
+                Some(format!("expected it within {limit:?}, found no answer").into())
             }
         };
         break (name, path, table, failure);
@@ -132,7 +133,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
         shared.write_failed();
         drop(permit);
         for entry in &wanted {
-            shared.fail(entry.copy.id, Reason::Write, &what);
+            shared.fail(entry.copy.id, RemoteFailure::Write, what.clone());
         }
         // It may have arrived in spite of that.
         remove(shared, &path).await;
@@ -157,7 +158,7 @@ async fn put(shared: &Arc<Shared>, entries: Vec<Entry>, number: u32, permit: Own
             let written = table.object_bytes;
             let count = wanted.len() as u64;
             full = state.catalog.add(name, table, &shared.classes, true);
-            shared.count(|counts| {
+            shared.ledger.count(|counts| {
                 counts.writes += count;
                 counts.written_bytes += written;
             });
@@ -229,7 +230,7 @@ fn gather(shared: &Shared, entry: &Entry) -> Option<Bytes> {
 
 fn differs(shared: &Shared, entry: &Entry) {
     let what = "expected slots with the bytes that were offered, found others";
-    shared.fail(entry.copy.id, Reason::Source, what);
+    shared.fail(entry.copy.id, RemoteFailure::Source, what);
 }
 
 fn is_wanted(shared: &Shared, entry: &Entry) -> bool {
@@ -240,7 +241,7 @@ fn is_wanted(shared: &Shared, entry: &Entry) -> bool {
 pub(crate) async fn take_back(shared: Arc<Shared>) {
     while let Err(panic) = AssertUnwindSafe(sign(&shared)).catch_unwind().await {
         drop(panic); // Standard error has it.
-        shared.failed(Reason::Panic, PANICKED);
+        shared.ledger.failed(RemoteFailure::Panic, PANICKED);
         sleep(shared.options.retry).await;
     }
     lock(&shared.state).removing = false;
@@ -259,8 +260,12 @@ async fn sign(shared: &Shared) {
             .join(sign_of(now(), connection.writer));
         match timeout(limit, mark(&shared.options.place, &sign)).await {
             Ok(Ok(())) => break,
-            Ok(Err(error)) => shared.failed(Reason::Remove, &plain(&error)),
-            Err(_) => shared.failed(Reason::Remove, "expected an answer, found none"),
+            Ok(Err(error)) => shared
+                .ledger
+                .failed(RemoteFailure::Remove, &StoreError::of(&error).to_string()),
+            Err(_) => shared
+                .ledger
+                .failed(RemoteFailure::Remove, "expected an answer, found none"),
         }
         sleep(shared.options.retry).await;
     }
@@ -290,7 +295,11 @@ async fn remove(shared: &Shared, path: &Path) {
     let limit = shared.options.write_limit;
     match timeout(limit, shared.options.place.store.delete(path)).await {
         Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => {}
-        Ok(Err(error)) => shared.failed(Reason::Remove, &plain(&error)),
-        Err(_) => shared.failed(Reason::Remove, "expected an answer, found none"),
+        Ok(Err(error)) => shared
+            .ledger
+            .failed(RemoteFailure::Remove, &StoreError::of(&error).to_string()),
+        Err(_) => shared
+            .ledger
+            .failed(RemoteFailure::Remove, "expected an answer, found none"),
     }
 }

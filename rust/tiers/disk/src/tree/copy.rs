@@ -10,6 +10,7 @@ use crate::door::DoorFile;
 use crate::folder::open_file;
 use crate::index::{self, Claim, Found, Index};
 use crate::journal;
+use hybrid_pages::error::Cause;
 
 /// Most bytes of an index or a journal: some twenty million entries.
 const MOST_BYTES: u64 = 4 << 30;
@@ -29,7 +30,7 @@ impl Copied {
     ///
     /// # Errors
     /// Why it is not whole.
-    pub(super) fn of(folder: BorrowedFd<'_>, is_used: bool) -> Result<Option<Self>, String> {
+    pub(super) fn of(folder: BorrowedFd<'_>, is_used: bool) -> Result<Option<Self>, Cause> {
         let mut tries = 1..=if is_used { TRIES } else { 1 };
         let tries_left = |tries: &mut std::ops::RangeInclusive<usize>| {
             tries.next();
@@ -44,8 +45,9 @@ impl Copied {
         }
     }
 
-    fn once(folder: BorrowedFd<'_>) -> Result<Option<Self>, String> {
-        let read = read(folder).map_err(|error| format!("{}: {error}", index::FILE))?;
+    fn once(folder: BorrowedFd<'_>) -> Result<Option<Self>, Cause> {
+        let read =
+            read(folder).map_err(|error| Cause::new(format!("{}: {error}", index::FILE), error))?;
         let Some((index, journal)) = read else {
             return Ok(None);
         };

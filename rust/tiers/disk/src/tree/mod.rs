@@ -8,6 +8,7 @@ mod copy;
 mod verify;
 
 use std::collections::BTreeMap;
+use std::error::Error as StdError;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -153,7 +154,12 @@ impl DiskTree {
         Ok(true)
     }
 
-    fn failed(&self, name: &str, what: &str, error: io::Error) -> Error {
+    fn failed(
+        &self,
+        name: &str,
+        what: &str,
+        error: impl StdError + Send + Sync + 'static,
+    ) -> Error {
         let here = self.path.join(name);
         let text = format!("{}: expected {what}, found {error}", here.display());
         Error::disk(Cause::new(text, error))
@@ -198,7 +204,7 @@ fn view(folder: BorrowedFd<'_>, directory: Other, is_used: bool) -> IdentityView
             view.ranks = claim.ranks;
             view.damaged_records = found.damaged.len() as u64;
         }
-        Err(why) => view.trouble = Some(why),
+        Err(why) => view.trouble = Some(why.to_string()),
     }
     view
 }

@@ -13,7 +13,7 @@ use crate::folder::open_file;
 use crate::format::{HEADER_BYTES, Header, Place};
 use crate::index::Claim;
 use crate::lane;
-use crate::stats::Reason;
+use crate::stats::DiskFailure;
 use hybrid_pages::error::{Error, Result};
 use hybrid_pages::transfer::{TILE_BYTES, combine, tile_digest};
 use hybrid_pages_tiers::Name;
@@ -35,7 +35,7 @@ pub struct Bad {
     /// Number of its cell in the slab file of its class.
     pub cell: u64,
     /// What is wrong.
-    pub reason: Reason,
+    pub reason: DiskFailure,
 }
 
 /// What became of all entries of an identity.
@@ -173,7 +173,7 @@ impl DiskTree {
                 return Err(interrupted());
             }
         }
-        let bad = |(_, place, reason): (Name, Place, Reason)| Bad {
+        let bad = |(_, place, reason): (Name, Place, DiskFailure)| Bad {
             class: place.class,
             block: place.block,
             cell: place.cell,
@@ -205,13 +205,16 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether an entry is whole, and what it lacks if not.
-    fn check(&self, name: &Name, place: &Place) -> std::result::Result<(), Reason> {
-        let file = self.slabs[place.class].as_ref().ok_or(Reason::Short)?;
+    fn check(&self, name: &Name, place: &Place) -> std::result::Result<(), DiskFailure> {
+        let file = self.slabs[place.class].as_ref().ok_or(DiskFailure::Short)?;
         let cell_bytes = self.claim.cells[place.class];
-        let length = file.metadata().map_err(|_| Reason::Read)?.len();
-        let start = place.cell.checked_mul(cell_bytes).ok_or(Reason::Short)?;
+        let length = file.metadata().map_err(|_| DiskFailure::Read)?.len();
+        let start = place
+            .cell
+            .checked_mul(cell_bytes)
+            .ok_or(DiskFailure::Short)?;
         if start.checked_add(cell_bytes).is_none_or(|end| end > length) {
-            return Err(Reason::Short);
+            return Err(DiskFailure::Short);
         }
         let outcome = self.check_cell(file, start, name, place);
         // It isn't read again soon, and others need the system's cache.
@@ -231,11 +234,11 @@ impl<'a> Reader<'a> {
         start: u64,
         name: &Name,
         place: &Place,
-    ) -> std::result::Result<(), Reason> {
+    ) -> std::result::Result<(), DiskFailure> {
         let file: &dyn DoorFile = file;
         let mut header = [0; HEADER_BYTES];
         file.read_all(&mut header, start).map_err(reason_of)?;
-        let shard_bytes = Header::shard_bytes(&header).ok_or(Reason::Header)?;
+        let shard_bytes = Header::shard_bytes(&header).ok_or(DiskFailure::Header)?;
         let expected = Header {
             identity: &self.claim.identity,
             name,
@@ -249,7 +252,7 @@ impl<'a> Reader<'a> {
         let shards = padded.and_then(|bytes| bytes.checked_mul(self.claim.ranks as u64));
         let whole = shards.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64));
         if !expected.is(&header) || whole != Some(self.claim.cells[place.class]) {
-            return Err(Reason::Header);
+            return Err(DiskFailure::Header);
         }
         let padded = padded.unwrap_or(0);
         let mut bytes = vec![0; STEP.min(shard_bytes)];
@@ -262,17 +265,17 @@ impl<'a> Reader<'a> {
                 digests.extend(step.chunks(TILE_BYTES).map(tile_digest));
             }
             if combine(digests.into_iter(), shard_bytes) != *sum {
-                return Err(Reason::Checksum);
+                return Err(DiskFailure::Checksum);
             }
         }
         Ok(())
     }
 }
 
-fn reason_of(error: io::Error) -> Reason {
+fn reason_of(error: io::Error) -> DiskFailure {
     if error.kind() == io::ErrorKind::UnexpectedEof {
-        Reason::Short
+        DiskFailure::Short
     } else {
-        Reason::Read
+        DiskFailure::Read
     }
 }

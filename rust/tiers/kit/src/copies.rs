@@ -1,0 +1,46 @@
+//! How the copies of a tier end.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use hybrid_pages::error::Result;
+use hybrid_pages::guarded::lock;
+use hybrid_pages::tier::{CopyEnd, CopyId};
+
+/// Copies that have ended, until the cache polls for them.
+#[derive(Debug, Default)]
+pub struct CopyEnds(Mutex<Vec<CopyEnd>>);
+
+impl CopyEnds {
+    /// Adds the end of a copy.
+    pub fn add(&self, copy: CopyId, result: Result<Vec<u64>>) {
+        lock(&self.0).push(CopyEnd { copy, result });
+    }
+
+    /// Moves all ends to `ended`.
+    pub fn take(&self, ended: &mut Vec<CopyEnd>) {
+        ended.append(&mut lock(&self.0));
+    }
+
+    /// Whether there was a panic while the ends were locked.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.0.is_poisoned()
+    }
+}
+
+/// Asks again and again, with a nap between, until the answer is yes. False if that takes longer than `limit`.
+pub fn wait_until(limit: Duration, nap: Duration, mut is_done: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while !is_done() {
+        if begun.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep(nap);
+    }
+    true
+}
+
+/// Why a tier cannot be connected a second time.
+pub const CONNECTED_TWICE: &str =
+    "expected to be connected once, found a second time: make a new cache";

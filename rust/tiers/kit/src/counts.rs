@@ -1,0 +1,131 @@
+//! The counts of a tier: failures by kind, and statistics with names.
+
+/// Why something failed in a tier. [`failures!`](crate::failures) makes such a type.
+pub trait Failure: Copy + Eq + 'static {
+    /// Every kind of failure, in the order of the counts.
+    const ALL: &'static [Self];
+
+    /// Name of the kind in counts and logs.
+    fn name(self) -> &'static str;
+
+    /// Position in [`ALL`](Self::ALL).
+    fn index(self) -> usize;
+}
+
+/// What a tier counts. [`counts!`](crate::counts) makes such a type.
+pub trait Counts: Clone + Default {
+    /// Kinds of failures that are counted one by one.
+    type Failure: Failure;
+
+    /// Every count with its name, except for failures.
+    fn fields(&self) -> Vec<(&'static str, u64)>;
+
+    /// Failures of each kind, in the order of [`Failure::ALL`].
+    fn failures(&self) -> &[u64];
+
+    /// Counts failures of one kind.
+    fn add_failures(&mut self, kind: Self::Failure, times: u64);
+
+    /// Counts an outage: the tier leaves its store alone from now on.
+    fn add_outage(&mut self);
+}
+
+/// Makes an enum of the kinds of failures of a tier, each with its name, and its [`Failure`].
+#[macro_export]
+macro_rules! failures {
+    (
+        $(#[$about:meta])*
+        pub enum $type:ident {
+            $($(#[$doc:meta])* $kind:ident = $name:literal,)+
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $type {
+            $($(#[$doc])* $kind,)+
+        }
+
+        impl $type {
+            /// Every kind of failure, in the order of the counts.
+            pub const ALL: &'static [Self] = &[$(Self::$kind),+];
+
+            /// Name of the kind in counts and logs.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)+
+                }
+            }
+        }
+
+        impl $crate::Failure for $type {
+            const ALL: &'static [Self] = Self::ALL;
+
+            fn name(self) -> &'static str {
+                self.name()
+            }
+
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+    };
+}
+
+/// Makes a struct of the counts of a tier and its [`Counts`]. Each field is a `u64` or a `bool`, and counts under its own
+/// name; those after `besides` have other types, and are not among [`Counts::fields`]. There must be an `outages`.
+#[macro_export]
+macro_rules! counts {
+    (
+        $(#[$about:meta])*
+        pub struct $type:ident: $failure:ident {
+            $($(#[$doc:meta])* $field:ident: $kind:ty,)+
+        }
+        $(besides {
+            $($(#[$other_doc:meta])* $other:ident: $other_kind:ty,)+
+        })?
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct $type {
+            $($(#[$doc])* pub $field: $kind,)+
+            $($($(#[$other_doc])* pub $other: $other_kind,)+)?
+            /// Failures of each kind, in the order of their `ALL`.
+            pub failures: [u64; $failure::ALL.len()],
+        }
+
+        impl $type {
+            /// Every count with its name, except for failures.
+            #[must_use]
+            pub fn fields(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($field), u64::from(self.$field)),)+]
+            }
+
+            /// Failures of one kind.
+            #[must_use]
+            pub const fn failed(&self, kind: $failure) -> u64 {
+                self.failures[kind as usize]
+            }
+        }
+
+        impl $crate::Counts for $type {
+            type Failure = $failure;
+
+            fn fields(&self) -> Vec<(&'static str, u64)> {
+                self.fields()
+            }
+
+            fn failures(&self) -> &[u64] {
+                &self.failures
+            }
+
+            fn add_failures(&mut self, kind: $failure, times: u64) {
+                self.failures[kind as usize] += times;
+            }
+
+            fn add_outage(&mut self) {
+                self.outages += 1;
+            }
+        }
+    };
+}
